@@ -52,8 +52,13 @@ pub fn standing(scheduler: &Scheduler, name: &str) -> Option<String> {
     if let Some(position) = jobs.position(|job| job.name == name) {
         let job = JobIndex(u32::try_from(position).ok()?);
         let why = scheduler.why_not(job)?;
-        let never = if is_over { "never ran" } else { "does not run" };
-        return Some(format!("job '{name}' {never}: {why}"));
+        // It may have run before: what it made was lost, or made way for others.
+        let state = if is_over {
+            "is not done"
+        } else {
+            "does not run"
+        };
+        return Some(format!("job '{name}' {state}: {why}"));
     }
     if is_over {
         return None;

@@ -2,9 +2,9 @@
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Event, NodeSeen, NodeShare, Scheduler, Settings, Space};
+use bafs_sched::logic::{Event, NodeSeen, NodeShare, Scheduler, Settings, Space, Wish};
 use bafs_sched::replay::standing;
-use bafs_sched::workflow::parse_workflow;
+use bafs_sched::workflow::{JobIndex, parse_workflow};
 
 #[test]
 fn a_job_that_waits_says_what_for_and_a_node_what_it_has_left() {
@@ -97,4 +97,40 @@ fn a_job_that_never_had_its_turn_says_why_after_the_end() {
         b.contains("waits for 'a'") && b.contains("no node was seen"),
         "{b}"
     );
+}
+
+/// Two jobs that both write a volume, one after the other: each counts among the users of the other.
+#[test]
+fn a_cancelled_pipeline_says_so_and_names_no_job_that_comes_later() {
+    let text = "job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\nparent a child b\n\
+                volume v scratch 1 MB\nmount v a /v\nmount v b /v\n";
+    let none = |path: &str| Err(path.to_owned());
+    let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
+    let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, Settings::default());
+    scheduler.step(Time(0), Event::Tick, &mut Vec::new());
+    let cancel = Event::Steered {
+        count: 1,
+        wish: Some(Wish::Cancel { job: JobIndex(0) }),
+    };
+    scheduler.step(Time(1), cancel, &mut Vec::new());
+    let told = |name: &str| standing(&scheduler, name).unwrap_or_default();
+    assert!(told("a").ends_with(": it was cancelled"), "{}", told("a"));
+    let b = told("b");
+    assert!(
+        b.ends_with(": it was cancelled") || b.contains("'a', which was cancelled"),
+        "{b}"
+    );
+}
+
+#[test]
+fn after_a_cancelled_run_each_job_that_is_not_done_says_so() {
+    let text = "job a {\nexecutable = x\n}\n";
+    let none = |path: &str| Err(path.to_owned());
+    let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
+    let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, Settings::default());
+    for (now, event) in [(0, Event::Tick), (1, Event::CancelRequested)] {
+        scheduler.step(Time(now), event, &mut Vec::new());
+    }
+    let told = standing(&scheduler, "a").unwrap_or_default();
+    assert!(told.contains("the run was cancelled"), "{told}");
 }

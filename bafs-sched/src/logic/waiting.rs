@@ -34,23 +34,31 @@ impl Scheduler {
         }
     }
 
-    /// Why a job will never run.
+    /// Why a job will not run: the job before it with which that began.
     fn skipped_for(&self, job: JobIndex) -> String {
-        let mut before = self.graph.before(job);
-        let dead = before.find(|other| self.graph.state(*other).is_dead());
-        let Some(dead) = dead else {
-            return "it was cancelled".to_owned();
+        let dead_before = |job: JobIndex| {
+            let mut before = self.graph.before(job);
+            before.find(|other| {
+                self.graph.state(*other).is_dead()
+                    && self.graph.waiting_for(*other).any(|later| later == job)
+            })
         };
-        let name = &self.graph.workflow.job(dead).name;
-        match self.graph.state(dead) {
+        let mut first = job;
+        while let Some(before) = dead_before(first) {
+            first = before;
+        }
+        let name = &self.graph.workflow.job(first).name;
+        match self.graph.state(first) {
             JobState::Failed => format!("it comes after '{name}', which failed"),
-            _ => format!("it comes after '{name}', which never ran either"),
+            _ if first == job => "it was cancelled".to_owned(),
+            _ => format!("it comes after '{name}', which was cancelled"),
         }
     }
 
     /// Why a job did not run that could have.
     fn ended_before(&self, job: JobIndex, state: JobState) -> String {
         let why = match self.messages.first() {
+            _ if self.is_cancelled => "the run was cancelled".to_owned(),
             Some(message) => format!("the run ended: {message}"),
             None => "the run ended before it had its turn".to_owned(),
         };
