@@ -99,7 +99,7 @@ fn a_job_that_never_had_its_turn_says_why_after_the_end() {
     );
 }
 
-/// Two jobs that both write a volume, one after the other: each counts among the users of the other.
+/// Two jobs that write a volume one after the other: each is among the users of what the other has.
 #[test]
 fn a_cancelled_pipeline_says_so_and_names_no_job_that_comes_later() {
     let text = "job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\nparent a child b\n\
