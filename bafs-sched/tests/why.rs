@@ -116,10 +116,7 @@ fn a_cancelled_pipeline_says_so_and_names_no_job_that_comes_later() {
     let told = |name: &str| standing(&scheduler, name).unwrap_or_default();
     assert!(told("a").ends_with(": it was cancelled"), "{}", told("a"));
     let b = told("b");
-    assert!(
-        b.ends_with(": it was cancelled") || b.contains("'a', which was cancelled"),
-        "{b}"
-    );
+    assert!(b.ends_with("'a', which was cancelled"), "{b}");
 }
 
 #[test]
