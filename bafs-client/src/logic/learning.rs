@@ -42,7 +42,7 @@ impl Delegation {
 
     /// The server has answered it, for which space was [set aside](Self::set_aside). Whether
     /// attributes in the answer are still those of their file: false when something else changed
-    /// it meanwhile, or when they may [lack](Self::may_lack) what was done before. Times that
+    /// it meanwhile, or when they may lack what was done before. Times that
     /// programs were told already stay as they are.
     pub fn end_asking(
         &mut self,
