@@ -140,8 +140,14 @@ impl Teller {
             Event::VolumesProbed { lost, .. } => {
                 lost.iter().for_each(|id| self.of_volume(*id, "is lost"));
             }
-            Event::CacheSeen { volume, kept_bytes } => {
-                self.of_volume(*volume, &format!("keeps {kept_bytes} bytes for others"));
+            Event::CacheSeen {
+                volume,
+                kept_bytes,
+                again_bytes,
+            } => {
+                let text =
+                    format!("keeps {kept_bytes} bytes for others, and got {again_bytes} once more");
+                self.of_volume(*volume, &text);
             }
             Event::JobStartFailed { execution, error } => {
                 self.of_job(*execution, &format!("could not be started: {error}"));

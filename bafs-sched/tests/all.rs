@@ -1,6 +1,7 @@
 //! The tests of this crate from outside as one program, for each program is linked with all again.
 
 mod admission;
+mod again;
 mod chaos;
 mod comings;
 mod copies;

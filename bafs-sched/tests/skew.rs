@@ -98,7 +98,11 @@ fn keeps(volume: VolumeId, server: ServerId, more: u64) -> Event {
         1 => first,
         _ => (40 * MB - first) / 3,
     };
-    Event::CacheSeen { volume, kept_bytes }
+    Event::CacheSeen {
+        volume,
+        kept_bytes,
+        again_bytes: 0,
+    }
 }
 
 #[test]

@@ -196,6 +196,42 @@ fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
     Ok(())
 }
 
+/// A cache of just the size of its source, whose files are no whole pieces of 4096 bytes: each of
+/// three jobs that read all in the same order finds nothing of it.
+#[test]
+fn cluster_tells_of_a_cache_that_is_too_small() -> Result<()> {
+    let name = "cluster_tells_of_a_cache_that_is_too_small";
+    let Some(world) = ready(name, &["30MB"], None)? else {
+        return Ok(());
+    };
+    const FILES: usize = 60;
+    const FILE_BYTES: usize = 65_537;
+    for file in 0..FILES {
+        world.put(&format!("many/{file:02}"), &vec![9; FILE_BYTES])?;
+    }
+    let mut text = format!(
+        "volume many cache bafs://home/many {} B\n",
+        FILES * FILE_BYTES
+    );
+    for job in 0..3 {
+        text += &format!(
+            "job read{job} {{\n  executable = /bin/sh\n  arguments = -c \"cat /data/* | \
+             cksum\"\n}}\nmount many read{job} /data\n"
+        );
+    }
+    text += "parent read0 child read1\nparent read1 child read2\n";
+    let workflow = world.workflow(&text)?.to_string_lossy().into_owned();
+    world.json(&["run", &workflow])?;
+    let report = world.json(&["report", &workflow])?;
+    let warned = report["warnings"].as_array().context("warnings")?;
+    let names_cache = warned.iter().any(|warning| {
+        let said = warning.as_str().unwrap_or_default();
+        said.contains("of volume 'many' came from home once more")
+    });
+    ensure!(names_cache, "{report}");
+    Ok(())
+}
+
 #[test]
 fn cluster_simulates_a_finished_run_again() -> Result<()> {
     let name = "cluster_simulates_a_finished_run_again";

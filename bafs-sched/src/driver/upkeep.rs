@@ -157,16 +157,13 @@ impl Driver {
         });
     }
 
-    /// Asks how much a part of a cache keeps. Who cannot say so is not asked again.
+    /// Asks what a part of a cache keeps. Who cannot say so is not asked again.
     pub(super) fn look_at_cache(&mut self, volume: VolumeId, server: ServerId) {
         let (servers, notes, place) =
             (self.servers.clone(), self.notes.clone(), self.place(server));
         self.tasks.spawn(async move {
-            match servers.kept(volume, &place).await {
-                Ok(kept_bytes) => {
-                    let seen = Event::CacheSeen { volume, kept_bytes };
-                    send(&notes, Some(seen)).await;
-                }
+            match servers.look_at_cache(volume, &place).await {
+                Ok(seen) => send(&notes, Some(seen)).await,
                 Err(error) => tracing::debug!(%volume, %error, "a cache is not looked at"),
             }
         });

@@ -43,7 +43,8 @@ use crate::workflow::Workflow;
 /// that waits for homes, leaves a node after two faults, and keeps scratch volumes out of groups
 /// that need their room (2026-11). 19 = a core that keeps to what was simulated while nodes come
 /// and leave, and plans less often; advice names the nodes of several times (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 19\n";
+/// 20 = caches tell what they got once more (2026-11).
+pub const MAGIC: &[u8] = b"bafs-journal 20\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

@@ -235,11 +235,16 @@ impl Servers {
         }
     }
 
-    /// How much a part of a cache keeps for others, or would keep if it had the room, in bytes.
-    pub(crate) async fn kept(&self, volume: VolumeId, place: &Place) -> Result<u64> {
+    /// What a part of a cache keeps, and what it got once more.
+    pub(crate) async fn look_at_cache(&self, volume: VolumeId, place: &Place) -> Result<Event> {
         let deadline = Deadline::after_ms(LOOK_MS);
         let status = self.once(&place.address, ShowCache { volume }, deadline);
-        Ok(kept_bytes(&status.await?))
+        let status = status.await?;
+        Ok(Event::CacheSeen {
+            volume,
+            kept_bytes: kept_bytes(&status),
+            again_bytes: again_bytes(&status),
+        })
     }
 
     /// Deletes a volume; one that is not there is deleted.
@@ -512,6 +517,15 @@ fn kept_bytes(status: &CacheStatus) -> u64 {
     match count("cache_evicted_primary") {
         0 => kept,
         _ => kept.max(count("cache_kept_bytes").saturating_add(count("cache_wanted_bytes"))),
+    }
+}
+
+/// What home sent a part of a cache once more as it had no room to keep it, in bytes.
+fn again_bytes(status: &CacheStatus) -> u64 {
+    let count = |name: &str| status.counts.get(name).copied().unwrap_or(0);
+    match count("cache_evicted_primary") {
+        0 => 0,
+        _ => count("cache_home_bytes").saturating_sub(count("cache_wanted_bytes")),
     }
 }
 

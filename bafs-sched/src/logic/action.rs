@@ -41,7 +41,7 @@ pub enum Action {
         /// Where it is.
         server: ServerId,
     },
-    /// Ask how much a part of a cache keeps; answered by `CacheSeen`, or not at all: what is
+    /// Ask what a part of a cache keeps; answered by `CacheSeen`, or not at all: what is
     /// learned from it may wait for the next reader.
     LookAtCache {
         /// Which.

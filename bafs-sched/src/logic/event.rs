@@ -85,6 +85,8 @@ pub enum Event {
         volume: VolumeId,
         /// What it keeps for others, or would keep if it had the room, in bytes.
         kept_bytes: u64,
+        /// What home sent it once more as it had no room to keep it, in bytes.
+        again_bytes: u64,
     },
     /// A file is durable at home.
     FileExtracted {

@@ -5,6 +5,7 @@
 //! journal gives the same state again.
 
 mod action;
+mod again;
 mod allot;
 mod attempt;
 mod away;

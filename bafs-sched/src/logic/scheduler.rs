@@ -6,6 +6,7 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::time::Time;
 
 use super::action::{Action, MountedVolume};
+use super::again::Again;
 use super::attempt::{Attempt, Stage};
 use super::blockade::Ways;
 use super::chains::Urgency;
@@ -113,6 +114,8 @@ pub struct Scheduler {
     pub(super) deeds: Deeds,
     /// How unevenly blocks of caches were found to be spread.
     pub(super) skew: Skew,
+    /// What caches got once more.
+    pub(super) again: Again,
     /// Batch volumes that come before their readers start.
     pub(super) warming: Warming,
     /// Caches that are kept only for users that may have to run again.
@@ -186,6 +189,7 @@ impl Scheduler {
             last_gone: None,
             deeds: Deeds::default(),
             skew: Skew::default(),
+            again: Again::default(),
             idle_caches: BTreeSet::new(),
             urgency: Urgency::default(),
             is_space_wanted: false,
@@ -453,7 +457,14 @@ impl Scheduler {
             Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),
             Event::JobEnded { execution, report } => self.job_ended(execution, report),
             Event::JobUnknown { execution } => self.job_unknown(execution),
-            Event::CacheSeen { volume, kept_bytes } => self.cache_seen(volume, kept_bytes),
+            Event::CacheSeen {
+                volume,
+                kept_bytes,
+                again_bytes,
+            } => {
+                self.cache_seen(volume, kept_bytes);
+                self.note_again(volume, again_bytes);
+            }
             Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
             Event::FileExtracted { extract, bytes } => self.file_extracted(extract, bytes),
             Event::ExtractFailed { extract, error } => self.extract_failed(extract, &error),

@@ -59,7 +59,8 @@ impl Skew {
 
 impl Scheduler {
     /// Another reader of a cache is done: after the first, the second, the fourth and so on its
-    /// parts are asked what they keep of it. Parts that are as large as the cache tell nothing.
+    /// parts are asked what they keep of it. Where several are as large as the cache they tell
+    /// nothing.
     pub(super) fn look_at_cache(&mut self, volume: VolumeIndex) {
         let node = self.graph.volume(volume);
         if !node.is_cache {
@@ -74,8 +75,7 @@ impl Scheduler {
         let size = self.size_of(volume).bytes;
         let part = |id: &VolumeId| {
             let instance = self.volumes.get(*id)?;
-            let is_telling = instance.state == State::Ready && instance.size.bytes < size;
-            is_telling.then_some((*id, instance.server?))
+            (instance.state == State::Ready).then_some((*id, instance.server?))
         };
         let parts: Vec<(VolumeId, ServerId)> = parts.filter_map(part).collect();
         let mut by_group: BTreeMap<String, Vec<(VolumeId, ServerId)>> = BTreeMap::new();
@@ -85,8 +85,16 @@ impl Scheduler {
                 by_group.entry(group).or_default().push(part);
             }
         }
-        by_group.retain(|_, parts| are_of_one_division(parts) && self.hold_all(parts, size));
-        let left = by_group.iter().map(|(group, it)| (group.clone(), it.len()));
+        let is_whole = |(id, _): &(VolumeId, ServerId)| {
+            let instance = self.volumes.get(*id);
+            instance.is_some_and(|instance| instance.size.bytes >= size)
+        };
+        by_group.retain(|_, parts| parts.len() == 1 || !parts.iter().any(is_whole));
+        let is_even = |parts: &[(VolumeId, ServerId)]| {
+            parts.len() > 1 && are_of_one_division(parts) && self.hold_all(parts, size)
+        };
+        let divided = by_group.iter().filter(|(_, parts)| is_even(parts));
+        let left = divided.map(|(group, parts)| (group.clone(), parts.len()));
         let asked = Asked {
             left: left.collect(),
             ..Asked::default()

@@ -159,9 +159,11 @@ impl Simulation {
             true => (share + share / 16).min(size),
             false => share - share / 16,
         };
-        let volume = id;
-        self.facts
-            .push_back(Event::CacheSeen { volume, kept_bytes });
+        self.facts.push_back(Event::CacheSeen {
+            volume: id,
+            kept_bytes,
+            again_bytes: 0,
+        });
     }
 
     /// Bytes of a cache cross the link to home.

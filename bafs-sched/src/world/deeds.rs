@@ -59,6 +59,7 @@ impl World {
         let event = Event::CacheSeen {
             volume: id,
             kept_bytes: size.bytes + more,
+            again_bytes: 0,
         };
         self.at(10, Due::Tell(event));
     }
