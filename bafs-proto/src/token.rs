@@ -6,8 +6,8 @@
 
 use std::fmt;
 
-use biscuit_auth::builder::{Algorithm, AuthorizerBuilder, BlockBuilder};
-use biscuit_auth::{AuthorizerLimits, Biscuit, KeyPair, PrivateKey, PublicKey};
+use biscuit_auth::builder::{Algorithm, AuthorizerBuilder, Binary, BlockBuilder, Op, Rule, Unary};
+use biscuit_auth::{Authorizer, AuthorizerLimits, Biscuit, KeyPair, PrivateKey, PublicKey};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorCode, Result};
@@ -291,12 +291,12 @@ impl Verifier {
         now: Time,
     ) -> Result<()> {
         let parsed = self.parse(token)?;
-        if authorize(&parsed, server, resource, right, now) {
+        if authorize(&parsed, server, resource, right, now)? {
             return Ok(());
         }
         let wanted = format!("'{}' on '{}'", right.name(), resource.text());
         // The same question at the beginning of time tells expiry from a missing right.
-        if authorize(&parsed, server, resource, right, Time(0)) {
+        if authorize(&parsed, server, resource, right, Time(0))? {
             let text = format!(
                 "the token for {wanted} has expired: here it is {}. Is the clock of the machine \
                  that shows it right? Compare `date -u` on both; if they agree, get a new token",
@@ -329,7 +329,7 @@ fn authorize(
     resource: &Resource,
     right: Right,
     now: Time,
-) -> bool {
+) -> Result<bool> {
     let place = server.map(|server| format!("server({}); ", quote(server)));
     let facts = format!(
         "{}resource({}); operation({}); time({}); \
@@ -344,11 +344,61 @@ fn authorize(
         max_time: std::time::Duration::from_secs(1),
         ..AuthorizerLimits::default()
     };
-    AuthorizerBuilder::new()
+    let built = AuthorizerBuilder::new()
         .set_limits(limits)
         .code(facts)
-        .and_then(|builder| builder.build(token))
-        .is_ok_and(|mut authorizer| authorizer.authorize().is_ok())
+        .and_then(|builder| builder.build(token));
+    let Ok(mut authorizer) = built else {
+        return Ok(false);
+    };
+    if !is_plain(&authorizer, 3 + usize::from(server.is_some())) {
+        let text = "the token was narrowed by what is no program of BAFS";
+        return Err(Error::new(ErrorCode::TokenInvalid, text));
+    }
+    Ok(authorizer.authorize().is_ok())
+}
+
+/// What a check may ask for: there is one of each, so that a check has one combination to look at.
+const ASKED: [&str; 4] = ["resource", "operation", "time", "server"];
+
+/// Whether a token has only what [`Signer`] and [`Verifier`] write, and beside it there are `asked`
+/// facts. Whoever holds a token may append what they like to it, and the library minds its time
+/// between the steps of an evaluation only: five facts joined with themselves take it hours.
+fn is_plain(authorizer: &Authorizer, asked: usize) -> bool {
+    let (facts, rules, checks, _) = authorizer.dump();
+    let granted = facts.iter().filter(|fact| fact.predicate.name == "grant");
+    let mut queries = checks.iter().flat_map(|check| &check.queries);
+    rules.is_empty() && facts.len() - granted.count() == asked && queries.all(is_plain_query)
+}
+
+fn is_plain_query(query: &Rule) -> bool {
+    let mut left = ASKED.to_vec();
+    let mut is_new = |name: &str| {
+        let at = left.iter().position(|asked| *asked == name);
+        at.map(|at| left.swap_remove(at)).is_some()
+    };
+    let mut expressions = query.expressions.iter();
+    query.body.iter().all(|predicate| is_new(&predicate.name))
+        && expressions.all(|expression| expression.ops.iter().all(is_plain_op))
+}
+
+/// Neither patterns nor loops, which take long to evaluate.
+fn is_plain_op(op: &Op) -> bool {
+    match op {
+        Op::Value(_) => true,
+        Op::Unary(unary) => matches!(unary, Unary::Parens),
+        Op::Binary(binary) => matches!(
+            binary,
+            Binary::LessThan
+                | Binary::Contains
+                | Binary::Prefix
+                | Binary::And
+                | Binary::Or
+                | Binary::LazyAnd
+                | Binary::LazyOr
+        ),
+        Op::Closure(parameters, ops) => parameters.is_empty() && ops.iter().all(is_plain_op),
+    }
 }
 
 fn quote(text: &str) -> String {
@@ -531,6 +581,56 @@ mod tests {
         assert_eq!(ask(&token), invalid);
         assert_eq!(ask(&Token::none()), invalid);
         assert_eq!(ask(&Token::from_bytes(vec![7; 300])), invalid);
+    }
+
+    /// What somebody appended who holds a token, with the library alone.
+    fn append_by_hand(token: &Token, key: &Verifier, source: &str) -> Token {
+        let parsed = Biscuit::from(token.as_bytes(), key.0).expect("a token");
+        let block = BlockBuilder::new().code(source).expect("a block");
+        let appended = parsed.append(block).expect("appended");
+        Token::from_bytes(appended.to_vec().expect("bytes"))
+    }
+
+    #[test]
+    fn what_takes_long_to_evaluate_is_refused_at_once() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let token = signer
+            .grant(&[Resource::Jobs], &[Right::Manage], DAY)
+            .expect("grant");
+        let facts = |name: &str| -> String { (0..100).map(|n| format!("{name}({n});")).collect() };
+        let numbers: Vec<_> = (0..100).map(|n| n.to_string()).collect();
+        let set = format!("{{{}}}", numbers.join(", "));
+        let loops = (0..6).fold("false".to_owned(), |inner, depth| {
+            format!("{set}.any($v{depth} -> {inner})")
+        });
+        for source in [
+            format!(
+                "{}check if f($a), f($b), f($c), f($d), f($e), f($g), $a + $b < 0",
+                facts("f")
+            ),
+            format!(
+                "{}{}{}check if resource($a), operation($b), time($c), $a === $b, $b === $c",
+                facts("resource"),
+                facts("operation"),
+                facts("time")
+            ),
+            "check if grant($a, $b), grant($c, $d)".to_owned(),
+            "check if time($t), time($u)".to_owned(),
+            "f($t) <- time($t)".to_owned(),
+            "check if resource($r), $r.matches(\"((a{100}){100}){10}\")".to_owned(),
+            format!("check if {loops}"),
+        ] {
+            let odd = append_by_hand(&token, &verifier, &source);
+            for server in [None, Some("a:1")] {
+                let verdict =
+                    verifier.verify_at(&odd, server, &Resource::Jobs, Right::Manage, Time(1));
+                assert_eq!(code(verdict), Some(ErrorCode::TokenInvalid), "{source}");
+            }
+        }
+        let plain = append_by_hand(&token, &verifier, "check if time($t), $t < 100");
+        let verdict = verifier.verify(&plain, &Resource::Jobs, Right::Manage, Time(1));
+        assert_eq!(verdict, Ok(()));
     }
 
     #[test]
