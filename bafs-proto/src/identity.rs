@@ -171,7 +171,8 @@ impl Identity {
     /// `NotFound` or `Malformed`, with the file named.
     pub fn load(directory: &Path, role: Role) -> Result<Self> {
         let path = directory.join(CA);
-        let authority_der = parse_certificate(&path, &read_text(&path)?)?;
+        let first = read_text(&path).map_err(|e| missing(e, directory, role))?;
+        let authority_der = parse_certificate(&path, &first)?;
         let path = directory.join(CERTIFICATE);
         let certificate_der = parse_certificate(&path, &read_text(&path)?)?;
         let path = directory.join(KEY);
@@ -269,12 +270,33 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
         })
 }
 
+/// Says what to do where the identity of a role is not in its directory.
+fn missing(error: Error, directory: &Path, role: Role) -> Error {
+    let above = directory.parent().unwrap_or(directory);
+    let what_to_do = if above.join(CA).is_file() {
+        format!(
+            "{} is of one role: give the directory above it",
+            above.display()
+        )
+    } else if !above.is_dir() {
+        "there is no such directory: give the one that `bafs init` made".to_owned()
+    } else {
+        match role {
+            // It may do everything, and is not for machines of others.
+            Role::Scheduler => "this command needs `scheduler`, which only the cluster's owner \
+                                has: run it there, or ask for a `bafs grant`"
+                .to_owned(),
+            Role::Server | Role::Agent => {
+                "copy this directory from where `bafs init` was run".to_owned()
+            }
+        }
+    };
+    Error::new(error.code, format!("{}; {what_to_do}", error.detail))
+}
+
 fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(|e| {
-        let text = format!(
-            "cannot read {}: {e}; copy this directory from where `bafs init` was run",
-            path.display()
-        );
+        let text = format!("cannot read {}: {e}", path.display());
         Error::new(ErrorCode::NotFound, text)
     })
 }
@@ -295,4 +317,30 @@ fn fault(error: &dyn std::fmt::Display) -> Error {
         ErrorCode::ServerFault,
         format!("cannot make an identity: {error}"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_lacks_an_identity_is_told_what_to_do() {
+        let cluster = tempfile::tempdir().expect("a directory");
+        let refusal = |directory: &Path, role| {
+            let refused = Identity::load(directory, role).expect_err("there is none");
+            refused.to_string()
+        };
+        let agent = cluster.path().join("agent");
+        let said = refusal(&cluster.path().join("scheduler"), Role::Scheduler);
+        assert!(said.contains("or ask for a `bafs grant`"), "{said}");
+        let said = refusal(&agent, Role::Agent);
+        assert!(said.contains("copy this directory"), "{said}");
+        let authority = Authority::generate().expect("keys");
+        let identity = authority.issue(Role::Agent, Token::none());
+        identity.expect("keys").save(&agent).expect("files");
+        let said = refusal(&agent.join("scheduler"), Role::Scheduler);
+        assert!(said.contains("give the directory above it"), "{said}");
+        let said = refusal(&cluster.path().join("typo/agent"), Role::Agent);
+        assert!(said.contains("no such directory"), "{said}");
+    }
 }

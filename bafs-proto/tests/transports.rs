@@ -225,6 +225,27 @@ async fn many_calls_at_once_over_tcp() {
 }
 
 /// A server in a runtime of its own, which can end as a killed process does: without a word.
+/// More than are secured at once without a proof of where they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_that_come_at_once_over_quic_are_all_served() {
+    let authority = Authority::generate().expect("authority");
+    let (listener, address) =
+        listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
+    tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    let agent = identity(&authority, Role::Agent);
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..150 {
+        let (pool, address) = (pool(Channel::Quic, &agent), address.clone());
+        calls.spawn(async move {
+            let (call, deadline) = (ListVolumes::default(), Deadline::after_ms(60_000));
+            pool.call(&address, &Token::none(), call, deadline).await
+        });
+    }
+    while let Some(call) = calls.join_next().await {
+        call.expect("call").expect("an answer");
+    }
+}
+
 fn serve_apart(address: &str, identity: Identity) -> (tokio::runtime::Runtime, String) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

@@ -7,6 +7,7 @@
 
 mod awaited;
 pub mod channel;
+mod handshakes;
 mod hello;
 pub mod mem;
 pub mod packets;

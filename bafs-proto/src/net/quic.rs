@@ -3,8 +3,9 @@
 //! A frame is `head length, body length` (32 bits each, little endian), head, body. The first
 //! stream of a connection carries a [`Hello`] each way.
 
+mod listener;
+
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,14 +16,12 @@ use quinn::{
     ConnectionError, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, RecvStream,
     SendStream, TransportConfig, VarInt,
 };
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::hello::{
-    FRAME_MS, HELLO_MS, IDLE_MS, KEEP_ALIVE_MS, Welcome, broke_off, broken, check_hello,
-    decode_lengths, encode_lengths, hello_of, resolve, welcome,
+    FRAME_MS, IDLE_MS, KEEP_ALIVE_MS, Welcome, broke_off, broken, check_hello, decode_lengths,
+    encode_lengths, hello_of, resolve,
 };
-use super::room::place_of;
-use super::{Awaited, BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer, tls};
+use super::{BoxFuture, Connection, Dial, Exchange, Frame, tls};
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::hash::DigestKey;
@@ -31,6 +30,8 @@ use crate::ids::ServerId;
 use crate::limits::STREAMS_MAX;
 use crate::message::Hello;
 use crate::time::Deadline;
+
+pub use listener::QuicListener;
 
 /// Error codes of QUIC that stand for alerts of TLS (RFC 9001, section 4.8).
 const TLS_ALERTS: std::ops::Range<u64> = 0x100..0x200;
@@ -168,127 +169,6 @@ impl Exchange for QuicLink {
     }
 }
 
-/// Accepts connections and hands requests to a service.
-pub struct QuicListener {
-    endpoint: Endpoint,
-    identity: Identity,
-}
-
-impl std::fmt::Debug for QuicListener {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("QuicListener")
-    }
-}
-
-impl QuicListener {
-    /// Listens at `address` (`host:port`, port 0 for any). Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// `Conflict` when the port is in use, `ServerFault` when the address cannot be listened at.
-    pub fn bind(address: &str, identity: Identity) -> Result<Self> {
-        let endpoint = server_endpoint(address, &identity)?;
-        Ok(Self { endpoint, identity })
-    }
-
-    /// Where it listens.
-    ///
-    /// # Errors
-    /// `ServerFault` when the system does not say.
-    pub fn local_address(&self) -> Result<SocketAddr> {
-        self.endpoint
-            .local_addr()
-            .map_err(|e| Error::new(ErrorCode::ServerFault, e.to_string()))
-    }
-
-    /// Serves until the endpoint is closed by [`QuicListener::close`] or by the runtime's end.
-    pub async fn serve(&self, service: Arc<dyn Service>) {
-        while let Some(incoming) = self.endpoint.accept().await {
-            let service = service.clone();
-            let hello = hello_of(&self.identity);
-            tokio::spawn(async move {
-                if let Err(error) = serve_connection(incoming, hello, service).await {
-                    tracing::debug!(%error, "connection ended");
-                }
-            });
-        }
-    }
-
-    /// Ends all connections politely, so that clients need not wait for silence.
-    pub async fn close(&self) {
-        self.endpoint.close(VarInt::from_u32(0), b"server stops");
-        let _ = tokio::time::timeout(Duration::from_millis(200), self.endpoint.wait_idle()).await;
-    }
-}
-
-async fn serve_connection(
-    incoming: quinn::Incoming,
-    ours: Hello,
-    service: Arc<dyn Service>,
-) -> Result<()> {
-    let connection = incoming.await.map_err(|e| broken(&e))?;
-    let address = connection.remote_address().to_string();
-    let greeting = greet(&connection, &ours, service.server());
-    let greeting = tokio::time::timeout(Duration::from_millis(HELLO_MS), greeting);
-    let theirs = greeting
-        .await
-        .map_err(|_| Error::new(ErrorCode::DeadlineExceeded, "no hello came"))??;
-    let peer = Peer {
-        role: theirs.role,
-        address,
-    };
-    loop {
-        let (mut send, mut receive) = connection.accept_bi().await.map_err(|e| broken(&e))?;
-        let (service, peer) = (service.clone(), peer.clone());
-        tokio::spawn(async move {
-            let frame = match in_time(read_request(&mut receive)).await {
-                Ok((frame, place)) => {
-                    let (waiting, awaited) = Awaited::new();
-                    let mut answering = pin!(answer(service, peer, frame, awaited));
-                    let frame = tokio::select! {
-                        frame = &mut answering => frame,
-                        _ = send.stopped() => {
-                            drop(waiting);
-                            answering.await
-                        }
-                    };
-                    drop(place);
-                    frame
-                }
-                Err(error) => {
-                    let head = codec::encode::<crate::message::ReplyHead>(&Err(error));
-                    (head.unwrap_or_default().into(), Bytes::new())
-                }
-            };
-            if let Err(error) = in_time(write_frame(&mut send, frame)).await {
-                tracing::debug!(%error, "reply not sent");
-            }
-        });
-    }
-}
-
-/// A frame that comes or goes within [`FRAME_MS`].
-async fn in_time<T>(transfer: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(Duration::from_millis(FRAME_MS), transfer)
-        .await
-        .unwrap_or_else(|_| {
-            let text = format!("a frame took more than {FRAME_MS} ms; the link is too slow");
-            Err(Error::new(ErrorCode::DeadlineExceeded, text))
-        })
-}
-
-async fn greet(
-    connection: &quinn::Connection,
-    ours: &Hello,
-    server: Option<ServerId>,
-) -> Result<Hello> {
-    let (mut send, mut receive) = connection.accept_bi().await.map_err(|e| broken(&e))?;
-    let (head, _) = read_frame(&mut receive).await?;
-    let theirs = codec::decode::<Hello>(&head);
-    let answer = welcome(ours, &theirs, server);
-    write_frame(&mut send, (codec::encode(&answer)?.into(), Bytes::new())).await?;
-    answer.and(theirs)
-}
-
 /// The bare endpoint below [`QuicDialer`]: who measures the library alone starts here.
 ///
 /// # Errors
@@ -423,15 +303,7 @@ async fn write_frame(send: &mut SendStream, (head, body): Frame) -> Result<()> {
 
 async fn read_frame(receive: &mut RecvStream) -> Result<Frame> {
     let lengths = read_lengths(receive).await?;
-    read_rest(receive, lengths).await
-}
-
-/// A request, with its place among all that this process holds: until there is one it stays in the
-/// connection's window.
-async fn read_request(receive: &mut RecvStream) -> Result<(Frame, Option<OwnedSemaphorePermit>)> {
-    let lengths = read_lengths(receive).await?;
-    let place = place_of(lengths.0 + lengths.1).await;
-    Ok((read_rest(receive, lengths).await?, place))
+    read_rest(receive, lengths, FRAME_MS).await
 }
 
 async fn read_lengths(receive: &mut RecvStream) -> Result<(usize, usize)> {
@@ -443,18 +315,27 @@ async fn read_lengths(receive: &mut RecvStream) -> Result<(usize, usize)> {
     decode_lengths(lengths)
 }
 
-async fn read_rest(receive: &mut RecvStream, (head, body): (usize, usize)) -> Result<Frame> {
-    let head = read_bytes(receive, head).await?;
-    let body = read_bytes(receive, body).await?;
+/// The head and the body, between whose pieces there are at most so many milliseconds.
+async fn read_rest(
+    receive: &mut RecvStream,
+    (head, body): (usize, usize),
+    stall_ms: u64,
+) -> Result<Frame> {
+    let head = read_bytes(receive, head, stall_ms).await?;
+    let body = read_bytes(receive, body, stall_ms).await?;
     Ok((head, body))
 }
 
-async fn read_bytes(receive: &mut RecvStream, length: usize) -> Result<Bytes> {
+async fn read_bytes(receive: &mut RecvStream, length: usize, stall_ms: u64) -> Result<Bytes> {
     let mut bytes = BytesMut::with_capacity(length);
     while bytes.len() < length {
-        let chunk = receive
-            .read_chunk(length - bytes.len(), true)
+        let chunk = receive.read_chunk(length - bytes.len(), true);
+        let chunk = tokio::time::timeout(Duration::from_millis(stall_ms), chunk)
             .await
+            .map_err(|_| {
+                let text = format!("a frame stood still for {stall_ms} ms");
+                Error::new(ErrorCode::DeadlineExceeded, text)
+            })?
             .map_err(|e| broken(&e))?
             .ok_or_else(broke_off)?;
         if chunk.bytes.len() == length {

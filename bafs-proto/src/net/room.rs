@@ -1,5 +1,6 @@
 //! What a server holds of requests at once: a bound for each connection, and one for all of them
-//! in a process. Whoever finds no room is told so and comes again.
+//! in a process. Over TCP whoever finds no room is told so and comes again, over QUIC requests wait
+//! in the window of their connection.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +18,37 @@ const ALL_KIB_DEFAULT: usize = 512 << 10;
 /// With less than this some largest requests would never be taken.
 const ALL_KIB_MIN: usize = 16 << 10;
 
-static ALL: OnceLock<Arc<Semaphore>> = OnceLock::new();
+/// Requests of at most so many bytes have room of their own, an eighth of all: large ones, of which
+/// some come slowly, never keep them out.
+const SMALL_BYTES: usize = 64 << 10;
+const SMALL_PART: usize = 8;
+
+static ALL: OnceLock<Rooms> = OnceLock::new();
+
+/// The room for all requests of a process, small and large ones.
+#[derive(Debug, Clone)]
+pub(super) struct Rooms {
+    small: Arc<Semaphore>,
+    large: Arc<Semaphore>,
+}
+
+impl Rooms {
+    /// Room for so many KiB in all.
+    pub(super) fn new(kib: usize) -> Self {
+        let small = kib / SMALL_PART;
+        Self {
+            small: Arc::new(Semaphore::new(small)),
+            large: Arc::new(Semaphore::new(kib - small)),
+        }
+    }
+
+    fn of(&self, bytes: usize) -> Arc<Semaphore> {
+        match bytes <= SMALL_BYTES {
+            true => self.small.clone(),
+            false => self.large.clone(),
+        }
+    }
+}
 
 /// Bounds what the servers of this process hold of requests, in bytes, for as long as it lives.
 /// Only the first call counts; without one the default holds. A few megabytes are the least with
@@ -25,19 +56,19 @@ static ALL: OnceLock<Arc<Semaphore>> = OnceLock::new();
 pub fn bound_requests(bytes_max: u64) {
     let kib = usize::try_from(bytes_max / 1024).unwrap_or(usize::MAX);
     let kib = kib.clamp(ALL_KIB_MIN, Semaphore::MAX_PERMITS);
-    let _ = ALL.set(Arc::new(Semaphore::new(kib)));
+    let _ = ALL.set(Rooms::new(kib));
 }
 
 /// The room for all requests of this process.
-fn all() -> &'static Arc<Semaphore> {
-    ALL.get_or_init(|| Arc::new(Semaphore::new(ALL_KIB_DEFAULT)))
+fn all() -> &'static Rooms {
+    ALL.get_or_init(|| Rooms::new(ALL_KIB_DEFAULT))
 }
 
 /// The room for the requests of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Room {
     connection: Arc<Semaphore>,
-    all: Arc<Semaphore>,
+    all: Rooms,
 }
 
 /// The place of a request, until it is dropped.
@@ -55,7 +86,7 @@ impl Room {
 
     /// Room for so many KiB on the connection and on all of them.
     #[cfg(test)]
-    pub(super) fn of(connection_kib: usize, all: &Arc<Semaphore>) -> Self {
+    pub(super) fn of(connection_kib: usize, all: &Rooms) -> Self {
         Self {
             connection: Arc::new(Semaphore::new(connection_kib)),
             all: all.clone(),
@@ -68,15 +99,17 @@ impl Room {
             .connection
             .clone()
             .try_acquire_many_owned(weight(bytes));
-        // Of small calls there are never so many that they count.
-        let among_all = self.all.clone().try_acquire_many_owned(kib(bytes));
+        let among_all = self.all.of(bytes).try_acquire_many_owned(kib(bytes));
         Some(Place([on_connection.ok()?, among_all.ok()?]))
     }
-}
 
-/// The place of a request of so many bytes among all, as soon as there is room.
-pub(super) async fn place_of(bytes: usize) -> Option<OwnedSemaphorePermit> {
-    all().clone().acquire_many_owned(kib(bytes)).await.ok()
+    /// A place for a request of so many bytes, as soon as there is room.
+    pub(super) async fn wait(&self, bytes: usize) -> Option<Place> {
+        let on_connection = self.connection.clone().acquire_many_owned(kib(bytes));
+        let on_connection = on_connection.await.ok()?;
+        let among_all = self.all.of(bytes).acquire_many_owned(kib(bytes));
+        Some(Place([on_connection, among_all.await.ok()?]))
+    }
 }
 
 /// The weight of a call with so many bytes on its connection, in KiB.
@@ -90,16 +123,50 @@ fn kib(bytes: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     #[test]
     fn many_connections_share_one_bound() {
-        let all = Arc::new(Semaphore::new(10 << 10));
+        let all = Rooms::new(10 << 10);
         let rooms = [(); 8].map(|()| Room::of(CONNECTION_KIB, &all));
         let places = rooms.each_ref().map(|room| room.take(4 << 20));
         assert_eq!(places.iter().flatten().count(), 2, "4 MiB twice in 10 MiB");
         assert!(rooms[7].take(1000).is_some(), "a small one still fits");
         drop(places);
         assert!(rooms[7].take(4 << 20).is_some());
+    }
+
+    fn waits(place: Pin<&mut impl Future<Output = Option<Place>>>) -> bool {
+        place
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_pending()
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_room_keeps_no_small_request_out() {
+        let all = Rooms::new(10 << 10);
+        let rooms = [(); 4].map(|()| Room::of(CONNECTION_KIB, &all));
+        let mut places = Vec::new();
+        for room in &rooms[..2] {
+            places.push(room.wait(4 << 20).await.expect("open"));
+        }
+        let mut third = std::pin::pin!(rooms[2].wait(4 << 20));
+        assert!(waits(third.as_mut()));
+        assert!(rooms[3].wait(64 << 10).await.is_some());
+        places.pop();
+        assert!(third.await.is_some());
+    }
+
+    #[tokio::test]
+    async fn one_connection_takes_no_more_than_its_part() {
+        let all = Rooms::new(10 << 10);
+        let room = Room::of(1 << 10, &all);
+        let place = room.wait(1 << 20).await;
+        assert!(waits(std::pin::pin!(room.wait(1))));
+        drop(place);
+        assert!(room.wait(1).await.is_some());
     }
 }

@@ -304,8 +304,8 @@ impl Inbox {
         let mut part = match self.parts.remove(&call) {
             Some(part) => part,
             None => {
-                let part = self.begin(length).await?;
-                length -= 8 + part.head.len();
+                let (part, read) = self.begin(length).await?;
+                length -= read;
                 part
             }
         };
@@ -332,8 +332,9 @@ impl Inbox {
         }))
     }
 
-    /// Reads lengths and head of a frame of which `length` bytes come at once.
-    async fn begin(&mut self, length: usize) -> Result<Part> {
+    /// Reads lengths and head of a frame of which `length` bytes come at once. Answers also how many
+    /// bytes these were.
+    async fn begin(&mut self, length: usize) -> Result<(Part, usize)> {
         let mut lengths = [0; 8];
         if length < lengths.len() {
             return Err(malformed("a frame without lengths"));
@@ -343,19 +344,25 @@ impl Inbox {
         if head_length > length - lengths.len() {
             return Err(malformed("a frame's head in several pieces"));
         }
-        let mut head = BytesMut::with_capacity(head_length);
-        self.fill(&mut (&mut head).limit(head_length)).await?;
         let room = self.room.as_ref();
         let place = room.map(|room| room.take(head_length + body_length));
         let refused = place.as_ref().is_some_and(Option::is_none);
-        Ok(Part {
+        let mut head = BytesMut::new();
+        if refused {
+            self.skip(head_length).await?;
+        } else {
+            head.reserve(head_length);
+            self.fill(&mut (&mut head).limit(head_length)).await?;
+        }
+        let part = Part {
             head: head.freeze(),
             body: Buffer::with_room(if refused { 0 } else { body_length }),
             lacks: body_length,
             place: place.flatten(),
             refused,
             since: self.outbox.ticks.load(Ordering::Relaxed),
-        })
+        };
+        Ok((part, lengths.len() + head_length))
     }
 
     async fn skip(&mut self, mut length: usize) -> Result<()> {
@@ -430,9 +437,8 @@ fn malformed(text: &str) -> Error {
 mod tests {
     use super::*;
     use crate::limits::{BODY_BYTES_MAX, HEAD_BYTES_MAX};
-    use crate::net::room::CALL_KIB_MIN;
+    use crate::net::room::{CALL_KIB_MIN, Rooms};
     use tokio::io::DuplexStream;
-    use tokio::sync::Semaphore;
 
     /// Holds less than a piece, as a slow link does.
     const LINK_BYTES: usize = 4096;
@@ -443,7 +449,7 @@ mod tests {
 
     fn link(room: Option<usize>) -> (Arc<Outbox>, Inbox) {
         let (near, far) = tokio::io::duplex(LINK_BYTES);
-        let all = Arc::new(Semaphore::new(1 << 20));
+        let all = Rooms::new(1 << 20);
         let room = room.map(|kib| Room::of(kib, &all));
         (halves(near, None).0, halves(far, room).1)
     }
@@ -509,6 +515,10 @@ mod tests {
             [false, true, false, false]
         );
         outbox.ask_to_close();
+        assert!(words.iter().all(|word| match word {
+            Word::Frame(_, (head, _), _) => head.as_ref() == b"head",
+            _ => true,
+        }));
         let late = outbox.send(9, frame(b"late", 1 << 20)).await;
         assert_eq!(late.expect_err("closed").code, ErrorCode::Unreachable);
     }

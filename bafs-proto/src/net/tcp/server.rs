@@ -1,6 +1,6 @@
 //! The side of servers: takes connections, hands requests to a service.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 
 use super::pieces::{self, Outbox, Word, halves};
 use super::socket;
@@ -18,14 +17,11 @@ use crate::identity::Identity;
 use crate::ids::ServerId;
 use crate::message::{Hello, ReplyHead};
 use crate::net::awaited::{Awaited, Waiting};
-use crate::net::hello::{FRAME_MS, HELLO_MS, broken, hello_of, welcome};
+use crate::net::handshakes::Handshakes;
+use crate::net::hello::{FRAME_MS, broken, hello_of, welcome};
 use crate::net::room::Room;
 use crate::net::tls::{Acceptor, Secured};
 use crate::net::{Frame, Peer, Service, answer};
-
-/// Connections that are being secured at once; for one more the oldest goes, which takes
-/// longest and is the least likely to be a friend.
-const HANDSHAKES_MAX: usize = 256;
 
 /// Pause when the system has no descriptor for the next connection.
 const BREATH: Duration = Duration::from_millis(50);
@@ -79,7 +75,7 @@ impl TcpListener {
 
     /// Serves until [`TcpListener::close`] or the runtime's end.
     pub async fn serve(&self, service: Arc<dyn Service>) {
-        let mut handshakes: VecDeque<AbortHandle> = VecDeque::new();
+        let mut handshakes = Handshakes::default();
         let mut stopped = self.stop.subscribe();
         loop {
             let accepted = tokio::select! {
@@ -96,31 +92,14 @@ impl TcpListener {
             };
             let (service, hello) = (service.clone(), self.hello.clone());
             let (acceptor, stop) = (self.acceptor.clone(), self.stop.subscribe());
-            handshakes.retain(|handshake| !handshake.is_finished());
-            if handshakes.len() >= HANDSHAKES_MAX
-                && let Some(oldest) = handshakes.pop_front()
-            {
-                oldest.abort();
-            }
-            let handshake = tokio::spawn(async move {
+            let greeting = async move {
                 let ours = (&hello, service.server());
-                let greeting = greet(stream, from, &acceptor, ours);
-                let greeted = tokio::time::timeout(Duration::from_millis(HELLO_MS), greeting)
-                    .await
-                    .unwrap_or_else(|_| {
-                        Err(Error::new(ErrorCode::DeadlineExceeded, "no hello came"))
-                    });
-                match greeted {
-                    Ok((stream, peer)) => {
-                        tokio::spawn(async move {
-                            let ended = serve_connection(stream, peer, service, stop).await;
-                            tracing::debug!(error = %ended, "connection ended");
-                        });
-                    }
-                    Err(error) => tracing::debug!(%error, "connection refused"),
-                }
+                let (stream, peer) = greet(stream, from, &acceptor, ours).await?;
+                Ok((stream, peer, service))
+            };
+            handshakes.begin(greeting, |(stream, peer, service)| {
+                serve_connection(stream, peer, service, stop)
             });
-            handshakes.push_back(handshake.abort_handle());
         }
     }
 

@@ -1,0 +1,71 @@
+//! Connections that are being secured, which anybody may begin: so many at once, and each within
+//! its time.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+
+use super::hello::HELLO_MS;
+use crate::error::{Error, ErrorCode, Result};
+
+/// Connections that are being secured at once; for one more the oldest goes, which takes
+/// longest and is the least likely to be a friend.
+const HANDSHAKES_MAX: usize = 256;
+
+/// The handshakes of a listener, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Handshakes(VecDeque<AbortHandle>);
+
+impl Handshakes {
+    /// Those that go on.
+    pub(super) fn count(&mut self) -> usize {
+        self.0.retain(|handshake| !handshake.is_finished());
+        self.0.len()
+    }
+
+    /// Runs `greeting` beside the others, and then `serving` with what it gave.
+    pub(super) fn begin<T: Send + 'static, S: Future<Output = Error> + Send + 'static>(
+        &mut self,
+        greeting: impl Future<Output = Result<T>> + Send + 'static,
+        serving: impl FnOnce(T) -> S + Send + 'static,
+    ) {
+        if self.count() >= HANDSHAKES_MAX
+            && let Some(oldest) = self.0.pop_front()
+        {
+            oldest.abort();
+        }
+        let handshake = tokio::spawn(async move {
+            let greeted = tokio::time::timeout(Duration::from_millis(HELLO_MS), greeting)
+                .await
+                .unwrap_or_else(|_| Err(Error::new(ErrorCode::DeadlineExceeded, "no hello came")));
+            match greeted {
+                Ok(greeted) => {
+                    let serving = serving(greeted);
+                    tokio::spawn(async move {
+                        let ended = serving.await;
+                        tracing::debug!(error = %ended, "connection ended");
+                    });
+                }
+                Err(error) => tracing::debug!(%error, "connection refused"),
+            }
+        });
+        self.0.push_back(handshake.abort_handle());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn for_one_too_many_the_oldest_goes() {
+        let mut handshakes = Handshakes::default();
+        let never = || std::future::pending::<Result<()>>();
+        for _ in 0..2 * HANDSHAKES_MAX {
+            handshakes.begin(never(), |()| std::future::pending());
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(handshakes.count(), HANDSHAKES_MAX);
+    }
+}

@@ -1,0 +1,171 @@
+//! The side of servers: takes connections, hands requests to a service.
+
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use quinn::{Endpoint, RecvStream, SendStream, VarInt};
+
+use super::{read_frame, read_lengths, read_rest, server_endpoint, write_frame};
+use crate::codec;
+use crate::error::{Error, ErrorCode, Result};
+use crate::identity::Identity;
+use crate::ids::ServerId;
+use crate::message::{Hello, ReplyHead};
+use crate::net::awaited::Awaited;
+use crate::net::handshakes::Handshakes;
+use crate::net::hello::{FRAME_MS, broken, hello_of, welcome};
+use crate::net::room::{Place, Room};
+use crate::net::{Frame, Peer, Service, answer};
+
+/// Handshakes that go on before others must prove that they are where they say.
+const UNPROVEN_MAX: usize = 64;
+
+/// Longest silence within a request that has its place, in milliseconds: who says no more keeps
+/// others out. Connections of living peers are never silent for so long.
+const STALL_MS: u64 = 30_000;
+
+/// Accepts connections and hands requests to a service.
+pub struct QuicListener {
+    endpoint: Endpoint,
+    identity: Identity,
+}
+
+impl std::fmt::Debug for QuicListener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("QuicListener")
+    }
+}
+
+impl QuicListener {
+    /// Listens at `address` (`host:port`, port 0 for any). Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `Conflict` when the port is in use, `ServerFault` when the address cannot be listened at.
+    pub fn bind(address: &str, identity: Identity) -> Result<Self> {
+        let endpoint = server_endpoint(address, &identity)?;
+        Ok(Self { endpoint, identity })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// `ServerFault` when the system does not say.
+    pub fn local_address(&self) -> Result<SocketAddr> {
+        self.endpoint
+            .local_addr()
+            .map_err(|e| Error::new(ErrorCode::ServerFault, e.to_string()))
+    }
+
+    /// Serves until the endpoint is closed by [`QuicListener::close`] or by the runtime's end.
+    pub async fn serve(&self, service: Arc<dyn Service>) {
+        let mut handshakes = Handshakes::default();
+        while let Some(incoming) = self.endpoint.accept().await {
+            if handshakes.count() >= UNPROVEN_MAX && incoming.may_retry() {
+                // It comes again, and proves by that that it is where it says.
+                let _ = incoming.retry();
+                continue;
+            }
+            let (service, hello) = (service.clone(), hello_of(&self.identity));
+            let greeting = async move {
+                let connection = incoming.await.map_err(|e| broken(&e))?;
+                let peer = greet(&connection, &hello, service.server()).await?;
+                Ok((connection, peer, service))
+            };
+            handshakes.begin(greeting, |(connection, peer, service)| {
+                serve_connection(connection, peer, service)
+            });
+        }
+    }
+
+    /// Ends all connections politely, so that clients need not wait for silence.
+    pub async fn close(&self) {
+        self.endpoint.close(VarInt::from_u32(0), b"server stops");
+        let _ = tokio::time::timeout(Duration::from_millis(200), self.endpoint.wait_idle()).await;
+    }
+}
+
+async fn serve_connection(
+    connection: quinn::Connection,
+    peer: Peer,
+    service: Arc<dyn Service>,
+) -> Error {
+    let room = Room::new();
+    loop {
+        let (send, receive) = match connection.accept_bi().await {
+            Ok(stream) => stream,
+            Err(error) => return broken(&error),
+        };
+        let (service, peer, room) = (service.clone(), peer.clone(), room.clone());
+        tokio::spawn(async move {
+            if let Err(error) = serve_stream(send, receive, peer, service, room).await {
+                tracing::debug!(%error, "reply not sent");
+            }
+        });
+    }
+}
+
+async fn serve_stream(
+    mut send: SendStream,
+    mut receive: RecvStream,
+    peer: Peer,
+    service: Arc<dyn Service>,
+    room: Room,
+) -> Result<()> {
+    let frame = match in_time(read_request(&mut receive, &room)).await {
+        Ok((frame, place)) => {
+            let (waiting, awaited) = Awaited::new();
+            let mut answering = pin!(answer(service, peer, frame, awaited));
+            let frame = tokio::select! {
+                frame = &mut answering => frame,
+                _ = send.stopped() => {
+                    drop(waiting);
+                    answering.await
+                }
+            };
+            drop(place);
+            frame
+        }
+        Err(error) => {
+            let head = codec::encode::<ReplyHead>(&Err(error));
+            (head.unwrap_or_default().into(), Bytes::new())
+        }
+    };
+    in_time(write_frame(&mut send, frame)).await
+}
+
+/// A request, with its place among all that this process holds: until there is one it stays in the
+/// connection's window.
+async fn read_request(receive: &mut RecvStream, room: &Room) -> Result<(Frame, Option<Place>)> {
+    let lengths = read_lengths(receive).await?;
+    let place = room.wait(lengths.0 + lengths.1).await;
+    Ok((read_rest(receive, lengths, STALL_MS).await?, place))
+}
+
+/// A frame that comes or goes within [`FRAME_MS`].
+async fn in_time<T>(transfer: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(Duration::from_millis(FRAME_MS), transfer)
+        .await
+        .unwrap_or_else(|_| {
+            let text = format!("a frame took more than {FRAME_MS} ms; the link is too slow");
+            Err(Error::new(ErrorCode::DeadlineExceeded, text))
+        })
+}
+
+async fn greet(
+    connection: &quinn::Connection,
+    ours: &Hello,
+    server: Option<ServerId>,
+) -> Result<Peer> {
+    let (mut send, mut receive) = connection.accept_bi().await.map_err(|e| broken(&e))?;
+    let (head, _) = read_frame(&mut receive).await?;
+    let theirs = codec::decode::<Hello>(&head);
+    let answer = welcome(ours, &theirs, server);
+    write_frame(&mut send, (codec::encode(&answer)?.into(), Bytes::new())).await?;
+    Ok(Peer {
+        role: answer.and(theirs)?.role,
+        address: connection.remote_address().to_string(),
+    })
+}
