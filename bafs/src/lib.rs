@@ -66,6 +66,8 @@ pub fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_ansi(wants_colour && std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
+        // Nobody hears of it where standard error is gone, and to say so there would be a panic.
+        .log_internal_errors(false)
         .init();
     match dispatch(cli) {
         Ok(code) => code,

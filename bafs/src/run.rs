@@ -1,7 +1,9 @@
 //! `bafs run`: a workflow on a cluster that exists, or on a throw-away one.
 
 mod local;
+mod stop;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -47,9 +49,6 @@ const WARNINGS_SHOWN: usize = 20;
 /// What computing times of jobs are taken to deviate from their mean, in millionths of it.
 const VARIABILITY_PPM: u64 = 100_000;
 
-/// Signals that come within so long of the first one ask for the same.
-const ONE_WISH: Duration = Duration::from_secs(1);
-
 /// How a workflow is run on a throw-away cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Way {
@@ -63,6 +62,8 @@ pub(crate) struct Way {
     pub(crate) kill_after_jobs: Option<u32>,
     /// Where progress is published.
     pub(crate) shown: Shown,
+    /// Gives the run up.
+    pub(crate) cancel: Cancel,
 }
 
 /// Runs the command.
@@ -188,7 +189,7 @@ async fn run_local(
         keep: false,
     };
     warn_of_disk(nodes, size_bytes);
-    let interrupted = asked_to_end();
+    let asked = asked_to_end();
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     let way = Way {
         // The cluster does not outlive this run, and so neither does its journal.
@@ -200,22 +201,32 @@ async fn run_local(
         output,
         kill_after_jobs: None,
         shown: publish(args)?,
+        cancel: Cancel::default(),
     };
-    let mut report = tokio::select! {
-        report = on_cluster(workflow, &mut cluster, &way) => report?,
-        _ = interrupted => bail!("interrupted; the throw-away cluster was removed"),
+    let run = on_cluster(workflow, &mut cluster, &way);
+    let hear = |_| {
+        complain(
+            "stopping the jobs and the throw-away cluster; once more to end at once, and to lose \
+             all results that are not at home",
+        );
     };
-    let is_kept = report.totals.extracts_failed > 0 && cluster.keep().is_ok();
+    let Some(report) = stop::until_over(run, &way.cancel, asked, hear).await else {
+        bail!("interrupted; the throw-away cluster was removed");
+    };
+    let mut report = report?;
+    let places = local::places_of_results(&report, cluster.directory());
+    let is_kept = !places.is_empty() && cluster.keep().is_ok();
     let kept = is_kept.then(|| cluster.directory());
     if let Some(kept) = kept {
-        eprintln!(
-            "bafs: the throw-away cluster ends, but results that could not be sent are still in \
-             its files: {}/n*/volumes/ID/tree/; remove {0} when you have them",
-            kept.display()
-        );
+        complain(&local::what_stays(&places, kept));
     }
     local::reword(&mut report, kept);
     Ok(report)
+}
+
+/// Says something to who reads standard error; the terminal may have gone, and then nobody does.
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "bafs: {text}");
 }
 
 /// Tells of nodes that offer more than the disk has where their stores will be. Each would say so
@@ -274,7 +285,7 @@ pub(crate) async fn on_cluster(
             address: cluster.home().to_owned(),
             root,
         }),
-        cancel: Cancel::default(),
+        cancel: way.cancel.clone(),
     };
     let display = Display::start(way.output, client);
     let mut kill_at = way.kill_after_jobs.map(u64::from);
@@ -326,32 +337,29 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
     };
     let display = Display::start(output, Client::with(identity_dir, catalog)?);
     let left_ms = options.settings.volume_lifetime_ms;
-    let stopper = tokio::spawn(async move {
-        let asked = asked_to_end().await;
+    let hear = |asked: Asked| {
         if asked != Asked::Interrupt {
             // Nobody has given the run up: a terminal was closed, or the machine stops.
-            eprintln!(
-                "bafs: the run was left as it is: start it again within {} minutes and it goes on, \
-                 or give it up with Ctrl-C then",
+            complain(&format!(
+                "the run was left as it is: start it again within {} minutes and it goes on, or \
+                 give it up with Ctrl-C then",
                 left_ms / 60_000
-            );
+            ));
             std::process::exit(asked.exit_code());
         }
-        eprintln!("stopping the jobs and deleting the volumes; once more to leave at once");
-        cancel.request();
-        // `timeout` signals a process and then its group: that is one wish.
-        tokio::time::sleep(ONE_WISH).await;
-        asked_to_end().await;
-        std::process::exit(130);
-    });
+        complain("stopping the jobs and deleting the volumes; once more to leave at once");
+    };
+    let asked = asked_to_end();
     let shown = publish(args)?;
     let progress = |progress: &Progress| {
         display.show(progress);
         shown.set(progress);
     };
-    let report = driver::run(workflow, options, progress).await;
-    stopper.abort();
-    Ok(report?)
+    let run = driver::run(workflow, options, progress);
+    match stop::until_over(run, &cancel, asked, hear).await {
+        Some(report) => Ok(report?),
+        None => std::process::exit(130),
+    }
 }
 
 /// How a run ended, in words.

@@ -1,12 +1,14 @@
 //! Throw-away clusters: what they leave to others, and what they tell that only they can know.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::ids::ServerId;
-use bafs_tests::{World, cannot_mount, program, said, skip};
+use bafs_tests::{World, cannot_mount, is_empty, processes_with, program, said, skip};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 #[test]
 fn cluster_leaves_the_directory_of_another_home_of_its_export() -> Result<()> {
@@ -44,21 +46,37 @@ fn cluster_leaves_the_directory_of_another_home_of_its_export() -> Result<()> {
     Ok(())
 }
 
-/// Runs a workflow whose result home cannot take, as there is a file where a directory should be.
-fn run_refused(directory: &Path, node_size: &str) -> Result<Output> {
+/// A run of a workflow in `directory`, whose cluster's files are in `temporary` of it.
+fn run_of(directory: &Path, text: &str, options: &[&str]) -> Result<Command> {
     let workflow = directory.join("test.bafs");
-    let text = "volume w scratch 1 MB\njob j {\nexecutable = /bin/sh\n\
-                arguments = -c \"echo fine > /w/out\"\n}\nmount w j /w\n\
-                extract w out bafs://home/results/out\n";
     std::fs::write(&workflow, text)?;
-    std::fs::write(directory.join("results"), b"in the way")?;
     let temporary = directory.join("temporary");
     std::fs::create_dir(&temporary)?;
     let mut run = Command::new(program());
-    run.arg("run").arg(&workflow);
-    run.args(["--local", "1", "--patience", "2s", "--node-size", node_size]);
-    let run = run.env("TMPDIR", &temporary).stdin(Stdio::null());
-    Ok(run.output()?)
+    run.arg("run").arg(&workflow).args(["--local", "1"]);
+    run.args(options).env("TMPDIR", &temporary);
+    run.stdin(Stdio::null());
+    Ok(run)
+}
+
+/// As above, of a workflow whose result home cannot take, as there is a file where a directory
+/// should be.
+fn run_refused(directory: &Path, options: &[&str]) -> Result<Command> {
+    let text = "volume w scratch 1 MB\njob j {\nexecutable = /bin/sh\n\
+                arguments = -c \"echo fine > /w/out\"\n}\nmount w j /w\n\
+                extract w out bafs://home/results/out\n";
+    std::fs::write(directory.join("results"), b"in the way")?;
+    run_of(directory, text, options)
+}
+
+/// That a run told where its result is, and that it is there.
+fn check_place(told: &str) -> Result<()> {
+    let mut rest = told.split("it is in ");
+    let place = rest.nth(1).and_then(|it| it.lines().next());
+    let place = place.with_context(|| format!("no place is told: {told}"))?;
+    let result = std::fs::read(Path::new(place).join("out"))?;
+    ensure!(result == b"fine\n", "another result is there: {result:?}");
+    Ok(())
 }
 
 #[test]
@@ -69,21 +87,70 @@ fn cluster_that_goes_says_where_its_results_are_and_what_its_disk_lacks() -> Res
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
-    let output = run_refused(directory.path(), "1000 TB")?;
+    let options = ["--patience", "2s", "--node-size", "1000 TB"];
+    let output = run_refused(directory.path(), &options)?.output()?;
     let told = said(&output);
     ensure!(output.status.code() == Some(1), told);
     ensure!(!told.contains("volume extract"), told);
-    let place = told
-        .split("it is in ")
-        .nth(1)
-        .and_then(|it| it.lines().next());
-    let place = place.with_context(|| format!("no place is told: {told}"))?;
-    let result = std::fs::read(Path::new(place).join("out"))?;
-    ensure!(result == b"fine\n", "another result is there: {result:?}");
+    check_place(&told)?;
     let warning = told
         .lines()
         .find(|line| line.starts_with("warning: the nodes offer"));
     let warning = warning.with_context(|| format!("no warning of the disk: {told}"))?;
     ensure!(warning.contains("--node-size"), "{warning}");
+    Ok(())
+}
+
+/// Also a run whose terminal has gone, where nobody reads what it says.
+#[test]
+fn cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted() -> Result<()> {
+    let name = "cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted";
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(());
+    }
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let directory = tempfile::tempdir()?;
+        let mut run = run_refused(directory.path(), &[])?;
+        let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut said = BufReader::new(run.stderr.take().context("it is piped")?);
+        let mut line = String::new();
+        while !line.contains("cannot be sent") {
+            line.clear();
+            ensure!(said.read_line(&mut line)? > 0, "it ends without a refusal");
+        }
+        kill(Pid::from_raw(i32::try_from(run.id())?), signal)?;
+        let mut told = String::new();
+        if signal == Signal::SIGHUP {
+            drop(said);
+        } else {
+            said.read_to_string(&mut told)?;
+        }
+        let output = run.wait_with_output()?;
+        told += &String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.code() == Some(1), "{signal}: {told}");
+        ensure!(told.contains("cancelled"), "{signal}: {told}");
+        check_place(&told).with_context(|| signal.to_string())?;
+        let left = processes_with(&directory.path().to_string_lossy());
+        ensure!(left.is_empty(), "{signal}: {left:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn cluster_that_holds_no_results_goes_with_a_run_that_fails() -> Result<()> {
+    let name = "cluster_that_holds_no_results_goes_with_a_run_that_fails";
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let text = "volume w scratch 1 MB\njob j {\nexecutable = /bin/false\n}\nmount w j /w\n\
+                extract w out bafs://home/out\n";
+    let output = run_of(directory.path(), text, &[])?.output()?;
+    let told = said(&output);
+    ensure!(output.status.code() == Some(1), told);
+    ensure!(!told.contains("results that could not be sent"), told);
+    ensure!(is_empty(&directory.path().join("temporary")), told);
     Ok(())
 }

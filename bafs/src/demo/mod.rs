@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use bafs_client::signals::asked_to_end;
 use bafs_proto::message::ReadCounters;
+use bafs_sched::driver::Cancel;
 use bafs_sched::logic::{Io, Outcome, Settings};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 use serde::Serialize;
@@ -225,6 +226,7 @@ async fn measure(
         output,
         kill_after_jobs: args.kill_node.filter(|_| !remote_io),
         shown: Shown::default(),
+        cancel: Cancel::default(),
     };
     let report = run::on_cluster(workflow.clone(), &mut cluster, &way).await?;
     ensure!(

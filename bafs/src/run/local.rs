@@ -1,7 +1,9 @@
 //! What a run on a throw-away cluster tells otherwise than one on a cluster that stays: options
 //! have other names there, and what nodes keep goes with them. Starts nothing.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use bafs_sched::logic::{FREE_OR_OFFER_LESS, Outcome, RUN_ANEW};
 use bafs_sched::report::RunReport;
@@ -18,11 +20,67 @@ const ADVICE: [(&str, &str); 2] = [
     (RUN_ANEW, "run it again"),
 ];
 
+/// Most places of results that are named.
+const PLACES_SHOWN: usize = 5;
+
 /// What the scheduler says of a result on a node that stays, up to the name of the node.
 const STAYS: &str = "it stays on node ";
 
 /// What it then advises, up to the id of the volume, or says of a file that cannot be sent at all.
 const FETCH: [&str; 2] = ["bafs volume extract ", " after the run in volume "];
+
+/// Where results are that could not be sent and that nodes of the cluster in `directory` hold.
+pub(super) fn places_of_results(report: &RunReport, directory: &Path) -> BTreeSet<PathBuf> {
+    let messages = match &report.outcome {
+        Outcome::Failed { messages, .. } => messages.as_slice(),
+        Outcome::Complete | Outcome::Cancelled => &[],
+    };
+    let told = report.warnings.iter().chain(messages);
+    let told = told.filter_map(|text| place_of_result(text));
+    let mut places: BTreeSet<PathBuf> = told
+        .map(|(_, node, volume)| place(directory, node, volume))
+        .filter(|place| place.is_dir())
+        .collect();
+    if report.warnings_omitted > 0 && report.totals.extracts_failed > 0 {
+        // A run that ends in order deletes all volumes but those with results.
+        places.extend(volumes_on_disk(directory));
+    }
+    places
+}
+
+/// Where a node of the cluster in `directory` keeps the files of a volume.
+fn place(directory: &Path, node: &str, volume: &str) -> PathBuf {
+    directory
+        .join(node)
+        .join("volumes")
+        .join(volume)
+        .join("tree")
+}
+
+/// The same of all volumes that are there.
+fn volumes_on_disk(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
+    entries(directory.to_owned())
+        .flat_map(move |node| entries(node.path().join("volumes")))
+        .map(|volume| volume.path().join("tree"))
+        .filter(|place| place.is_dir())
+}
+
+/// Says what stays of the cluster in `directory`, and where.
+pub(super) fn what_stays(places: &BTreeSet<PathBuf>, directory: &Path) -> String {
+    let shown = places.iter().take(PLACES_SHOWN);
+    let shown: Vec<String> = shown.map(|place| place.display().to_string()).collect();
+    let more = match places.len().saturating_sub(PLACES_SHOWN) {
+        0 => String::new(),
+        more => format!(", and {more} more beside them"),
+    };
+    format!(
+        "the throw-away cluster ends, but results that could not be sent are still in its files, \
+         in {}{more}; remove {} when you have them",
+        shown.join(", "),
+        directory.display()
+    )
+}
 
 /// Words a report as it is right when the cluster is gone, whose files are in `kept` if they stay.
 pub(super) fn reword(report: &mut RunReport, kept: Option<&Path>) {
@@ -38,11 +96,9 @@ pub(super) fn reword(report: &mut RunReport, kept: Option<&Path>) {
 
 fn reworded(text: &str, kept: Option<&Path>) -> String {
     if let Some((what, node, volume)) = place_of_result(text) {
-        return match kept {
-            Some(kept) => format!(
-                "{what}it is in {}/{node}/volumes/{volume}/tree",
-                kept.display()
-            ),
+        let place = kept.map(|kept| place(kept, node, volume));
+        return match place.filter(|place| place.is_dir()) {
+            Some(place) => format!("{what}it is in {}", place.display()),
             None => format!("{what}it is lost with the throw-away cluster"),
         };
     }
@@ -84,6 +140,9 @@ pub(super) fn too_much_offered(
 
 #[cfg(test)]
 mod tests {
+    use bafs_proto::ids::RunId;
+    use bafs_sched::logic::Progress;
+
     use super::*;
 
     #[test]
@@ -97,24 +156,76 @@ mod tests {
         );
     }
 
+    /// The beginning of what is told of a result, and the whole.
+    fn told_of(volume: &str) -> (&'static str, String) {
+        let before = "file 'out' of volume 'w' could not be sent to bafs://home/out: no; ";
+        let stays = "it stays on node n2 for 7 days after the run; mend the cause, then: bafs \
+                     volume extract";
+        (
+            before,
+            format!("{before}{stays} {volume} out bafs://home/out"),
+        )
+    }
+
+    /// The directory of a cluster whose node `n2` has the volume `0af3`, and where its files are.
+    fn cluster() -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = place(directory.path(), "n2", "0af3");
+        fs::create_dir_all(&place).expect("a directory");
+        (directory, place)
+    }
+
     #[test]
     fn a_result_that_stays_is_where_the_files_of_the_cluster_are() {
-        let told = "file 'out' of volume 'w' could not be sent to bafs://home/out: no; it stays on \
-                    node n2 for 7 days after the run; mend the cause, then: bafs volume extract \
-                    0af3 out bafs://home/out";
-        let kept = reworded(told, Some(Path::new("/tmp/bafs-cluster-1-a")));
-        let before = "file 'out' of volume 'w' could not be sent to bafs://home/out: no; ";
-        let place = "it is in /tmp/bafs-cluster-1-a/n2/volumes/0af3/tree";
-        assert_eq!(kept, format!("{before}{place}"));
-        let lost = reworded(told, None);
+        let (directory, place) = cluster();
+        let (before, told) = told_of("0af3");
+        let kept = reworded(&told, Some(directory.path()));
+        assert_eq!(kept, format!("{before}it is in {}", place.display()));
+        let lost = reworded(&told, None);
         assert_eq!(
             lost,
             format!("{before}it is lost with the throw-away cluster")
         );
+        // Its node lost the volume at the end.
+        let gone = reworded(&told_of("0af4").1, Some(directory.path()));
+        assert_eq!(gone, lost);
         let fifo = format!("{before}it stays on node n2 for 7 days after the run in volume 0af3");
         assert_eq!(reworded(&fifo, None), lost);
-        let kept_fifo = reworded(&fifo, Some(Path::new("/tmp/bafs-cluster-1-a")));
-        assert_eq!(kept_fifo, kept);
+        assert_eq!(reworded(&fifo, Some(directory.path())), kept);
+    }
+
+    #[test]
+    fn only_results_that_are_there_are_a_reason_to_keep_the_cluster() {
+        let (directory, here) = cluster();
+        let another = place(directory.path(), "n1", "0af5");
+        let mut report = RunReport {
+            run: RunId(1),
+            workflow: "w".to_owned(),
+            outcome: Outcome::Cancelled,
+            wall_ms: 0,
+            totals: Progress::default(),
+            jobs: Vec::new(),
+            warnings: Vec::new(),
+            warnings_omitted: 0,
+        };
+        // Of a file that no job wrote nothing is told.
+        report.totals.extracts_failed = 1;
+        let found = |report: &RunReport| places_of_results(report, directory.path());
+        assert!(found(&report).is_empty());
+        report.warnings.push(told_of("0af4").1);
+        assert!(found(&report).is_empty());
+        report.warnings.push(told_of("0af3").1);
+        assert_eq!(found(&report), BTreeSet::from([here.clone()]));
+        report.warnings_omitted = 1;
+        fs::create_dir_all(&another).expect("a directory");
+        let both = BTreeSet::from([another, here]);
+        assert_eq!(found(&report), both);
+        let said = what_stays(&both, directory.path());
+        assert!(
+            both.iter()
+                .all(|it| said.contains(&it.display().to_string())),
+            "{said}"
+        );
     }
 
     #[test]
