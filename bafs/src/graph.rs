@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
 use bafs_sched::logic::JobState;
 use bafs_sched::replay::replay;
@@ -15,7 +15,11 @@ use crate::workflow_file;
 
 /// Prints the graph, or writes it to a file.
 pub(crate) fn run(args: &GraphArgs, output: Output) -> Result<()> {
-    let (workflow, states) = if history::is_journal(&args.workflow)? {
+    let is_journal = history::is_journal(&args.workflow).map_err(|error| {
+        let here = history::journals_here();
+        anyhow!("{error:#}; name a workflow file, or the journal of a run: {here}")
+    })?;
+    let (workflow, states) = if is_journal {
         let (_, scheduler) = replay(journal::read(&args.workflow)?);
         let jobs = 0..scheduler.workflow().jobs.len() as u32;
         let states = jobs.map(|job| scheduler.job_state(JobIndex(job)));

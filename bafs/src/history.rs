@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
 use bafs_sched::replay::{Line, replay, standing};
 
@@ -30,7 +30,7 @@ pub(crate) fn why(args: &WhyArgs, output: Output) -> Result<()> {
             journals_here()
         );
     };
-    let path = journal_of(&args.run).with_context(journals_here)?;
+    let path = journal_of(&args.run)?;
     let (all, scheduler) = replay(journal::read(&path)?);
     let is_about = |line: &Line| line.about.contains(name);
     let mut told: Vec<Line> = all.iter().filter(|line| is_about(line)).cloned().collect();
@@ -50,7 +50,7 @@ pub(crate) fn why(args: &WhyArgs, output: Output) -> Result<()> {
 }
 
 /// Where journals are, and which are here.
-fn journals_here() -> String {
+pub(crate) fn journals_here() -> String {
     /// More are not named.
     const SHOWN: usize = 3;
     let entries = std::fs::read_dir(".").into_iter().flatten().flatten();
@@ -90,7 +90,8 @@ pub(crate) fn start_of(path: &Path, bytes: u64) -> Result<Vec<u8>> {
 
 /// The journal that a user means who names it, or the workflow that it is beside.
 pub(crate) fn journal_of(path: &Path) -> Result<PathBuf> {
-    if is_journal(path)? {
+    let is_journal = is_journal(path);
+    if is_journal.map_err(|error| anyhow!("{error:#}; name a journal: {}", journals_here()))? {
         return Ok(path.to_owned());
     }
     let mut name = path.to_owned().into_os_string();
@@ -114,7 +115,7 @@ pub(crate) fn is_being_written(path: &Path) -> bool {
 }
 
 fn lines(path: &Path) -> Result<Vec<Line>> {
-    let path = journal_of(path).with_context(journals_here)?;
+    let path = journal_of(path)?;
     let history = journal::read(&path)?;
     Ok(replay(history).0)
 }
@@ -126,4 +127,21 @@ fn say(lines: &[Line], output: Output) -> Result<()> {
     };
     let text: Vec<String> = lines.iter().map(text).collect();
     output.say(&text.join("\n"), &lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_said_before_what_to_name() {
+        let path = Path::new("/nowhere/nosuch");
+        let said = format!("{:#}", journal_of(path).expect_err("it is not there"));
+        let begin = "cannot read /nowhere/nosuch: No such file or directory";
+        assert!(said.starts_with(begin), "{said}");
+        assert!(
+            said.contains("; name a journal: `bafs run` keeps it"),
+            "{said}"
+        );
+    }
 }
