@@ -101,12 +101,7 @@ impl Client {
 
     /// The node of this name or address.
     pub(crate) async fn node(&self, name: &str) -> Result<Advert> {
-        let nodes = self.servers(Some(ServerKind::Node)).await?;
-        let known: Vec<_> = nodes.iter().map(|n| n.name.clone()).collect();
-        nodes
-            .into_iter()
-            .find(|node| node.name == name || node.address == name)
-            .with_context(|| format!("no live node '{name}'; live are: {}", known.join(", ")))
+        one_node(self.servers(Some(ServerKind::Node)).await?, name)
     }
 
     /// Every volume with the node that holds it. Nodes that do not tell theirs are passed over and
@@ -204,6 +199,25 @@ impl Client {
     }
 }
 
+/// The node of this name or address. Names are what their owners chose, and may be of several.
+fn one_node(nodes: Vec<Advert>, wanted: &str) -> Result<Advert> {
+    let known: Vec<_> = nodes.iter().map(|node| node.name.clone()).collect();
+    let is_meant = |node: &Advert| node.name == wanted || node.address == wanted;
+    let mut meant: Vec<Advert> = nodes.into_iter().filter(is_meant).collect();
+    if let Some(at) = meant.iter().position(|node| node.address == wanted) {
+        return Ok(meant.swap_remove(at));
+    }
+    if meant.len() > 1 {
+        let addresses: Vec<_> = meant.into_iter().map(|node| node.address).collect();
+        bail!(
+            "several nodes are named '{wanted}': give the address of one: {}",
+            addresses.join(" or ")
+        );
+    }
+    let none = || format!("no live node '{wanted}'; live are: {}", known.join(", "));
+    meant.pop().with_context(none)
+}
+
 /// The home of this name, whose letters are small in a URL.
 fn named(homes: Vec<Advert>, host: &str) -> Option<Advert> {
     let is_named = |home: &Advert| home.name.eq_ignore_ascii_case(host);
@@ -213,13 +227,26 @@ fn named(homes: Vec<Advert>, host: &str) -> Option<Advert> {
 /// The identity of the person: the scheduler's, or what `bafs grant` made, which is an agent's that
 /// holds a token.
 fn own_identity(cluster: &Path) -> Result<Identity> {
-    if !init::directory_of(cluster, Role::Scheduler).exists()
-        && let Ok(granted) = init::load(cluster, Role::Agent)
-        && granted.token != Token::none()
-    {
-        return Ok(granted);
+    match granted_identity(cluster) {
+        Some(granted) => Ok(granted),
+        None => init::load(cluster, Role::Scheduler),
     }
-    init::load(cluster, Role::Scheduler)
+}
+
+fn granted_identity(cluster: &Path) -> Option<Identity> {
+    if init::directory_of(cluster, Role::Scheduler).exists() {
+        return None;
+    }
+    let granted = init::load(cluster, Role::Agent).ok();
+    granted.filter(|granted| granted.token != Token::none())
+}
+
+/// Whether a directory has identities of a machine only, which may be a node and asks for nothing.
+pub(crate) fn is_of_a_node(cluster: &Path) -> bool {
+    let has = |role| init::directory_of(cluster, role).exists();
+    !has(Role::Scheduler)
+        && (has(Role::Server) || has(Role::Agent))
+        && granted_identity(cluster).is_none()
 }
 
 #[cfg(test)]
@@ -228,13 +255,12 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_home_is_found_whatever_capitals_its_name_has() {
-        let home = |name: &str| Advert {
+    fn server(kind: ServerKind, name: &str, address: &str) -> Advert {
+        Advert {
             id: ServerId::random(),
-            kind: ServerKind::Home,
+            kind,
             name: name.to_owned(),
-            address: String::new(),
+            address: address.to_owned(),
             group: String::new(),
             ttl_ms: 1_000,
             capacity_bytes: 0,
@@ -244,11 +270,43 @@ mod tests {
             slots: 0,
             jobs: 0,
             caches: Vec::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_home_is_found_whatever_capitals_its_name_has() {
+        let home = |name: &str| server(ServerKind::Home, name, "");
         let homes = vec![home("other"), home("MyData")];
         let url: Url = "bafs://MyData/out".parse().expect("a URL");
         let found = named(homes.clone(), &url.host).expect("it lives");
         assert_eq!(found.id, homes[1].id);
         assert!(named(homes, "my").is_none());
+    }
+
+    #[test]
+    fn a_name_of_several_nodes_means_none_of_them() {
+        let node = |name: &str, address: &str| server(ServerKind::Node, name, address);
+        let nodes = || vec![node("n1", "a:1"), node("n2", "b:2"), node("n1", "c:3")];
+        let found = |wanted: &str| {
+            let found = one_node(nodes(), wanted).map(|node| node.address);
+            found.map_err(|refusal| refusal.to_string())
+        };
+        assert_eq!(found("n2").unwrap(), "b:2");
+        assert_eq!(found("c:3").unwrap(), "c:3");
+        let said = found("n1").unwrap_err();
+        assert!(said.contains("several nodes"), "{said}");
+        assert!(said.ends_with("of one: a:1 or c:3"), "{said}");
+        assert!(found("n3").unwrap_err().contains("live are: n1, n2, n1"));
+    }
+
+    #[test]
+    fn a_node_is_who_has_no_identity_that_may_ask() {
+        let cluster = tempfile::tempdir().expect("a directory");
+        assert!(!is_of_a_node(cluster.path()), "nothing is there");
+        init::create(cluster.path(), NEVER).expect("identities");
+        assert!(!is_of_a_node(cluster.path()));
+        let scheduler = init::directory_of(cluster.path(), Role::Scheduler);
+        std::fs::rename(scheduler, cluster.path().join("elsewhere")).expect("it is there");
+        assert!(is_of_a_node(cluster.path()));
     }
 }

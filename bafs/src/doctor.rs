@@ -13,7 +13,7 @@ use bafs_server::clock;
 use bafs_server::home::{Unfinished, unfinished};
 
 use crate::args::DoctorArgs;
-use crate::client::Client;
+use crate::client::{Client, is_of_a_node};
 use crate::output::Output;
 
 /// Exit codes: jobs cannot run; something is left that `--repair` may mend.
@@ -44,21 +44,7 @@ pub(crate) fn run(args: &DoctorArgs, output: Output) -> Result<ExitCode> {
     if let Some(identity) = &args.identity {
         checks.extend(check_identity(identity, treatment));
         if let Some(catalog) = &args.catalog {
-            let runtime = tokio::runtime::Runtime::new()?;
-            let looked = runtime.block_on(async {
-                let client = Client::with(identity, catalog)?;
-                Ok::<_, anyhow::Error>(check_cluster(&client, treatment).await)
-            });
-            runtime.shutdown_background();
-            checks.extend(looked.unwrap_or_else(|error| {
-                let remedy = "check --identity, --catalog, and that the catalog runs";
-                vec![told(
-                    "cluster",
-                    Standing::Broken,
-                    format!("{error:#}"),
-                    remedy,
-                )]
-            }));
+            checks.extend(look_at_cluster(identity, catalog, treatment)?);
         }
     }
     show(&checks, output)?;
@@ -68,6 +54,29 @@ pub(crate) fn run(args: &DoctorArgs, output: Output) -> Result<ExitCode> {
         (false, true) => ExitCode::from(BROKEN),
         (false, false) => ExitCode::SUCCESS,
     })
+}
+
+fn look_at_cluster(identity: &Path, catalog: &str, treatment: Treatment) -> Result<Vec<Check>> {
+    if is_of_a_node(identity) {
+        // Nodes are started with a catalog, and have nobody who may ask it.
+        let found = format!(
+            "the catalog at {catalog} was not looked at, as {} has neither `scheduler` nor an \
+             identity of `bafs grant`",
+            identity.display()
+        );
+        return Ok(vec![told("cluster", Standing::Fine, found, "")]);
+    }
+    let runtime = tokio::runtime::Runtime::new()?;
+    let looked = runtime.block_on(async {
+        let client = Client::with(identity, catalog)?;
+        Ok::<_, anyhow::Error>(check_cluster(&client, treatment).await)
+    });
+    runtime.shutdown_background();
+    Ok(looked.unwrap_or_else(|error| {
+        let remedy = "check --identity, --catalog, and that the catalog runs";
+        let found = format!("{error:#}");
+        vec![told("cluster", Standing::Broken, found, remedy)]
+    }))
 }
 
 fn show(checks: &[Check], output: Output) -> Result<()> {
