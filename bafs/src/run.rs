@@ -336,7 +336,7 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
         cancel: cancel.clone(),
     };
     let display = Display::start(output, Client::with(identity_dir, catalog)?);
-    let left_ms = options.settings.volume_lifetime_ms;
+    let left_ms = surely_left_ms(&options.settings);
     let hear = |asked: Asked| {
         if asked != Asked::Interrupt {
             // Nobody has given the run up: a terminal was closed, or the machine stops.
@@ -360,6 +360,12 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
         Some(report) => Ok(report?),
         None => std::process::exit(130),
     }
+}
+
+/// For how long nodes surely keep the volumes of a run whose scheduler has just ended: its last sign
+/// of interest may be as old as the pause between two, a quarter of what a volume then lives.
+fn surely_left_ms(settings: &Settings) -> u64 {
+    settings.volume_lifetime_ms - settings.volume_lifetime_ms / 4
 }
 
 /// How a run ended, in words.
@@ -454,6 +460,12 @@ mod tests {
         assert_eq!(waits(&["--patience", "2h"]), [7_200_000; 4]);
         assert_eq!(waits(&[]), [60_000, 5_000, 30_000, 12 * 3_600_000]);
         assert!(settings(&run_args(&["--patience", "long"]), &workflow).is_err());
+    }
+
+    /// What README says, too.
+    #[test]
+    fn a_run_that_was_left_goes_on_within_seven_minutes() {
+        assert_eq!(surely_left_ms(&Settings::default()) / 60_000, 7);
     }
 
     /// The environment may name a cluster while a throw-away one is asked for.
