@@ -18,6 +18,7 @@ mod limits;
 pub mod logic;
 pub mod memory;
 mod output;
+mod privileged;
 mod pulse;
 pub mod sandbox;
 pub mod signals;

@@ -1,11 +1,10 @@
 //! One volume of a job as the kernel's requests see it: counts, applies ownership, and fails
 //! everything once the volume is lost. Free of kernel types; the tree does the work.
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::file_op::{
@@ -23,12 +22,9 @@ use crate::fate::Fate;
 use crate::limits::BELIEVE;
 use crate::logic::directory::Owner;
 use crate::memory;
+use crate::privileged::{Privileged, without_privilege};
 use crate::tree::{Done, Tree};
 use crate::usage::Usage;
-
-const SET_UID: u32 = 0o4000;
-const SET_GID: u32 = 0o2000;
-const GROUP_EXECUTE: u32 = 0o0010;
 
 /// What the kernel may believe, and for how long: the volume's kind decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,10 +109,7 @@ pub struct Volume {
     ownership: Ownership,
     fate: Fate,
     usage: Usage,
-    /// Permission bits and group of files that change their user or group when executed: a write
-    /// by an ordinary user takes that away, and the kernel leaves this to us.
-    privileged: Mutex<BTreeMap<InodeNo, (u32, u32)>>,
-    any_privileged: AtomicBool,
+    privileged: Privileged,
     /// Whether the last write that nobody waited for failed.
     defers_in_vain: AtomicBool,
 }
@@ -141,8 +134,7 @@ impl Volume {
             ownership,
             fate,
             usage,
-            privileged: Mutex::default(),
-            any_privileged: AtomicBool::new(false),
+            privileged: Privileged::default(),
             defers_in_vain: AtomicBool::new(false),
         }
     }
@@ -248,6 +240,15 @@ impl Volume {
     pub fn run(self: &Arc<Self>, caller: Caller, op: FileOp, data: &[u8], done: Done) {
         if self.fate.loss().is_some() {
             return done(Err(Errno(libc::EIO)), &[]);
+        }
+        if let FileOp::SetAttr {
+            ino,
+            handle,
+            change,
+        } = &op
+            && self.only_keeps_owner(change)
+        {
+            return self.keep_owner(caller, (*ino, *handle), done);
         }
         let op = match self.own(op, caller) {
             Ok(op) => op,
@@ -381,17 +382,9 @@ impl Volume {
     }
 
     /// The permission bits that a file must get before `caller` changes its content; `None` if
-    /// nothing changes. Without the right to execute, the set-group-id bit once meant mandatory
-    /// locking and stays for members of the group; only their first group is known here.
+    /// nothing changes.
     pub fn loses_privilege(&self, ino: InodeNo, caller: Caller) -> Option<u32> {
-        if caller.uid == 0 || !self.any_privileged.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.privileged().get(&ino).map(|(mode, gid)| {
-            let stays = mode & GROUP_EXECUTE == 0 && *gid == caller.gid;
-            let lost = if stays { SET_UID } else { SET_UID | SET_GID };
-            mode & 0o7777 & !lost
-        })
+        self.privileged.left(ino, caller)
     }
 
     /// Takes the answer to a write of `length` bytes that nobody waits for: should it fail, the
@@ -455,13 +448,13 @@ impl Volume {
             return Ok(op);
         };
         if let Ownership::One { shown, .. } = self.ownership {
-            let own = |wanted: Option<u32>, own| wanted.is_none_or(|wanted| wanted == own);
-            if !own(change.uid, shown.uid) || !own(change.gid, shown.gid) {
+            if !keeps(&change, shown) {
                 return Err(Errno(libc::EPERM));
             }
             (change.uid, change.gid) = (None, None);
         }
-        if change.size.is_some() && change.mode.is_none() {
+        let takes_away = change.size.is_some() || change.uid.is_some() || change.gid.is_some();
+        if takes_away && change.mode.is_none() {
             change.mode = self.loses_privilege(ino, caller);
         }
         if change == AttrChange::default() {
@@ -472,6 +465,52 @@ impl Volume {
             handle,
             change,
         })
+    }
+
+    /// Whether a change gives a file the owner that all have, and does nothing else.
+    fn only_keeps_owner(&self, change: &AttrChange) -> bool {
+        let Ownership::One { shown, .. } = self.ownership else {
+            return false;
+        };
+        let only_owner = AttrChange {
+            uid: change.uid,
+            gid: change.gid,
+            ..AttrChange::default()
+        };
+        let gives_one = change.uid.is_some() || change.gid.is_some();
+        gives_one && *change == only_owner && keeps(change, shown)
+    }
+
+    /// Does to a file what a change of its owner does beside that. The tree is not told an owner:
+    /// it may belong to a user that cannot give files to ours.
+    fn keep_owner(
+        self: &Arc<Self>,
+        caller: Caller,
+        (ino, handle): (InodeNo, Option<HandleId>),
+        done: Done,
+    ) {
+        let volume = Arc::clone(self);
+        let then = move |result: FileResult, data: &[u8]| match result {
+            Ok(FileReply::Attr(attr)) if !attr.is_symlink() => {
+                let mode = match attr.is_directory() {
+                    true => attr.mode & 0o7777,
+                    false => without_privilege(attr.mode, || true),
+                };
+                // Be it the one that it has: the time of change moves.
+                let change = AttrChange {
+                    mode: Some(mode),
+                    ..AttrChange::default()
+                };
+                let op = FileOp::SetAttr {
+                    ino,
+                    handle,
+                    change,
+                };
+                volume.run(caller, op, &[], done);
+            }
+            other => done(other, data),
+        };
+        self.run(caller, FileOp::GetAttr { ino, handle }, &[], Box::new(then));
     }
 
     fn observe(&self, reply: FileReply, seen: Seen) -> FileReply {
@@ -516,22 +555,15 @@ impl Volume {
         if let Ownership::One { shown, .. } = self.ownership {
             (attr.uid, attr.gid) = (shown.uid, shown.gid);
         }
-        let is_privileged = attr.is_regular() && attr.mode & (SET_UID | SET_GID) != 0;
-        if is_privileged {
-            self.any_privileged.store(true, Ordering::Relaxed);
-            self.privileged().insert(attr.ino, (attr.mode, attr.gid));
-        } else if self.any_privileged.load(Ordering::Relaxed) {
-            self.privileged().remove(&attr.ino);
-        }
+        self.privileged.observe(&attr);
         attr
     }
+}
 
-    fn privileged(&self) -> MutexGuard<'_, BTreeMap<InodeNo, (u32, u32)>> {
-        // No holder leaves the map half-changed.
-        self.privileged
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
+/// Whether a change leaves a file to this owner.
+fn keeps(change: &AttrChange, owner: Owner) -> bool {
+    let is = |wanted: Option<u32>, own| wanted.is_none_or(|wanted| wanted == own);
+    is(change.uid, owner.uid) && is(change.gid, owner.gid)
 }
 
 /// What an answer tells beside itself.

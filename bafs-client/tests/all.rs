@@ -3,6 +3,7 @@
 mod beside;
 mod delegation;
 mod mount;
+mod owners;
 mod restarts;
 mod serving;
 mod shown;

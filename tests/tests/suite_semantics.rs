@@ -117,6 +117,48 @@ fn mount_takes_privileges_from_files_that_others_write() -> Result<()> {
     )
 }
 
+/// What a change by user 1000 leaves of the set-group-id bit where the group may not execute.
+const SET_GROUP_ID: [(&str, &str, &str); 12] = [
+    ("--clear-groups", "chgrp 1000 f", "745"),
+    ("--clear-groups", "chown 1000 f", "745"),
+    ("--clear-groups", "truncate -s 3 f", "745"),
+    ("--groups 5,2000", "chgrp 1000 f", "2745"),
+    ("--groups 5,2000", "chown 1000 f", "2745"),
+    ("--groups 5,2000", "truncate -s 3 f", "2745"),
+    ("--groups 5,2000", "dd if=/bin/sh of=f count=1", "2745"),
+    (
+        "--groups 5,2000",
+        "dd if=/bin/sh of=f count=1 conv=notrunc",
+        "2745",
+    ),
+    (
+        "--groups 5,2000",
+        "dd if=/bin/sh of=f count=8 oflag=direct conv=notrunc",
+        "2745",
+    ),
+    ("--groups 5,2000", "fallocate -l 9000 f", "2745"),
+    ("--groups 5,200", "fallocate -l 9000 f", "745"),
+    ("--groups 5,200", "dd if=/bin/sh of=f count=1", "745"),
+];
+
+#[test]
+fn mount_takes_set_group_id_from_files_of_groups_that_one_is_not_in() -> Result<()> {
+    let test = "mount_takes_set_group_id_from_files_of_groups_that_one_is_not_in";
+    let script = |(groups, change, _): (&str, &str, &str)| {
+        format!(
+            "rm -f f; echo content > f; chown 1000:2000 f; chmod 2745 f; stat f > /dev/null; \
+             setpriv --reuid 1000 --regid 1000 {groups} {change} 2> /dev/null; stat -c %a f"
+        )
+    };
+    on_every_way(test, |stand| {
+        for case in SET_GROUP_ID {
+            let said = sh(stand, &script(case))?;
+            ensure!(said == case.2, "{case:?}: {said}");
+        }
+        Ok(())
+    })
+}
+
 #[test]
 fn mount_refuses_what_it_cannot_keep() -> Result<()> {
     on_every_way("mount_refuses_what_it_cannot_keep", |stand| {
