@@ -2,6 +2,7 @@
 
 mod plan;
 mod servers;
+mod wrong_use;
 
 use std::path::PathBuf;
 
@@ -10,6 +11,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
+pub(crate) use wrong_use::{EXIT_WRONG_USE, WrongUse};
 
 /// A user-space, batch-aware distributed file system.
 ///

@@ -2,21 +2,44 @@
 //! any thread exists, because a process that has threads may not enter a user name space.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use bafs_client::agent::{Choices, Explain};
+use bafs_client::entry::EXIT_ENVIRONMENT;
+use bafs_client::sandbox::{self, JobPlan, Session, VolumeBind};
 use bafs_client::tree::Promise;
+use bafs_proto::ErrorCode;
+use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role};
 use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
+use serde_json::json;
 
-use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs};
+use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs, WrongUse};
 use crate::client::Client;
 use crate::init;
 
 const SECOND_MS: u64 = 1000;
+
+/// Why a program of `bafs exec` was not begun.
+#[derive(Debug)]
+struct NotBegun {
+    /// The volume that is the cause, if one is.
+    volume: Option<String>,
+    error: anyhow::Error,
+}
+
+impl From<anyhow::Error> for NotBegun {
+    fn from(error: anyhow::Error) -> Self {
+        Self {
+            volume: None,
+            error,
+        }
+    }
+}
 
 /// Runs `bafs exec`.
 pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
@@ -25,8 +48,22 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         .iter()
         .map(|text| parse_mount(text))
         .collect::<Result<Vec<_>>>()?;
-    let mounts = find_apart(&args.client, &wanted)?;
-    refuse_twice(&mounts)?;
+    refuse_places(&wanted)?;
+    match prepare(args, &wanted) {
+        Ok((spec, identity)) => Ok(bafs_client::entry::exec_main(
+            spec,
+            identity,
+            choices(args.explain, args.delegate, Promise::Synced),
+        )),
+        Err(NotBegun { error, .. }) if WrongUse::is_why(&error) => Err(error),
+        // 1 would be the program's own.
+        Err(not_begun) => Ok(environment_failed(&not_begun)),
+    }
+}
+
+fn prepare(args: &ExecArgs, wanted: &[Wanted]) -> Result<(JobSpec, Identity), NotBegun> {
+    let mounts = find_apart(&args.client, wanted)?;
+    refuse_writers(&mounts)?;
     let (executable, arguments) = args.program.split_first().context("a program is needed")?;
     let directory = std::env::current_dir().context("the working directory is gone")?;
     let spec = JobSpec {
@@ -42,16 +79,28 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         mounts,
         op_deadline_ms: args.op_deadline.saturating_mul(SECOND_MS),
     };
-    let identity = init::load(&args.client.identity, Role::Agent)?;
-    Ok(bafs_client::entry::exec_main(
-        spec,
-        identity,
-        choices(args.explain, args.delegate, Promise::Synced),
-    ))
+    Ok((spec, init::load(&args.client.identity, Role::Agent)?))
+}
+
+/// Says, as for what fails later, why a program was not begun.
+fn environment_failed(not_begun: &NotBegun) -> ExitCode {
+    let NotBegun { volume, error } = not_begun;
+    let known = error.downcast_ref::<bafs_proto::Error>();
+    // What no server said is what is not to be found.
+    let code = known.map_or(ErrorCode::NotFound, |error| error.code);
+    let line = json!({
+        "reason": format!("{code:?}"),
+        "code": code as u16,
+        "volume": volume,
+        "detail": format!("{error:#}"),
+    });
+    let _ = writeln!(io::stderr(), "{line}");
+    ExitCode::from(EXIT_ENVIRONMENT)
 }
 
 /// Runs `bafs mount`.
 pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode> {
+    refuse_no_directory(&args.directory)?;
     let wanted = Wanted {
         volume: args.volume.clone(),
         path: args.directory.to_string_lossy().into_owned(),
@@ -61,7 +110,8 @@ pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode> {
             (false, true) => Access::WriteBack,
         },
     };
-    let mounts = find_apart(&args.client, &[wanted])?;
+    let found = find_apart(&args.client, &[wanted]);
+    let mounts = found.map_err(|not_begun| not_begun.error)?;
     let mount = mounts
         .into_iter()
         .next()
@@ -76,6 +126,22 @@ pub(crate) fn mount(args: &MountArgs) -> Result<ExitCode> {
         // Programs on the host outlive the agent, and do not run again.
         choices(args.explain, args.delegate, Promise::Closed),
     ))
+}
+
+/// What a killed mount left on a directory fails in other ways, and is taken away before the new
+/// one comes.
+fn refuse_no_directory(directory: &Path) -> Result<()> {
+    let refused = |why: &str| {
+        let shown = directory.display();
+        Err(WrongUse::because(format!("{shown} {why}")))
+    };
+    match std::fs::metadata(directory) {
+        Ok(found) if !found.is_dir() => refused("is no directory: a volume is shown in one"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            refused("is not there: make the directory first, with mkdir")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Runs `bafs agent`.
@@ -107,41 +173,77 @@ enum Access {
     WriteBack,
 }
 
-/// A volume has one writer, and a place one volume.
-fn refuse_twice(mounts: &[MountSpec]) -> Result<()> {
-    for (at, one) in mounts.iter().enumerate() {
-        for other in &mounts[..at] {
-            let writes = one.writable || other.writable;
-            if one.path == other.path {
-                bail!("--mount: two volumes at {}; name two places", one.path);
+/// Refuses places where no machine shows a volume, and those of several.
+fn refuse_places(wanted: &[Wanted]) -> Result<()> {
+    for (at, one) in wanted.iter().enumerate() {
+        for other in &wanted[..at] {
+            let (one, other) = (&one.path, &other.path);
+            if one == other {
+                return wrong(format!("two volumes at {one}; name two places"));
             }
-            let places = [Path::new(&one.path), Path::new(&other.path)];
+            let places = [Path::new(one), Path::new(other)];
             if places[0].starts_with(places[1]) || places[1].starts_with(places[0]) {
-                let (one, other) = (&one.path, &other.path);
-                bail!("--mount: of {one} and {other} one is inside the other; name places apart");
+                return wrong(format!(
+                    "of {one} and {other} one is inside the other; name places apart"
+                ));
             }
-            if one.target == other.target && writes {
-                let name = &one.name;
-                bail!("--mount: {name} twice, and one writes; mount it once, or both :ro");
-            }
+        }
+    }
+    let volumes = wanted.iter().map(|want| VolumeBind {
+        name: want.volume.clone(),
+        source: PathBuf::new(),
+        path: want.path.clone().into(),
+        access: sandbox::Access::ReadOnly,
+    });
+    let plan = JobPlan {
+        job: String::new(),
+        volumes: volumes.collect(),
+        program: "any".into(),
+        arguments: Vec::new(),
+        environment: Vec::new(),
+        directory: PathBuf::new(),
+        identity: sandbox::Identity::Caller,
+        session: Session::Own,
+    };
+    plan.check().or_else(|error| wrong(error.to_string()))
+}
+
+/// A volume has one writer.
+fn refuse_writers(mounts: &[MountSpec]) -> Result<()> {
+    for (at, one) in mounts.iter().enumerate() {
+        let again = |other: &&MountSpec| other.target == one.target;
+        let writes = |other: &MountSpec| one.writable || other.writable;
+        if mounts[..at].iter().find(again).is_some_and(writes) {
+            let name = &one.name;
+            return wrong(format!(
+                "{name} twice, and one writes; mount it once, or both :ro"
+            ));
         }
     }
     Ok(())
 }
 
+fn wrong(why: String) -> Result<()> {
+    Err(WrongUse::because(format!("--mount: {why}")))
+}
+
 fn parse_mount(text: &str) -> Result<Wanted> {
     let Some((volume, rest)) = text.split_once(":/").filter(|(name, _)| !name.is_empty()) else {
-        bail!("--mount {text}: write VOLUME:/absolute/path or VOLUME:/absolute/path:ro");
+        return Err(WrongUse::because(format!(
+            "--mount {text}: write VOLUME:/absolute/path or VOLUME:/absolute/path:ro"
+        )));
     };
     let (path, access) = match rest.rsplit_once(':') {
         None => (rest, Access::ReadWrite),
         Some((path, "rw")) => (path, Access::ReadWrite),
         Some((path, "ro")) => (path, Access::ReadOnly),
         Some((path, "write-back")) => (path, Access::WriteBack),
-        Some((_, other)) => bail!(
-            "--mount {text}: '{other}' is neither 'ro' nor 'rw' nor 'write-back'; a path with a \
-             colon needs one of them behind it"
-        ),
+        Some((_, other)) => {
+            return Err(WrongUse::because(format!(
+                "--mount {text}: '{other}' is neither 'ro' nor 'rw' nor 'write-back'; a path with \
+                 a colon needs one of them behind it"
+            )));
+        }
     };
     Ok(Wanted {
         volume: volume.to_owned(),
@@ -152,27 +254,32 @@ fn parse_mount(text: &str) -> Result<Wanted> {
 
 /// Finds volumes through the catalog on a thread of its own whose runtime is gone on return, so
 /// that this process has one thread again.
-fn find_apart(args: &ClientArgs, wanted: &[Wanted]) -> Result<Vec<MountSpec>> {
+fn find_apart(args: &ClientArgs, wanted: &[Wanted]) -> Result<Vec<MountSpec>, NotBegun> {
     std::thread::scope(|scope| {
-        let finding = scope.spawn(|| -> Result<Vec<MountSpec>> {
+        let finding = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
-                .build()?;
+                .build()
+                .context("cannot look for volumes")?;
             let found = runtime.block_on(find(args, wanted));
             runtime.shutdown_background();
             found
         });
         finding
             .join()
-            .unwrap_or_else(|_| bail!("the search for volumes failed"))
+            .unwrap_or_else(|_| Err(anyhow!("the search for volumes failed").into()))
     })
 }
 
-async fn find(args: &ClientArgs, wanted: &[Wanted]) -> Result<Vec<MountSpec>> {
+async fn find(args: &ClientArgs, wanted: &[Wanted]) -> Result<Vec<MountSpec>, NotBegun> {
     let client = Client::new(args)?;
     let mut mounts = Vec::with_capacity(wanted.len());
     for want in wanted {
-        let (node, status) = client.volume(&want.volume).await?;
+        let found = client.volume(&want.volume).await;
+        let (node, status) = found.map_err(|error| NotBegun {
+            volume: Some(want.volume.clone()),
+            error,
+        })?;
         mounts.push(mount_spec(&client, &node, &status, want)?);
     }
     Ok(mounts)
@@ -192,7 +299,9 @@ fn mount_spec(
         }
         VolumeKind::Cache { .. } if want.access == Access::WriteBack => {
             let name = &status.spec.name;
-            bail!("volume {name} is a cache and cannot be written; mount it without write-back")
+            return Err(WrongUse::because(format!(
+                "volume {name} is a cache and cannot be written; mount it without write-back"
+            )));
         }
         VolumeKind::Cache { .. } => (MountTarget::Cache { server, volume }, false),
     };
@@ -229,5 +338,38 @@ mod tests {
         for wrong in ["v", ":/a", "v:a", "v:/a:RO", "v:/a:xx", "v:/a:"] {
             assert!(mount(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn places_of_volumes_are_refused_before_anything_is_looked_for() {
+        let refusal = |mounts: &[&str]| {
+            let wanted = mounts.iter().map(|text| parse_mount(text).unwrap());
+            refuse_places(&wanted.collect::<Vec<_>>()).err()
+        };
+        assert!(refusal(&["v:/a", "w:/b"]).is_none());
+        for wrong in [
+            &["v:/proc"][..],
+            &["v:/"],
+            &["v:/a/../b"],
+            &["v:/a", "w:/a"],
+            &["v:/a", "w:/a/b"],
+            &["v:/a/b", "w:/a"],
+        ] {
+            let refused = refusal(wrong).expect("no machine can do it");
+            assert!(WrongUse::is_why(&refused), "{refused}");
+        }
+        assert!(WrongUse::is_why(&parse_mount("work").unwrap_err()));
+    }
+
+    #[test]
+    fn a_volume_is_shown_in_a_directory_that_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(refuse_no_directory(directory.path()).is_ok());
+        let path = directory.path().join("it");
+        let refused = refuse_no_directory(&path).unwrap_err();
+        assert!(WrongUse::is_why(&refused) && refused.to_string().contains("mkdir"));
+        std::fs::write(&path, "a file").unwrap();
+        let refused = refuse_no_directory(&path).unwrap_err();
+        assert!(WrongUse::is_why(&refused), "{refused}");
     }
 }

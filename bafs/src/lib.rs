@@ -40,7 +40,8 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use args::{
-    AgentArgs, CatalogArgs, ChannelChoice, Cli, Command, ExecArgs, HomeArgs, MountArgs, NodeArgs,
+    AgentArgs, CatalogArgs, ChannelChoice, Cli, Command, EXIT_WRONG_USE, ExecArgs, HomeArgs,
+    MountArgs, NodeArgs, WrongUse,
 };
 use output::{Output, ReaderGone};
 
@@ -74,7 +75,8 @@ pub fn main() -> ExitCode {
         Err(error) if error.downcast_ref::<ReaderGone>().is_some() => ExitCode::from(READER_GONE),
         Err(error) => {
             eprintln!("{}", visible::lines(&format!("bafs: {error:#}")));
-            ExitCode::from(FAILED)
+            let is_wrong_use = WrongUse::is_why(&error);
+            ExitCode::from(if is_wrong_use { EXIT_WRONG_USE } else { FAILED })
         }
     }
 }

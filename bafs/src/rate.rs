@@ -1,11 +1,14 @@
 //! Rates and sizes on the command line, such as `1MB/s`.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use bafs_sched::workflow::{self, parse_size};
+
+use crate::args::WrongUse;
 
 /// Bytes per second from text such as `1MB/s`, `12 MiB/s` or `500KB`; not from bits.
 pub(crate) fn parse_rate(text: &str) -> Result<u64> {
-    workflow::parse_rate(text).map_err(|e| anyhow!("'{text}' is no rate such as 1MB/s: {e}"))
+    workflow::parse_rate(text)
+        .map_err(|e| WrongUse::because(format!("'{text}' is no rate such as 1MB/s: {e}")))
 }
 
 /// The rate that a server keeps to, from its argument.
@@ -16,7 +19,7 @@ pub(crate) fn parse_limit(text: Option<&str>) -> Result<Option<u64>> {
 
 /// Bytes from text such as `10GB`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64> {
-    parse_size(text.trim()).map_err(|e| anyhow!("'{text}' is no size: {e}"))
+    parse_size(text.trim()).map_err(|e| WrongUse::because(format!("'{text}' is no size: {e}")))
 }
 
 /// Bytes for people, to three decimals of the unit; the exact number is in the JSON.

@@ -20,7 +20,7 @@ use bafs_sched::report::RunReport;
 use bafs_sched::sim::{Load, advise};
 use bafs_sched::workflow::{Workflow, parse_duration};
 
-use crate::args::{RunArgs, StartOrder};
+use crate::args::{RunArgs, StartOrder, WrongUse};
 use crate::client::Client;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::display::Display;
@@ -68,6 +68,8 @@ pub(crate) struct Way {
 
 /// Runs the command.
 pub(crate) async fn run(args: RunArgs, output: Output) -> Result<ExitCode> {
+    // Before anything is asked for or started.
+    args.patience.as_deref().map(patience_ms).transpose()?;
     let workflow = workflow_file::load(&args.workflow)?;
     let report = match args.local {
         Some(nodes) => run_local(&args, workflow, nodes, output).await?,
@@ -109,7 +111,9 @@ fn settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
 fn patience_ms(text: &str) -> Result<u64> {
     match parse_duration(text) {
         Ok(seconds) => Ok(seconds.saturating_mul(1000)),
-        Err(error) => bail!("--patience cannot be read: {error}"),
+        Err(error) => Err(WrongUse::because(format!(
+            "--patience cannot be read: {error}"
+        ))),
     }
 }
 
@@ -153,42 +157,8 @@ async fn run_local(
     nodes: u32,
     output: Output,
 ) -> Result<RunReport> {
-    if nodes == 0 {
-        bail!("--local 0: a cluster needs a node");
-    }
-    if nodes > LOCAL_NODES_MAX {
-        bail!("--local {nodes}: one machine runs {LOCAL_NODES_MAX} nodes at most");
-    }
+    let spec = cluster_spec(args, nodes)?;
     tokio::task::block_in_place(check_machine)?;
-    let file = args.workflow.canonicalize()?;
-    let beside = || {
-        file.parent()
-            .map(Path::to_owned)
-            .context("a file has a directory")
-    };
-    let export = match &args.export {
-        Some(directory) => directory
-            .canonicalize()
-            .with_context(|| format!("--export {}", directory.display()))?,
-        None => beside()?,
-    };
-    let size = args
-        .node_size
-        .clone()
-        .unwrap_or_else(|| NODE_SIZE.to_owned());
-    let size_bytes = parse_bytes(&size).context("--node-size")?;
-    parse_limit(args.limit.as_deref())?;
-    let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
-    let spec = ClusterSpec {
-        program: std::env::current_exe().context("cannot find the bafs program")?,
-        export,
-        limit: args.limit.clone(),
-        node_sizes: vec![size; nodes as usize],
-        slots: cores.div_ceil(nodes),
-        metrics: false,
-        keep: false,
-    };
-    warn_of_disk(nodes, size_bytes);
     let asked = asked_to_end();
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     let way = Way {
@@ -227,6 +197,45 @@ async fn run_local(
 /// Says something to who reads standard error; the terminal may have gone, and then nobody does.
 fn complain(text: &str) {
     let _ = writeln!(std::io::stderr(), "bafs: {text}");
+}
+
+/// The throw-away cluster that is asked for.
+fn cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
+    let refused = |why: String| WrongUse::because(format!("--local {nodes}: {why}"));
+    if nodes == 0 {
+        return Err(refused("a cluster needs a node".to_owned()));
+    }
+    if nodes > LOCAL_NODES_MAX {
+        let most = format!("one machine runs {LOCAL_NODES_MAX} nodes at most");
+        return Err(refused(most));
+    }
+    let size = args
+        .node_size
+        .clone()
+        .unwrap_or_else(|| NODE_SIZE.to_owned());
+    let size_bytes = parse_bytes(&size).context("--node-size")?;
+    parse_limit(args.limit.as_deref())?;
+    let file = args.workflow.canonicalize()?;
+    let beside = || {
+        file.parent()
+            .map(Path::to_owned)
+            .context("a file has a directory")
+    };
+    let export = match &args.export {
+        Some(directory) => serve::exported(directory)?,
+        None => beside()?,
+    };
+    let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
+    warn_of_disk(nodes, size_bytes);
+    Ok(ClusterSpec {
+        program: std::env::current_exe().context("cannot find the bafs program")?,
+        export,
+        limit: args.limit.clone(),
+        node_sizes: vec![size; nodes as usize],
+        slots: cores.div_ceil(nodes),
+        metrics: false,
+        keep: false,
+    })
 }
 
 /// Tells of nodes that offer more than the disk has where their stores will be. Each would say so
@@ -362,8 +371,8 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
     }
 }
 
-/// For how long nodes surely keep the volumes of a run whose scheduler has just ended: its last sign
-/// of interest may be as old as the pause between two, a quarter of what a volume then lives.
+/// For how long nodes surely keep the volumes of a run whose scheduler has just ended: its last
+/// sign of interest may be as old as the pause between two, a quarter of what a volume then lives.
 fn surely_left_ms(settings: &Settings) -> u64 {
     settings.volume_lifetime_ms - settings.volume_lifetime_ms / 4
 }

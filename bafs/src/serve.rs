@@ -1,10 +1,11 @@
 //! `bafs home`, `bafs catalog`, `bafs node`: a server until it is told to stop.
 
 use std::net::ToSocketAddrs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bafs_client::signals::asked_to_end;
+use bafs_proto::ErrorCode;
 use bafs_proto::message::Role;
 use bafs_sched::workflow::Url;
 use bafs_server::catalog::{self, CatalogConfig};
@@ -16,7 +17,7 @@ use nix::sys::signal::Signal;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
+use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs, WrongUse};
 use crate::init;
 use crate::metrics;
 use crate::output::Output;
@@ -27,10 +28,7 @@ pub(crate) async fn home(args: HomeArgs, output: Output) -> Result<()> {
     check_home_name(&args.name)?;
     check_listen(&args.server.listen)?;
     check_reachable(&args.server.listen, args.catalog.as_deref())?;
-    let root = args
-        .export
-        .canonicalize()
-        .with_context(|| format!("cannot export {}", args.export.display()))?;
+    let root = exported(&args.export)?;
     let config = HomeConfig {
         listen: args.server.listen.clone(),
         identity: init::load(&args.server.identity, Role::Server)?,
@@ -40,7 +38,70 @@ pub(crate) async fn home(args: HomeArgs, output: Output) -> Result<()> {
         group: String::new(),
         limit_bytes_per_s: parse_limit(args.limit.as_deref())?,
     };
-    until_stopped(home::start(config).await?, &args.server, output).await
+    let server = started(home::start(config).await)?;
+    until_stopped(server, &args.server, output).await
+}
+
+/// The directory that `--export` names, whole.
+pub(crate) fn exported(directory: &Path) -> Result<PathBuf> {
+    directory.canonicalize().map_err(|error| {
+        anyhow!(
+            "cannot export {}: {error}; --export names a directory that is there",
+            directory.display()
+        )
+    })
+}
+
+/// What `--homes` says.
+fn home_settings(path: &Path) -> Result<HomeSettings> {
+    HomeSettings::load(path).map_err(|error| match error.code {
+        ErrorCode::NotFound => anyhow!("{error}; --homes (BAFS_HOMES) names a file that is there"),
+        _ => error.into(),
+    })
+}
+
+/// What a server said that did not start, with what helps.
+fn started(started: bafs_proto::Result<Running>) -> Result<Running> {
+    started.map_err(|error| match remedy(&error.detail) {
+        Some(remedy) => anyhow!("{error}; {remedy}"),
+        None => error.into(),
+    })
+}
+
+/// What helps where the system refused something to a server that starts.
+fn remedy(refusal: &str) -> Option<&'static str> {
+    let of_listening = [
+        (
+            "Address already in use",
+            "another process has this port: choose another --listen, or stop that one",
+        ),
+        (
+            "Cannot assign requested address",
+            "--listen takes an address of this machine; `ip address` lists them",
+        ),
+        (
+            "Permission denied",
+            "ports below 1024 are for root: choose another --listen",
+        ),
+    ];
+    let of_the_store = [
+        (
+            "Not a directory",
+            "--store takes a directory, which is made if it is not there",
+        ),
+        ("File exists", "--store takes a directory, and this is none"),
+        (
+            "Permission denied",
+            "--store takes a directory where this user may write",
+        ),
+    ];
+    let known = match refusal {
+        it if it.starts_with("cannot listen at ") => of_listening.as_slice(),
+        it if it.starts_with("store ") => of_the_store.as_slice(),
+        _ => return None,
+    };
+    let found = known.iter().find(|(reason, _)| refusal.contains(reason));
+    found.map(|(_, remedy)| *remedy)
 }
 
 /// Runs a catalog.
@@ -50,7 +111,8 @@ pub(crate) async fn catalog(args: CatalogArgs, output: Output) -> Result<()> {
         listen: args.server.listen.clone(),
         identity: init::load(&args.server.identity, Role::Server)?,
     };
-    until_stopped(catalog::start(config).await?, &args.server, output).await
+    let server = started(catalog::start(config).await)?;
+    until_stopped(server, &args.server, output).await
 }
 
 /// Runs a node.
@@ -70,12 +132,12 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
     {
         tracing::warn!("it stores volumes, but {error:#}");
     }
-    let homes = args.homes.as_deref().map(HomeSettings::load).transpose()?;
+    let homes = args.homes.as_deref().map(home_settings).transpose()?;
     let config = NodeConfig {
         listen: args.server.listen.clone(),
         identity: init::load(&args.server.identity, Role::Server)?,
         store: args.store,
-        capacity_bytes: parse_bytes(&args.size)?,
+        capacity_bytes: parse_bytes(&args.size).context("--size")?,
         capacity_files: args.files,
         catalog: args.catalog,
         group: args.group.unwrap_or_default(),
@@ -92,7 +154,7 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
         homes: homes.unwrap_or_default(),
     };
     let (store, offered) = (config.store.clone(), config.capacity_bytes);
-    let server = node::start(config).await?;
+    let server = started(node::start(config).await)?;
     check_offer(&store, offered);
     until_stopped(server, &args.server, output).await
 }
@@ -133,11 +195,13 @@ fn check_home_name(name: &str) -> Result<()> {
 
 /// Others must be able to reach the address that a server advertises.
 fn check_listen(listen: &str) -> Result<()> {
-    let mut addresses = listen
-        .to_socket_addrs()
-        .with_context(|| format!("--listen {listen} is no address such as 10.0.0.1:7000"))?;
+    let mut addresses = listen.to_socket_addrs().map_err(|error| {
+        let why = format!("--listen {listen} is no address such as 10.0.0.1:7000: {error}");
+        WrongUse::because(why)
+    })?;
     if addresses.any(|address| address.ip().is_unspecified()) {
-        bail!("--listen {listen}: name the address by which others reach this machine");
+        let why = "name the address by which others reach this machine";
+        return Err(WrongUse::because(format!("--listen {listen}: {why}")));
     }
     Ok(())
 }
@@ -207,6 +271,16 @@ mod tests {
             let refused = check_home_name(bad).expect_err(bad).to_string();
             assert!(refused.contains("--name"), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_server_that_does_not_start_says_what_helps() {
+        let taken = "cannot listen at 10.0.0.1:1 (TCP): Address already in use (os error 98)";
+        assert!(remedy(taken).is_some_and(|it| it.contains("choose another --listen")));
+        let file = remedy("store env.sh: Not a directory (os error 20)");
+        assert!(file.is_some_and(|it| it.contains("--store takes a directory")));
+        assert_eq!(remedy("store a: Not enough memory"), None);
+        assert_eq!(remedy("the cluster is Not a directory"), None);
     }
 
     #[test]

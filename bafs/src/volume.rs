@@ -18,6 +18,7 @@ use serde_json::json;
 
 use crate::args::{
     ClientArgs, LimitArg, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeReplicateArgs,
+    WrongUse,
 };
 use crate::client::Client;
 use crate::output::Output;
@@ -88,7 +89,9 @@ fn size_of(args: &VolumeCreateArgs) -> Result<u64> {
         size => parse_bytes(size),
     }
     .and_then(|bytes| match bytes {
-        0 => bail!("a volume of 0 bytes holds nothing; say how much it needs, as --size 10GB"),
+        0 => Err(WrongUse::because(
+            "a volume of 0 bytes holds nothing; say how much it needs, as --size 10GB",
+        )),
         bytes => Ok(bytes),
     })
 }

@@ -158,3 +158,45 @@ fn cluster_lists_one_home_of_a_name_and_the_other_says_so() -> Result<()> {
     second.wait()?;
     Ok(())
 }
+
+#[test]
+fn cluster_commands_with_wrong_words_end_with_another_code_than_those_that_fail() -> Result<()> {
+    let world = World::start(&["20MB"])?;
+    let workflow = world.workflow("job j {\nexecutable = /bin/true\n}\n")?;
+    let workflow = workflow.to_string_lossy();
+    let create = ["volume", "create", "v", "--node", "n1", "--size"];
+    for args in [
+        &["exec", "--mount", "work", "--", "/bin/true"][..],
+        &["exec", "--mount", "work:/proc", "--", "/bin/true"],
+        &[&create[..], &["1"]].concat(),
+        &[&create[..], &["0"]].concat(),
+        &["run", &workflow, "--patience", "x"],
+        &["run", &workflow, "--local", "1", "--patience", "x"],
+        &["run", &workflow, "--local", "1", "--limit", "x"],
+        &["run", &workflow, "--local", "0"],
+        &["home", "--export", "/tmp", "--limit", "x"],
+        &["catalog", "--listen", "47000"],
+        &["mount", "work", "/no/such/directory"],
+    ] {
+        let output = world.bafs(args).output()?;
+        let text = said(&output);
+        ensure!(output.status.code() == Some(2), "{args:?}: {text}");
+        ensure!(text.contains("bafs: "), "{args:?}: {text}");
+    }
+    let exec = |catalog: &str| {
+        let mut command = world.bafs(&["exec", "--mount", "nosuch:/a", "--", "/bin/true"]);
+        command.env("BAFS_CATALOG", catalog).output()
+    };
+    for (catalog, reason) in [
+        (world.cluster.catalog(), "NotFound"),
+        ("127.0.0.1:9", "Unreachable"),
+    ] {
+        let output = exec(catalog)?;
+        let text = said(&output);
+        ensure!(output.status.code() == Some(75), text);
+        let line: serde_json::Value = serde_json::from_slice(&output.stderr)?;
+        ensure!(line["reason"] == reason, text);
+        ensure!(line["volume"] == "nosuch", text);
+    }
+    Ok(())
+}

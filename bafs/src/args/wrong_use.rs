@@ -1,0 +1,49 @@
+//! Words of the command line that no machine and no cluster can do: the exit code says so, as for
+//! those that the parser refuses.
+
+use std::fmt;
+
+use anyhow::Error;
+
+/// Exit code of a command whose words are wrong, as of one that cannot be parsed.
+pub(crate) const EXIT_WRONG_USE: u8 = 2;
+
+/// Why the words are wrong.
+#[derive(Debug)]
+pub(crate) struct WrongUse(String);
+
+impl WrongUse {
+    /// The error of a command whose words are wrong for this reason.
+    pub(crate) fn because(why: impl fmt::Display) -> Error {
+        Error::new(Self(why.to_string()))
+    }
+
+    /// Whether this is why a command failed.
+    pub(crate) fn is_why(error: &Error) -> bool {
+        error.downcast_ref::<Self>().is_some()
+    }
+}
+
+impl fmt::Display for WrongUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongUse {}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn wrong_words_are_known_whatever_is_said_around_them() {
+        let refused: anyhow::Result<()> = Err(WrongUse::because("no size"));
+        let refused = refused.context("--size").context("a volume").unwrap_err();
+        assert!(WrongUse::is_why(&refused));
+        assert_eq!(format!("{refused:#}"), "a volume: --size: no size");
+        assert!(!WrongUse::is_why(&anyhow!("a disk is full")));
+    }
+}
