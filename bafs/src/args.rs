@@ -360,7 +360,12 @@ pub(crate) struct MountArgs {
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
     /// Deadline of each remote operation in seconds; past it the volume is lost.
-    #[arg(long, env = "BAFS_OP_DEADLINE", default_value_t = 30)]
+    #[arg(
+        long,
+        env = "BAFS_OP_DEADLINE",
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub(crate) op_deadline: u64,
     /// Say on standard error how each volume is reached, and why not better.
     #[arg(long)]
@@ -382,7 +387,12 @@ pub(crate) struct ExecArgs {
     #[arg(long = "mount", value_name = "VOLUME:/PATH[:ro|:rw|:write-back]")]
     pub(crate) mounts: Vec<String>,
     /// Deadline of each remote operation in seconds; past it the volume is lost.
-    #[arg(long, env = "BAFS_OP_DEADLINE", default_value_t = 30)]
+    #[arg(
+        long,
+        env = "BAFS_OP_DEADLINE",
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub(crate) op_deadline: u64,
     /// Say on standard error how each volume is reached, and why not better.
     #[arg(long)]

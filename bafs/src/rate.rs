@@ -13,7 +13,15 @@ pub(crate) fn parse_rate(text: &str) -> Result<u64> {
 
 /// The rate that a server keeps to, from its argument.
 pub(crate) fn parse_limit(text: Option<&str>) -> Result<Option<u64>> {
-    let rate = text.map(parse_rate).transpose();
+    let rate = text.map(|text| match parse_rate(text) {
+        // A limit might be of bytes in all as well.
+        Ok(_) if !text.trim_end().ends_with("/s") => Err(WrongUse::because(format!(
+            "'{text}' is no rate: say how much in a second, as {}/s",
+            text.trim()
+        ))),
+        rate => rate,
+    });
+    let rate = rate.transpose();
     rate.context("--limit (leave it out for no limit)")
 }
 
@@ -51,6 +59,13 @@ mod tests {
         let said = format!("{:#}", parse_limit(Some("0MB/s")).unwrap_err());
         assert!(said.contains("--limit (leave it out"), "{said}");
         assert_eq!(parse_limit(None).unwrap(), None);
+    }
+
+    #[test]
+    fn a_limit_says_that_it_is_one_of_a_second() {
+        assert_eq!(parse_limit(Some("5 MB/s")).unwrap(), Some(5_000_000));
+        let said = format!("{:#}", parse_limit(Some("5MB")).unwrap_err());
+        assert!(said.contains("as 5MB/s"), "{said}");
     }
 
     #[test]
