@@ -12,6 +12,7 @@ use crate::fault::is_full;
 
 const ID: &str = "server-id";
 const LIVES: &str = "lives";
+const LOCK: &str = "lives.lock";
 
 /// A life of a server, from a start to the end of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +30,7 @@ impl Life {
     /// # Errors
     /// What the system says; `InvalidData` when a file is damaged.
     pub(crate) fn begin(directory: &Path) -> io::Result<Self> {
+        let _turn = turn(directory);
         let server = if let Some(id) = read(&directory.join(ID))? {
             id
         } else {
@@ -48,6 +50,15 @@ impl Life {
         }
         Ok(Self { server, number })
     }
+}
+
+/// Waits until no other server begins a life in this directory: several homes may export it. Where
+/// no file can be made or locked, as on a full disk, it is as if there were no other.
+fn turn(directory: &Path) -> Option<File> {
+    let path = directory.join(LOCK);
+    let file = File::options().create(true).append(true).open(path).ok()?;
+    file.lock().ok()?;
+    Some(file)
 }
 
 /// Writes over the beginning of a file, durably, which needs no new block but where the file
@@ -106,6 +117,21 @@ mod tests {
         let second = Life::begin(directory.path()).expect("second");
         assert_eq!((first.number, second.number), (1, 2));
         assert_eq!(first.server, second.server);
+    }
+
+    #[test]
+    fn those_that_begin_at_once_have_numbers_of_their_own_and_one_id() {
+        let directory = tempfile::tempdir().expect("directory");
+        let begin = || Life::begin(directory.path()).expect("a life");
+        let lives: Vec<Life> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..16).map(|_| scope.spawn(begin)).collect();
+            let lives = threads.into_iter().map(|thread| thread.join());
+            lives.map(|life| life.expect("joined")).collect()
+        });
+        let mut numbers: Vec<u32> = lives.iter().map(|life| life.number).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (1..=16).collect::<Vec<_>>());
+        assert!(lives.iter().all(|life| life.server == lives[0].server));
     }
 
     #[test]

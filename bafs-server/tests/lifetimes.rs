@@ -3,7 +3,9 @@
 use crate::storage_world::{A, World, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{AgentId, Epoch, ServerId, VolumeId};
-use bafs_proto::message::{CloseTree, CreateVolume, OpenTree, RenewVolumes, ShowVolume, TreeRef};
+use bafs_proto::message::{
+    CloseTree, CreateVolume, DeleteVolume, OpenTree, RenewVolumes, ShowVolume, TreeRef,
+};
 use bafs_proto::token::Token;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
 
@@ -51,6 +53,35 @@ async fn volumes_expire_unless_renewed() {
         ErrorCode::VolumeLost
     );
     assert!(!tree(store.path(), 2).exists());
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// As on a disk that is full for a while.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_could_not_be_deleted_is_deleted_later_and_its_space_free_again() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let config = world.config(store.path());
+    let all = config.capacity_bytes;
+    let node = world.node(A, config).await;
+    let tasks = node.background();
+    let large = |id| VolumeSpec {
+        size_bytes: all,
+        ..spec(id, None)
+    };
+    world.create(A, large(1)).await.expect("create");
+    let trash = store.path().join("trash");
+    std::fs::remove_dir(&trash).expect("remove");
+    std::fs::write(&trash, "in the way").expect("write");
+    let delete = DeleteVolume {
+        volume: VolumeId(1),
+    };
+    world.call(A, delete).await.expect_err("no trash");
+    assert!(tree(store.path(), 1).exists());
+    std::fs::remove_file(&trash).expect("remove");
+    std::fs::create_dir(&trash).expect("create");
+    // Whoever needs the room waits for it.
+    world.create(A, large(2)).await.expect("create");
+    assert!(!tree(store.path(), 1).exists());
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
 }
 

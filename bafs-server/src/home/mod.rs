@@ -18,8 +18,8 @@ mod sweep;
 mod throttle;
 mod unfinished;
 
-pub(crate) use export::Export;
 pub use export::OWN as OWN_DIRECTORY;
+pub(crate) use export::{Export, Found};
 pub(crate) use listing::list;
 pub use occupied::remove_unoccupied;
 pub(crate) use puts::Puts;
@@ -55,7 +55,6 @@ use crate::lives::Life;
 use crate::serving::{ADVERT_TTL_MS, Running, advertise, check_names, pool, reachable};
 use crate::source::entry;
 use crate::trees::TreeSessions;
-use export::Found;
 use packs::Small;
 use throttle::Throttle;
 
@@ -195,16 +194,21 @@ impl Home {
                 Ok(bare(Reply::StatSource(found)))
             }
             Request::ReadSource(call) => {
+                let turn = self.throttle.turn(call.length as usize, wait).await?;
                 let read = self.clone().blocking(move |home| home.read(&token, &call));
                 let (data, bytes) = read.await?;
-                self.throttle.pass(bytes.len(), wait).await?;
+                turn.pass(bytes.len(), wait).await?;
                 self.counters.add("home_read_bytes", bytes.len() as u64);
                 Ok((Reply::ReadSource(data), bytes))
             }
             Request::ReadSources(call) => {
+                let sizes = call.files.iter().map(|file| file.identity.size);
+                let bytes = sizes.fold(0, u64::saturating_add);
+                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+                let turn = self.throttle.turn(bytes, wait).await?;
                 let read = move |home: &Self| home.read_files(&token, &call);
                 let (data, bytes) = self.clone().blocking(read).await?;
-                self.throttle.pass(bytes.len(), wait).await?;
+                turn.pass(bytes.len(), wait).await?;
                 self.counters.add("home_read_bytes", bytes.len() as u64);
                 Ok((Reply::ReadSources(data), bytes))
             }

@@ -4,11 +4,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::net::Awaited;
-use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
+use super::Wait;
 use crate::logic::bucket::Bucket;
 
 /// Bytes that pass at once: a large transfer must not make small ones wait for all of it.
@@ -42,49 +42,84 @@ impl Throttle {
     /// # Errors
     /// `DeadlineExceeded` when they cannot pass in time, as soon as that is known, or when nobody
     /// waits for them any more: what killed programs asked for must not hold up others.
-    pub(super) async fn pass(
-        &self,
-        bytes: usize,
-        (deadline, awaited): (Deadline, &Awaited),
-    ) -> Result<()> {
-        let Some(bucket) = &self.bucket else {
-            return Ok(());
-        };
-        tokio::select! {
-            passed = self.wait(bucket, bytes, deadline) => passed,
-            () = awaited.clone().is_over() => {
-                Err(Error::new(ErrorCode::DeadlineExceeded, "nobody waits for the bytes"))
-            }
-        }
+    pub(super) async fn pass(&self, bytes: usize, wait: Wait<'_>) -> Result<()> {
+        self.turn(bytes, wait).await?.pass(bytes, wait).await
     }
 
-    async fn wait(&self, bucket: &Mutex<Bucket>, bytes: usize, deadline: Deadline) -> Result<()> {
-        let late = |left: usize| {
-            let text = format!("{left} bytes do not pass the home server's limit in time");
-            Error::new(ErrorCode::DeadlineExceeded, text)
-        };
-        let _turn = if bytes > SLICE_BYTES {
-            let turn = self.transfers.acquire();
-            let turn = tokio::time::timeout_at(deadline.instant().into(), turn).await;
-            Some(turn.map_err(|_| late(bytes))?)
-        } else {
-            None
-        };
-        let mut left = bytes;
-        while left > 0 {
-            let slice = left.min(SLICE_BYTES);
-            let now_ns = nanoseconds(self.start.elapsed());
-            let wait_ns_max = nanoseconds(deadline.left());
-            let wait = {
-                let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
-                bucket.take(now_ns, slice as u64, wait_ns_max)
-            };
-            let wait_ns = wait.ok_or_else(|| late(left))?;
-            tokio::time::sleep(Duration::from_nanos(wait_ns)).await;
-            left -= slice;
+    /// Waits until it is the turn of a transfer of about so many `bytes`. Who reads them only then
+    /// holds no memory while it waits for others.
+    ///
+    /// # Errors
+    /// As [`Throttle::pass`].
+    pub(super) async fn turn(
+        &self,
+        bytes: usize,
+        (deadline, awaited): Wait<'_>,
+    ) -> Result<Turn<'_>> {
+        if self.bucket.is_none() || bytes <= SLICE_BYTES {
+            return Ok(Turn {
+                throttle: self,
+                permit: None,
+            });
         }
-        Ok(())
+        let permit = tokio::time::timeout_at(deadline.instant().into(), self.transfers.acquire());
+        let permit = unless_over(awaited, async { permit.await.map_err(|_| late(bytes)) });
+        Ok(Turn {
+            throttle: self,
+            permit: permit.await?.ok(),
+        })
     }
+}
+
+/// The turn of a transfer; while a large one has it, few others go on.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    throttle: &'a Throttle,
+    #[expect(dead_code, reason = "held")]
+    permit: Option<SemaphorePermit<'a>>,
+}
+
+impl Turn<'_> {
+    /// Waits until `bytes` may pass.
+    ///
+    /// # Errors
+    /// As [`Throttle::pass`].
+    pub(super) async fn pass(&self, bytes: usize, (deadline, awaited): Wait<'_>) -> Result<()> {
+        let Some(bucket) = &self.throttle.bucket else {
+            return Ok(());
+        };
+        let slices = async {
+            let mut left = bytes;
+            while left > 0 {
+                let slice = left.min(SLICE_BYTES);
+                let now_ns = nanoseconds(self.throttle.start.elapsed());
+                let wait_ns_max = nanoseconds(deadline.left());
+                let wait = {
+                    let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+                    bucket.take(now_ns, slice as u64, wait_ns_max)
+                };
+                let wait_ns = wait.ok_or_else(|| late(left))?;
+                tokio::time::sleep(Duration::from_nanos(wait_ns)).await;
+                left -= slice;
+            }
+            Ok(())
+        };
+        unless_over(awaited, slices).await
+    }
+}
+
+async fn unless_over<T>(awaited: &Awaited, going: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        gone = going => gone,
+        () = awaited.clone().is_over() => {
+            Err(Error::new(ErrorCode::DeadlineExceeded, "nobody waits for the bytes"))
+        }
+    }
+}
+
+fn late(left: usize) -> Error {
+    let text = format!("{left} bytes do not pass the home server's limit in time");
+    Error::new(ErrorCode::DeadlineExceeded, text)
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
@@ -93,6 +128,8 @@ fn nanoseconds(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use bafs_proto::time::Deadline;
+
     use super::*;
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 //! server's own code does the work; here it is told where it may.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::hash::Digest;
 use bafs_proto::message::{
@@ -10,14 +10,15 @@ use bafs_proto::message::{
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::time::{Deadline, Time};
-use bafs_proto::token::Token;
+use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 use super::settings::HomeSettings;
 use super::{Home, Put};
+use crate::access::Access;
 use crate::clock;
-use crate::home::{Export, Puts, list, read};
+use crate::home::{Export, Found, Puts, list, read};
 
 /// Old receipts and uploads are removed so often at most, in milliseconds.
 const SWEEP_MS: u64 = 3_600_000;
@@ -31,10 +32,15 @@ pub(super) struct Files {
 struct Directory {
     /// Without slashes at its ends.
     path: String,
+    access: Arc<Access>,
+    opened: Mutex<Opened>,
+}
+
+struct Opened {
     export: Arc<Export>,
     /// Made when first something is written: it leaves a directory of its own behind. With when old
     /// receipts and uploads were removed last.
-    puts: Mutex<Option<(Arc<Puts>, Time)>>,
+    puts: Option<(Arc<Puts>, Time)>,
 }
 
 impl Files {
@@ -42,12 +48,14 @@ impl Files {
     ///
     /// # Errors
     /// `NotFound` when a directory is not there.
-    pub(super) fn new(settings: &HomeSettings) -> Result<Self> {
+    pub(super) fn new(settings: &HomeSettings, access: &Arc<Access>) -> Result<Self> {
         let open = |path: &Path| {
             let export = Arc::new(Export::open(path)?);
-            let path = path.to_string_lossy().trim_matches('/').to_owned();
-            let puts = Mutex::default();
-            Ok(Arc::new(Directory { path, export, puts }))
+            Ok(Arc::new(Directory {
+                path: path.to_string_lossy().trim_matches('/').to_owned(),
+                access: access.clone(),
+                opened: Mutex::new(Opened { export, puts: None }),
+            }))
         };
         let directories = settings.directories().map(open).collect::<Result<_>>()?;
         Ok(Self { directories })
@@ -76,16 +84,32 @@ impl Files {
 }
 
 impl Directory {
+    /// The directory, where it is now: a shared file system may have been mounted anew.
+    fn opened(&self) -> Result<MutexGuard<'_, Opened>> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(gone) = opened.export.check_in_place() {
+            let export = opened.export.reopen().ok_or(gone)?;
+            *opened = Opened {
+                export: Arc::new(export),
+                puts: None,
+            };
+        }
+        Ok(opened)
+    }
+
     fn puts(&self) -> Result<Arc<Puts>> {
         let now = clock::now();
-        let mut known = self.puts.lock().unwrap_or_else(PoisonError::into_inner);
-        let (puts, swept) = match known.take() {
+        let mut opened = self.opened()?;
+        let (puts, swept) = match opened.puts.take() {
             Some(puts) => puts,
-            None => (Arc::new(Puts::open(self.export.clone())?), Time::default()),
+            None => (
+                Arc::new(Puts::open(opened.export.clone())?),
+                Time::default(),
+            ),
         };
         let is_due = now.ms_since(swept) > SWEEP_MS;
-        *known = Some((puts.clone(), if is_due { now } else { swept }));
-        drop(known);
+        opened.puts = Some((puts.clone(), if is_due { now } else { swept }));
+        drop(opened);
         if is_due {
             puts.sweep(now);
         }
@@ -97,20 +121,39 @@ impl Directory {
         let puts = self.puts()?;
         act(&puts).map_err(|error| puts.with_room(error))
     }
+
+    /// Finds a path below it that a token grants: where symbolic links lead must be granted too.
+    fn find(&self, token: &Token, path: &str) -> Result<Found> {
+        let export = self.opened()?.export.clone();
+        let found = export.find(path)?;
+        if found.path != path {
+            let allowed = self.allow(token, &found.path, Right::Read);
+            allowed.map_err(|error| export.led_away(path, &found.path, error))?;
+        }
+        Ok(found)
+    }
+
+    fn allow(&self, token: &Token, path: &str, right: Right) -> Result<()> {
+        let whole = format!("{}/{path}", self.path);
+        let whole = whole.trim_matches('/').to_owned();
+        self.access.require(token, Resource::Home(whole), right)
+    }
 }
 
 impl Home for Files {
     fn list<'a>(
         &'a self,
-        _token: &'a Token,
+        token: &'a Token,
         call: ListSource,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<SourcePage>> {
         Box::pin(async move {
             let (directory, path) = self.place(&call.path)?;
+            let token = token.clone();
             blocking(move || {
-                let top = directory.export.find(&path)?;
-                let (page, _) = list(&directory.export, &top, call.after.as_deref())?;
+                let top = directory.find(&token, &path)?;
+                let export = directory.opened()?.export.clone();
+                let (page, _) = list(&export, &top, call.after.as_deref())?;
                 Ok(page)
             })
             .await
@@ -119,13 +162,14 @@ impl Home for Files {
 
     fn read<'a>(
         &'a self,
-        _token: &'a Token,
+        token: &'a Token,
         call: ReadSource,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
         Box::pin(async move {
             let (directory, path) = self.place(&call.path)?;
-            blocking(move || read(&call, || directory.export.find(&path))).await
+            let token = token.clone();
+            blocking(move || read(&call, || directory.find(&token, &path))).await
         })
     }
 
@@ -141,7 +185,11 @@ impl Home for Files {
                 path,
                 mode: put.mode,
             };
-            let done = blocking(move || directory.with_puts(|puts| puts.begin(&begin, |_| Ok(()))));
+            let token = put.token.clone();
+            let done = blocking(move || {
+                let allow = |path: &str| directory.allow(&token, path, Right::Write);
+                directory.with_puts(|puts| puts.begin(&begin, allow))
+            });
             done.await.map(|progress| told(put, progress))
         })
     }
@@ -155,9 +203,11 @@ impl Home for Files {
     ) -> BoxFuture<'a, Result<PutProgress>> {
         Box::pin(async move {
             let (directory, _) = self.place(&put.path)?;
-            let extract = put.extract;
-            let write =
-                move || directory.with_puts(|puts| puts.write(extract, offset, &data, |_| Ok(())));
+            let (extract, token) = (put.extract, put.token.clone());
+            let write = move || {
+                let allow = |path: &str| directory.allow(&token, path, Right::Write);
+                directory.with_puts(|puts| puts.write(extract, offset, &data, allow))
+            };
             blocking(write).await.map(|progress| told(put, progress))
         })
     }
@@ -175,8 +225,11 @@ impl Home for Files {
                 size: put.size,
                 digest,
             };
-            let done =
-                blocking(move || directory.with_puts(|puts| puts.commit(&commit, |_| Ok(()))));
+            let token = put.token.clone();
+            let done = blocking(move || {
+                let allow = |path: &str| directory.allow(&token, path, Right::Write);
+                directory.with_puts(|puts| puts.commit(&commit, allow))
+            });
             done.await.map(|receipt| renamed(put, receipt))
         })
     }

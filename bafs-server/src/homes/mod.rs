@@ -177,7 +177,7 @@ type Known = BTreeMap<(String, Option<ServerId>), Arc<dyn Home>>;
 pub struct Homes {
     pool: Pool,
     /// Checks what a home server would check; without it only home servers are reached.
-    access: Option<Access>,
+    access: Option<Arc<Access>>,
     settings: HomeSettings,
     /// Made when first asked for.
     known: Mutex<Known>,
@@ -206,7 +206,7 @@ impl Homes {
     pub fn new(pool: Pool, verifier: Verifier, settings: HomeSettings) -> Arc<Self> {
         Arc::new(Self {
             pool,
-            access: Some(Access::new(verifier)),
+            access: Some(Arc::new(Access::new(verifier))),
             settings,
             known: Mutex::default(),
             whereabouts: Whereabouts::default(),
@@ -416,7 +416,7 @@ impl Homes {
         };
         let setting = self.settings.of(address);
         match scheme {
-            "file" => Ok(Arc::new(Files::new(&self.settings)?)),
+            "file" => Ok(Arc::new(Files::new(&self.settings, self.access(address)?)?)),
             "ftp" => Ok(Arc::new(Addressed::new(
                 address,
                 Ftp::new(address, setting),
@@ -447,11 +447,15 @@ impl Homes {
             return Ok(());
         }
         check_relative(path)?;
-        let Some(access) = &self.access else {
-            let text = format!("{address} is no home server; only those are reached from here");
-            return Err(Error::new(ErrorCode::Unsupported, text));
-        };
+        let access = self.access(address)?;
         access.require(token, Resource::Home(path.to_owned()), right)
+    }
+
+    fn access(&self, address: &str) -> Result<&Arc<Access>> {
+        self.access.as_ref().ok_or_else(|| {
+            let text = format!("{address} is no home server; only those are reached from here");
+            Error::new(ErrorCode::Unsupported, text)
+        })
     }
 }
 

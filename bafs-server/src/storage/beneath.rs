@@ -12,6 +12,9 @@ use rustix::io::Errno;
 
 use crate::source::entry;
 
+/// How often a path is followed while things are renamed on the way.
+const OPEN_TRIES: usize = 1000;
+
 /// A directory whose inside is reached through it only.
 #[derive(Debug)]
 pub(super) struct Beneath(OwnedFd);
@@ -22,6 +25,20 @@ pub(super) struct Seen {
     pub(super) entry: SourceEntry,
     /// Its number if it is a file that has other names too.
     pub(super) file: Option<u64>,
+}
+
+/// Opens what is inside. The kernel cannot tell whether a `..` stays there while anything is renamed
+/// or mounted on the machine, and says so.
+fn open_beneath(
+    root: &OwnedFd,
+    path: &str,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let open = || rustix::fs::openat2(root, path, flags, Mode::empty(), resolve);
+    let mut tries = std::iter::repeat_with(open).take(OPEN_TRIES);
+    let opened = tries.find(|opened| !matches!(opened, Err(Errno::AGAIN)));
+    opened.unwrap_or(Err(Errno::AGAIN))
 }
 
 impl Beneath {
@@ -40,7 +57,7 @@ impl Beneath {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let path = if path.is_empty() { "." } else { path };
-        let open = |flags| rustix::fs::openat2(&self.0, path, flags, Mode::empty(), resolve);
+        let open = |flags| open_beneath(&self.0, path, flags, resolve);
         let file = match open(flags) {
             Err(Errno::ACCESS) => open_unreadable(open(OFlags::PATH | OFlags::CLOEXEC)?, flags)?,
             opened => File::from(opened?),
@@ -113,13 +130,7 @@ impl Beneath {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let path = if path.is_empty() { "." } else { path };
-        Ok(rustix::fs::openat2(
-            &self.0,
-            path,
-            flags,
-            Mode::empty(),
-            resolve,
-        )?)
+        Ok(open_beneath(&self.0, path, flags, resolve)?)
     }
 
     /// Gives the regular file at `path` a further name. The directory of that must exist.

@@ -100,7 +100,10 @@ impl Upload {
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
                     ErrorCode::NotFound
                 }
-                std::io::ErrorKind::PermissionDenied => ErrorCode::ServerFault,
+                // It may be another time, as where so much is renamed that no path can be followed.
+                std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::WouldBlock => {
+                    ErrorCode::ServerFault
+                }
                 _ => ErrorCode::BadPath,
             };
             let link = beneath.as_ref().ok();

@@ -1,15 +1,16 @@
 //! Makes and ends volumes as the table decides. Work goes on when the caller gives up: a volume
 //! is made, or deleted, whole.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CreateVolume, Done, InvalidateVolume};
 use bafs_proto::path::{check_name, check_relative};
-use bafs_proto::time::Deadline;
+use bafs_proto::time::{Deadline, Time};
 use bafs_proto::volume::{Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 
@@ -25,6 +26,9 @@ use crate::logic::volumes::{Creation, Refusal, Row, VOLUMES_MAX};
 
 /// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
 const MARGIN_MS: u64 = 200;
+
+/// A deletion that failed is tried again after so long, in milliseconds.
+const DELETE_PAUSE_MS: u64 = 5_000;
 
 /// Longest owner or address, in bytes.
 pub(super) const TEXT_BYTES_MAX: usize = 255;
@@ -119,7 +123,28 @@ impl Storage {
                 tracing::warn!(volume = %id, %error, "expired volume is not deleted yet");
             }
         }
+        for id in self.unfinished_deletions(clock::now()) {
+            match self.delete(id).await {
+                Ok(_) => tracing::info!(volume = %id, "volume is deleted at last"),
+                Err(error) => tracing::warn!(volume = %id, %error, "volume is not deleted yet"),
+            }
+        }
         self.trees.sweep(clock::now()).await;
+    }
+
+    /// Volumes whose deletion failed some time ago; each once.
+    fn unfinished_deletions(&self, now: Time) -> Vec<VolumeId> {
+        let mut unfinished = self.unfinished();
+        let is_due = |_: &VolumeId, since: &mut Time| now.ms_since(*since) >= DELETE_PAUSE_MS;
+        unfinished
+            .extract_if(.., is_due)
+            .map(|(id, _)| id)
+            .collect()
+    }
+
+    fn unfinished(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Time>> {
+        let unfinished = self.unfinished.lock();
+        unfinished.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// If the disk was found full, by jobs of this node as told, by those of others or by what a
@@ -326,6 +351,14 @@ impl Storage {
     }
 
     async fn end(self: Arc<Self>, id: VolumeId) -> Result<Done> {
+        let ended = self.clone().try_end(id).await;
+        if ended.is_err() {
+            self.unfinished().insert(id, clock::now());
+        }
+        ended
+    }
+
+    async fn try_end(self: Arc<Self>, id: VolumeId) -> Result<Done> {
         let turn = self.turn(id).await;
         let when = clock::now();
         let deletion = self.volumes().delete(when, id);
@@ -365,7 +398,10 @@ impl Storage {
         match emptied {
             Ok(()) => self.volumes().removed(id),
             // The space stays reserved, as it is not free.
-            Err(error) => tracing::warn!(volume = %id, %error, "trash not emptied"),
+            Err(error) => {
+                tracing::warn!(volume = %id, %error, "trash not emptied");
+                self.unfinished().insert(id, clock::now());
+            }
         }
         self.notify();
     }

@@ -17,6 +17,7 @@ mod table;
 mod trees;
 mod watching;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,7 @@ use bafs_proto::message::{
 use bafs_proto::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
+use bafs_proto::time::Time;
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -63,6 +65,8 @@ pub struct Storage {
     table: Table,
     volumes: Mutex<VolumeTable>,
     turns: Vec<tokio::sync::Mutex<()>>,
+    /// Volumes whose deletion failed, and when it did last.
+    unfinished: Mutex<BTreeMap<VolumeId, Time>>,
     changed: watch::Sender<u64>,
     extracts: Extracts,
     trees: OpenTrees,
@@ -129,6 +133,7 @@ impl Storage {
             table,
             volumes: Mutex::new(volumes),
             turns: (0..TURNS).map(|_| tokio::sync::Mutex::default()).collect(),
+            unfinished: Mutex::default(),
             changed: watch::Sender::new(0),
             extracts: Extracts::default(),
             caches,

@@ -1,6 +1,10 @@
 //! Homes in directories of the node's machine.
 
+use std::os::unix::fs::symlink;
+
 use bafs_proto::ErrorCode;
+use bafs_proto::time::Time;
+use bafs_proto::token::{Resource, Right};
 
 use super::stage::{Stage, says};
 use crate::storage_world::noise;
@@ -46,4 +50,72 @@ async fn a_directory_is_a_home_as_far_as_it_is_permitted() {
     let kind = stage.fill(6, "gopher://h", "a").await;
     let kind = says(kind, &["'gopher' is no kind of home"]);
     assert_eq!(kind.code, ErrorCode::Unsupported);
+}
+
+/// The directory that a node may use is of all; Alice has a token for a part of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn links_lead_no_further_than_the_token() {
+    let root = tempfile::tempdir().expect("root");
+    let root = root.path().canonicalize().expect("root");
+    for path in ["alice", "bob"] {
+        std::fs::create_dir(root.join(path)).expect("directory");
+    }
+    symlink("../bob", root.join("alice/x")).expect("link");
+    symlink("alice", root.join("a")).expect("link");
+    let settings = format!("[[home]]\nurl = \"file://{}\"\n", root.display());
+    let stage = Stage::new(&settings).await;
+    let at = |path: &str| {
+        let path = format!("{}/{path}", root.display());
+        path.trim_start_matches('/').to_owned()
+    };
+    let granted = ["alice", "a"].map(|path| Resource::Home(at(path)));
+    let signer = stage.world.authority.signer();
+    let rights = [Right::Read, Right::Write];
+    let token = signer.grant(&granted, &rights, Time(u64::MAX >> 1));
+    let token = token.expect("token");
+    stage.volume_with(1, "result", b"hers").await;
+    let put = async |extract, target: &str| {
+        let target = at(target);
+        stage
+            .extract_for((&token, 20_000), extract, (1, "result"), (HOME, &target))
+            .await
+    };
+    put(1, "alice/own").await.expect("her own");
+    put(2, "a/by-link").await.expect("her own, by a link");
+    assert!(root.join("alice/by-link").exists());
+    let beside = says(put(3, "alice/x/beside").await, &["symbolic link", "bob"]);
+    assert_eq!(beside.code, ErrorCode::RightMissing);
+    assert!(!root.join("bob/beside").exists());
+}
+
+/// Whoever writes where a shared file system was mounted before writes to a local disk.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_goes_where_the_directory_was_before() {
+    let base = tempfile::tempdir().expect("base");
+    let base = base.path().canonicalize().expect("base");
+    let (root, away) = (base.join("shared"), base.join("away"));
+    std::fs::create_dir(&root).expect("directory");
+    let settings = format!("[[home]]\nurl = \"file://{}\"\n", root.display());
+    let stage = Stage::new(&settings).await;
+    let target = |name: &str| {
+        let path = format!("{}/{name}", root.display());
+        path.trim_start_matches('/').to_owned()
+    };
+    stage.volume_with(1, "result", b"hers").await;
+    let wait = (&stage.world.token, 2_000);
+    let put = async |extract, name: &str| {
+        stage
+            .extract_for(wait, extract, (1, "result"), (HOME, &target(name)))
+            .await
+    };
+    put(1, "one").await.expect("there");
+    std::fs::rename(&root, &away).expect("rename");
+    std::fs::create_dir(&root).expect("directory");
+    let gone = says(put(2, "two").await, &["is gone", "put it back"]);
+    assert_eq!(gone.code, ErrorCode::ServerFault);
+    assert!(!root.join("two").exists() && !away.join("two").exists());
+    std::fs::remove_dir(&root).expect("remove");
+    std::fs::rename(&away, &root).expect("rename");
+    put(3, "three").await.expect("there again");
+    assert!(root.join("three").exists());
 }

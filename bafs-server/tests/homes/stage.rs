@@ -10,6 +10,7 @@ use bafs_proto::message::{
     CacheRef, ExtractFile, PutReceipt, ReadBlocks, ReadManifest, Reader, SourceEntry,
 };
 use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
 use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
 use bafs_proto::{Error, Result};
 use bafs_server::homes::HomeSettings;
@@ -123,6 +124,19 @@ impl Stage {
         (id, path): (u128, &str),
         (address, target): (&str, &str),
     ) -> Result<PutReceipt> {
+        let token = self.world.token.clone();
+        self.extract_for((&token, 20_000), extract, (id, path), (address, target))
+            .await
+    }
+
+    /// As [`Stage::extract`], for who has only this token at home, within so many milliseconds.
+    pub(crate) async fn extract_for(
+        &self,
+        (home_token, ms): (&Token, u64),
+        extract: u128,
+        (id, path): (u128, &str),
+        (address, target): (&str, &str),
+    ) -> Result<PutReceipt> {
         let call = ExtractFile {
             volume: VolumeId(id),
             path: path.to_owned(),
@@ -130,9 +144,9 @@ impl Stage {
             home: address.to_owned(),
             home_id: None,
             target: target.to_owned(),
-            home_token: self.world.token.clone(),
+            home_token: home_token.clone(),
         };
-        self.world.call(NODE, call).await
+        self.world.call_for(NODE, call, ms).await
     }
 
     /// Extractions that find a part of an upload, `directory` being where `at` is for the server: a
