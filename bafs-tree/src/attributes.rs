@@ -7,12 +7,12 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::{NAME_BYTES_MAX, XATTR_BYTES_MAX};
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-    XattrFlags, chmod, chownat, fstat, ftruncate, getxattr, listxattr, readlinkat, removexattr,
-    setxattr, utimensat,
+    XattrFlags, chmod, chownat, fstat, ftruncate, getxattr, getxattr_query, listxattr, readlinkat,
+    removexattr, setxattr, utimensat,
 };
 
-use crate::account::Take;
-use crate::anchor::Anchor;
+use crate::account::{Account, Take};
+use crate::anchor::{Anchor, ProcPath};
 use crate::errno::{self, Outcome};
 use crate::session::Session;
 
@@ -117,20 +117,19 @@ impl Session {
             return Err(errno::E2BIG);
         }
         self.anchor(ino)?.set_attributed();
-        self.change_xattr(ino, value.len(), |path| {
-            setxattr(path, &*name, value, flags)
-        })
+        let new = Some((&*name, value.len())).filter(|_| !value.is_empty());
+        self.change_xattr(ino, new, |path| setxattr(path, &*name, value, flags))
     }
 
     pub(crate) fn remove_xattr(&self, ino: InodeNo, name: &[u8]) -> FileResult {
         let name = attribute_name(name)?;
-        self.change_xattr(ino, 0, |path| removexattr(path, &*name))
+        self.change_xattr(ino, None, |path| removexattr(path, &*name))
     }
 
     fn change_xattr(
         &self,
         ino: InodeNo,
-        bytes: usize,
+        new: Option<(&CStr, usize)>,
         call: impl FnOnce(&str) -> rustix::io::Result<()>,
     ) -> FileResult {
         let anchor = self.anchor(ino)?;
@@ -140,17 +139,7 @@ impl Session {
             return Ok(FileReply::Done);
         };
         let mut charged = state.lock();
-        // All attributes of a file share one block of ext4 beside the inode.
-        let reserved = if bytes == 0 {
-            0
-        } else {
-            self.tree().block_bytes()
-        };
-        account.take_exactly(|free, may_settle| match may_settle {
-            _ if reserved <= free => Take::Reserve(reserved, ()),
-            true => Take::Wait,
-            false => Take::Refuse,
-        })?;
+        let reserved = new.map_or(Ok(0), |new| reserve_for(account, &anchor, &path, new))?;
         let done = call(path.as_str()).map_err(errno::of);
         let now = anchor
             .stat()
@@ -182,6 +171,29 @@ impl Session {
         }
         Ok(reply)
     }
+}
+
+/// Reserves what a new value of an attribute may take; gives how much that is.
+fn reserve_for(
+    account: &Account,
+    anchor: &Anchor,
+    path: &ProcPath,
+    (name, length): (&CStr, usize),
+) -> Outcome<u64> {
+    // All attributes of a file share one block of ext4 beside the inode.
+    let block_bytes = anchor.tree().block_bytes();
+    if account.reserve_loosely(block_bytes) {
+        return Ok(block_bytes);
+    }
+    let present = || getxattr_query(path.as_str(), name);
+    if anchor.tree().is_ext4() && present().is_ok_and(|present| present >= length) {
+        return Ok(0);
+    }
+    account.take_exactly(|free, may_settle| match may_settle {
+        _ if block_bytes <= free => Take::Reserve(block_bytes, block_bytes),
+        true => Take::Wait,
+        false => Take::Refuse,
+    })
 }
 
 /// Reads something whose length is not known before; most are short.

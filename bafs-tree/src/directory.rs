@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
 use bafs_proto::file_op::Name;
-use rustix::fs::{FileType, RawDir, SeekFrom, seek};
+use rustix::fs::{FileType, RawDir, SeekFrom, fsync, seek};
 
 use crate::errno::{self, Outcome};
 
@@ -63,6 +63,11 @@ impl Stream {
         if let Some(entry) = self.ahead.pop_front() {
             self.position = entry.cookie;
         }
+    }
+
+    /// Brings the directory to the disk.
+    pub(crate) fn sync(&self) -> Outcome<()> {
+        fsync(&self.fd).map_err(errno::of)
     }
 
     fn fill(&mut self) -> Outcome<()> {

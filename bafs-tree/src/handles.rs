@@ -109,6 +109,14 @@ impl Handles {
         }
     }
 
+    /// An open directory of this number.
+    pub(crate) fn open_directory(&self, ino: InodeNo) -> Option<Arc<OpenDirectory>> {
+        self.open.values().find_map(|handle| match handle {
+            Handle::Directory(directory) if directory.ino == ino => Some(directory.clone()),
+            _ => None,
+        })
+    }
+
     pub(crate) fn remove_file(&mut self, handle: HandleId) -> Outcome<Arc<OpenFile>> {
         let file = self.file(handle)?;
         self.open.remove(&handle.0);

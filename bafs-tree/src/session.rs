@@ -423,7 +423,11 @@ impl Session {
         if anchor.kind() != FileType::Directory {
             return Err(errno::NOTDIR);
         }
-        let fd = anchor.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let open = || anchor.open(OFlags::RDONLY | OFlags::DIRECTORY);
+        let fd = match open() {
+            Err(errno::ACCESS) if self.resumes => anchor.while_open_to_owner(open)?,
+            other => other?,
+        };
         let stat = fstat(&fd).map_err(errno::of)?;
         self.inodes().handle_opened(ino);
         let stream = Mutex::new(Stream::new(fd));
@@ -450,8 +454,15 @@ impl Session {
     }
 
     fn sync_directory(&self, ino: InodeNo) -> FileResult {
-        let fd = self.anchor(ino)?.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
-        fsync(fd).map_err(errno::of)?;
+        match self.anchor(ino)?.open(OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(fd) => fsync(fd).map_err(errno::of)?,
+            // It was shut to us after it was opened.
+            Err(errno::ACCESS) => {
+                let directory = self.handles().open_directory(ino).ok_or(errno::ACCESS)?;
+                lock(&directory.stream).sync()?;
+            }
+            Err(error) => return Err(error),
+        }
         Ok(FileReply::Done)
     }
 

@@ -1,11 +1,11 @@
-//! What an agent asks seldom: directories that are gone, attributes that are none of its business,
-//! reads into room of any size; and two sessions of one tree.
+//! What an agent asks seldom: directories that are gone, attributes that are none of its business
+//! or in a full tree, reads into room of any size; and two sessions of one tree.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use crate::bench::{BLOCK, Bench, CALLER, ROOMY, ROOT};
-use bafs_proto::file_op::{AttrChange, BodyRange, Caller, Errno, FileOp, FileReply};
+use crate::bench::{BLOCK, Bench, CALLER, ROOMY, ROOT, disk_bytes, skip};
+use bafs_proto::file_op::{Attr, AttrChange, BodyRange, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_tree::Limit;
 use nix::libc;
@@ -180,6 +180,52 @@ fn a_session_that_resumes_opens_what_was_shut_to_the_server_itself() {
     assert_eq!(fs::read(bench.path("object")).expect("read"), b"helloworld");
     let mode = fs::metadata(bench.path("object")).expect("stat").mode();
     assert_eq!(mode & 0o7777, 0o444, "it is shut again");
+}
+
+#[test]
+fn a_directory_that_was_shut_while_it_is_open_is_synced() {
+    let bench = Bench::new(Some(ROOMY));
+    let op = FileOp::MakeDirectory {
+        parent: ROOT,
+        name: b"d".to_vec(),
+        mode: 0o700,
+    };
+    let FileReply::Attr(Attr { ino, .. }) = bench.ok(op) else {
+        panic!("not made")
+    };
+    let FileReply::Opened { handle, .. } = bench.ok(FileOp::OpenDirectory { ino }) else {
+        panic!("not opened")
+    };
+    fs::set_permissions(bench.path("d"), fs::Permissions::from_mode(0o100)).expect("chmod");
+    // As a server without privilege, which is the owner of its files; in this thread only.
+    let is_root = geteuid().is_root();
+    if is_root {
+        for name in [".", "d"] {
+            chown(bench.path(name), Some(1234), None).expect("chown");
+        }
+        nix::unistd::setfsuid(Uid::from_raw(1234));
+    }
+    let synced = bench.run(FileOp::FsyncDirectory { ino });
+    bench.ok(FileOp::ReleaseDirectory { handle });
+    let closed = bench.run(FileOp::FsyncDirectory { ino });
+    let again = bench.run(FileOp::OpenDirectory { ino });
+    let resumed = bench.tree.session(true).that_resumes();
+    let run = |op: FileOp| resumed.run(CALLER, &op, b"", &mut Vec::new());
+    let (parent, name) = (ROOT, b"d".to_vec());
+    let found = run(FileOp::Lookup { parent, name });
+    let reopened = match &found {
+        Ok(FileReply::Attr(attr)) => run(FileOp::OpenDirectory { ino: attr.ino }),
+        other => other.clone(),
+    };
+    if is_root {
+        nix::unistd::setfsuid(Uid::from_raw(0));
+    }
+    assert_eq!(synced, Ok(FileReply::Done));
+    let refused = Err(Errno(libc::EACCES));
+    assert_eq!((closed, again), (refused.clone(), refused));
+    assert!(matches!(reopened, Ok(FileReply::Opened { .. })));
+    let mode = fs::metadata(bench.path("d")).expect("stat").mode();
+    assert_eq!(mode & 0o7777, 0o100, "it is shut again");
 }
 
 /// Lists a directory in pieces and calls `between` after the first; the entries with their numbers.
@@ -377,4 +423,46 @@ fn what_another_session_refers_to_is_not_told_to_be_free() {
         bench.write(handle, 4 * BLOCK, &[2; 4 * 4096]),
         Ok(4 * BLOCK)
     );
+}
+
+#[test]
+fn without_space_an_attribute_takes_a_value_that_is_no_longer() {
+    let bench = Bench::new(Some(Limit {
+        bytes: 4 * BLOCK,
+        files: 3,
+    }));
+    if !rustix::fs::statfs(bench.path("")).is_ok_and(|stat| stat.f_type == 0xef53) {
+        let test = "without_space_an_attribute_takes_a_value_that_is_no_longer";
+        return skip(test, "not on ext4");
+    }
+    let (ino, handle) = bench.create(ROOT, "f", 0o600);
+    let set = |name: &str, value: Vec<u8>, flags| FileOp::SetXattr {
+        ino,
+        name: name.as_bytes().to_vec(),
+        value,
+        flags,
+    };
+    // One in the inode, one in the block beside it.
+    bench.ok(set("user.short", vec![1; 8], 0));
+    bench.ok(set("user.long", vec![1; 900], 0));
+    let free = 4 * BLOCK - bench.tree.used().0;
+    assert_eq!(
+        bench.write(handle, 0, &vec![1; free as usize]),
+        Ok(free),
+        "it is full now"
+    );
+    for (name, length) in [("user.short", 8), ("user.long", 900), ("user.long", 800)] {
+        let value = vec![2; length];
+        bench.ok(set(name, value.clone(), 0));
+        let (name, is) = (name.as_bytes().to_vec(), FileReply::Bytes(value));
+        assert_eq!(bench.ok(FileOp::GetXattr { ino, name }), is);
+    }
+    let longer = set("user.short", vec![3; 9], 0);
+    assert_eq!(bench.err(longer), libc::ENOSPC);
+    assert_eq!(bench.err(set("user.new", vec![3], 0)), libc::ENOSPC);
+    let again = set("user.short", vec![3], libc::XATTR_CREATE);
+    assert_eq!(bench.err(again), libc::EEXIST);
+    // It fits the inode, and the block is free.
+    bench.ok(set("user.long", vec![4; 7], 0));
+    assert_eq!(bench.tree.used().0, disk_bytes(&bench));
 }
