@@ -137,5 +137,12 @@ fn refuse(refusal: Refusal) -> Error {
             );
             Error::new(ErrorCode::Conflict, text)
         }
+        Refusal::SameDirectory { name } => {
+            let text = format!(
+                "the home '{name}' exports the same directory: this one is not in the catalog, and \
+                 no URL means it; stop one of them, or export another directory"
+            );
+            Error::new(ErrorCode::Conflict, text)
+        }
     }
 }

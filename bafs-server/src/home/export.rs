@@ -89,8 +89,8 @@ impl Export {
         Err(Error::new(ErrorCode::ServerFault, text))
     }
 
-    /// The same directory at the same place, if it is there again as another device: of a file system
-    /// that was mounted anew. What it was mounted over is another one.
+    /// The same directory at the same place, if it is there again as another device: of a file
+    /// system that was mounted anew. What it was mounted over is another one.
     pub(crate) fn reopen(&self) -> Option<Self> {
         let anew = Self::open(&self.root_path).ok()?;
         (anew.identity.1 == self.identity.1).then_some(anew)

@@ -194,22 +194,16 @@ impl Home {
                 Ok(bare(Reply::StatSource(found)))
             }
             Request::ReadSource(call) => {
-                let turn = self.throttle.turn(call.length as usize, wait).await?;
-                let read = self.clone().blocking(move |home| home.read(&token, &call));
-                let (data, bytes) = read.await?;
-                turn.pass(bytes.len(), wait).await?;
-                self.counters.add("home_read_bytes", bytes.len() as u64);
+                let most = u64::from(call.length);
+                let read = move |home: &Self| home.read(&token, &call);
+                let (data, bytes) = self.read_in_turn(most, read, wait).await?;
                 Ok((Reply::ReadSource(data), bytes))
             }
             Request::ReadSources(call) => {
                 let sizes = call.files.iter().map(|file| file.identity.size);
-                let bytes = sizes.fold(0, u64::saturating_add);
-                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-                let turn = self.throttle.turn(bytes, wait).await?;
+                let most = sizes.fold(0, u64::saturating_add);
                 let read = move |home: &Self| home.read_files(&token, &call);
-                let (data, bytes) = self.clone().blocking(read).await?;
-                turn.pass(bytes.len(), wait).await?;
-                self.counters.add("home_read_bytes", bytes.len() as u64);
+                let (data, bytes) = self.read_in_turn(most, read, wait).await?;
                 Ok((Reply::ReadSources(data), bytes))
             }
             Request::BeginPut(_)
@@ -241,6 +235,22 @@ impl Home {
             }
             other => Err(unsupported(&other)),
         }
+    }
+
+    /// Reads at most so many bytes when it is their turn, so that those who wait for the limit hold
+    /// no memory.
+    async fn read_in_turn<T: Send + 'static>(
+        self: &Arc<Self>,
+        most: u64,
+        read: impl FnOnce(&Self) -> Result<(T, Bytes)> + Send + 'static,
+        wait: Wait<'_>,
+    ) -> Result<(T, Bytes)> {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let turn = self.throttle.turn(most, wait).await?;
+        let (data, bytes) = self.clone().blocking(read).await?;
+        turn.pass(bytes.len(), wait).await?;
+        self.counters.add("home_read_bytes", bytes.len() as u64);
+        Ok((data, bytes))
     }
 
     async fn put(

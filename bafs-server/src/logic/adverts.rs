@@ -35,6 +35,11 @@ pub enum Refusal {
         /// Where that one listens.
         address: String,
     },
+    /// Another home lives that exports the same directory.
+    SameDirectory {
+        /// What it is called.
+        name: String,
+    },
 }
 
 /// Live adverts by server.
@@ -61,6 +66,9 @@ impl Adverts {
         if let Some(address) = self.namesake(&advert) {
             return Err(Refusal::NameInUse { address });
         }
+        if let Some(name) = self.twin(&advert) {
+            return Err(Refusal::SameDirectory { name });
+        }
         let others = self.live.iter().filter(|(id, _)| **id != advert.id);
         let (servers, bytes) = others.fold((0, 0), |(servers, bytes), (_, (other, _))| {
             (servers + 1, bytes + encoded_bytes(other))
@@ -84,6 +92,14 @@ impl Adverts {
                 && other.name.eq_ignore_ascii_case(&advert.name)
         });
         namesake.map(|other| other.address.clone())
+    }
+
+    /// What another home is called that has its id of the same directory. One that was given
+    /// another name when it started again waits until its former life is forgotten.
+    fn twin(&self, advert: &Advert) -> Option<String> {
+        let (other, _) = self.live.get(&advert.id)?;
+        let is_home = advert.kind == ServerKind::Home && other.kind == ServerKind::Home;
+        (is_home && other.name != advert.name).then(|| other.name.clone())
     }
 
     /// Live servers that fit the query, ordered by id.
@@ -296,7 +312,27 @@ mod tests {
         };
         assert_eq!(adverts.advertise(Time(4), node), Ok(3));
         assert_eq!(adverts.advertise(Time(4_001), home(2, "home")), of_first);
-        assert_eq!(adverts.advertise(Time(4_002), home(2, "home")), Ok(2));
+        assert_eq!(adverts.advertise(Time(4_003), home(2, "home")), Ok(2));
+    }
+
+    #[test]
+    fn of_two_homes_of_one_directory_the_first_is_listed_while_it_lives() {
+        let mut adverts = Adverts::default();
+        let home = |name: &str, address: &str| Advert {
+            kind: ServerKind::Home,
+            name: name.to_owned(),
+            address: address.to_owned(),
+            ..advert(1)
+        };
+        let first = Err(Refusal::SameDirectory {
+            name: "home".to_owned(),
+        });
+        assert_eq!(adverts.advertise(Time(0), home("home", "a:1")), Ok(1));
+        assert_eq!(adverts.advertise(Time(1), home("second", "a:2")), first);
+        // It started again at another port.
+        assert_eq!(adverts.advertise(Time(2), home("home", "a:3")), Ok(1));
+        assert_eq!(adverts.advertise(Time(4_001), home("second", "a:2")), first);
+        assert_eq!(adverts.advertise(Time(4_002), home("second", "a:2")), Ok(1));
     }
 
     #[test]

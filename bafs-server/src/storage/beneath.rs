@@ -27,8 +27,8 @@ pub(super) struct Seen {
     pub(super) file: Option<u64>,
 }
 
-/// Opens what is inside. The kernel cannot tell whether a `..` stays there while anything is renamed
-/// or mounted on the machine, and says so.
+/// Opens what is inside. The kernel cannot tell whether a `..` stays there while anything is
+/// renamed or mounted on the machine, and says so.
 fn open_beneath(
     root: &OwnedFd,
     path: &str,

@@ -20,8 +20,11 @@ struct Enclosed {
 const ENCLOSED: &[Enclosed] = &[
     Enclosed {
         name: "quinn",
-        places: &["bafs-proto/src/net/quic.rs"],
-        files_max: 1,
+        places: &[
+            "bafs-proto/src/net/quic.rs",
+            "bafs-proto/src/net/quic/listener.rs",
+        ],
+        files_max: 2,
     },
     Enclosed {
         name: "tokio_rustls",

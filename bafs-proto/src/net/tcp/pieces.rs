@@ -332,8 +332,8 @@ impl Inbox {
         }))
     }
 
-    /// Reads lengths and head of a frame of which `length` bytes come at once. Answers also how many
-    /// bytes these were.
+    /// Reads lengths and head of a frame of which `length` bytes come at once. Answers also how
+    /// many bytes these were.
     async fn begin(&mut self, length: usize) -> Result<(Part, usize)> {
         let mut lengths = [0; 8];
         if length < lengths.len() {
