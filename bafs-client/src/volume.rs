@@ -399,6 +399,10 @@ impl Volume {
                 }
                 reply => Ok(reply),
             });
+            // Beyond the largest file: the program's own error, which fsync or close tells it.
+            if result == Err(Errno(libc::EFBIG)) {
+                return done(result, data);
+            }
             if let Err(errno) = result {
                 let code = match errno.0 {
                     libc::ENOSPC | libc::EDQUOT => ErrorCode::NoSpaceBytes,

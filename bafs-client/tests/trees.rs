@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::serving::{BLOCK_BYTES, Fake, Fault, VOLUME};
 use bafs_client::fate::{Fate, Loss};
 use bafs_client::logic::directory::Owner;
-use bafs_client::tree::{CacheTree, RemoteTree, Tree};
+use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
 use bafs_client::usage::Usage;
 use bafs_client::volume::{Mode, Ownership, Volume};
 use bafs_proto::ErrorCode;
@@ -162,6 +162,32 @@ async fn a_lost_reply_runs_nothing_twice() {
     assert_eq!(world.volume.usage().written_bytes, 25);
     world.volume.close(0).await;
     assert_eq!(world.server.closed.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_write_that_no_file_could_take_is_no_loss() {
+    let codes = [
+        (libc::EFBIG, None),
+        (libc::ENOSPC, Some(ErrorCode::NoSpaceBytes)),
+        (libc::EIO, Some(ErrorCode::ServerFault)),
+    ];
+    for (errno, code) in codes {
+        let (sender, mut losses) = mpsc::unbounded_channel();
+        let volume = Arc::new(Volume::new(
+            "v",
+            Tree::Local(LocalTree::new(|_, _, _, _| Ok(FileReply::Done))),
+            Mode::scratch(true),
+            Ownership::AsStored,
+            Fate::new("v", sender),
+            Usage::new(),
+        ));
+        let failed = Err(Errno(errno));
+        let told = failed.clone();
+        let done = move |result, _: &[u8]| assert_eq!(result, told);
+        volume.deferred(1, Box::new(done))(failed, &[]);
+        let deplored = losses.try_recv().ok().map(|loss| loss.error.code);
+        assert_eq!(deplored, code, "{errno}");
+    }
 }
 
 #[tokio::test]

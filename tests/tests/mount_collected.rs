@@ -17,6 +17,8 @@ use nix::unistd::Pid;
 const INLINE: &str = "volume v: inline";
 const CALLS: &str = "volume v: calls";
 
+const EXT4_MAGIC: i64 = 0xef53;
+
 /// A node with a volume `v` of 50 MB, and the way in which jobs reach it.
 struct Ready {
     world: World,
@@ -184,6 +186,26 @@ fn mount_collected_past_the_limit_ends_its_job() -> Result<()> {
         let ended = ready.job(script).output()?;
         ensure!(ended.status.code() == Some(75), said(&ended));
         ready.then("cd /vol; rm f; cat first", "kept")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_collected_beyond_the_largest_file_is_told_to_its_program() -> Result<()> {
+    let test = "mount_collected_beyond_the_largest_file_is_told_to_its_program";
+    for ready in Ready::each(test)? {
+        let kind = rustix::fs::statfs(ready.world.cluster.directory())?.f_type;
+        if kind != EXT4_MAGIC {
+            skip(test, "not on ext4, whose files end at 16 TiB");
+            return Ok(());
+        }
+        let script = "cd /vol; echo kept > first; \
+            write() { dd if=/bin/sh of=f bs=4096 count=1 seek=$((1 << 32)) conv=notrunc$1; }; \
+            write ,fsync 2> said && echo synced; grep -o 'File too large' said; \
+            write '' 2> said && echo closed; grep -c 'closing' said; \
+            echo more > f; cat first f";
+        ready.collects(script, "File too large\n1\nkept\nmore")?;
+        ready.then("cat /vol/first /vol/f", "kept\nmore")?;
     }
     Ok(())
 }
