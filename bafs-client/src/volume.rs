@@ -399,8 +399,9 @@ impl Volume {
                 }
                 reply => Ok(reply),
             });
-            // Beyond the largest file: the program's own error, which fsync or close tells it.
-            if result == Err(Errno(libc::EFBIG)) {
+            // Beyond the largest file, where the kernel would not have collected it if it knew: the
+            // program's own error, which fsync or close tells it.
+            if volume.mode.collects && result == Err(Errno(libc::EFBIG)) {
                 return done(result, data);
             }
             if let Err(errno) = result {

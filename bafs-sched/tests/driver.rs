@@ -140,6 +140,7 @@ async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
             Request::CreateVolume(call) => Resource::Volume(call.spec.id),
             Request::DeleteVolume(call) => Resource::Volume(call.volume),
             Request::ExtractFile(call) => Resource::Volume(call.volume),
+            Request::ShowCache(call) => Resource::Volume(call.volume),
             Request::StartJob(_) | Request::WatchJobs(_) => Resource::Jobs,
             Request::RenewVolumes(_) => continue,
             other => panic!("nobody said what {} shows", other.name()),
@@ -154,7 +155,7 @@ async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
             _ => assert_eq!(elsewhere, [], "{name}"),
         }
     }
-    assert_eq!(kinds.len(), 6, "{kinds:?}");
+    assert_eq!(kinds.len(), 7, "{kinds:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

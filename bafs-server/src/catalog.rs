@@ -137,10 +137,11 @@ fn refuse(refusal: Refusal) -> Error {
             );
             Error::new(ErrorCode::Conflict, text)
         }
-        Refusal::SameDirectory { name } => {
+        Refusal::SameDirectory { name, address } => {
             let text = format!(
-                "the home '{name}' exports the same directory: this one is not in the catalog, and \
-                 no URL means it; stop one of them, or export another directory"
+                "the home '{name}' at {address} exports the same directory, or did a moment ago: \
+                 this one is not in the catalog, and no URL means it; stop one of them, or export \
+                 another directory"
             );
             Error::new(ErrorCode::Conflict, text)
         }

@@ -1,10 +1,11 @@
 //! What a server keeps of itself in its directory: the id of all its lives and the number of this
 //! one. Knows no other file of the server.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 use bafs_proto::ids::ServerId;
 
@@ -13,6 +14,10 @@ use crate::fault::is_full;
 const ID: &str = "server-id";
 const LIVES: &str = "lives";
 const LOCK: &str = "lives.lock";
+
+/// How often, and with which pause, the lock is tried: a life is begun within milliseconds.
+const LOCK_TRIES: u32 = 500;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// A life of a server, from a start to the end of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +35,7 @@ impl Life {
     /// # Errors
     /// What the system says; `InvalidData` when a file is damaged.
     pub(crate) fn begin(directory: &Path) -> io::Result<Self> {
-        let _turn = turn(directory);
+        let _turn = turn(directory)?;
         let server = if let Some(id) = read(&directory.join(ID))? {
             id
         } else {
@@ -52,13 +57,22 @@ impl Life {
     }
 }
 
-/// Waits until no other server begins a life in this directory: several homes may export it. Where
-/// no file can be made or locked, as on a full disk, it is as if there were no other.
-fn turn(directory: &Path) -> Option<File> {
+/// Waits until no other server begins a life in this directory, as several homes may export it.
+/// Where no file can be made or locked, as on a full disk, it is as if there were no other.
+fn turn(directory: &Path) -> io::Result<Option<File>> {
     let path = directory.join(LOCK);
-    let file = File::options().create(true).append(true).open(path).ok()?;
-    file.lock().ok()?;
-    Some(file)
+    let Ok(file) = File::options().create(true).append(true).open(path) else {
+        return Ok(None);
+    };
+    for _ in 0..LOCK_TRIES {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::Error(_)) => return Ok(None),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+        }
+    }
+    let text = format!("another process has '{LOCK}' locked; `fuser` says which: end it");
+    Err(io::Error::new(io::ErrorKind::WouldBlock, text))
 }
 
 /// Writes over the beginning of a file, durably, which needs no new block but where the file
@@ -132,6 +146,16 @@ mod tests {
         numbers.sort_unstable();
         assert_eq!(numbers, (1..=16).collect::<Vec<_>>());
         assert!(lives.iter().all(|life| life.server == lives[0].server));
+    }
+
+    #[test]
+    fn who_holds_the_lock_is_not_waited_for_for_ever() {
+        let directory = tempfile::tempdir().expect("directory");
+        let held = turn(directory.path()).expect("free").expect("a lock");
+        let refused = Life::begin(directory.path()).expect_err("locked");
+        assert!(refused.to_string().contains(LOCK), "{refused}");
+        drop(held);
+        Life::begin(directory.path()).expect("free again");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use bafs_client::signals::asked_to_end;
 use bafs_proto::ErrorCode;
 use bafs_proto::message::Role;
@@ -186,11 +186,11 @@ fn check_home_name(name: &str) -> Result<()> {
     if url.is_ok_and(|url| !url.host.contains(':') && url.host.eq_ignore_ascii_case(name)) {
         return Ok(());
     }
-    bail!(
+    Err(WrongUse::because(format!(
         "--name '{}': no URL bafs://NAME/path can carry it; take letters from A to Z, digits and \
          '-', '_', '.', without blanks, ':', '/' and control characters",
         name.escape_debug()
-    );
+    )))
 }
 
 /// Others must be able to reach the address that a server advertises.
@@ -216,10 +216,10 @@ fn check_reachable(listen: &str, catalog: Option<&str>) -> Result<()> {
         return Ok(());
     };
     if is_loopback(listen) == Some(true) && is_loopback(catalog) == Some(false) {
-        bail!(
+        return Err(WrongUse::because(format!(
             "--listen {listen}: the cluster of the catalog {catalog} cannot reach this address; \
              name this machine's own (`--listen ADDRESS:0`)"
-        );
+        )));
     }
     Ok(())
 }

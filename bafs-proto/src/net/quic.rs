@@ -138,8 +138,10 @@ struct QuicLink {
 impl QuicLink {
     async fn run(&self, frame: Frame) -> Result<Frame> {
         let (mut send, mut receive) = self.connection.open_bi().await.map_err(|e| broken(&e))?;
-        write_frame(&mut send, frame).await?;
-        read_frame(&mut receive).await
+        let written = write_frame(&mut send, frame).await;
+        // Who is refused is told so before all is written.
+        let heard = read_frame(&mut receive).await;
+        heard.or_else(|error| written.and(Err(error)))
     }
 }
 

@@ -1,10 +1,13 @@
 //! What a server holds of requests at once: a bound for each connection, and one for all of them
-//! in a process. Over TCP whoever finds no room is told so and comes again, over QUIC requests wait
-//! in the window of their connection.
+//! in a process. Whoever finds no room is told so and comes again; over QUIC requests wait a moment
+//! for it, in the window of their connection.
 
 use std::sync::{Arc, OnceLock};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// What is said to who finds no room.
+pub(super) const TOO_MANY: &str = "too many calls are under way";
 
 /// What one call weighs at least on its connection, in KiB.
 pub(super) const CALL_KIB_MIN: usize = 128;
@@ -18,35 +21,49 @@ const ALL_KIB_DEFAULT: usize = 512 << 10;
 /// With less than this some largest requests would never be taken.
 const ALL_KIB_MIN: usize = 16 << 10;
 
-/// Requests of at most so many bytes have room of their own, an eighth of all: large ones, of which
-/// some come slowly, never keep them out.
+/// An eighth of all is kept for requests of at most so many bytes: large ones, of which some come
+/// slowly, never keep them out.
 const SMALL_BYTES: usize = 64 << 10;
 const SMALL_PART: usize = 8;
 
 static ALL: OnceLock<Rooms> = OnceLock::new();
 
-/// The room for all requests of a process, small and large ones.
+/// The room for all requests of a process.
 #[derive(Debug, Clone)]
 pub(super) struct Rooms {
-    small: Arc<Semaphore>,
-    large: Arc<Semaphore>,
+    /// For all requests.
+    shared: Arc<Semaphore>,
+    /// For small ones.
+    kept: Arc<Semaphore>,
 }
 
 impl Rooms {
     /// Room for so many KiB in all.
     pub(super) fn new(kib: usize) -> Self {
-        let small = kib / SMALL_PART;
+        let kept = kib / SMALL_PART;
         Self {
-            small: Arc::new(Semaphore::new(small)),
-            large: Arc::new(Semaphore::new(kib - small)),
+            shared: Arc::new(Semaphore::new(kib - kept)),
+            kept: Arc::new(Semaphore::new(kept)),
         }
     }
 
-    fn of(&self, bytes: usize) -> Arc<Semaphore> {
-        match bytes <= SMALL_BYTES {
-            true => self.small.clone(),
-            false => self.large.clone(),
+    fn try_take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let take = |room: &Arc<Semaphore>| room.clone().try_acquire_many_owned(kib(bytes)).ok();
+        let is_small = bytes <= SMALL_BYTES;
+        take(&self.shared).or_else(|| is_small.then(|| take(&self.kept)).flatten())
+    }
+
+    async fn take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let take = |room: &Arc<Semaphore>| room.clone().acquire_many_owned(kib(bytes));
+        if bytes > SMALL_BYTES {
+            return take(&self.shared).await.ok();
         }
+        let place = tokio::select! {
+            biased;
+            place = take(&self.shared) => place,
+            place = take(&self.kept) => place,
+        };
+        place.ok()
     }
 }
 
@@ -99,16 +116,16 @@ impl Room {
             .connection
             .clone()
             .try_acquire_many_owned(weight(bytes));
-        let among_all = self.all.of(bytes).try_acquire_many_owned(kib(bytes));
-        Some(Place([on_connection.ok()?, among_all.ok()?]))
+        Some(Place([on_connection.ok()?, self.all.try_take(bytes)?]))
     }
 
     /// A place for a request of so many bytes, as soon as there is room.
     pub(super) async fn wait(&self, bytes: usize) -> Option<Place> {
         let on_connection = self.connection.clone().acquire_many_owned(kib(bytes));
-        let on_connection = on_connection.await.ok()?;
-        let among_all = self.all.of(bytes).acquire_many_owned(kib(bytes));
-        Some(Place([on_connection, among_all.await.ok()?]))
+        Some(Place([
+            on_connection.await.ok()?,
+            self.all.take(bytes).await?,
+        ]))
     }
 }
 
@@ -134,8 +151,16 @@ mod tests {
         let rooms = [(); 8].map(|()| Room::of(CONNECTION_KIB, &all));
         let places = rooms.each_ref().map(|room| room.take(4 << 20));
         assert_eq!(places.iter().flatten().count(), 2, "4 MiB twice in 10 MiB");
-        assert!(rooms[7].take(1000).is_some(), "a small one still fits");
-        drop(places);
+        let rest = rooms[6].take(768 << 10);
+        assert!(
+            rest.is_some(),
+            "nothing is left but what is kept for small ones"
+        );
+        assert!(rooms[7].take(SMALL_BYTES + 1).is_none());
+        let small: Vec<_> = rooms.iter().cycle().take(30).collect();
+        let small: Vec<_> = small.iter().map(|room| room.take(SMALL_BYTES)).collect();
+        assert_eq!(small.iter().flatten().count(), 20, "64 KiB in 1.25 MiB");
+        drop((places, rest, small));
         assert!(rooms[7].take(4 << 20).is_some());
     }
 

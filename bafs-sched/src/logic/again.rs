@@ -39,13 +39,13 @@ impl Scheduler {
         let Some(volume) = self.volumes.get(id).map(|instance| instance.volume) else {
             return;
         };
-        let again = self.again.note(volume, id, bytes);
+        let again = self.skew.again.note(volume, id, bytes);
         let declared = self.size_of(volume).bytes;
         if again <= declared / 1000 * AGAIN_PERMILLE {
             return;
         }
-        self.again.parts.remove(&volume);
-        self.again.told.insert(volume);
+        self.skew.again.parts.remove(&volume);
+        self.skew.again.told.insert(volume);
         let text = format!(
             "{} of volume '{}' came from home once more, as a cache of {} is too small for what \
              jobs read: each block leaves before it is read again; declare a tenth more than its \

@@ -183,7 +183,7 @@ impl Scheduler {
                 describe(need),
                 describe(have),
                 describe_lack(need.minus(have)),
-                describe_sizes(&sizes)
+                describe_sizes(&sizes, self.settings.slack_permille)
             ));
         }
         None
@@ -207,7 +207,7 @@ impl Scheduler {
             describe(need),
             describe(have),
             describe_lack(need.minus(have)),
-            describe_sizes(&sizes)
+            describe_sizes(&sizes, self.settings.slack_permille)
         ))
     }
 
@@ -290,7 +290,7 @@ impl Scheduler {
             self.names(&self.scratch_of(demanding)),
             describe(have),
             describe_lack(peak.minus(have)),
-            describe_sizes(sizes)
+            describe_sizes(sizes, self.settings.slack_permille)
         )
     }
 
@@ -507,8 +507,9 @@ pub(super) fn bytes_only(bytes: u64) -> Space {
     Space { bytes, files: 0 }
 }
 
-/// Sizes of nodes for people, equal ones together, the largest first.
-fn describe_sizes(sizes: &[Space]) -> String {
+/// Sizes of nodes for people, equal ones together, the largest first; so many thousandths of each
+/// node are not in them.
+fn describe_sizes(sizes: &[Space], slack_permille: u32) -> String {
     /// More kinds than that are left out.
     const KINDS_SHOWN: usize = 4;
     let mut kinds: Vec<(Space, u64)> = Vec::new();
@@ -523,6 +524,10 @@ fn describe_sizes(sizes: &[Space]) -> String {
     let mut text = shown.collect::<Vec<_>>().join(", ");
     if kinds.len() > KINDS_SHOWN {
         text += ", and smaller ones";
+    }
+    if slack_permille > 0 {
+        let percent = f64::from(slack_permille) / 10.0;
+        text += &format!("; beside that {percent} % of each stay free");
     }
     text
 }
@@ -565,6 +570,18 @@ pub(super) fn describe_bytes(space: Space) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_nodes_offer_is_told_with_what_stays_free() {
+        let sizes = [98, 98, 49].map(|mb| bytes_only(mb * 1_000_000));
+        let told = describe_sizes(&sizes, 25);
+        let kinds = "2 with 98.0 MB and 0 files, 1 with 49.0 MB and 0 files";
+        assert_eq!(
+            told,
+            format!("{kinds}; beside that 2.5 % of each stay free")
+        );
+        assert_eq!(describe_sizes(&sizes, 0), kinds);
+    }
 
     #[test]
     fn amounts_read_well() {

@@ -6,7 +6,6 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::time::Time;
 
 use super::action::{Action, MountedVolume};
-use super::again::Again;
 use super::attempt::{Attempt, Stage};
 use super::blockade::Ways;
 use super::chains::Urgency;
@@ -114,8 +113,6 @@ pub struct Scheduler {
     pub(super) deeds: Deeds,
     /// How unevenly blocks of caches were found to be spread.
     pub(super) skew: Skew,
-    /// What caches got once more.
-    pub(super) again: Again,
     /// Batch volumes that come before their readers start.
     pub(super) warming: Warming,
     /// Caches that are kept only for users that may have to run again.
@@ -189,7 +186,6 @@ impl Scheduler {
             last_gone: None,
             deeds: Deeds::default(),
             skew: Skew::default(),
-            again: Again::default(),
             idle_caches: BTreeSet::new(),
             urgency: Urgency::default(),
             is_space_wanted: false,

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::action::Action;
+use super::again::Again;
 use super::scheduler::Scheduler;
 use super::space::scale_up;
 use super::volumes::State;
@@ -28,6 +29,8 @@ pub(super) struct Skew {
     found: BTreeMap<VolumeIndex, u64>,
     /// The same, the most uneven cache last.
     by_unevenness: BTreeSet<(u64, VolumeIndex)>,
+    /// What they got once more.
+    pub(super) again: Again,
 }
 
 /// What the parts of a cache were asked.

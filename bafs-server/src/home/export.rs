@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use bafs_proto::path::check_relative;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{
-    FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fsync, mkdirat, openat2, readlinkat, stat,
+    FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatvfs, fsync, mkdirat, openat2,
+    readlinkat, stat,
 };
 use rustix::io::Errno;
 
@@ -21,6 +22,8 @@ pub(crate) struct Export {
     root: OwnedFd,
     root_path: PathBuf,
     identity: (u64, u64),
+    /// What the file system says that it is; some say nothing.
+    file_system: u64,
     name: OnceLock<String>,
 }
 
@@ -48,6 +51,7 @@ impl Export {
         let root_path = real_path(&fd).map_err(fail)?;
         Ok(Self {
             identity: (stat.st_dev, stat.st_ino),
+            file_system: fstatvfs(&fd).map_err(fail)?.f_fsid,
             root: fd,
             root_path,
             name: OnceLock::new(),
@@ -90,10 +94,12 @@ impl Export {
     }
 
     /// The same directory at the same place, if it is there again as another device: of a file
-    /// system that was mounted anew. What it was mounted over is another one.
+    /// system that was mounted anew, with the same number in the same file system, as far as that
+    /// has an identity. What it was mounted over is another one.
     pub(crate) fn reopen(&self) -> Option<Self> {
         let anew = Self::open(&self.root_path).ok()?;
-        (anew.identity.1 == self.identity.1).then_some(anew)
+        let is_same = (anew.identity.1, anew.file_system) == (self.identity.1, self.file_system);
+        is_same.then_some(anew)
     }
 
     pub(crate) fn is_root(&self, stat: &Stat) -> bool {

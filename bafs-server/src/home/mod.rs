@@ -247,7 +247,8 @@ impl Home {
     ) -> Result<(T, Bytes)> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let turn = self.throttle.turn(most, wait).await?;
-        let (data, bytes) = self.clone().blocking(read).await?;
+        let read = self.clone().blocking(read);
+        let (data, bytes) = throttle::while_awaited(wait, read).await?;
         turn.pass(bytes.len(), wait).await?;
         self.counters.add("home_read_bytes", bytes.len() as u64);
         Ok((data, bytes))

@@ -108,6 +108,24 @@ impl Turn<'_> {
     }
 }
 
+/// Does what may take for ever only as long as somebody waits for it.
+///
+/// # Errors
+/// `DeadlineExceeded` when nobody does any more; its own.
+pub(super) async fn while_awaited<T>(
+    (deadline, awaited): Wait<'_>,
+    going: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let going = tokio::time::timeout_at(deadline.instant().into(), going);
+    let late = || {
+        Error::new(
+            ErrorCode::DeadlineExceeded,
+            "the disk does not answer in time",
+        )
+    };
+    unless_over(awaited, async { going.await.map_err(|_| late())? }).await
+}
+
 async fn unless_over<T>(awaited: &Awaited, going: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
         gone = going => gone,

@@ -123,14 +123,14 @@ impl Directory {
     }
 
     /// Finds a path below it that a token grants: where symbolic links lead must be granted too.
-    fn find(&self, token: &Token, path: &str) -> Result<Found> {
+    fn find(&self, token: &Token, path: &str) -> Result<(Arc<Export>, Found)> {
         let export = self.opened()?.export.clone();
         let found = export.find(path)?;
         if found.path != path {
             let allowed = self.allow(token, &found.path, Right::Read);
             allowed.map_err(|error| export.led_away(path, &found.path, error))?;
         }
-        Ok(found)
+        Ok((export, found))
     }
 
     fn allow(&self, token: &Token, path: &str, right: Right) -> Result<()> {
@@ -151,8 +151,7 @@ impl Home for Files {
             let (directory, path) = self.place(&call.path)?;
             let token = token.clone();
             blocking(move || {
-                let top = directory.find(&token, &path)?;
-                let export = directory.opened()?.export.clone();
+                let (export, top) = directory.find(&token, &path)?;
                 let (page, _) = list(&export, &top, call.after.as_deref())?;
                 Ok(page)
             })
@@ -169,7 +168,8 @@ impl Home for Files {
         Box::pin(async move {
             let (directory, path) = self.place(&call.path)?;
             let token = token.clone();
-            blocking(move || read(&call, || directory.find(&token, &path))).await
+            let find = move || directory.find(&token, &path).map(|(_, found)| found);
+            blocking(move || read(&call, find)).await
         })
     }
 

@@ -39,6 +39,8 @@ pub enum Refusal {
     SameDirectory {
         /// What it is called.
         name: String,
+        /// Where it listens.
+        address: String,
     },
 }
 
@@ -66,8 +68,9 @@ impl Adverts {
         if let Some(address) = self.namesake(&advert) {
             return Err(Refusal::NameInUse { address });
         }
-        if let Some(name) = self.twin(&advert) {
-            return Err(Refusal::SameDirectory { name });
+        if let Some(twin) = self.twin(&advert) {
+            let (name, address) = (twin.name.clone(), twin.address.clone());
+            return Err(Refusal::SameDirectory { name, address });
         }
         let others = self.live.iter().filter(|(id, _)| **id != advert.id);
         let (servers, bytes) = others.fold((0, 0), |(servers, bytes), (_, (other, _))| {
@@ -94,12 +97,13 @@ impl Adverts {
         namesake.map(|other| other.address.clone())
     }
 
-    /// What another home is called that has its id of the same directory. One that was given
-    /// another name when it started again waits until its former life is forgotten.
-    fn twin(&self, advert: &Advert) -> Option<String> {
+    /// Another home that has its id of the same directory. One that was started again with another
+    /// name or at another address waits until its former life is forgotten.
+    fn twin(&self, advert: &Advert) -> Option<&Advert> {
         let (other, _) = self.live.get(&advert.id)?;
         let is_home = advert.kind == ServerKind::Home && other.kind == ServerKind::Home;
-        (is_home && other.name != advert.name).then(|| other.name.clone())
+        let is_same = (&other.name, &other.address) == (&advert.name, &advert.address);
+        (is_home && !is_same).then_some(other)
     }
 
     /// Live servers that fit the query, ordered by id.
@@ -326,13 +330,14 @@ mod tests {
         };
         let first = Err(Refusal::SameDirectory {
             name: "home".to_owned(),
+            address: "a:1".to_owned(),
         });
         assert_eq!(adverts.advertise(Time(0), home("home", "a:1")), Ok(1));
         assert_eq!(adverts.advertise(Time(1), home("second", "a:2")), first);
-        // It started again at another port.
-        assert_eq!(adverts.advertise(Time(2), home("home", "a:3")), Ok(1));
-        assert_eq!(adverts.advertise(Time(4_001), home("second", "a:2")), first);
-        assert_eq!(adverts.advertise(Time(4_002), home("second", "a:2")), Ok(1));
+        assert_eq!(adverts.advertise(Time(1), home("home", "a:2")), first);
+        assert_eq!(adverts.advertise(Time(2), home("home", "a:1")), Ok(1));
+        assert_eq!(adverts.advertise(Time(4_001), home("home", "a:2")), first);
+        assert_eq!(adverts.advertise(Time(4_002), home("home", "a:2")), Ok(1));
     }
 
     #[test]

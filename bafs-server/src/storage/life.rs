@@ -124,9 +124,8 @@ impl Storage {
             }
         }
         for id in self.unfinished_deletions(clock::now()) {
-            match self.delete(id).await {
-                Ok(_) => tracing::info!(volume = %id, "volume is deleted at last"),
-                Err(error) => tracing::warn!(volume = %id, %error, "volume is not deleted yet"),
+            if let Err(error) = self.delete(id).await {
+                tracing::warn!(volume = %id, %error, "volume is not deleted yet");
             }
         }
         self.trees.sweep(clock::now()).await;

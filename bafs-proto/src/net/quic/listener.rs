@@ -17,15 +17,18 @@ use crate::message::{Hello, ReplyHead};
 use crate::net::awaited::Awaited;
 use crate::net::handshakes::Handshakes;
 use crate::net::hello::{FRAME_MS, broken, hello_of, welcome};
-use crate::net::room::{Place, Room};
+use crate::net::room::{Place, Room, TOO_MANY};
 use crate::net::{Frame, Peer, Service, answer};
 
 /// Handshakes that go on before others must prove that they are where they say.
 const UNPROVEN_MAX: usize = 64;
 
-/// Longest silence within a request that has its place, in milliseconds: who says no more keeps
-/// others out. Connections of living peers are never silent for so long.
+/// Longest silence within a request that has its place, in milliseconds: it keeps others out.
 const STALL_MS: u64 = 30_000;
+
+/// A request waits for a place so long, in milliseconds. What has come of it takes from the window
+/// of its connection, which those need that have a place.
+const PLACE_MS: u64 = 1_000;
 
 /// Accepts connections and hands requests to a service.
 pub struct QuicListener {
@@ -129,6 +132,8 @@ async fn serve_stream(
             frame
         }
         Err(error) => {
+            // The window is open for others again.
+            drop(receive);
             let head = codec::encode::<ReplyHead>(&Err(error));
             (head.unwrap_or_default().into(), Bytes::new())
         }
@@ -136,11 +141,14 @@ async fn serve_stream(
     in_time(write_frame(&mut send, frame)).await
 }
 
-/// A request, with its place among all that this process holds: until there is one it stays in the
-/// connection's window.
+/// A request, with its place among all that this process holds: until there is one, for a moment,
+/// it stays in the connection's window.
 async fn read_request(receive: &mut RecvStream, room: &Room) -> Result<(Frame, Option<Place>)> {
     let lengths = read_lengths(receive).await?;
-    let place = room.wait(lengths.0 + lengths.1).await;
+    let place = room.wait(lengths.0 + lengths.1);
+    let place = tokio::time::timeout(Duration::from_millis(PLACE_MS), place)
+        .await
+        .map_err(|_| Error::new(ErrorCode::Busy, TOO_MANY))?;
     Ok((read_rest(receive, lengths, STALL_MS).await?, place))
 }
 

@@ -19,7 +19,7 @@ use crate::message::{Hello, ReplyHead};
 use crate::net::awaited::{Awaited, Waiting};
 use crate::net::handshakes::Handshakes;
 use crate::net::hello::{FRAME_MS, broken, hello_of, welcome};
-use crate::net::room::Room;
+use crate::net::room::{Room, TOO_MANY};
 use crate::net::tls::{Acceptor, Secured};
 use crate::net::{Frame, Peer, Service, answer};
 
@@ -168,8 +168,7 @@ async fn serve_connection(
                     });
                 }
                 Ok(Word::Refused(call)) => {
-                    let text = "too many calls are under way";
-                    let busy: ReplyHead = Err(Error::new(ErrorCode::Busy, text));
+                    let busy: ReplyHead = Err(Error::new(ErrorCode::Busy, TOO_MANY));
                     let head = codec::encode(&busy).unwrap_or_default();
                     // Nothing more is read until it is sent: refusals take memory too.
                     reply(&outbox, call, (head.into(), Bytes::new())).await;
