@@ -166,17 +166,23 @@ async fn a_lost_reply_runs_nothing_twice() {
 
 #[test]
 fn a_write_that_no_file_could_take_is_no_loss() {
+    let fault = Some(ErrorCode::ServerFault);
     let codes = [
-        (libc::EFBIG, None),
-        (libc::ENOSPC, Some(ErrorCode::NoSpaceBytes)),
-        (libc::EIO, Some(ErrorCode::ServerFault)),
+        (true, libc::EFBIG, None),
+        // Mapped memory reaches no further than its file: the node is not allowed to write so much.
+        (false, libc::EFBIG, fault),
+        (true, libc::ENOSPC, Some(ErrorCode::NoSpaceBytes)),
+        (true, libc::EIO, fault),
     ];
-    for (errno, code) in codes {
+    for (collects, errno, code) in codes {
         let (sender, mut losses) = mpsc::unbounded_channel();
         let volume = Arc::new(Volume::new(
             "v",
             Tree::Local(LocalTree::new(|_, _, _, _| Ok(FileReply::Done))),
-            Mode::scratch(true),
+            Mode {
+                collects,
+                ..Mode::scratch(true)
+            },
             Ownership::AsStored,
             Fate::new("v", sender),
             Usage::new(),
