@@ -213,7 +213,8 @@ impl Manifest {
         }
         let written = std::fs::File::create(path).and_then(|mut file| {
             std::io::Write::write_all(&mut file, &bytes)?;
-            file.sync_all()
+            file.sync_all()?;
+            std::fs::File::open(path.parent().unwrap_or(path))?.sync_all()
         });
         written.map_err(|e| fault("write the manifest", path, e))
     }

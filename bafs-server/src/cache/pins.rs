@@ -9,6 +9,7 @@ use std::sync::{PoisonError, RwLock};
 use bafs_proto::{Error, ErrorCode, Result, codec};
 
 use super::fault;
+use crate::lives::replace;
 
 /// Name of the file.
 pub(crate) const PINS: &str = "pins";
@@ -34,7 +35,11 @@ impl Pins {
                 tracing::warn!(file = %file.display(), %error, "nothing is pinned any more");
                 Vec::new()
             }),
-            Err(_) => Vec::new(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => {
+                tracing::warn!(file = %file.display(), %error, "nothing is pinned any more");
+                Vec::new()
+            }
         };
         Self {
             file,
@@ -105,10 +110,7 @@ impl Pins {
             return Ok(());
         }
         let all: Vec<&String> = changed.iter().collect();
-        let temporary = self.file.with_extension("new");
-        std::fs::write(&temporary, codec::encode(&all)?)
-            .and_then(|()| std::fs::File::open(&temporary)?.sync_all())
-            .and_then(|()| std::fs::rename(&temporary, &self.file))
+        replace(&self.file, &codec::encode(&all)?)
             .map_err(|e| fault("write the pins", &self.file, e))?;
         *paths = changed;
         self.version.fetch_add(1, Ordering::AcqRel);

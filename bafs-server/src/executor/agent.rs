@@ -142,12 +142,14 @@ async fn supervise(
         // It may have died on the way and say why by its exit status.
         tracing::debug!(execution = %call.execution, %why, "job not taken by its agent");
     }
+    // One for both: what was read already is not read again.
+    let mut ending = std::pin::pin!(until_end(child, reading));
     let ended = tokio::select! {
-        ended = until_end(child, reading) => ended,
+        ended = &mut ending => ended,
         () = told(killed) => {
             drop(input.take()); // the agent kills its job at the end of its input
             let grace = Duration::from_millis(KILL_MS);
-            tokio::time::timeout(grace, until_end(child, reading)).await.unwrap_or(Ending::Killed)
+            tokio::time::timeout(grace, ending).await.unwrap_or(Ending::Killed)
         }
     };
     drop(input);
