@@ -218,7 +218,16 @@ impl Driver {
         let mut ledger = Ledger::default();
         let last = history.records.last().map_or(Time(0), |(at, _)| *at);
         let is_resumed = !history.records.is_empty();
+        let mut homes = Homes::of(options.file_home.clone(), &workflow);
         for (now, event) in history.records {
+            if let Event::HomeSeen {
+                name,
+                server,
+                address,
+            } = &event
+            {
+                homes.keep(name, *server, address);
+            }
             ledger.note(&scheduler, now, &event);
             scheduler.step(now, event, &mut Vec::new());
         }
@@ -229,7 +238,7 @@ impl Driver {
         let servers = Servers {
             pool,
             bearer: Arc::new(bearer),
-            homes: Arc::new(Mutex::new(Homes::new(options.file_home.clone()))),
+            homes: Arc::new(Mutex::new(homes)),
             workflow: Arc::new(workflow),
             run: header.run,
             settings: Arc::new(header.settings),
@@ -347,6 +356,7 @@ impl Driver {
             Note::Watch(server, execution) => self.watch(server, execution),
             Note::Listing(adverts) => {
                 self.listed = tick();
+                batch.extend(self.servers.new_homes());
                 batch.extend(self.listing.compare(&self.scheduler, adverts));
             }
             Note::Silent(server) => batch.extend(self.missed(server)),

@@ -126,6 +126,9 @@ impl Teller {
     fn event(&mut self, event: &Event) {
         match event {
             Event::ServersSeen { nodes, missed } => self.seen(nodes, missed),
+            Event::HomeSeen { name, address, .. } => {
+                self.tell(&[name], format!("home {name} is at {address}"));
+            }
             Event::ServerSilent { server } => {
                 let node = self.node(*server);
                 self.tell(&[&node], format!("node {node} answers no call: it is lost"));

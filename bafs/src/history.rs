@@ -1,6 +1,6 @@
 //! `bafs replay` and `bafs why`: what a run did and why, from its journal. They run nothing.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -110,8 +110,8 @@ pub(crate) fn journal_of(path: &Path) -> Result<PathBuf> {
 
 /// Whether a scheduler has a journal open.
 pub(crate) fn is_being_written(path: &Path) -> bool {
-    let open = File::open(path);
-    open.is_ok_and(|file| file.try_lock_shared().is_err())
+    let locked = File::open(path).map(|file| file.try_lock_shared());
+    matches!(locked, Ok(Err(TryLockError::WouldBlock)))
 }
 
 fn lines(path: &Path) -> Result<Vec<Line>> {

@@ -7,7 +7,7 @@ use bafs_proto::message::{Advert, ServerKind};
 use bafs_proto::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::workflow::{Scheme, Url};
+use crate::workflow::{Scheme, Url, VolumeKind, Workflow};
 
 /// The home server that stands for `file:///…` of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,9 +31,11 @@ pub struct Homes {
     file_home: Option<FileHome>,
     by_name: BTreeMap<String, Known>,
     is_listed: bool,
+    /// Names that the journal should say the meaning of, and does not yet.
+    unkept: BTreeSet<String>,
 }
 
-/// A home that has a name as long as this process lives.
+/// A home that has a name for the whole run.
 #[derive(Debug, Clone)]
 struct Known {
     server: ServerId,
@@ -49,6 +51,17 @@ struct Known {
 }
 
 impl Known {
+    fn new(server: ServerId, address: &str) -> Self {
+        Self {
+            server,
+            address: address.to_owned(),
+            former: Vec::new(),
+            other: None,
+            is_used: false,
+            missing: 0,
+        }
+    }
+
     fn is_away(&self) -> bool {
         self.missing >= MISSING_TOLD
     }
@@ -72,7 +85,43 @@ impl Homes {
             file_home,
             by_name: BTreeMap::new(),
             is_listed: false,
+            unkept: BTreeSet::new(),
         }
+    }
+
+    /// The same for a run of `workflow`, whose journal keeps which homes its names mean.
+    pub fn of(file_home: Option<FileHome>, workflow: &Workflow) -> Self {
+        let sources = workflow.volumes.iter().filter_map(|it| match &it.kind {
+            VolumeKind::Cache { source, .. } => Some(source),
+            VolumeKind::Scratch { fill } => fill.as_ref(),
+        });
+        let targets = workflow.extracts.iter().map(|extract| &extract.target);
+        let urls = sources.chain(targets);
+        let named = urls.filter(|url| url.scheme == Scheme::Bafs && !url.host.contains(':'));
+        Self {
+            unkept: named.map(|url| url.host.clone()).collect(),
+            ..Self::new(file_home)
+        }
+    }
+
+    /// Takes up what the journal says that a name means.
+    pub fn keep(&mut self, name: &str, server: ServerId, address: &str) {
+        self.unkept.remove(name);
+        let known = Known::new(server, address);
+        self.by_name.insert(name.to_owned(), known);
+    }
+
+    /// What the journal is to say from now on: names, what they mean, and where that is.
+    pub fn take_unkept(&mut self) -> Vec<(String, ServerId, String)> {
+        let found = self.unkept.iter().filter_map(|name| {
+            let known = self.by_name.get(name)?;
+            Some((name.clone(), known.server, known.address.clone()))
+        });
+        let found: Vec<_> = found.collect();
+        found.iter().for_each(|(name, ..)| {
+            self.unkept.remove(name);
+        });
+        found
     }
 
     /// Learns the homes of a catalog's listing; those that it does not list are kept, because a
@@ -118,14 +167,8 @@ impl Homes {
 
     fn learn_one(&mut self, home: &Advert) -> Option<String> {
         let name = home.name.to_ascii_lowercase();
-        let known = self.by_name.entry(name).or_insert_with(|| Known {
-            server: home.id,
-            address: home.address.clone(),
-            former: Vec::new(),
-            other: None,
-            is_used: false,
-            missing: 0,
-        });
+        let known = self.by_name.entry(name);
+        let known = known.or_insert_with(|| Known::new(home.id, &home.address));
         if known.server == home.id {
             if known.address != home.address {
                 let former = std::mem::replace(&mut known.address, home.address.clone());
@@ -278,6 +321,39 @@ mod tests {
         // The same server may come back somewhere else.
         assert!(homes.learn(&[home(1, "a:2")]).is_empty());
         assert_eq!(place(&mut homes).unwrap().address, "a:2");
+    }
+
+    #[test]
+    fn a_name_means_one_home_also_after_a_restart() {
+        let text = "volume d cache bafs://home/d 1 MB\nvolume s scratch 1 MB files 2\n\
+            job j {\nexecutable = x\n}\nmount d j /d\nmount s j /s\n\
+            extract s x bafs://Other/x\n";
+        let none = |path: &str| Err(path.to_owned());
+        let workflow = crate::workflow::parse_workflow("w.bafs", text, &none);
+        let workflow = workflow.expect("it is right").workflow;
+        let mut homes = Homes::of(None, &workflow);
+        assert_eq!(homes.take_unkept(), []);
+        let third = Advert {
+            name: "third".to_owned(),
+            ..home(3, "c:1")
+        };
+        homes.learn(&[home(1, "a:1"), third]);
+        let kept = homes.take_unkept();
+        assert_eq!(kept, [("home".to_owned(), ServerId(1), "a:1".to_owned())]);
+        assert_eq!(homes.take_unkept(), []);
+
+        let mut again = Homes::of(None, &workflow);
+        let (name, server, address) = &kept[0];
+        again.keep(name, *server, address);
+        let told = again.learn(&[home(2, "b:1")]);
+        assert!(told[0].contains("goes on with the one at a:1"), "{told:?}");
+        assert_eq!(again.take_unkept(), []);
+        let place = again.resolve(&"bafs://home/x".parse().unwrap());
+        let place = place.expect("it is known");
+        assert_eq!(
+            (place.address.as_str(), place.id),
+            ("a:1", Some(ServerId(1)))
+        );
     }
 
     #[test]

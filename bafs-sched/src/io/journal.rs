@@ -6,7 +6,7 @@
 //! every other one a list of events with their times. A frame is written and synced as a whole, so
 //! only the last one can be torn; nothing was done yet because of it, and it is cut off.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -43,7 +43,7 @@ use crate::workflow::Workflow;
 /// that waits for homes, leaves a node after two faults, and keeps scratch volumes out of groups
 /// that need their room (2026-11). 19 = a core that keeps to what was simulated while nodes come
 /// and leave, and plans less often; advice names the nodes of several times (2026-11).
-/// 20 = caches tell what they got once more (2026-11).
+/// 20 = caches tell what they got once more, and which home a name means is kept (2026-11).
 pub const MAGIC: &[u8] = b"bafs-journal 20\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
@@ -110,7 +110,7 @@ impl Journal {
             .write(true)
             .open(path)
             .map_err(fault)?;
-        if !lock(&file) {
+        if !lock(&file).map_err(|e| unlocked(&name, &e))? {
             let text = format!("another scheduler runs with the journal {name}: wait for its end");
             return Err(Error::new(ErrorCode::Conflict, text));
         }
@@ -162,14 +162,22 @@ pub fn read(path: &Path) -> Result<History> {
 
 /// Takes the journal for this process alone. Who only looks whether it is taken has it for a
 /// moment.
-fn lock(file: &File) -> bool {
+fn lock(file: &File) -> std::io::Result<bool> {
     for _ in 0..LOCK_TRIES {
-        if file.try_lock().is_ok() {
-            return true;
+        match file.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::Error(error)) => return Err(error),
         }
-        std::thread::sleep(LOCK_PAUSE);
     }
-    false
+    Ok(false)
+}
+
+fn unlocked(name: &str, error: &std::io::Error) -> Error {
+    let error = fault("lock", name, error);
+    let text = "; two schedulers must not write one journal: name one with --journal on a file \
+                system that has locks";
+    Error::new(error.code, error.detail + text)
 }
 
 fn create(path: &Path, header: &Header) -> Result<()> {

@@ -90,6 +90,18 @@ impl Servers {
         Ok(list.servers)
     }
 
+    /// Homes that the workflow names and that were listed for the first time.
+    pub(crate) fn new_homes(&self) -> Vec<Event> {
+        let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = homes.take_unkept().into_iter();
+        seen.map(|(name, server, address)| Event::HomeSeen {
+            name,
+            server,
+            address,
+        })
+        .collect()
+    }
+
     /// Whether an error comes of a home being away, of which the user was told.
     pub(crate) fn is_told(&self, error: &Error) -> bool {
         let homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);

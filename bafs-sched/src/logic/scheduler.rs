@@ -453,6 +453,8 @@ impl Scheduler {
             Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),
             Event::JobEnded { execution, report } => self.job_ended(execution, report),
             Event::JobUnknown { execution } => self.job_unknown(execution),
+            // It is kept for the driver: the core knows no homes.
+            Event::HomeSeen { .. } => {}
             Event::CacheSeen {
                 volume,
                 kept_bytes,

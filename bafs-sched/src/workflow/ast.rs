@@ -67,6 +67,19 @@ pub(super) struct Description {
     pub(super) has_refused: bool,
 }
 
+impl Description {
+    /// What it takes in memory, about.
+    pub(super) fn bytes(&self) -> u64 {
+        self.entries.iter().map(|it| bytes_of(&it.values)).sum()
+    }
+}
+
+/// What words take in memory, about.
+pub(super) fn bytes_of(words: &[Word]) -> u64 {
+    let one = |word: &Word| word.text.len() + size_of::<Word>();
+    words.iter().map(one).sum::<usize>() as u64
+}
+
 /// A line `key = words` of a job description.
 #[derive(Debug)]
 pub(super) struct Entry {

@@ -17,7 +17,7 @@ use super::limits::{BYTES_PER_FILE_DEFAULT, CYCLE_JOBS_SHOWN_MAX, EDGES_MAX, FIL
 use super::names::Names;
 use super::order::cycles;
 use super::path::{self, PathError};
-use super::url::Url;
+use super::url::{Scheme, Url};
 
 /// Makes the workflow. It is valid only if `diagnostics` has no error afterwards.
 ///
@@ -448,6 +448,25 @@ impl Checker<'_> {
                 path: file,
                 target,
             });
+        }
+        self.check_nested_targets(&targets);
+    }
+
+    /// A file is no directory, but in a bucket, where names only look like paths.
+    fn check_nested_targets(&mut self, targets: &BTreeMap<Url, Place>) {
+        for (target, at) in targets.iter().filter(|(it, _)| it.scheme != Scheme::S3) {
+            let mut above = target.clone();
+            while let Some(end) = above.path.rfind('/').filter(|end| *end > 0) {
+                above.path.truncate(end);
+                let Some(first) = targets.get(&above) else {
+                    continue;
+                };
+                let first = self.diagnostics.name(*first);
+                let message = format!("'{target}' is below '{above}', a file as {first} says");
+                let hint = "no path is a file and a directory: give each a name of its own";
+                self.diagnostics.error_hint(*at, message, hint);
+                break;
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use bafs_proto::volume::LimitKind;
 use super::ast::{
     Access, Declarations, Description, ExtractDeclaration, JobDeclaration, Keyword,
     MountDeclaration, ParentDeclaration, RetryDeclaration, Settings, VolumeDeclaration, Word,
+    bytes_of,
 };
 use super::checked::{CachePolicy, VolumeKind};
 use super::diagnostic::{Diagnostics, Place};
@@ -33,6 +34,8 @@ pub(super) struct Declarer<'r> {
     directory: &'r str,
     /// Description files read so far; none for one that cannot be read, which is told once.
     descriptions: BTreeMap<String, Option<Rc<Description>>>,
+    /// What all statements so far take in memory, about.
+    pub(super) bytes: u64,
 }
 
 /// An error was found and reported.
@@ -57,6 +60,7 @@ impl<'r> Declarer<'r> {
             read,
             directory,
             descriptions: BTreeMap::new(),
+            bytes: 0,
         }
     }
 
@@ -70,6 +74,7 @@ impl<'r> Declarer<'r> {
         scope: &Scope,
         diagnostics: &mut Diagnostics,
     ) {
+        self.bytes = self.bytes.saturating_add(bytes_of(words));
         let mut cursor = Cursor {
             keyword,
             words,
@@ -110,6 +115,9 @@ impl<'r> Declarer<'r> {
         let diagnostics = &mut *cursor.diagnostics;
         let read = file.and_then(|file| self.description(&file, diagnostics));
         let description = inline.or(read.as_deref());
+        self.bytes = self
+            .bytes
+            .saturating_add(description.map_or(0, Description::bytes));
         let lacks_executable = description.is_some_and(|known| {
             !known.has_refused
                 && known

@@ -4,7 +4,7 @@
 use super::ast::{Loop, Node, Statement, Word};
 use super::declare::Declarer;
 use super::diagnostic::{Diagnostics, Place};
-use super::limits::{PAD_WIDTH_MAX, STATEMENTS_MAX};
+use super::limits::{DECLARED_BYTES_MAX, PAD_WIDTH_MAX, STATEMENTS_MAX};
 use super::parse::Parser;
 
 /// The loop variables with their values, outermost first.
@@ -65,6 +65,14 @@ impl Expander<'_, '_> {
             &self.scope,
             self.diagnostics,
         );
+        if self.declarer.bytes > DECLARED_BYTES_MAX {
+            let gib = DECLARED_BYTES_MAX >> 30;
+            let message = format!("loops make more than {gib} GiB of this file");
+            let hint = "split the workflow into several, or put a job between many and many";
+            let at = statement.words[0].place;
+            self.diagnostics.error_hint(at, message, hint);
+            return Err(TooMany);
+        }
         Ok(())
     }
 
@@ -271,6 +279,25 @@ impl Scope {
                     hint,
                 ))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_too_much_memory_is_told_and_ends() {
+        let none = |path: &str| Err(path.to_owned());
+        let text = "for i in 1..5\njob a$(i) {\nexecutable = x\n}\nend\n";
+        for (bytes, jobs) in [(0, 5), (DECLARED_BYTES_MAX - 1, 1)] {
+            let mut diagnostics = Diagnostics::new("w.bafs");
+            let mut declarer = Declarer::new("w.bafs", &none);
+            declarer.bytes = bytes;
+            expand(text, &mut declarer, &mut diagnostics);
+            assert_eq!(declarer.declarations.jobs.len(), jobs);
+            assert_eq!(diagnostics.has_errors(), jobs < 5);
         }
     }
 }

@@ -12,6 +12,9 @@ pub const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
 /// Statements and loop turns after expansion: a million jobs with nine statements for each.
 pub(super) const STATEMENTS_MAX: u64 = 10_000_000;
 
+/// Bytes in memory of what statements say after expansion: those of [`STATEMENTS_MAX`] short ones.
+pub(super) const DECLARED_BYTES_MAX: u64 = 4 << 30;
+
 /// Loops inside loops.
 pub(super) const LOOP_DEPTH_MAX: usize = 8;
 
