@@ -18,7 +18,7 @@ pub(crate) fn prefer(args: &PreferArgs, output: Output) -> Result<()> {
     let wish = |job| Wish::Prefer { job, priority };
     tell(&args.run, &args.pipeline, wish)?;
     let text = format!(
-        "the pipeline of job {} gets priority {priority}",
+        "the pipeline of job {} gets priority {priority} within two seconds",
         args.pipeline
     );
     output.say(
@@ -30,7 +30,10 @@ pub(crate) fn prefer(args: &PreferArgs, output: Output) -> Result<()> {
 /// Gives up the rest of a pipeline.
 pub(crate) fn cancel(args: &CancelArgs, output: Output) -> Result<()> {
     tell(&args.run, &args.pipeline, |job| Wish::Cancel { job })?;
-    let text = format!("the pipeline of job {} is given up", args.pipeline);
+    let text = format!(
+        "the pipeline of job {} is given up within two seconds, unless it ends before",
+        args.pipeline
+    );
     output.say(
         &text,
         &serde_json::json!({"job": args.pipeline, "cancelled": true}),

@@ -19,8 +19,8 @@ pub enum Event {
         /// Nodes that were listed before and are not any more; each once.
         missed: Vec<ServerId>,
     },
-    /// A home was listed under a name that the workflow has: for this run the name means that server
-    /// from now on. What was taken from one directory must not go home to another.
+    /// A home was listed under a name that the workflow has: for this run the name means that
+    /// server from now on. What was taken from one directory must not go home to another.
     HomeSeen {
         /// The name, in small letters.
         name: String,
