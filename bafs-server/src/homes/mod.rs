@@ -13,6 +13,8 @@ mod objects;
 mod packs;
 mod settings;
 mod sftp;
+#[cfg(test)]
+pub(crate) mod slow;
 mod whereabouts;
 
 pub use settings::HomeSettings;
@@ -45,6 +47,13 @@ use host::Addressed;
 use objects::{Bucket, Web};
 use sftp::Sftp;
 use whereabouts::Whereabouts;
+
+/// Time for one call that moves a piece or nothing, in milliseconds: on a home link of 1 MB/s some
+/// fifty pieces may go before one of 1 MiB.
+pub(crate) const CALL_MS: u64 = 60_000;
+
+/// What the slowest link moves, in bytes per millisecond.
+const BYTES_PER_MS_MIN: u64 = 100;
 
 /// Pause before a failed call is repeated, in milliseconds; doubles up to the maximum.
 const PAUSE_MS_MIN: u64 = 50;
@@ -457,6 +466,12 @@ impl Homes {
             Error::new(ErrorCode::Unsupported, text)
         })
     }
+}
+
+/// Time in which the slowest link moves so many bytes, in milliseconds. Not a time in which nothing
+/// is heard: every kind of home has a shorter one for that.
+pub(crate) fn slowest_ms(bytes: u64) -> u64 {
+    bytes / BYTES_PER_MS_MIN
 }
 
 fn check_range(call: &ReadSource) -> Result<()> {

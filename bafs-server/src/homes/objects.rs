@@ -5,7 +5,10 @@
 //! tell. So an identity needs no table beside it and survives a restart.
 
 mod bucket;
+mod uploads;
 mod web;
+
+use std::time::Duration;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::message::{ReadSource, SourceData, SourceIdentity};
@@ -13,7 +16,7 @@ use bafs_proto::net::use_ring;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::{Bytes, BytesMut};
 use futures_util::TryStreamExt;
-use opendal::{ErrorKind, HttpTransporter, Metadata, Operator};
+use opendal::{ErrorKind, HttpTransporter, Metadata, Operator, Writer};
 use opendal_http_transport_reqwest::ReqwestTransport;
 
 use super::listing::{changed, digests};
@@ -112,6 +115,22 @@ impl Objects {
             mtime_ns: seconds.saturating_mul(NANOSECONDS).saturating_add(fraction),
             ctime_ns: 0,
         })
+    }
+
+    /// What a request of the store gives, within so many milliseconds: a store that hangs must not
+    /// hold an upload for ever.
+    async fn within<T>(
+        &self,
+        ms: u64,
+        path: &str,
+        asked: impl Future<Output = opendal::Result<T>>,
+    ) -> Result<T> {
+        let late = |_| {
+            let text = format!("{} did not answer in time for '{path}'", self.address);
+            Error::new(ErrorCode::DeadlineExceeded, text)
+        };
+        let answer = tokio::time::timeout(Duration::from_millis(ms), asked).await;
+        answer.map_err(late)?.map_err(|e| self.fault(path, &e))
     }
 
     fn fault(&self, path: &str, error: &opendal::Error) -> Error {

@@ -20,7 +20,7 @@ use tokio::time::timeout_at;
 
 use super::beneath::Beneath;
 use super::identity;
-use crate::homes::{Homes, Put};
+use crate::homes::{CALL_MS, Homes, Put, slowest_ms};
 
 /// Bytes of one piece of an upload; a smaller file goes as a whole.
 const PIECE_BYTES: u64 = IO_BYTES_MAX as u64;
@@ -28,10 +28,6 @@ const PIECE_BYTES: u64 = IO_BYTES_MAX as u64;
 /// Unit in which memory for pieces is given, in bytes: small files need little of it, so that many
 /// may be under way.
 pub(super) const ROOM_BYTES: u64 = 64 << 10;
-
-/// Time for one call, in milliseconds: on a home link of 1 MB/s some fifty pieces may go before one
-/// of 1 MiB. The call's own deadline may be earlier.
-const CALL_MS: u64 = 60_000;
 
 /// Time for a small file that waits for others to leave, in milliseconds.
 const QUEUED_MS: u64 = 5 * CALL_MS;
@@ -56,6 +52,8 @@ pub(super) struct Upload {
     call: ExtractFile,
     homes: Arc<Homes>,
     deadline: Deadline,
+    /// Time for a call that moves a piece or nothing, in milliseconds.
+    call_ms: u64,
     file: Arc<File>,
     put: Arc<Put>,
     pieces: Arc<Semaphore>,
@@ -141,6 +139,7 @@ impl Upload {
             call,
             homes,
             deadline,
+            call_ms: CALL_MS,
             file,
             put,
             pieces,
@@ -252,7 +251,9 @@ impl Upload {
         }
         self.send_from(progress.received_bytes).await?;
         let digest = self.unchanged_digest()?;
-        let receipt = self.homes.commit(&self.put, digest, self.step()).await?;
+        // Some homes read back the whole file, or put it together from its parts.
+        let until = self.step_of(self.call_ms + slowest_ms(size));
+        let receipt = self.homes.commit(&self.put, digest, until).await?;
         if receipt.size != size || receipt.digest != digest {
             let text = "home's receipt is for other bytes than were sent";
             return Err(Error::new(ErrorCode::DigestMismatch, text));
@@ -382,7 +383,12 @@ impl Upload {
     }
 
     fn step(&self) -> Deadline {
-        self.deadline.earlier(Deadline::after_ms(CALL_MS))
+        self.step_of(self.call_ms)
+    }
+
+    /// Until when a call may last that has so much time; the deadline of all may be earlier.
+    fn step_of(&self, ms: u64) -> Deadline {
+        self.deadline.earlier(Deadline::after_ms(ms))
     }
 }
 
@@ -424,5 +430,40 @@ fn describe(error: &std::io::Error, link: Option<&str>) -> String {
             format!("its path goes through a symbolic link that leads out of the volume; {advice}")
         }
         None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::{ExtractId, VolumeId};
+    use bafs_proto::token::Token;
+
+    use super::*;
+    use crate::homes::slow::{COMMITS_MS, homes};
+
+    #[tokio::test]
+    async fn a_home_may_take_longer_for_a_commit_than_for_a_piece() {
+        let root = tempfile::tempdir().expect("directory");
+        std::fs::write(
+            root.path().join("result"),
+            vec![7; 2 * PIECE_BYTES as usize],
+        )
+        .expect("file");
+        let call = ExtractFile {
+            volume: VolumeId(1),
+            path: "result".to_owned(),
+            extract: ExtractId(1),
+            home: "slow:1".to_owned(),
+            home_id: None,
+            target: "result".to_owned(),
+            home_token: Token::none(),
+        };
+        let (homes, slow) = homes(&call.home);
+        let (pieces, deadline) = (Arc::new(Semaphore::new(64)), Deadline::after_ms(60_000));
+        let mut upload = Upload::open(root.path(), call, homes, pieces, deadline).expect("a file");
+        upload.call_ms = COMMITS_MS / 2;
+        let receipt = upload.run().await.expect("receipt");
+        assert_eq!(receipt.size, 2 * PIECE_BYTES);
+        assert_eq!(slow.commits(), 1);
     }
 }

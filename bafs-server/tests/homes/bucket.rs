@@ -1,10 +1,14 @@
 //! Homes in an object store: s3s-fs.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 
+use super::proxy::Proxy;
 use super::servers::{Server, s3};
 use super::stage::{Stage, says};
 use crate::storage_world::noise;
@@ -14,11 +18,10 @@ const HOME: &str = "s3://bucket";
 const LOGIN: Option<(&str, &str)> = Some(("key", "secret"));
 
 /// Without a key: the bucket is asked anonymously.
-fn anonymous(server: &Server) -> String {
+fn anonymous(port: u16) -> String {
     format!(
-        "[[home]]\nurl = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:{}\"\n\
-         region = \"us-east-1\"\n",
-        server.port
+        "[[home]]\nurl = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:{port}\"\n\
+         region = \"us-east-1\"\n"
     )
 }
 
@@ -108,7 +111,7 @@ async fn an_open_bucket_needs_no_key_and_a_closed_one_refuses_who_has_none() {
     let Some(open) = s3(test, root.path(), None) else {
         return;
     };
-    let stage = Stage::new(&anonymous(&open)).await;
+    let stage = Stage::new(&anonymous(open.port)).await;
     let tree = stage.fill(1, HOME, "in").await.expect("fill");
     assert_eq!(std::fs::read(tree.join("a")).expect("file"), content);
     stage.cache(2, HOME, "in").await.expect("cache");
@@ -119,8 +122,42 @@ async fn an_open_bucket_needs_no_key_and_a_closed_one_refuses_who_has_none() {
     assert_eq!(receipt.expect("extract").digest, Digest::of(&result));
 
     let closed = s3(test, root.path(), LOGIN).expect("it is there");
-    let stage = Stage::new(&anonymous(&closed)).await;
+    let stage = Stage::new(&anonymous(closed.port)).await;
     let refused = stage.fill(1, HOME, "in").await;
     let refused = says(refused, &["permission refused", "homes.toml"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_gives_up_while_a_bucket_puts_a_result_together_finds_it_later() {
+    let root = tempfile::tempdir().expect("root");
+    std::fs::create_dir(root.path().join("bucket")).expect("bucket");
+    let test = "who_gives_up_while_a_bucket_puts_a_result_together_finds_it_later";
+    let Some(server) = s3(test, root.path(), None) else {
+        return;
+    };
+    let begun: Arc<AtomicU32> = Arc::default();
+    let counted = begun.clone();
+    let proxy = Proxy::before(server.port, move |_, piece| {
+        let text = String::from_utf8_lossy(piece);
+        let is_post = text.starts_with("POST ");
+        if is_post && text.contains("uploads") {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+        let is_last = is_post && text.contains("uploadId=");
+        Duration::from_secs(if is_last { 5 } else { 0 })
+    });
+    let proxy = proxy.await;
+    let stage = Stage::new(&anonymous(proxy.port)).await;
+    let result = noise(9_000_000, 7);
+    stage.volume_with(1, "result", &result).await;
+    let (from, to) = ((1, "result"), (HOME, "out"));
+    let token = stage.world.token.clone();
+    let late = stage.extract_for((&token, 3_000), 1, from, to).await;
+    assert_eq!(says(late, &[]).code, ErrorCode::DeadlineExceeded);
+    let receipt = stage.extract(1, from, to).await.expect("extract");
+    assert_eq!(receipt.digest, Digest::of(&result));
+    let object = std::fs::read(root.path().join("bucket/out"));
+    assert!(object.expect("object") == result);
+    assert_eq!(begun.load(Ordering::Relaxed), 1);
 }

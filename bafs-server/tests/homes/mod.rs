@@ -4,6 +4,7 @@
 mod bucket;
 mod file;
 mod ftp;
+mod proxy;
 mod servers;
 mod sftp;
 mod stage;
