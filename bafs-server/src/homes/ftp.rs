@@ -9,14 +9,17 @@ mod control;
 mod facts;
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use bafs_proto::hash::{Digest, Hasher};
 use bafs_proto::limits::MANIFEST_ENTRIES_MAX;
 use bafs_proto::message::{
     PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity, SourcePage,
 };
+use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
+use tokio::time::timeout;
 
 use super::host::Host;
 use super::listing::{changed, digests, directory, file, page};
@@ -28,6 +31,12 @@ use facts::{Facts, Kind};
 /// Connections that are kept for the next call.
 const IDLE_MAX: usize = 8;
 
+/// So long one is kept, in milliseconds: what stands between may forget it, and tell nobody.
+const IDLE_MS: u64 = 60_000;
+
+/// Time in which one that was kept must show that it is alive.
+const ALIVE: Duration = Duration::from_secs(5);
+
 /// How to log in where nothing else is said.
 const ANONYMOUS: (&str, &str) = ("anonymous", "bafs@");
 
@@ -36,7 +45,8 @@ pub(super) struct Ftp {
     host: String,
     user: String,
     password: String,
-    idle: Mutex<Vec<Control>>,
+    /// Each with the time until which it is kept.
+    idle: Mutex<Vec<(Deadline, Control)>>,
 }
 
 impl Ftp {
@@ -67,15 +77,23 @@ impl Ftp {
     /// A connection that is alive and does nothing.
     async fn control(&self) -> Result<Control> {
         loop {
-            let idle = self.idle().pop();
-            let Some(mut control) = idle else {
+            let Some(mut control) = self.newest_idle() else {
                 return Control::open(&self.host, &self.user, &self.password).await;
             };
             // The server may have ended it meanwhile.
-            if control.done("NOOP", "").await.is_ok() {
-                return Ok(control);
+            match timeout(ALIVE, control.done("NOOP", "")).await {
+                Ok(Ok(_)) => return Ok(control),
+                Ok(Err(_)) => {}
+                // The others will be no better, and each would take as long.
+                Err(_) => self.idle().clear(),
             }
         }
+    }
+
+    fn newest_idle(&self) -> Option<Control> {
+        let mut idle = self.idle();
+        idle.retain(|(kept_until, _)| !kept_until.left().is_zero());
+        idle.pop().map(|(_, control)| control)
     }
 
     /// Keeps a connection for the next call. After an error it is dropped instead: nobody knows
@@ -83,11 +101,11 @@ impl Ftp {
     fn keep(&self, control: Control) {
         let mut idle = self.idle();
         if idle.len() < IDLE_MAX {
-            idle.push(control);
+            idle.push((Deadline::after_ms(IDLE_MS), control));
         }
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Control>> {
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(Deadline, Control)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -176,8 +194,7 @@ impl Host for Ftp {
             let text = format!("it has {there} bytes, not {offset}; the upload is resumed there");
             return Err(Error::new(ErrorCode::Conflict, text));
         }
-        let command = if offset == 0 { "STOR" } else { "APPE" };
-        control.write(command, &rooted(&temporary), data).await?;
+        control.write(&rooted(&temporary), offset, data).await?;
         self.keep(control);
         Ok(PutProgress {
             received_bytes: offset + data.len() as u64,
@@ -189,7 +206,7 @@ impl Host for Ftp {
         let mut control = self.control().await?;
         let temporary = rooted(&beside(put));
         if put.size == 0 {
-            control.write("STOR", &temporary, b"").await?;
+            control.write(&temporary, 0, b"").await?;
         }
         let (mut hasher, mut size) = (Hasher::new(), 0);
         let mut take = |piece: &[u8]| {

@@ -1,11 +1,15 @@
 //! Homes behind FTP: pyftpdlib with the newer commands, vsftpd without.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 
-use super::servers::{pyftpdlib, vsftpd};
+use super::proxy::Proxy;
+use super::servers::{pyftpdlib, pyftpdlib_without_restart, vsftpd};
 use super::stage::{Stage, says};
 use crate::storage_world::noise;
 
@@ -98,4 +102,39 @@ async fn a_server_without_the_newer_commands_is_read() {
     let refused = stage.extract(1, (11, "result"), target).await;
     let refused = says(refused, &["ermission"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_died_unheard_is_replaced() {
+    let root = tempfile::tempdir().expect("root");
+    std::fs::write(root.path().join("a"), noise(1_000, 1)).expect("file");
+    let server = pyftpdlib(root.path());
+    let seen: Arc<[AtomicUsize; 2]> = Arc::default();
+    let shared = seen.clone();
+    // Connections before some number lead nowhere any more.
+    let proxy = Proxy::before(server.port, move |number, _| {
+        let [connections, dead] = &*shared;
+        connections.fetch_max(number + 1, Ordering::Relaxed);
+        let is_dead = number < dead.load(Ordering::Relaxed);
+        Duration::from_secs(if is_dead { 3_600 } else { 0 })
+    });
+    let proxy = proxy.await;
+    let address = format!("ftp://127.0.0.1:{}", proxy.port);
+    let login = format!("[[home]]\nurl = \"{address}\"\nuser = \"me\"\npassword = \"hush\"\n");
+    let stage = Stage::new(&login).await;
+    stage.fill(1, &address, "a").await.expect("fill");
+    let [connections, dead] = &*seen;
+    dead.store(connections.load(Ordering::Relaxed), Ordering::Relaxed);
+    let tree = stage.fill(2, &address, "a").await.expect("fill");
+    assert!(std::fs::read(tree.join("a")).expect("file") == noise(1_000, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_restarts_no_upload_is_written() {
+    let root = tempfile::tempdir().expect("root");
+    let server = pyftpdlib_without_restart(root.path());
+    let address = format!("ftp://127.0.0.1:{}", server.port);
+    let login = format!("[[home]]\nurl = \"{address}\"\nuser = \"me\"\npassword = \"hush\"\n");
+    let stage = Stage::new(&login).await;
+    stage.resumes(&address, (root.path(), "")).await;
 }

@@ -125,11 +125,15 @@ pub(crate) struct Ssh {
 impl Ssh {
     /// The lines of `homes.toml` for it.
     pub(crate) fn settings(&self, key: &str) -> String {
+        self.settings_at(self.server.port, key)
+    }
+
+    /// The same where another port leads to it.
+    pub(crate) fn settings_at(&self, port: u16, key: &str) -> String {
         let keys = self.keys.path().display();
         format!(
-            "[[home]]\nurl = \"sftp://127.0.0.1:{}\"\nuser = \"{}\"\nkey = \"{keys}/{key}\"\n\
+            "[[home]]\nurl = \"sftp://127.0.0.1:{port}\"\nuser = \"{}\"\nkey = \"{keys}/{key}\"\n\
              known_hosts = \"{keys}/known\"\n",
-            self.server.port,
             user()
         )
     }
@@ -158,7 +162,7 @@ pub(crate) fn sshd() -> Ssh {
     }
     std::fs::copy(at("key.pub"), at("authorized")).expect("key");
     let host = std::fs::read_to_string(at("host.pub")).expect("key");
-    std::fs::write(at("known"), format!("[127.0.0.1]:{port} {host}")).expect("known hosts");
+    std::fs::write(at("known"), format!("[127.0.0.1]:* {host}")).expect("known hosts");
     let configuration = format!(
         "Port {port}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\n\
          StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin yes\n\
@@ -208,6 +212,32 @@ pub(crate) fn pyftpdlib(root: &Path) -> Server {
             "-w",
         ])
         .args(["-u", "me", "-P", "hush", "-d"])
+        .arg(root);
+    start(command, port, directory)
+}
+
+/// What makes pyftpdlib refuse to restart an upload, as ProFTPD does.
+const NO_RESTART: &str = "
+import sys
+from pyftpdlib import authorizers, handlers, servers
+class Handler(handlers.FTPHandler):
+    def ftp_STOR(self, file, mode='w'):
+        if mode == 'w' and self._restart_position:
+            self._restart_position = 0
+            self.respond('451 Append/Restart not permitted, try again.')
+        else:
+            return super().ftp_STOR(file, mode)
+Handler.authorizer = authorizers.DummyAuthorizer()
+Handler.authorizer.add_user('me', 'hush', sys.argv[2], perm='elradfmwMT')
+servers.FTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
+";
+
+/// As [`pyftpdlib`], but no upload can be restarted.
+pub(crate) fn pyftpdlib_without_restart(root: &Path) -> Server {
+    let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
+    let mut command = Command::new("/usr/bin/python3");
+    command
+        .args(["-c", NO_RESTART, &port.to_string()])
         .arg(root);
     start(command, port, directory)
 }

@@ -1,6 +1,7 @@
 //! A connection to an FTP server: commands, replies, passive data connections. Knows no homes.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -14,6 +15,9 @@ const LINES_MAX: usize = 1_000;
 
 /// Most bytes of a listing of one directory.
 const LISTING_BYTES_MAX: u64 = 256 << 20;
+
+/// A server that neither sends nor takes anything for so long hangs.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// What a server answers: a code and its lines, without the code.
 #[derive(Debug)]
@@ -36,7 +40,7 @@ impl Control {
     /// # Errors
     /// `Unreachable`; `RightMissing` when the login is refused.
     pub(super) async fn open(host: &str, user: &str, password: &str) -> Result<Self> {
-        let stream = TcpStream::connect(host).await.map_err(|e| broken(&e))?;
+        let stream = heard(TcpStream::connect(host)).await?;
         let peer = stream.peer_addr().map_err(|e| broken(&e))?;
         // Commands are small and each is waited for.
         stream.set_nodelay(true).map_err(|e| broken(&e))?;
@@ -94,11 +98,7 @@ impl Control {
         }
         let space = if argument.is_empty() { "" } else { " " };
         let line = format!("{command}{space}{argument}\r\n");
-        let stream = self.stream.get_mut();
-        stream
-            .write_all(line.as_bytes())
-            .await
-            .map_err(|e| broken(&e))?;
+        heard(self.stream.get_mut().write_all(line.as_bytes())).await?;
         self.reply().await
     }
 
@@ -115,10 +115,10 @@ impl Control {
     pub(super) async fn read(&mut self, path: &str, offset: u64, length: u64) -> Result<Vec<u8>> {
         let data = self.transfer(offset, "RETR", path).await?;
         let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
-        let taken = data.take(length).read_to_end(&mut bytes).await;
+        let taken = take(data, length, &mut bytes).await;
         // A server that is cut short says so, or that it is done: either is right.
         self.reply().await?;
-        taken.map_err(|e| broken(&e))?;
+        taken?;
         Ok(bytes)
     }
 
@@ -130,17 +130,33 @@ impl Control {
     ) -> Result<()> {
         let mut data = self.transfer(0, "RETR", path).await?;
         let mut piece = vec![0; 256 << 10];
-        while let count @ 1.. = data.read(&mut piece).await.map_err(|e| broken(&e))? {
+        while let count @ 1.. = heard(data.read(&mut piece)).await? {
             take(&piece[..count]);
         }
         self.end_of_transfer().await
     }
 
-    /// Writes bytes by `STOR` or `APPE`; when this returns the server has them all.
-    pub(super) async fn write(&mut self, command: &str, path: &str, bytes: &[u8]) -> Result<()> {
-        let mut data = self.transfer(0, command, path).await?;
-        data.write_all(bytes).await.map_err(|e| broken(&e))?;
-        data.shutdown().await.map_err(|e| broken(&e))?;
+    /// Writes bytes to a file, from `offset` on, where it ends now; when this returns the server
+    /// has them all.
+    pub(super) async fn write(&mut self, path: &str, offset: u64, bytes: &[u8]) -> Result<()> {
+        // What is late, of a transfer that was given up, is then written where it belongs.
+        let mut begun = self.transfer(offset, "STOR", path).await;
+        if offset > 0
+            && begun
+                .as_ref()
+                .is_err_and(|e| e.code != ErrorCode::Unreachable)
+        {
+            // Some servers restart no upload.
+            self.ask("REST", "0").await?;
+            begun = self.transfer(0, "APPE", path).await;
+        }
+        let mut data = begun?;
+        let mut left = bytes;
+        while !left.is_empty() {
+            let count = heard(data.write(left)).await?;
+            left = &left[count..];
+        }
+        heard(data.shutdown()).await?;
         drop(data);
         self.end_of_transfer().await
     }
@@ -149,11 +165,7 @@ impl Control {
     pub(super) async fn lines(&mut self, command: &str, argument: &str) -> Result<Vec<String>> {
         let data = self.transfer(0, command, argument).await?;
         let mut bytes = Vec::new();
-        let read = data
-            .take(LISTING_BYTES_MAX + 1)
-            .read_to_end(&mut bytes)
-            .await;
-        read.map_err(|e| broken(&e))?;
+        take(data, LISTING_BYTES_MAX + 1, &mut bytes).await?;
         if bytes.len() as u64 > LISTING_BYTES_MAX {
             return Err(Error::new(ErrorCode::Malformed, "a listing is too long"));
         }
@@ -188,7 +200,7 @@ impl Control {
         let port = port
             .ok_or_else(|| Error::new(ErrorCode::Malformed, format!("it tells no port: {text}")))?;
         let place = SocketAddr::new(self.peer.ip(), port);
-        let data = TcpStream::connect(place).await.map_err(|e| broken(&e))?;
+        let data = heard(TcpStream::connect(place)).await?;
         if offset > 0 {
             let restart = self.ask("REST", &offset.to_string()).await?;
             if restart.code != 350 {
@@ -208,8 +220,8 @@ impl Control {
         loop {
             let mut line = Vec::new();
             let mut limited = (&mut self.stream).take(LINE_BYTES_MAX);
-            let read = limited.read_until(b'\n', &mut line).await;
-            if read.map_err(|e| broken(&e))? == 0 || line.last() != Some(&b'\n') {
+            let read = heard(limited.read_until(b'\n', &mut line)).await?;
+            if read == 0 || line.last() != Some(&b'\n') {
                 return Err(broken(&"it ended the connection"));
             }
             let line = String::from_utf8_lossy(&line).trim_end().to_owned();
@@ -250,6 +262,24 @@ impl Reply {
             _ => ErrorCode::ServerFault,
         };
         Error::new(code, format!("it says {}: {said}", self.code))
+    }
+}
+
+/// Takes what comes: `length` bytes, or fewer if it ends before.
+async fn take(data: TcpStream, length: u64, bytes: &mut Vec<u8>) -> Result<()> {
+    let mut data = data.take(length);
+    while heard(data.read_buf(bytes)).await? > 0 {}
+    Ok(())
+}
+
+/// What comes of one step, if anything does before the server must be taken for dead.
+async fn heard<T>(step: impl Future<Output = std::io::Result<T>>) -> Result<T> {
+    match tokio::time::timeout(SILENCE, step).await {
+        Ok(done) => done.map_err(|e| broken(&e)),
+        Err(_) => {
+            let text = format!("nothing was heard for {} s", SILENCE.as_secs());
+            Err(broken(&text))
+        }
     }
 }
 
