@@ -12,23 +12,27 @@ use bafs_proto::message::{
     PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity, SourceKind,
     SourcePage,
 };
+use bafs_proto::net::BoxFuture;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use futures_util::future::join_all;
+use futures_util::stream::{StreamExt, TryStreamExt, iter};
 use tokio::sync::Mutex;
 
 use super::host::Host;
 use super::listing::{changed, digests, page};
 use super::settings::HomeSetting;
 use super::{Put, beside};
-use packet::{Attributes, Kind};
+use packet::{Attributes, Kind, Reply};
 use session::Session;
 
 /// Bytes of one read or write: what every server takes.
 const PIECE_BYTES: u64 = 32 << 10;
 
-/// Bytes that are read back at once.
+/// Bytes that are read back as one, and how many of those are asked for ahead: fills a wide-area
+/// link.
 const WINDOW_BYTES: u64 = 1 << 20;
+const WINDOWS_MAX: usize = 4;
 
 /// Flags of an open file.
 const READ: u32 = 1;
@@ -120,11 +124,11 @@ impl Host for Sftp {
         let left = call.identity.size.saturating_sub(call.offset);
         let length = left.min(u64::from(call.length));
         // Before and after the data; all of it on the way at once.
-        let before = session.ask(Kind::Fstat, |it| it.bytes(&file));
-        let pieces = read_pieces(&session, &file, call.offset, length);
+        let before = session.ask(Kind::Fstat, |it| it.bytes(file.handle()));
+        let pieces = read_pieces(&session, file.handle(), call.offset, length);
         let data = pieces.await;
-        let after = session.ask(Kind::Fstat, |it| it.bytes(&file));
-        let closed = session.ask(Kind::Close, |it| it.bytes(&file));
+        let after = session.ask(Kind::Fstat, |it| it.bytes(file.handle()));
+        let closed = file.close();
         for found in [before.await?, after.await?] {
             if identity(found.attributes()?) != call.identity {
                 return Err(changed(path, "size or time differ"));
@@ -173,11 +177,13 @@ impl Host for Sftp {
         let mut at = offset;
         let mut written = Vec::new();
         for piece in data.chunks(PIECE_BYTES as usize) {
-            written.push(session.ask(Kind::Write, |it| it.bytes(&file).long(at).bytes(piece)));
+            written.push(session.ask(Kind::Write, |it| {
+                it.bytes(file.handle()).long(at).bytes(piece)
+            }));
             at += piece.len() as u64;
         }
         let replies = join_all(written).await;
-        close(&session, &file).await?;
+        file.close().await?.done()?;
         replies.into_iter().try_for_each(|reply| reply?.done())?;
         Ok(PutProgress {
             received_bytes: at,
@@ -194,8 +200,8 @@ impl Host for Sftp {
             READ | WRITE
         };
         let file = open(&session, &temporary, flags, Some(0o600)).await?;
-        let finished = finish(&session, &file, put, digest).await;
-        close(&session, &file).await?;
+        let finished = finish(&session, file.handle(), put, digest).await;
+        file.close().await?.done()?;
         if finished
             .as_ref()
             .is_err_and(|error| error.code == ErrorCode::DigestMismatch)
@@ -221,6 +227,40 @@ impl Host for Sftp {
             size: put.size,
             digest,
         })
+    }
+}
+
+/// A file or directory that the server holds open for this process, closed with this value: a
+/// server has not many of them, and a caller may give up at any time.
+struct Opened<'a> {
+    session: &'a Session,
+    handle: Option<Vec<u8>>,
+}
+
+impl<'a> Opened<'a> {
+    fn new(session: &'a Session, handle: Vec<u8>) -> Self {
+        Self {
+            session,
+            handle: Some(handle),
+        }
+    }
+
+    fn handle(&self) -> &[u8] {
+        self.handle.as_deref().unwrap_or_default()
+    }
+
+    /// Closes it now; the reply tells whether all went well.
+    fn close(mut self) -> BoxFuture<'static, Result<Reply>> {
+        let handle = self.handle.take().unwrap_or_default();
+        self.session.ask(Kind::Close, |it| it.bytes(&handle))
+    }
+}
+
+impl Drop for Opened<'_> {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            self.session.close(&handle);
+        }
     }
 }
 
@@ -274,16 +314,16 @@ async fn stat(session: &Session, path: &str) -> Result<Attributes> {
     found.await?.attributes()
 }
 
-async fn open(session: &Session, path: &str, flags: u32, mode: Option<u32>) -> Result<Vec<u8>> {
+async fn open<'a>(
+    session: &'a Session,
+    path: &str,
+    flags: u32,
+    mode: Option<u32>,
+) -> Result<Opened<'a>> {
     let opened = session.ask(Kind::Open, |it| {
         it.text(&rooted(path)).number(flags).mode(mode)
     });
-    opened.await?.handle()
-}
-
-async fn close(session: &Session, handle: &[u8]) -> Result<()> {
-    let closed = session.ask(Kind::Close, |it| it.bytes(handle));
-    closed.await?.done()
+    Ok(Opened::new(session, opened.await?.handle()?))
 }
 
 async fn remove(session: &Session, path: &str) -> Result<()> {
@@ -295,13 +335,17 @@ async fn remove(session: &Session, path: &str) -> Result<()> {
 async fn finish(session: &Session, file: &[u8], put: &Put, digest: Digest) -> Result<()> {
     let mut hasher = Hasher::new();
     let mut at = 0;
-    loop {
-        let piece = read_pieces(session, file, at, WINDOW_BYTES).await?;
-        if piece.is_empty() {
-            break;
-        }
-        at += piece.len() as u64;
-        hasher.update(&piece);
+    // One byte more than there should be, so that too many are noticed.
+    let length = put.size + 1;
+    let starts = (0..length).step_by(WINDOW_BYTES as usize);
+    let windows = starts.map(|start| {
+        let count = WINDOW_BYTES.min(length - start);
+        read_pieces(session, file, start, count)
+    });
+    let mut windows = iter(windows).buffered(WINDOWS_MAX);
+    while let Some(window) = windows.try_next().await? {
+        at += window.len() as u64;
+        hasher.update(&window);
     }
     if (at, hasher.digest()) != (put.size, digest) {
         let text = "what arrived is damaged; it is sent again";
@@ -352,10 +396,10 @@ async fn read_pieces(session: &Session, file: &[u8], offset: u64, length: u64) -
 
 async fn names(session: &Session, path: &str) -> Result<Vec<(String, Attributes)>> {
     let opened = session.ask(Kind::Opendir, |it| it.text(&rooted(path)));
-    let directory = opened.await?.handle()?;
+    let directory = Opened::new(session, opened.await?.handle()?);
     let mut all = Vec::new();
     loop {
-        let page = session.ask(Kind::Readdir, |it| it.bytes(&directory));
+        let page = session.ask(Kind::Readdir, |it| it.bytes(directory.handle()));
         let page = page.await?.names()?;
         if page.is_empty() {
             break;
@@ -368,7 +412,7 @@ async fn names(session: &Session, path: &str) -> Result<Vec<(String, Attributes)
             }
         }
     }
-    close(session, &directory).await?;
+    directory.close().await?.done()?;
     Ok(all)
 }
 

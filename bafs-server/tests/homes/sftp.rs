@@ -2,10 +2,14 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 
+use super::proxy::Proxy;
 use super::servers::sshd;
 use super::stage::{Stage, says};
 use crate::storage_world::noise;
@@ -94,4 +98,47 @@ async fn a_host_behind_ssh_says_what_is_wrong() {
     stage.volume_with(2, "a", b"a").await;
     let target = stage.extract(1, (2, "a"), (&address, "proc/a")).await;
     says(target, &["proc/a"]);
+}
+
+/// Files below `root` that anybody has open.
+fn open_files(root: &Path) -> usize {
+    let processes = std::fs::read_dir("/proc").expect("proc").flatten();
+    let files = processes.filter_map(|process| std::fs::read_dir(process.path().join("fd")).ok());
+    let targets = files.flatten().flatten();
+    let targets = targets.filter_map(|file| std::fs::read_link(file.path()).ok());
+    targets.filter(|target| target.starts_with(root)).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_gives_up_leaves_no_file_open_behind_ssh() {
+    let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
+    let is_slow: Arc<AtomicBool> = Arc::default();
+    let slow = is_slow.clone();
+    let proxy = Proxy::before(ssh.server.port, move |_, _| {
+        Duration::from_millis(if slow.load(Ordering::Relaxed) { 100 } else { 0 })
+    });
+    let proxy = proxy.await;
+    let address = format!("sftp://127.0.0.1:{}", proxy.port);
+    let stage = Stage::new(&ssh.settings_at(proxy.port, "key")).await;
+    stage.volume_with(1, "result", &noise(300_000, 1)).await;
+    let token = stage.world.token.clone();
+    let target = path(root.path(), "result");
+    let to = (address.as_str(), target.as_str());
+    stage.extract(1, (1, "result"), to).await.expect("extract");
+
+    is_slow.store(true, Ordering::Relaxed);
+    // It is opened to be written and opened to be read back: some end between that and its close.
+    for step in 1..10 {
+        let until = (&token, 150 * step);
+        let extract = 1 + u128::from(step);
+        let _ = stage.extract_for(until, extract, (1, "result"), to).await;
+    }
+    is_slow.store(false, Ordering::Relaxed);
+    for _ in 0..100 {
+        if open_files(root.path()) == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{} files are still open", open_files(root.path()));
 }

@@ -32,21 +32,26 @@ const COMPLAINT_BYTES_MAX: usize = 600;
 /// better.
 const SILENCE: Duration = Duration::from_secs(30);
 
-type Waiting = Arc<Mutex<Option<BTreeMap<u32, oneshot::Sender<Reply>>>>>;
+type Waiting = Option<BTreeMap<u32, oneshot::Sender<Reply>>>;
 
 /// A connection to a server.
 pub(super) struct Session {
-    requests: mpsc::UnboundedSender<Vec<u8>>,
-    /// Who waits for which reply; `None` after the end.
-    waiting: Waiting,
-    next: AtomicU32,
-    /// Packets that came.
-    heard: Arc<AtomicU64>,
+    line: Arc<Line>,
     complaint: Arc<Mutex<String>>,
     /// Names of what the server can beyond the version.
     extensions: Vec<String>,
     tasks: Vec<JoinHandle<()>>,
     _child: Child,
+}
+
+/// What requests and replies share.
+struct Line {
+    requests: mpsc::UnboundedSender<Vec<u8>>,
+    /// Who waits for which reply; `None` after the end.
+    waiting: Mutex<Waiting>,
+    next: AtomicU32,
+    /// Packets that came.
+    heard: AtomicU64,
 }
 
 impl Drop for Session {
@@ -88,19 +93,20 @@ impl Session {
             let _ = listening.await;
             return Err(refused(&complaint));
         };
-        let waiting: Waiting = Arc::new(Mutex::new(Some(BTreeMap::new())));
         let (requests, outgoing) = mpsc::unbounded_channel();
-        let heard: Arc<AtomicU64> = Arc::default();
+        let line = Arc::new(Line {
+            requests,
+            waiting: Mutex::new(Some(BTreeMap::new())),
+            next: AtomicU32::new(1),
+            heard: AtomicU64::default(),
+        });
         let tasks = vec![
             tokio::spawn(send(stdin, outgoing)),
-            tokio::spawn(receive(stdout, waiting.clone(), heard.clone())),
+            tokio::spawn(receive(stdout, line.clone())),
             listening,
         ];
         Ok(Self {
-            requests,
-            waiting,
-            next: AtomicU32::new(1),
-            heard,
+            line,
             complaint,
             extensions,
             tasks,
@@ -115,7 +121,7 @@ impl Session {
 
     /// Whether the connection has ended.
     pub(super) fn is_over(&self) -> bool {
-        self.lock().is_none()
+        self.line.waiting().is_none()
     }
 
     /// Sends a request now; the reply is waited for. Requests of one session are done in order by
@@ -125,25 +131,20 @@ impl Session {
         kind: Kind,
         fill: impl FnOnce(&mut Packet) -> &mut Packet,
     ) -> BoxFuture<'static, Result<Reply>> {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut packet = Packet::new(kind, id);
-        fill(&mut packet);
-        let (sender, mut reply) = oneshot::channel();
-        if let Some(waiting) = self.lock().as_mut() {
-            waiting.insert(id, sender);
-        }
-        let _ = self.requests.send(packet.finish());
-        let asked = Asked(self.waiting.clone(), id);
-        let (heard, complaint) = (self.heard.clone(), self.complaint.clone());
+        let (sender, reply) = oneshot::channel();
+        let id = self.line.send(kind, fill, Some(sender));
+        let line = self.line.clone();
+        let mut asked = Asked { line, id, reply };
+        let complaint = self.complaint.clone();
         Box::pin(async move {
             loop {
-                let before = heard.load(Ordering::Relaxed);
-                if let Ok(reply) = tokio::time::timeout(SILENCE, &mut reply).await {
+                let before = asked.line.heard.load(Ordering::Relaxed);
+                if let Ok(reply) = tokio::time::timeout(SILENCE, &mut asked.reply).await {
                     return reply.map_err(|_| refused(&complaint));
                 }
-                if heard.load(Ordering::Relaxed) == before {
+                if asked.line.heard.load(Ordering::Relaxed) == before {
                     // Everybody's wait is over, and the next call opens another session.
-                    lock(&asked.0).take();
+                    asked.line.waiting().take();
                     let text = "the SFTP server does not answer; another session is opened";
                     return Err(Error::new(ErrorCode::Unreachable, text));
                 }
@@ -151,22 +152,62 @@ impl Session {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<BTreeMap<u32, oneshot::Sender<Reply>>>> {
-        lock(&self.waiting)
+    /// Closes what the server holds open, now; nobody waits for the reply.
+    pub(super) fn close(&self, handle: &[u8]) {
+        self.line.close(handle);
     }
 }
 
-fn lock(waiting: &Waiting) -> MutexGuard<'_, Option<BTreeMap<u32, oneshot::Sender<Reply>>>> {
-    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+impl Line {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a request, whose reply goes to `waiter`; its number.
+    fn send(
+        &self,
+        kind: Kind,
+        fill: impl FnOnce(&mut Packet) -> &mut Packet,
+        waiter: Option<oneshot::Sender<Reply>>,
+    ) -> u32 {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut packet = Packet::new(kind, id);
+        fill(&mut packet);
+        if let (Some(waiting), Some(waiter)) = (self.waiting().as_mut(), waiter) {
+            waiting.insert(id, waiter);
+        }
+        let _ = self.requests.send(packet.finish());
+        id
+    }
+
+    fn close(&self, handle: &[u8]) {
+        self.send(Kind::Close, |it| it.bytes(handle), None);
+    }
+
+    /// A reply that nobody took. The server would hold open for ever what it opened.
+    fn refuse(&self, reply: Reply) {
+        if let Reply::Handle(handle) = reply {
+            self.close(&handle);
+        }
+    }
 }
 
 /// A request whose reply somebody may wait for; forgotten when nobody does.
-struct Asked(Waiting, u32);
+struct Asked {
+    line: Arc<Line>,
+    id: u32,
+    reply: oneshot::Receiver<Reply>,
+}
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        if let Some(waiting) = lock(&self.0).as_mut() {
-            waiting.remove(&self.1);
+        if let Some(waiting) = self.line.waiting().as_mut() {
+            waiting.remove(&self.id);
+        }
+        // It may have come between the last look and now.
+        self.reply.close();
+        if let Ok(reply) = self.reply.try_recv() {
+            self.line.refuse(reply);
         }
     }
 }
@@ -189,20 +230,20 @@ async fn send(mut stdin: ChildStdin, mut outgoing: mpsc::UnboundedReceiver<Vec<u
     }
 }
 
-async fn receive(mut stdout: ChildStdout, waiting: Waiting, heard: Arc<AtomicU64>) {
+async fn receive(mut stdout: ChildStdout, line: Arc<Line>) {
     while let Some(body) = read_packet(&mut stdout).await {
-        heard.fetch_add(1, Ordering::Relaxed);
+        line.heard.fetch_add(1, Ordering::Relaxed);
         let Some((id, reply)) = Reply::parse(body) else {
             break;
         };
-        let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let waiter = waiting.as_mut().and_then(|waiting| waiting.remove(&id));
-        if let Some(waiter) = waiter {
-            // Who does not wait any more does not need it.
-            let _ = waiter.send(reply);
-        }
+        let waiter = line.waiting().as_mut().and_then(|it| it.remove(&id));
+        let left = match waiter {
+            Some(waiter) => waiter.send(reply).err(),
+            None => Some(reply),
+        };
+        left.into_iter().for_each(|reply| line.refuse(reply));
     }
-    *waiting.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    *line.waiting() = None;
 }
 
 async fn read_packet(stdout: &mut ChildStdout) -> Option<Vec<u8>> {
