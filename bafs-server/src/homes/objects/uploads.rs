@@ -111,7 +111,7 @@ impl Uploads {
             let ms = CALL_MS + slowest_ms(sending.part_bytes);
             let written = sending.writer.write(data.clone());
             if let Err(error) = objects.within(ms, path, written).await {
-                give_up(state).await;
+                tokio::spawn(give_up(state));
                 return Err(error);
             }
             sending.hasher.update(&data);
@@ -148,7 +148,7 @@ impl Uploads {
                     upload.is_closing.store(false, Ordering::Relaxed);
                     upload.keep();
                     if closed.is_err() {
-                        give_up(state).await;
+                        tokio::spawn(give_up(state));
                     }
                     closed
                 })
