@@ -5,8 +5,8 @@ mod upkeep;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bafs_proto::allotment::Allotments;
 use bafs_proto::bearer::Bearer;
@@ -20,7 +20,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use self::clock::Clock;
+use self::clock::{Clock, tick};
 use crate::io::copying::Copying;
 use crate::io::homes::{FileHome, Homes};
 use crate::io::journal::{Header, Journal, Record};
@@ -32,6 +32,8 @@ use crate::io::watch::{WatchList, Watched, watch as watch_node};
 use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler, Settings};
 use crate::report::{Ledger, RunReport};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
+
+pub(crate) use self::clock::now;
 
 /// How often the catalog is asked, in milliseconds.
 const POLL_MS: u64 = 1_000;
@@ -220,14 +222,7 @@ impl Driver {
         let is_resumed = !history.records.is_empty();
         let mut homes = Homes::of(options.file_home.clone(), &workflow);
         for (now, event) in history.records {
-            if let Event::HomeSeen {
-                name,
-                server,
-                address,
-            } = &event
-            {
-                homes.keep(name, *server, address);
-            }
+            homes.keep(&event);
             ledger.note(&scheduler, now, &event);
             scheduler.step(now, event, &mut Vec::new());
         }
@@ -570,26 +565,4 @@ async fn send(notes: &mpsc::Sender<Note>, event: Option<Event>) {
         // The loop ended: nobody waits for this any more.
         let _ = notes.send(Note::Event(event)).await;
     }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the driver is where the scheduler meets the clock"
-)]
-pub(crate) fn now() -> Time {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}
-
-/// Milliseconds of this process's life: unlike [`now`] never set back.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the driver is where the scheduler meets the clock"
-)]
-fn tick() -> Time {
-    static BEGAN: OnceLock<Instant> = OnceLock::new();
-    let since = BEGAN.get_or_init(Instant::now).elapsed();
-    Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

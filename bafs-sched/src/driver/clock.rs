@@ -1,5 +1,8 @@
-//! The time of a run: that of the machine's clock, but never less than what has passed. Reads no
-//! clock.
+//! The time of a run: that of the machine's clock, but never less than what has passed. Only
+//! [`now`] and [`tick`] read clocks.
+
+use std::sync::OnceLock;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bafs_proto::time::Time;
 
@@ -23,6 +26,29 @@ impl Clock {
         *self = Self::new(passed.max(machine), tick);
         self.time
     }
+}
+
+/// Milliseconds since 1970 as the machine takes it to be.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the driver is where the scheduler meets the clock"
+)]
+pub(crate) fn now() -> Time {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Milliseconds of this process's life: unlike [`now`] never set back.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the driver is where the scheduler meets the clock"
+)]
+pub(super) fn tick() -> Time {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    let since = BEGAN.get_or_init(Instant::now).elapsed();
+    Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

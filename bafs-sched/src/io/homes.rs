@@ -7,6 +7,7 @@ use bafs_proto::message::{Advert, ServerKind};
 use bafs_proto::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::logic::Event;
 use crate::workflow::{Scheme, Url, VolumeKind, Workflow};
 
 /// The home server that stands for `file:///…` of this machine.
@@ -104,24 +105,35 @@ impl Homes {
         }
     }
 
-    /// Takes up what the journal says that a name means.
-    pub fn keep(&mut self, name: &str, server: ServerId, address: &str) {
-        self.unkept.remove(name);
-        let known = Known::new(server, address);
-        self.by_name.insert(name.to_owned(), known);
+    /// Takes up what the journal says that a name means, if this is what it says.
+    pub fn keep(&mut self, event: &Event) {
+        if let Event::HomeSeen {
+            name,
+            server,
+            address,
+        } = event
+        {
+            self.unkept.remove(name);
+            let known = Known::new(*server, address);
+            self.by_name.insert(name.clone(), known);
+        }
     }
 
-    /// What the journal is to say from now on: names, what they mean, and where that is.
-    pub fn take_unkept(&mut self) -> Vec<(String, ServerId, String)> {
-        let found = self.unkept.iter().filter_map(|name| {
-            let known = self.by_name.get(name)?;
-            Some((name.clone(), known.server, known.address.clone()))
+    /// What the journal is to say from now on of the names that the workflow has.
+    pub fn take_unkept(&mut self) -> Vec<Event> {
+        let by_name = &self.by_name;
+        let known = self
+            .unkept
+            .extract_if(.., |name| by_name.contains_key(name));
+        let seen = known.filter_map(|name| {
+            let known = by_name.get(&name)?;
+            Some(Event::HomeSeen {
+                server: known.server,
+                address: known.address.clone(),
+                name,
+            })
         });
-        let found: Vec<_> = found.collect();
-        found.iter().for_each(|(name, ..)| {
-            self.unkept.remove(name);
-        });
-        found
+        seen.collect()
     }
 
     /// Learns the homes of a catalog's listing; those that it does not list are kept, because a
@@ -339,12 +351,16 @@ mod tests {
         };
         homes.learn(&[home(1, "a:1"), third]);
         let kept = homes.take_unkept();
-        assert_eq!(kept, [("home".to_owned(), ServerId(1), "a:1".to_owned())]);
+        let meant = Event::HomeSeen {
+            name: "home".to_owned(),
+            server: ServerId(1),
+            address: "a:1".to_owned(),
+        };
+        assert_eq!(kept, [meant]);
         assert_eq!(homes.take_unkept(), []);
 
         let mut again = Homes::of(None, &workflow);
-        let (name, server, address) = &kept[0];
-        again.keep(name, *server, address);
+        again.keep(&kept[0]);
         let told = again.learn(&[home(2, "b:1")]);
         assert!(told[0].contains("goes on with the one at a:1"), "{told:?}");
         assert_eq!(again.take_unkept(), []);

@@ -93,13 +93,7 @@ impl Servers {
     /// Homes that the workflow names and that were listed for the first time.
     pub(crate) fn new_homes(&self) -> Vec<Event> {
         let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = homes.take_unkept().into_iter();
-        seen.map(|(name, server, address)| Event::HomeSeen {
-            name,
-            server,
-            address,
-        })
-        .collect()
+        homes.take_unkept()
     }
 
     /// Whether an error comes of a home being away, of which the user was told.
