@@ -49,6 +49,8 @@ struct Known {
     is_used: bool,
     /// Listings in a row that did not have it.
     missing: u32,
+    /// This process saw it listed; the journal alone does not say that it is still there.
+    is_listed: bool,
 }
 
 impl Known {
@@ -60,6 +62,7 @@ impl Known {
             other: None,
             is_used: false,
             missing: 0,
+            is_listed: false,
         }
     }
 
@@ -114,7 +117,10 @@ impl Homes {
         } = event
         {
             self.unkept.remove(name);
-            let known = Known::new(*server, address);
+            let known = Known {
+                is_used: true,
+                ..Known::new(*server, address)
+            };
             self.by_name.insert(name.clone(), known);
         }
     }
@@ -182,6 +188,7 @@ impl Homes {
         let known = self.by_name.entry(name);
         let known = known.or_insert_with(|| Known::new(home.id, &home.address));
         if known.server == home.id {
+            known.is_listed = true;
             if known.address != home.address {
                 let former = std::mem::replace(&mut known.address, home.address.clone());
                 known.former.push(former);
@@ -213,7 +220,8 @@ impl Homes {
     pub fn resolve(&mut self, url: &Url) -> Result<HomePath> {
         match url.scheme {
             Scheme::Bafs => {
-                let known = self.by_name.get_mut(&url.host).map(|home| {
+                let known = self.by_name.get_mut(&url.host);
+                let known = known.filter(|home| home.is_listed).map(|home| {
                     home.is_used = true;
                     (home.address.clone(), Some(home.server))
                 });
@@ -364,11 +372,13 @@ mod tests {
         let told = again.learn(&[home(2, "b:1")]);
         assert!(told[0].contains("goes on with the one at a:1"), "{told:?}");
         assert_eq!(again.take_unkept(), []);
-        let place = again.resolve(&"bafs://home/x".parse().unwrap());
-        let place = place.expect("it is known");
+        let waits = Err(ErrorCode::Unreachable);
+        assert_eq!(resolve(&mut again, "bafs://home/x"), waits);
+        again.learn(&[home(1, "a:2")]);
+        let place = resolve(&mut again, "bafs://home/x").expect("it is back");
         assert_eq!(
             (place.address.as_str(), place.id),
-            ("a:1", Some(ServerId(1)))
+            ("a:2", Some(ServerId(1)))
         );
     }
 
