@@ -253,7 +253,7 @@ impl Homes {
     fn id_at(&self, address: &str) -> Option<ServerId> {
         let mut known = self.by_name.values();
         known
-            .find(|home| home.address == address)
+            .find(|home| home.is_listed && home.address == address)
             .map(|home| home.server)
     }
 }

@@ -469,7 +469,7 @@ impl Homes {
 }
 
 /// Time in which the slowest link moves so many bytes, in milliseconds. Not a time in which nothing
-/// is heard: every kind of home has a shorter one for that.
+/// is heard: homes that are read back have a shorter one for that.
 pub(crate) fn slowest_ms(bytes: u64) -> u64 {
     bytes / BYTES_PER_MS_MIN
 }

@@ -26,8 +26,12 @@ const PARTS_MAX: u64 = 9_000;
 /// Uploads that are begun and not committed, at most: those before are given up.
 const UPLOADS_MAX: usize = 256;
 
-/// So long an upload is kept that nobody goes on with, in milliseconds.
+/// So long an upload is kept that nobody goes on with, in milliseconds, and until another begins.
 const KEPT_MS: u64 = 600_000;
+
+/// A store may take minutes to put the parts of an upload together, so this long it has, in
+/// milliseconds (API reference of Amazon S3, `CompleteMultipartUpload`).
+const COMPLETE_MS: u64 = 600_000;
 
 /// The uploads of one bucket.
 pub(super) struct Uploads {
@@ -76,6 +80,8 @@ impl Uploads {
             // The commit waits for it, and has the time that this needs.
             Some(known) if known.is_closing.load(Ordering::Relaxed) => Some(put.size),
             Some(known) => match &*known.state.lock().await {
+                // Of a file that became shorter nothing can be used.
+                State::Open(sending) if sending.sent > put.size => None,
                 State::Open(sending) => Some(sending.sent),
                 // The commit finds out whether it is the same.
                 State::Done(_) => Some(put.size),
@@ -264,7 +270,7 @@ async fn close(objects: &Objects, state: &mut State, receipt: PutReceipt) -> Res
         return Err(begun_anew(&receipt.path));
     };
     let (path, size) = (&receipt.path, receipt.size);
-    let ms = CALL_MS + slowest_ms(size);
+    let ms = COMPLETE_MS + slowest_ms(2 * sending.part_bytes);
     objects.within(ms, path, sending.writer.close()).await?;
     let there = objects.within(CALL_MS, path, objects.operator.stat(path));
     let there = there.await?.content_length();
