@@ -143,6 +143,23 @@ impl Export {
         })
     }
 
+    /// As [`Export::find`]; where symbolic links lead elsewhere than `path` says, `allow` must
+    /// permit it, or a job could link its way out of its token.
+    ///
+    /// # Errors
+    /// As [`Export::find`], and what `allow` says.
+    pub(crate) fn find_allowed(
+        &self,
+        path: &str,
+        allow: impl Fn(&str) -> Result<()>,
+    ) -> Result<Found> {
+        let found = self.find(path)?;
+        if found.path != path {
+            allow(&found.path).map_err(|error| self.led_away(path, &found.path, error))?;
+        }
+        Ok(found)
+    }
+
     /// Finds a directory and makes it, with those above it, where it is missing. Where links lead
     /// elsewhere than `path` says, `allow` must permit it.
     ///

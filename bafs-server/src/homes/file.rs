@@ -125,11 +125,7 @@ impl Directory {
     /// Finds a path below it that a token grants: where symbolic links lead must be granted too.
     fn find(&self, token: &Token, path: &str) -> Result<(Arc<Export>, Found)> {
         let export = self.opened()?.export.clone();
-        let found = export.find(path)?;
-        if found.path != path {
-            let allowed = self.allow(token, &found.path, Right::Read);
-            allowed.map_err(|error| export.led_away(path, &found.path, error))?;
-        }
+        let found = export.find_allowed(path, |path| self.allow(token, path, Right::Read))?;
         Ok((export, found))
     }
 
