@@ -8,6 +8,8 @@ pub mod dice;
 pub mod disk;
 pub mod exec;
 pub mod foreign;
+pub mod injection;
+pub mod netns;
 pub mod ring;
 pub mod stage;
 pub mod stand;

@@ -8,6 +8,7 @@ mod cluster_copies;
 mod cluster_full_disk;
 mod cluster_groups;
 mod cluster_homes;
+mod cluster_injection;
 mod cluster_metrics;
 mod cluster_plan;
 mod cluster_report;
