@@ -53,6 +53,10 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 /// Threads of the runtime: calls are short, and more threads than processors do not help.
 const WORKERS: usize = 2;
 
+/// Threads for what blocks, as the mounting and unmounting of a volume: those of all volumes of a job
+/// must not each have one.
+const BLOCKING_MAX: usize = 128;
+
 /// `bafs agent`: runs the job that one line of JSON on standard input describes, and reports on
 /// standard output in one line. The end of standard input kills the job. Empty lines before the
 /// report say that the agent still works: who started it kills one that is stuck.
@@ -303,11 +307,14 @@ fn read_spec(input: &mut impl BufRead) -> Result<JobSpec> {
 }
 
 fn runtime() -> Result<Runtime> {
+    // Before there are threads.
+    memory::bound_allocator();
     // A thread that a ring's thread starts would stay on its one processor.
     let own = Pid::from_raw(0);
     let all = sched_getaffinity(own);
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
+        .max_blocking_threads(BLOCKING_MAX)
         .on_thread_start(move || {
             let spread = all.and_then(|all| sched_setaffinity(own, &all));
             if let Err(error) = spread {

@@ -20,6 +20,7 @@ use crate::fuse::{MountKind, Mounted};
 use crate::limits::{GRACE, REPORT_PAGES_BYTES_MAX, REPORT_RUNS_MAX, SILENCE_MIN};
 use crate::logic::directory::SINGLE_FILE_NAME;
 use crate::logic::pages::joined;
+use crate::memory;
 use crate::output::Tail;
 use crate::pulse::Pulse;
 use crate::sandbox::{
@@ -101,6 +102,7 @@ pub async fn run_job(
     io: JobIo,
     mut wish: watch::Receiver<Wish>,
 ) -> JobEnd {
+    memory::expect_volumes(spec.mounts.len());
     let (losses, mut lost) = mpsc::unbounded_channel();
     let opened = tokio::select! {
         opened = mount_all(agent, sandbox, &spec, losses) => opened,

@@ -8,9 +8,11 @@ mod convert;
 mod handlers;
 mod mount;
 mod operations;
+mod readers;
 mod replies;
 mod requests;
 mod ring;
+mod seats;
 mod whole;
 
 pub use mount::{MountError, MountKind, Mounted, open_device};

@@ -3,7 +3,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,12 +17,14 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
 use thiserror::Error;
 
-use super::bridge::Bridge;
+use super::bridge::{Bridge, Serving};
 use super::collected::Collected;
+use super::readers::{self, Served};
 use super::ring::{Refused, Rings};
+use super::seats::{Seat, session_threads};
 use crate::clock;
 use crate::doctor::{connections, mounts};
-use crate::limits::{COLLECTED_PART, DETACH, SESSION_THREADS_MAX, SESSION_THREADS_MIN};
+use crate::limits::{COLLECTED_PART, DETACH};
 use crate::logic::mount_table;
 use crate::volume::Volume;
 
@@ -96,10 +97,36 @@ pub struct Mounted {
     /// Number of the kernel's connection, by which it can be aborted.
     connection: Option<u32>,
     fusermount: Option<SessionUnmounter>,
-    server: Option<JoinHandle<()>>,
+    server: Option<Server>,
     way: String,
     /// Writes that the kernel collects, if it does.
     collected: Option<Collected>,
+    /// Its right to readers of its own.
+    _seat: Option<Seat>,
+}
+
+/// Who answers the kernel.
+#[derive(Debug)]
+enum Server {
+    Own(JoinHandle<()>),
+    Shared(Arc<Served>),
+}
+
+impl Server {
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Own(thread) => thread.is_finished(),
+            Self::Shared(served) => served.is_over(),
+        }
+    }
+
+    /// After its end.
+    fn join(self) {
+        if let Self::Own(thread) = self {
+            // A panic of the serving thread was reported when it happened.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Mounted {
@@ -116,10 +143,12 @@ impl Mounted {
         match kind {
             MountKind::Own => Self::mount_by(volume, directory, open_device()?),
             MountKind::Fusermount => {
-                let rings = rings(&volume, directory);
-                let mut begun = mount_by_fusermount(&volume, directory, rings.is_ok())?;
+                // Nobody shows more than one volume in this way.
+                let seat = Seat::take();
+                let rings = rings(&volume, directory, seat.as_ref());
+                let mut begun = mount_by_fusermount(&volume, directory, serving(&rings))?;
                 let unmounter = begun.session.unmount_callable();
-                Self::serve(volume, directory, begun, rings, Some(unmounter))
+                Self::serve(volume, directory, begun, (rings, seat), Some(unmounter))
             }
         }
     }
@@ -133,16 +162,21 @@ impl Mounted {
         directory: &Path,
         device: OwnedFd,
     ) -> Result<Self, MountError> {
-        let rings = rings(&volume, directory);
-        let begun = mount_own(&volume, directory, device, rings.is_ok())?;
-        Self::serve(volume, directory, begun, rings, None)
+        let seat = Seat::take();
+        let rings = rings(&volume, directory, seat.as_ref());
+        let serving = match seat {
+            Some(_) => serving(&rings),
+            None => Serving::Shared,
+        };
+        let begun = mount_own(&volume, directory, device, serving)?;
+        Self::serve(volume, directory, begun, (rings, seat), None)
     }
 
     fn serve(
         volume: Arc<Volume>,
         directory: &Path,
         Begun { session, bridge }: Begun,
-        rings: Result<Rings, String>,
+        (rings, seat): (Result<Rings, String>, Option<Seat>),
         fusermount: Option<SessionUnmounter>,
     ) -> Result<Self, MountError> {
         let mut mounted = Self {
@@ -153,6 +187,7 @@ impl Mounted {
             server: None,
             way: String::new(),
             collected: bridge.agreed().collected.clone(),
+            _seat: seat,
         };
         let rings = match begin(rings, &session, &bridge) {
             Ok(Ok(rings)) => {
@@ -169,18 +204,8 @@ impl Mounted {
                 return Err(MountError::Handshake(error));
             }
         };
-        let serving = thread::Builder::new()
-            .name("bafs-volume".to_owned())
-            .spawn(move || {
-                if let Err(error) = session.run() {
-                    tracing::debug!(%error, "FUSE session ended");
-                }
-                if let Some(rings) = rings {
-                    rings.stop();
-                }
-            });
-        match serving {
-            Ok(serving) => mounted.server = Some(serving),
+        match serve_on(session, bridge, rings) {
+            Ok(server) => mounted.server = Some(server),
             Err(error) => {
                 mounted.take_away();
                 return Err(MountError::Thread(error));
@@ -233,7 +258,7 @@ impl Mounted {
 
     /// Whether nobody serves the mount any more: it is gone, or its connection was aborted.
     pub fn is_over(&self) -> bool {
-        self.server.as_ref().is_none_or(JoinHandle::is_finished)
+        self.server.as_ref().is_none_or(Server::is_over)
     }
 
     /// The kernel's number of the mount while it is there.
@@ -247,8 +272,8 @@ impl Mounted {
         let Some(server) = self.server.take() else {
             return;
         };
-        if server.is_finished() {
-            let _ = server.join();
+        if server.is_over() {
+            server.join();
             // Somebody else took the mount away, and what lives there now is not ours; or the
             // connection was aborted, and ours is dead.
             mounts::take_dead_away(&self.directory);
@@ -275,8 +300,7 @@ impl Mounted {
                 return;
             }
         }
-        // A panic of the serving thread was reported when it happened.
-        let _ = server.join();
+        server.join();
     }
 
     /// Whether a look at the directory meets this mount, and not one that was made there since.
@@ -358,10 +382,10 @@ impl Drop for Mounted {
     }
 }
 
-fn finishes(thread: &JoinHandle<()>, longest: Duration) -> bool {
+fn finishes(server: &Server, longest: Duration) -> bool {
     let start = clock::now();
     let mut pause = Duration::from_micros(100);
-    while !thread.is_finished() {
+    while !server.is_over() {
         if start.elapsed() >= longest {
             return false;
         }
@@ -374,21 +398,15 @@ fn finishes(thread: &JoinHandle<()>, longest: Duration) -> bool {
 fn config() -> Config {
     let mut config = Config::default();
     config.acl = SessionACL::All;
-    config.n_threads = Some(session_threads(thread::available_parallelism().ok()));
+    config.n_threads = Some(session_threads());
     config
-}
-
-/// Threads that serve one volume on a machine of so many processors.
-fn session_threads(processors: Option<NonZeroUsize>) -> usize {
-    let processors = processors.map_or(SESSION_THREADS_MIN, NonZeroUsize::get);
-    processors.clamp(SESSION_THREADS_MIN, SESSION_THREADS_MAX)
 }
 
 fn mount_own(
     volume: &Arc<Volume>,
     directory: &Path,
     device: OwnedFd,
-    wants_ring: bool,
+    serving: Serving,
 ) -> Result<Begun, MountError> {
     let options = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other,max_read={}",
@@ -416,7 +434,7 @@ fn mount_own(
             "see what is mounted there (`findmnt`)",
         )
     })?;
-    started(volume, wants_ring, |bridge| {
+    started(volume, serving, |bridge| {
         Session::from_fd(bridge, device, SessionACL::All, config())
     })
     .map_err(|error| {
@@ -435,10 +453,10 @@ struct Begun {
 /// Starts a session whose bridge can also speak without being asked.
 fn started(
     volume: &Arc<Volume>,
-    wants_ring: bool,
+    serving: Serving,
     start: impl FnOnce(Bridge) -> io::Result<Session<Bridge>>,
 ) -> io::Result<Begun> {
-    let bridge = Bridge::new(Arc::clone(volume), wants_ring);
+    let bridge = Bridge::new(Arc::clone(volume), serving);
     let session = start(bridge.clone())?;
     bridge.notifier.get_or_init(|| session.notifier());
     Ok(Begun { session, bridge })
@@ -446,7 +464,14 @@ fn started(
 
 /// Rings for a volume whose operations mostly end in the thread that began them; where answers come
 /// from others, a ring would only be one thread more on their way.
-fn rings(volume: &Arc<Volume>, directory: &Path) -> Result<Rings, String> {
+fn rings(
+    volume: &Arc<Volume>,
+    directory: &Path,
+    seat: Option<&Seat>,
+) -> Result<Rings, String> {
+    if seat.is_none() {
+        return Err("volumes beyond the first share their readers".to_owned());
+    }
     if !volume.answers_here() {
         return Err("other threads answer most of its operations".to_owned());
     }
@@ -461,6 +486,34 @@ fn rings(volume: &Arc<Volume>, directory: &Path) -> Result<Rings, String> {
             thread::spawn(move || give_up(&directory));
         }) as Arc<dyn Fn() + Send + Sync>),
     )
+}
+
+fn serving(rings: &Result<Rings, String>) -> Serving {
+    match rings {
+        Ok(_) => Serving::Rings,
+        Err(_) => Serving::Own,
+    }
+}
+
+/// Has the kernel's requests answered until its connection ends.
+fn serve_on(
+    session: Session<Bridge>,
+    bridge: Bridge,
+    rings: Option<Rings>,
+) -> io::Result<Server> {
+    if bridge.serving() == Serving::Shared {
+        return readers::serve(session, bridge).map(Server::Shared);
+    }
+    let serving = thread::Builder::new().name("bafs-volume".to_owned());
+    let serving = serving.spawn(move || {
+        if let Err(error) = session.run() {
+            tracing::debug!(%error, "FUSE session ended");
+        }
+        if let Some(rings) = rings {
+            rings.stop();
+        }
+    });
+    serving.map(Server::Own)
 }
 
 /// Whoever waits for an answer of the volume mounted here gets an error instead.
@@ -522,7 +575,7 @@ pub fn open_device() -> Result<OwnedFd, MountError> {
 fn mount_by_fusermount(
     volume: &Arc<Volume>,
     directory: &Path,
-    wants_ring: bool,
+    serving: Serving,
 ) -> Result<Begun, MountError> {
     drop(open_device()?);
     let mut options = vec![
@@ -542,7 +595,7 @@ fn mount_by_fusermount(
     second.mount_options = options;
     second.acl = SessionACL::Owner;
     let by = |config| {
-        started(volume, wants_ring, |bridge| {
+        started(volume, serving, |bridge| {
             Session::new(bridge, directory, config)
         })
     };
@@ -566,17 +619,5 @@ fn refused(directory: &Path, source: io::Error, other: &'static str) -> MountErr
         directory: directory.to_owned(),
         source,
         remedy,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_processor_serves_a_volume_up_to_a_bound() {
-        for (processors, threads) in [(1, 2), (2, 2), (8, 8), (64, 16)] {
-            assert_eq!(session_threads(NonZeroUsize::new(processors)), threads);
-        }
     }
 }
