@@ -1,7 +1,10 @@
 //! Text for a terminal: names, messages and outputs come from others, and what is in them must not
 //! steer it. The one place where that is decided.
 
-/// One line without control characters, which would move, colour or clear what is shown.
+use bafs_proto::path::steers_text;
+
+/// One line without control and bidirectional characters, which would move, colour, clear or turn
+/// round what is shown.
 pub(crate) fn line(text: &str) -> String {
     text.chars().map(shown).collect()
 }
@@ -14,7 +17,7 @@ pub(crate) fn lines(text: &str) -> String {
 }
 
 fn shown(c: char) -> char {
-    if c.is_control() {
+    if steers_text(c) {
         char::REPLACEMENT_CHARACTER
     } else {
         c
@@ -27,6 +30,8 @@ mod tests {
 
     #[test]
     fn names_steer_no_terminal() {
+        let bidi = "ok\u{202e}gnp\u{2066}.\u{2028}";
+        assert_eq!(lines(bidi), "ok\u{fffd}gnp\u{fffd}.\u{fffd}");
         let name = "n\u{1b}[31m1\n\t\u{7}\u{9b}größe";
         assert_eq!(
             line(name),

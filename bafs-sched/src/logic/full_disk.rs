@@ -26,7 +26,8 @@ const FULL_DISKS_MAX: u32 = 2;
 const PASSING_MAX: u32 = 1;
 
 /// What a user can do about a full disk.
-pub const FREE_OR_OFFER_LESS: &str = "free some of it, or start the node with a smaller --size";
+pub const FREE_OR_OFFER_LESS: &str =
+    "free some of it, or start the node with a smaller --size or --files";
 
 /// What a user can do when the run has ended.
 pub const RUN_ANEW: &str =
@@ -116,11 +117,8 @@ impl Scheduler {
         let name = &self.graph.workflow.volume(volume).name;
         let why = match disk {
             Some(free) => format!(
-                "volume '{name}' had no space although it may hold {}: the disk of node {} has {} \
-                 free",
-                describe_bytes(self.size_of(volume)),
-                self.fleet.name(server),
-                describe_bytes(free)
+                "volume '{name}' had no space although it may hold {}",
+                self.describe_disk(server, self.size_of(volume), free)
             ),
             None => format!(
                 "volume '{name}' had no space although it was not half full: the disk of node {} \
@@ -129,6 +127,27 @@ impl Scheduler {
             ),
         };
         Some((server, why))
+    }
+
+    /// What a volume may hold and the disk of its node has free, in what that lacks.
+    fn describe_disk(&self, server: ServerId, size: Space, free: Space) -> String {
+        let node = self.fleet.name(server);
+        let lacks_files = free.files == 0 || (free.files < size.files && free.bytes >= size.bytes);
+        if !lacks_files {
+            let (size, free) = (describe_bytes(size), describe_bytes(free));
+            return format!("{size}: the disk of node {node} has {free} free");
+        }
+        let offered = self
+            .fleet
+            .get(server)
+            .map_or(0, |node| node.seen.capacity.files);
+        let [size, free, all] = [size.files, free.files, offered].map(with_commas);
+        let none = if free == "0" {
+            "no files (inodes) left: "
+        } else {
+            "few files (inodes) left: "
+        };
+        format!("{size} files: the disk of node {node} has {none}{free} of {all}")
     }
 
     /// The node of a scratch volume of a job; the job's own where the volume is gone.
@@ -417,9 +436,42 @@ impl Scheduler {
     }
 }
 
+/// A number with commas between its thousands.
+fn with_commas(number: u64) -> String {
+    let digits = number.to_string();
+    let first = digits.len() % 3;
+    let with_comma = |(at, digit): (usize, char)| {
+        let comma = (at > 0 && at % 3 == first).then_some(',');
+        [comma, Some(digit)]
+    };
+    let shown = digits.chars().enumerate().flat_map(with_comma);
+    shown.flatten().collect()
+}
+
 /// What the disk below a volume had free, as far as that is known.
 fn disk_of(used: &VolumeUse) -> Option<Space> {
     let bytes = used.disk_bytes?;
     let files = used.disk_files.unwrap_or(u64::MAX);
     Some(Space { bytes, files })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_numbers_have_commas() {
+        let shown = [0, 12, 999, 1_000, 1_400, 12_345, 123_456, 1_234_567].map(with_commas);
+        let expected = [
+            "0",
+            "12",
+            "999",
+            "1,000",
+            "1,400",
+            "12,345",
+            "123,456",
+            "1,234,567",
+        ];
+        assert_eq!(shown, expected);
+    }
 }

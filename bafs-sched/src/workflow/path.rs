@@ -1,5 +1,7 @@
 //! Paths inside a job's name space and inside a volume, as text. It touches no file system.
 
+use bafs_proto::path::steers_text;
+
 use super::limits::PATH_BYTES_MAX;
 
 /// Directories that the kernel fills; a volume there would hide them from the job.
@@ -83,7 +85,7 @@ pub(super) fn is_inside(path: &str, directory: &str) -> bool {
 }
 
 fn parts(text: &str) -> Result<String, PathError> {
-    if text.len() > PATH_BYTES_MAX || text.contains(char::is_control) {
+    if text.len() > PATH_BYTES_MAX || text.contains(steers_text) {
         return Err(PathError::Long);
     }
     let parts: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();

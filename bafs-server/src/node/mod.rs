@@ -143,6 +143,7 @@ impl Node {
         })
         .await
         .map_err(|e| Error::new(ErrorCode::ServerFault, format!("store: {e}")))??;
+        config.store = store.root().to_owned();
         if config.catalog.is_none() {
             caches.set_peers(Vec::new());
         }

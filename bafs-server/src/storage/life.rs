@@ -9,7 +9,7 @@ use std::time::Duration;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CreateVolume, Done, InvalidateVolume};
-use bafs_proto::path::{check_name, check_relative};
+use bafs_proto::path::{check_name, check_relative, check_text};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::volume::{Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -455,6 +455,7 @@ fn check(spec: &VolumeSpec) -> Result<()> {
         check_name(cooperative)?;
     }
     for text in [spec.owner.as_str(), address] {
+        check_text(text)?;
         if text.len() > TEXT_BYTES_MAX {
             return bad(format!(
                 "a text of volume {} is over {TEXT_BYTES_MAX} bytes",

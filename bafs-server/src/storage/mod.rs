@@ -24,9 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{
-    ListVolumes, RenewVolumes, RenewedVolumes, SourceData, SourceIdentity, VolumeList,
-};
+use bafs_proto::message::{RenewVolumes, RenewedVolumes, SourceData, SourceIdentity};
+use bafs_proto::path::check_text;
 use bafs_proto::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
@@ -94,7 +93,9 @@ impl Storage {
         let opened = store.clone();
         let (table, loaded) = blocking(move || Table::open(&opened.table())).await?;
         let now = clock::now();
-        let mut volumes = VolumeTable::new(capacity);
+        let free = store.clone();
+        let free = blocking(move || Ok(free.files_free())).await?;
+        let mut volumes = VolumeTable::new(offered(&store, capacity, free, &loaded.volumes));
         for (id, when) in loaded.gone {
             volumes.bury(when, id);
         }
@@ -153,29 +154,35 @@ impl Storage {
         (volumes.space().capacity(), volumes.space().free())
     }
 
-    /// A page of the volumes that `visible` admits, by id.
-    ///
-    /// # Errors
-    /// `ServerFault` when the use of a volume cannot be measured.
-    pub async fn list(
-        &self,
-        call: ListVolumes,
-        visible: impl Fn(VolumeId) -> bool,
-    ) -> Result<VolumeList> {
+    /// A page of the volumes by id, and where the next one begins.
+    pub(crate) fn page(&self, after: Option<VolumeId>) -> (Vec<Row>, Option<VolumeId>) {
         let page: Vec<Row> = {
             let volumes = self.volumes();
-            let rows = volumes.rows_after(call.after);
+            let rows = volumes.rows_after(after);
             rows.take(LISTED_MAX).cloned().collect()
         };
         let full = page.len() == LISTED_MAX;
         let next = page.last().filter(|_| full).map(|row| row.spec.id);
-        let mut volumes = Vec::with_capacity(page.len());
-        for row in page {
-            if visible(row.spec.id) {
-                volumes.push(self.status(row).await?);
+        (page, next)
+    }
+
+    /// What there is to tell of volumes. One that is deleted meanwhile is left out, and one that
+    /// cannot be measured is told with the reason: neither hides another.
+    pub(crate) async fn describe(&self, rows: impl Iterator<Item = Row>) -> Vec<VolumeStatus> {
+        let mut volumes = Vec::new();
+        for row in rows {
+            let id = row.spec.id;
+            match self.status(row.clone()).await {
+                Ok(status) => volumes.push(status),
+                Err(_) if self.volumes().get(id).is_none() => {}
+                Err(error) => {
+                    tracing::warn!(volume = %id, %error, "volume not measured");
+                    let fault = Some(error);
+                    volumes.push(told(Row { fault, ..row }, (0, 0)));
+                }
             }
         }
-        Ok(VolumeList { volumes, next })
+        volumes
     }
 
     /// One volume.
@@ -196,6 +203,7 @@ impl Storage {
             let text = "the name of an owner or user is too long";
             return Err(Error::new(ErrorCode::Malformed, text));
         }
+        check_text(&call.owner).and_then(|()| check_text(&call.user))?;
         let allotted = self.volumes().allot(clock::now(), call, slots);
         allotted.ok_or_else(|| {
             let text = format!("{RUNS_MAX} runs share this node already; try again later");
@@ -319,31 +327,20 @@ impl Storage {
         let (used_bytes, used_files) = match (row.state, &row.spec.kind) {
             (VolumeState::Ready, VolumeKind::Scratch { .. }) => {
                 let used = self.trees.used(&row.spec, self.store.tree(id));
-                self.if_lives(id, used).await?
+                let used = self.if_lives(id, used).await;
+                // A deletion may have come between; it must not leave a tree open.
+                if self.volumes().get(id).is_none() {
+                    self.trees.drop_volume(id).await;
+                    return Err(lost(id));
+                }
+                used?
             }
             (VolumeState::Ready, VolumeKind::Cache { .. }) => {
                 self.caches.used(id).unwrap_or_default()
             }
             _ => (0, 0),
         };
-        let Row {
-            spec,
-            state,
-            fault,
-            received_bytes,
-            manifest,
-            expires,
-        } = row;
-        Ok(VolumeStatus {
-            spec,
-            state,
-            fault,
-            used_bytes,
-            used_files,
-            received_bytes,
-            manifest,
-            expires,
-        })
+        Ok(told(row, (used_bytes, used_files)))
     }
 
     fn volumes(&self) -> MutexGuard<'_, VolumeTable> {
@@ -358,6 +355,46 @@ impl Storage {
         let key = (id.0 ^ (id.0 >> 64)) % TURNS as u128;
         self.turns[usize::try_from(key).unwrap_or(0)].lock().await
     }
+}
+
+/// What is told of a volume that uses so many bytes and files.
+fn told(row: Row, (used_bytes, used_files): (u64, u64)) -> VolumeStatus {
+    let Row {
+        spec,
+        state,
+        fault,
+        received_bytes,
+        manifest,
+        expires,
+    } = row;
+    VolumeStatus {
+        spec,
+        state,
+        fault,
+        used_bytes,
+        used_files,
+        received_bytes,
+        manifest,
+        expires,
+    }
+}
+
+/// What of a capacity the disk can keep: no more files than it has free, and those of volumes that
+/// are there.
+fn offered(store: &Store, capacity: Amount, free: Option<u64>, volumes: &[VolumeRecord]) -> Amount {
+    let scratch = |record: &&VolumeRecord| matches!(record.spec.kind, VolumeKind::Scratch { .. });
+    let kept = volumes.iter().filter(scratch).map(|it| it.spec.size_files);
+    let most = free.map(|free| kept.fold(free, u64::saturating_add));
+    let Some(files) = most.filter(|most| *most < capacity.files) else {
+        return capacity;
+    };
+    tracing::warn!(
+        "--files: the disk of {} has {files} files (inodes) for volumes, which are offered instead \
+         of {}; a file system is given more when it is made",
+        store.root().display(),
+        capacity.files
+    );
+    Amount { files, ..capacity }
 }
 
 fn lost(id: VolumeId) -> Error {
