@@ -66,10 +66,10 @@ pub struct Past {
 }
 
 /// A node is given up, and what it kept is missed, so long after a fault has ended at most.
-const LATE_MS: u64 = 12_000;
+const LATE_MS: u64 = 5_000;
 
 /// So much of what is told of a job is kept.
-const LINES: usize = 24;
+const LINES: usize = 14;
 
 /// All attempts of a run to run jobs, in order.
 ///
@@ -185,7 +185,7 @@ impl Past {
         let of_readers = self.readers(before.job).filter_map(|reader| {
             let begun = self.executions.iter().filter(|one| one.has_begun);
             let own = begun.filter(|one| one.job == reader && one.at_ms <= again_ms);
-            let last = own.last()?;
+            let last = own.max_by_key(|one| one.at_ms)?;
             let cause = self.cause(last, again_ms, faults)?;
             Some(format!("{cause} (for {})", last.name))
         });
@@ -211,7 +211,8 @@ impl Past {
         })
     }
 
-    /// The end of what is told of a job and of the volumes that it writes.
+    /// The end of what is told of a job and of the volumes that it writes, but for what was weighed
+    /// of copies.
     fn told(&self, job: &str) -> Vec<String> {
         let is_own = |one: &&Execution| one.name == job;
         let index = self.executions.iter().find(is_own).map(|one| one.job);
@@ -220,7 +221,9 @@ impl Past {
         let mut names: Vec<&str> = vec![job];
         names.extend(written.map(|mount| self.workflow.volume(mount.volume).name.as_str()));
         let is_about = |line: &&Line| line.about.iter().any(|name| names.contains(&name.as_str()));
+        let is_weighed = |line: &&Line| line.text.starts_with("a copy of");
         let lines = self.lines.iter().filter(is_about);
+        let lines = lines.filter(|line| !is_weighed(line));
         let all: Vec<String> = lines
             .map(|line| format!("{:.1} s: {}", line.at_ms as f64 / 1e3, line.text))
             .collect();

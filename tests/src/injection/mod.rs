@@ -387,8 +387,7 @@ fn injected(fault: &plan::Fault, begun_ms: u64) -> Injected {
 /// Where the journals and logs of a seed that is not fine are kept.
 fn kept(seed: u64) -> PathBuf {
     let program = program();
-    let beside = program.parent().unwrap_or(Path::new("."));
-    beside.join("chaos").join(format!("seed-{seed}"))
+    program.with_file_name("chaos").join(format!("seed-{seed}"))
 }
 
 fn keep(directory: &Path, kept: &Path) -> Result<()> {

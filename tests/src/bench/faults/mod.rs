@@ -44,6 +44,9 @@ const MANY_VOLUMES: [(u32, &str); 2] = [
     (1_000, "agent_mib_1000_volumes"),
 ];
 
+/// So many jobs of a seed are told in full that ran again without cause.
+const REPEATS_SHOWN: usize = 4;
+
 /// Runs all parts.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     report.promise(PROMISED);
@@ -179,7 +182,7 @@ fn say(verdict: &Verdict, report: &Report) {
     for text in verdict.wrong.iter().chain(&verdict.failed) {
         report.say(&format!("    {text}"));
     }
-    for repeat in verdict.without_cause() {
+    for repeat in verdict.without_cause().take(REPEATS_SHOWN) {
         let told = repeat.told.join("\n      ");
         report.say(&format!(
             "    again without cause: {}\n      {told}",
