@@ -14,17 +14,17 @@ use std::time::Duration;
 
 use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
-use bafs_proto::ids::Epoch;
+use bafs_proto::ids::{AgentId, Epoch};
 use bafs_proto::limits::{
     BODY_BYTES_MAX, DIRECTORY_BYTES_MAX, HEAD_BYTES_MAX, OPS_MAX, PATH_BYTES_MAX, XATTR_BYTES_MAX,
 };
 use bafs_proto::message::{
     CloseTree, FileResults, GivenNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
-use bafs_proto::time::Time;
+use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::{KeptDescriptors, Session, Tree};
+use bafs_tree::{DescriptorShare, KeptDescriptors, Session, Tree};
 use bytes::Bytes;
 use tokio::sync::watch;
 
@@ -43,6 +43,15 @@ pub const LEASE_MS: u64 = 60_000;
 /// A caller that waits so long, for its batch, for the one before it or for its tree, is told how
 /// things stand and asks again: a slow disk is no dead server.
 pub(crate) const SAY_SO: Duration = Duration::from_secs(1);
+
+/// How long a new writer of a volume waits for an earlier one to end by itself, which it does if it
+/// is about to: in milliseconds, and between two looks.
+const ENDING_MS: u64 = 1_000;
+const ENDING_LOOK: Duration = Duration::from_millis(10);
+
+/// An agent that was silent for so long, in milliseconds, is not waited for: it gives a sign of life
+/// each second.
+const HEARD_MS: u64 = 1_500;
 
 /// Most sessions at once; each may hold many open files.
 const SESSIONS_MAX: usize = 4096;
@@ -71,12 +80,15 @@ struct State {
     sessions: BTreeMap<(TreeRef, Epoch), Arc<Open>>,
     /// Sessions that were taken out and may still run something.
     ending: Vec<(TreeRef, Weak<Open>)>,
+    /// What agents have open, of those that have sessions.
+    shares: BTreeMap<AgentId, DescriptorShare>,
     fenced: Remembered<(TreeRef, Epoch)>,
     dropped: Remembered<TreeRef>,
 }
 
 /// One agent's session.
 struct Open {
+    agent: AgentId,
     writable: bool,
     /// Descriptors that are kept for what its agent opens early.
     kept: KeptDescriptors,
@@ -132,7 +144,7 @@ impl TreeSessions {
     pub async fn open(&self, tree: Arc<Tree>, open: OpenTree) -> Result<TreeSession> {
         let OpenTree {
             tree: name,
-            agent: _,
+            agent,
             writable,
             resumes,
         } = open;
@@ -142,11 +154,13 @@ impl TreeSessions {
                         synced may be missing";
             return Err(Error::new(ErrorCode::VolumeLost, text));
         }
-        let mut own = tree.session(writable);
+        let share = self.lock().share_of(agent);
+        let mut own = tree.session(writable).that_counts_for(share);
         if resumes.is_some() {
             own = own.that_resumes();
         }
         let session = Open {
+            agent,
             writable,
             kept: KeptDescriptors::default(),
             last_seen: Mutex::new(clock::now()),
@@ -164,6 +178,16 @@ impl TreeSessions {
             machine,
             early_handles,
         })
+    }
+
+    /// Lets an agent that writes a volume end before another is its writer: one that is asked to
+    /// end, or was unmounted, has what it wrote under way. Waits for a moment at most, and only for
+    /// one that was heard of just now.
+    pub async fn await_ending(&self, tree: &TreeRef, agent: AgentId) {
+        let deadline = Deadline::after_ms(ENDING_MS);
+        while self.lock().has_live_writer(tree, agent, clock::now()) && !deadline.left().is_zero() {
+            tokio::time::sleep(ENDING_LOOK).await;
+        }
     }
 
     /// Has `allow` check the right that calls of a session need: whoever may only read must not
@@ -389,6 +413,20 @@ impl Shared {
 }
 
 impl State {
+    /// What an agent has open counts for all its sessions.
+    fn share_of(&mut self, agent: AgentId) -> DescriptorShare {
+        self.shares.retain(|_, share| !share.is_unused());
+        self.shares.entry(agent).or_default().clone()
+    }
+
+    /// Whether another agent writes a volume, and was heard of just now.
+    fn has_live_writer(&self, tree: &TreeRef, agent: AgentId, now: Time) -> bool {
+        self.sessions.iter().any(|((name, _), open)| {
+            let is_other = name == tree && open.writable && open.agent != agent;
+            is_other && now.ms_since(*lock(&open.last_seen)) < HEARD_MS
+        })
+    }
+
     /// Adds a session and takes out those that it fences.
     fn insert(&mut self, name: TreeRef, mut session: Open) -> Result<(Epoch, u32, Vec<Arc<Open>>)> {
         if self.dropped.contains(&name) {

@@ -24,6 +24,7 @@ mod hostile_signals;
 mod mount_bound;
 mod mount_checksums;
 mod mount_collected;
+mod mount_descriptors;
 mod mount_faults;
 mod mount_fio;
 mod mount_host;

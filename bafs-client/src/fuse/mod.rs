@@ -15,4 +15,4 @@ mod ring;
 mod seats;
 mod whole;
 
-pub use mount::{MountError, MountKind, Mounted, open_device};
+pub use mount::{End, MountError, MountKind, Mounted, open_device};
