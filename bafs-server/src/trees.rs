@@ -5,7 +5,9 @@
 mod descriptors;
 mod remembered;
 mod replay;
+mod reply;
 mod root;
+mod writers;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +17,11 @@ use std::time::Duration;
 use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{AgentId, Epoch};
-use bafs_proto::limits::{
-    BODY_BYTES_MAX, DIRECTORY_BYTES_MAX, HEAD_BYTES_MAX, OPS_MAX, PATH_BYTES_MAX, XATTR_BYTES_MAX,
-};
+use bafs_proto::limits::OPS_MAX;
 use bafs_proto::message::{
     CloseTree, FileResults, GivenNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
-use bafs_proto::time::{Deadline, Time};
+use bafs_proto::time::Time;
 use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::{DescriptorShare, KeptDescriptors, Session, Tree};
@@ -35,6 +35,7 @@ use crate::lives;
 use descriptors::keep;
 use remembered::Remembered;
 use replay::{Answer, Begin, Replay};
+use reply::{fits, read_bytes};
 pub(crate) use root::Root;
 
 /// A session ends when it is silent for so long, in milliseconds.
@@ -44,21 +45,8 @@ pub const LEASE_MS: u64 = 60_000;
 /// things stand and asks again: a slow disk is no dead server.
 pub(crate) const SAY_SO: Duration = Duration::from_secs(1);
 
-/// How long a new writer of a volume waits for an earlier one to end by itself, which it does if it
-/// is about to: in milliseconds, and between two looks.
-const ENDING_MS: u64 = 1_000;
-const ENDING_LOOK: Duration = Duration::from_millis(10);
-
-/// An agent that was silent for so long, in milliseconds, is not waited for: it gives a sign of life
-/// each second.
-const HEARD_MS: u64 = 1_500;
-
 /// Most sessions at once; each may hold many open files.
 const SESSIONS_MAX: usize = 4096;
-
-/// Most bytes of names and values in one reply; the other half of its header has room for the rest
-/// of as many results as a batch can have.
-const NAMED_BYTES_MAX: usize = HEAD_BYTES_MAX as usize / 2;
 
 /// Sessions of agents with trees. Cheap to clone; clones share the sessions.
 #[derive(Clone)]
@@ -178,16 +166,6 @@ impl TreeSessions {
             machine,
             early_handles,
         })
-    }
-
-    /// Lets an agent that writes a volume end before another is its writer: one that is asked to
-    /// end, or was unmounted, has what it wrote under way. Waits for a moment at most, and only for
-    /// one that was heard of just now.
-    pub async fn await_ending(&self, tree: &TreeRef, agent: AgentId) {
-        let deadline = Deadline::after_ms(ENDING_MS);
-        while self.lock().has_live_writer(tree, agent, clock::now()) && !deadline.left().is_zero() {
-            tokio::time::sleep(ENDING_LOOK).await;
-        }
     }
 
     /// Has `allow` check the right that calls of a session need: whoever may only read must not
@@ -413,20 +391,6 @@ impl Shared {
 }
 
 impl State {
-    /// What an agent has open counts for all its sessions.
-    fn share_of(&mut self, agent: AgentId) -> DescriptorShare {
-        self.shares.retain(|_, share| !share.is_unused());
-        self.shares.entry(agent).or_default().clone()
-    }
-
-    /// Whether another agent writes a volume, and was heard of just now.
-    fn has_live_writer(&self, tree: &TreeRef, agent: AgentId, now: Time) -> bool {
-        self.sessions.iter().any(|((name, _), open)| {
-            let is_other = name == tree && open.writable && open.agent != agent;
-            is_other && now.ms_since(*lock(&open.last_seen)) < HEARD_MS
-        })
-    }
-
     /// Adds a session and takes out those that it fences.
     fn insert(&mut self, name: TreeRef, mut session: Open) -> Result<(Epoch, u32, Vec<Arc<Open>>)> {
         if self.dropped.contains(&name) {
@@ -613,33 +577,6 @@ fn has_no_space(op: &FileOp, result: &FileResult) -> bool {
         Ok(_) => matches!(op, FileOp::Write { .. }) && !is_done(op, result),
         Err(errno) => errno.0 == nix::errno::Errno::ENOSPC as i32,
     }
-}
-
-/// Bytes that a batch reads at most, as far as they fit a reply.
-fn read_bytes(ops: &[FileOp]) -> usize {
-    let bytes: u64 = ops
-        .iter()
-        .map(|op| match op {
-            FileOp::Read { length, .. } => u64::from(*length),
-            _ => 0,
-        })
-        .sum();
-    bytes.min(u64::from(BODY_BYTES_MAX)) as usize
-}
-
-/// Whether the most that `op` can answer still fits the reply, beside the bytes in its body and
-/// the names and values in its header.
-fn fits(op: &FileOp, body_bytes: usize, named_bytes: usize) -> bool {
-    let more = match op {
-        FileOp::Read { length, .. } => {
-            return body_bytes + *length as usize <= BODY_BYTES_MAX as usize;
-        }
-        FileOp::ReadDirectory { .. } => DIRECTORY_BYTES_MAX as usize,
-        FileOp::GetXattr { .. } | FileOp::ListXattr { .. } => XATTR_BYTES_MAX,
-        FileOp::ReadLink { .. } => PATH_BYTES_MAX,
-        _ => return true,
-    };
-    named_bytes + more <= NAMED_BYTES_MAX
 }
 
 /// Ends sessions off the async threads: closing may wait for an operation that runs.

@@ -29,6 +29,7 @@ mod mount_faults;
 mod mount_fio;
 mod mount_host;
 mod mount_inline;
+mod mount_many;
 mod mount_memory;
 mod mount_network;
 mod mount_programs;

@@ -14,14 +14,12 @@ use bafs_proto::limits::IO_BYTES_MAX;
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{getegid, geteuid};
 use thiserror::Error;
-use tokio::sync::watch;
 
 use super::bridge::{Bridge, Serving};
 use super::collected::Collected;
-use super::readers;
+use super::ending::{End, Over, serve_on};
 use super::ring::{Refused, Rings};
 use super::seats::{Seat, session_threads};
 use crate::clock;
@@ -109,28 +107,6 @@ pub struct Mounted {
     /// Its right to readers of its own.
     _seat: Option<Seat>,
 }
-
-/// How the kernel's connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// The volume was unmounted: all that programs did with it had been asked before.
-    Unmounted,
-    /// Somebody aborted the connection; the mount may still be there.
-    Aborted,
-}
-
-impl End {
-    /// What the device says instead of a request.
-    pub(super) fn of(errno: Errno) -> Self {
-        match errno {
-            Errno::ENODEV => Self::Unmounted,
-            _ => Self::Aborted,
-        }
-    }
-}
-
-/// Where it is told that the connection has ended, and how.
-pub(super) type Over = Arc<watch::Sender<Option<End>>>;
 
 impl Mounted {
     /// Mounts a volume on an existing directory and serves it in threads of its own. Blocks for
@@ -520,48 +496,6 @@ fn serving(rings: &Result<Rings, String>) -> Serving {
         Ok(_) => Serving::Rings,
         Err(_) => Serving::Own,
     }
-}
-
-/// Has the kernel's requests answered until its connection ends; by a thread of its own, if that is
-/// returned.
-fn serve_on(
-    session: Session<Bridge>,
-    bridge: Bridge,
-    (rings, over): (Option<Rings>, Over),
-) -> io::Result<Option<JoinHandle<()>>> {
-    // By the server's own end, so that the connection ends with it.
-    let device = Arc::new(session.as_fd().try_clone_to_owned()?);
-    let own = Arc::downgrade(&device);
-    let is_over = move || own.upgrade().is_none_or(|device| has_ended(&device));
-    bridge.volume.fate().ends_by(Box::new(is_over));
-    if bridge.serving() == Serving::Shared {
-        return readers::serve((session, device), bridge, over).map(|()| None);
-    }
-    let serving = thread::Builder::new().name("bafs-volume".to_owned());
-    let serving = serving.spawn(move || {
-        // ENODEV is success for it.
-        let end = match session.run() {
-            Ok(()) => End::Unmounted,
-            Err(error) => {
-                tracing::debug!(%error, "FUSE session ended");
-                End::Aborted
-            }
-        };
-        if let Some(rings) = rings {
-            rings.stop();
-        }
-        drop(device);
-        over.send_replace(Some(end));
-    });
-    serving.map(Some)
-}
-
-/// Whether the kernel asks nothing by a device any more.
-fn has_ended(device: &OwnedFd) -> bool {
-    let mut asked = [PollFd::new(device.as_fd(), PollFlags::POLLIN)];
-    let polled = poll(&mut asked, PollTimeout::ZERO);
-    let events = asked[0].revents().unwrap_or(PollFlags::empty());
-    polled.is_ok() && events.contains(PollFlags::POLLERR)
 }
 
 /// Whoever waits for an answer of the volume mounted here gets an error instead.

@@ -16,7 +16,7 @@ use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::bridge::Bridge;
-use super::mount::{End, Over};
+use super::ending::{End, Over};
 use super::ring::answers::Answer;
 use super::ring::requests::{Head, dispatch, forgets};
 use crate::limits::{SHARED_READERS_MAX, SHARED_WRITE_BYTES};
