@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::agent::{Agent, Choices};
 use crate::doctor;
-use crate::fuse::{MountError, MountKind, Mounted, open_device};
+use crate::fuse::{End, MountError, MountKind, Mounted, open_device};
 use crate::job::{JobEnd, JobIo, Wish, run_job, silence_of};
 use crate::keeper::Kept;
 use crate::limits::SPEC_BYTES_MAX;
@@ -41,7 +41,7 @@ pub const EXIT_ENVIRONMENT: u8 = 75;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 
-/// How often a mount is looked at for an unmount by somebody else.
+/// How often a mount's keeper is looked at.
 const MOUNT_LOOK: Duration = Duration::from_millis(200);
 
 /// Signals within this time are one request, in milliseconds.
@@ -55,7 +55,7 @@ const WORKERS: usize = 2;
 
 /// Threads for what blocks, as the mounting and unmounting of a volume: those of all volumes of a job
 /// must not each have one.
-const BLOCKING_MAX: usize = 128;
+const BLOCKING_MAX: usize = 32;
 
 /// `bafs agent`: runs the job that one line of JSON on standard input describes, and reports on
 /// standard output in one line. The end of standard input kills the job. Empty lines before the
@@ -212,15 +212,16 @@ async fn show(
     let result = loop {
         tokio::select! {
             _ = wish.wait_for(|wish| *wish != Wish::None) => break Ok(()),
+            end = mounted.over() => break match end {
+                End::Unmounted => Ok(()),
+                End::Aborted => Err(aborted(&name)),
+            },
             Some(loss) = lost.recv() => match volume.fate().loss() {
                 Some(_) => break Err(loss.error),
                 // Here is no job to end, and the volume is still good for others.
                 None => complain(&format!("bafs: {}", loss.error)),
             },
             () = tokio::time::sleep(MOUNT_LOOK) => {
-                if mounted.is_over() {
-                    break mounted.id().map_or(Ok(()), |_| Err(aborted(&name)));
-                }
                 if kept.is_gone() {
                     tokio::task::block_in_place(|| renew(&mut kept, &mounted));
                 }
@@ -244,6 +245,8 @@ async fn show(
     }
     // What was answered already may have failed at the very end.
     let result = match volume.fate().loss() {
+        // The next writer came after the unmount: nothing is lost that was home by then.
+        Some(_) if volume.fate().is_succeeded() && !volume.owes() => result,
         Some(loss) => result.and_then(|()| Err(loss.clone())),
         None => result,
     };

@@ -230,6 +230,11 @@ impl Volume {
         self.tree.stop_waiting();
     }
 
+    /// Whether changes were answered that have not reached the server.
+    pub fn owes(&self) -> bool {
+        self.tree.owes()
+    }
+
     /// Ends the session with the server, and asks it to keep what was written so long, in
     /// milliseconds.
     pub async fn close(&self, keep_ms: u64) {

@@ -29,7 +29,7 @@ mod tree;
 pub use account::Limit;
 pub use below::held_below;
 pub use block_map::{BlockMap, BlockPlaces};
-pub use descriptors::KeptDescriptors;
+pub use descriptors::{DescriptorShare, KeptDescriptors};
 pub use private::private_directory;
 pub use removal::remove_tree;
 pub use session::Session;

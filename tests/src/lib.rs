@@ -13,6 +13,7 @@ pub mod netns;
 pub mod ring;
 pub mod stage;
 pub mod stand;
+pub mod volumes;
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -182,6 +182,7 @@ impl Bridge {
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_CACHE_SYMLINKS
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
+            | InitFlags::FUSE_ABORT_ERROR
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         let mode = self.volume.mode();
         if mode.stateless {

@@ -5,6 +5,7 @@ mod answers;
 mod bridge;
 mod collected;
 mod convert;
+mod ending;
 mod handlers;
 mod mount;
 mod operations;
@@ -15,4 +16,5 @@ mod ring;
 mod seats;
 mod whole;
 
+pub use ending::End;
 pub use mount::{MountError, MountKind, Mounted, open_device};

@@ -19,7 +19,7 @@ use thiserror::Error;
 
 use super::bridge::{Bridge, Serving};
 use super::collected::Collected;
-use super::readers::{self, Served};
+use super::ending::{End, Over, serve_on};
 use super::ring::{Refused, Rings};
 use super::seats::{Seat, session_threads};
 use crate::clock;
@@ -97,36 +97,15 @@ pub struct Mounted {
     /// Number of the kernel's connection, by which it can be aborted.
     connection: Option<u32>,
     fusermount: Option<SessionUnmounter>,
-    server: Option<Server>,
+    /// The thread that serves it, if it does not share its readers.
+    server: Option<JoinHandle<()>>,
+    over: Over,
+    is_detached: bool,
     way: String,
     /// Writes that the kernel collects, if it does.
     collected: Option<Collected>,
     /// Its right to readers of its own.
     _seat: Option<Seat>,
-}
-
-/// Who answers the kernel.
-#[derive(Debug)]
-enum Server {
-    Own(JoinHandle<()>),
-    Shared(Arc<Served>),
-}
-
-impl Server {
-    fn is_over(&self) -> bool {
-        match self {
-            Self::Own(thread) => thread.is_finished(),
-            Self::Shared(served) => served.is_over(),
-        }
-    }
-
-    /// After its end.
-    fn join(self) {
-        if let Self::Own(thread) = self {
-            // A panic of the serving thread was reported when it happened.
-            let _ = thread.join();
-        }
-    }
 }
 
 impl Mounted {
@@ -185,6 +164,8 @@ impl Mounted {
             connection: None,
             fusermount,
             server: None,
+            over: Arc::default(),
+            is_detached: true,
             way: String::new(),
             collected: bridge.agreed().collected.clone(),
             _seat: seat,
@@ -204,8 +185,12 @@ impl Mounted {
                 return Err(MountError::Handshake(error));
             }
         };
-        match serve_on(session, bridge, rings) {
-            Ok(server) => mounted.server = Some(server),
+        if bridge.serving() == Serving::Shared && mounted.volume.mode().whole_files {
+            mounted.way.push_str("; it asks for large files too");
+        }
+        let over = Arc::clone(&mounted.over);
+        match serve_on(session, bridge, (rings, over)) {
+            Ok(server) => (mounted.server, mounted.is_detached) = (server, false),
             Err(error) => {
                 mounted.take_away();
                 return Err(MountError::Thread(error));
@@ -245,7 +230,7 @@ impl Mounted {
 
     /// Has the kernel send what it collected for programs that go on. Blocks, for a while at most.
     pub fn sync(&self) {
-        if let Some(collected) = &self.collected {
+        if let Some(collected) = self.collected.as_ref().filter(|_| !self.is_over()) {
             collected.sync(self.volume.fate(), &self.directory);
         }
     }
@@ -256,9 +241,17 @@ impl Mounted {
         self.detach();
     }
 
-    /// Whether nobody serves the mount any more: it is gone, or its connection was aborted.
-    pub fn is_over(&self) -> bool {
-        self.server.as_ref().is_none_or(Server::is_over)
+    /// How the kernel's connection ended, once it has.
+    pub async fn over(&self) -> End {
+        let mut over = self.over.subscribe();
+        let end = over.wait_for(Option::is_some).await;
+        // Its sender is ours.
+        end.ok().and_then(|end| *end).unwrap_or(End::Aborted)
+    }
+
+    /// Whether the kernel asks nothing any more.
+    fn is_over(&self) -> bool {
+        self.over.borrow().is_some()
     }
 
     /// The kernel's number of the mount while it is there.
@@ -269,14 +262,20 @@ impl Mounted {
     }
 
     fn detach(&mut self) {
-        let Some(server) = self.server.take() else {
+        if std::mem::replace(&mut self.is_detached, true) {
             return;
-        };
-        if server.is_over() {
-            server.join();
-            // Somebody else took the mount away, and what lives there now is not ours; or the
-            // connection was aborted, and ours is dead.
-            mounts::take_dead_away(&self.directory);
+        }
+        // Its readers may hear of the end later than we do. What lives there now may have the
+        // number of our connection.
+        if self.is_over() || self.volume.fate().is_over() {
+            if self.finishes(DETACH) {
+                self.join();
+            }
+            // The connection was aborted, and ours is dead. A look at somebody else's, that is
+            // being made, would wait for it.
+            if *self.over.borrow() != Some(End::Unmounted) || self.id().is_some() {
+                mounts::take_dead_away(&self.directory);
+            }
             return;
         }
         if self.is_on_top() {
@@ -289,10 +288,10 @@ impl Mounted {
             Some(_) => DETACH / 20,
             None => DETACH / 2,
         };
-        if !finishes(&server, patience) {
+        if !self.finishes(patience) {
             // Somebody still holds a file of it. Whoever waits for an answer gets an error.
             self.abort();
-            if !finishes(&server, DETACH / 2) {
+            if !self.finishes(DETACH / 2) {
                 tracing::warn!(
                     "the kernel keeps the connection of {}",
                     self.directory.display()
@@ -300,7 +299,28 @@ impl Mounted {
                 return;
             }
         }
-        server.join();
+        self.join();
+    }
+
+    fn finishes(&self, longest: Duration) -> bool {
+        let start = clock::now();
+        let mut pause = Duration::from_micros(100);
+        while !self.is_over() {
+            if start.elapsed() >= longest {
+                return false;
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+        true
+    }
+
+    /// Nothing of it is left when this returns.
+    fn join(&mut self) {
+        if let Some(server) = self.server.take() {
+            // A panic of the serving thread was reported when it happened.
+            let _ = server.join();
+        }
     }
 
     /// Whether a look at the directory meets this mount, and not one that was made there since.
@@ -382,19 +402,6 @@ impl Drop for Mounted {
     }
 }
 
-fn finishes(server: &Server, longest: Duration) -> bool {
-    let start = clock::now();
-    let mut pause = Duration::from_micros(100);
-    while !server.is_over() {
-        if start.elapsed() >= longest {
-            return false;
-        }
-        thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(20));
-    }
-    true
-}
-
 fn config() -> Config {
     let mut config = Config::default();
     config.acl = SessionACL::All;
@@ -464,11 +471,7 @@ fn started(
 
 /// Rings for a volume whose operations mostly end in the thread that began them; where answers come
 /// from others, a ring would only be one thread more on their way.
-fn rings(
-    volume: &Arc<Volume>,
-    directory: &Path,
-    seat: Option<&Seat>,
-) -> Result<Rings, String> {
+fn rings(volume: &Arc<Volume>, directory: &Path, seat: Option<&Seat>) -> Result<Rings, String> {
     if seat.is_none() {
         return Err("volumes beyond the first share their readers".to_owned());
     }
@@ -493,27 +496,6 @@ fn serving(rings: &Result<Rings, String>) -> Serving {
         Ok(_) => Serving::Rings,
         Err(_) => Serving::Own,
     }
-}
-
-/// Has the kernel's requests answered until its connection ends.
-fn serve_on(
-    session: Session<Bridge>,
-    bridge: Bridge,
-    rings: Option<Rings>,
-) -> io::Result<Server> {
-    if bridge.serving() == Serving::Shared {
-        return readers::serve(session, bridge).map(Server::Shared);
-    }
-    let serving = thread::Builder::new().name("bafs-volume".to_owned());
-    let serving = serving.spawn(move || {
-        if let Err(error) = session.run() {
-            tracing::debug!(%error, "FUSE session ended");
-        }
-        if let Some(rings) = rings {
-            rings.stop();
-        }
-    });
-    serving.map(Server::Own)
 }
 
 /// Whoever waits for an answer of the volume mounted here gets an error instead.

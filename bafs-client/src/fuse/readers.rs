@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
@@ -16,6 +16,7 @@ use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::bridge::Bridge;
+use super::ending::{End, Over};
 use super::ring::answers::Answer;
 use super::ring::requests::{Head, dispatch, forgets};
 use crate::limits::{SHARED_READERS_MAX, SHARED_WRITE_BYTES};
@@ -37,24 +38,19 @@ struct Readers {
 
 /// A volume that these threads serve.
 #[derive(Debug)]
-pub(super) struct Served {
+struct Served {
     device: Arc<OwnedFd>,
     bridge: Bridge,
     /// Keeps the kernel's connection, and the way to tell it something unasked.
     session: Mutex<Option<Session<Bridge>>>,
-    is_over: AtomicBool,
+    over: Over,
 }
 
 impl Served {
-    /// Whether the kernel asks nothing any more.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
-    }
-
-    fn end(&self) {
+    fn end(&self, end: End) {
         // Before anybody hears of it: the connection shall be gone then.
         drop(lock(&self.session).take());
-        self.is_over.store(true, Ordering::Release);
+        self.over.send_replace(Some(end));
     }
 }
 
@@ -62,16 +58,19 @@ impl Served {
 ///
 /// # Errors
 /// The kernel gives no descriptor or thread.
-pub(super) fn serve(session: Session<Bridge>, bridge: Bridge) -> io::Result<Arc<Served>> {
+pub(super) fn serve(
+    (session, device): (Session<Bridge>, Arc<OwnedFd>),
+    bridge: Bridge,
+    over: Over,
+) -> io::Result<()> {
     let readers = readers()?;
-    let device = session.as_fd().try_clone_to_owned()?;
     // Another thread may take the request that woke this one.
     fcntl_setfl(&device, fcntl_getfl(&device)? | OFlags::NONBLOCK)?;
     let served = Arc::new(Served {
-        device: Arc::new(device),
+        device,
         bridge,
         session: Mutex::new(Some(session)),
-        is_over: AtomicBool::new(false),
+        over,
     });
     let key = readers.next.fetch_add(1, Ordering::Relaxed);
     lock(&readers.served).insert(key, Arc::clone(&served));
@@ -80,7 +79,7 @@ pub(super) fn serve(session: Session<Bridge>, bridge: Bridge) -> io::Result<Arc<
         lock(&readers.served).remove(&key);
         return Err(error.into());
     }
-    Ok(served)
+    Ok(())
 }
 
 /// One thread hears of a request, which says when the next may be heard of.
@@ -123,6 +122,7 @@ impl Readers {
     }
 
     fn read_on(self: Arc<Self>) {
+        let _alive = Alive(&self);
         let mut buffer = vec![0; SHARED_WRITE_BYTES as usize + SURROUNDINGS];
         let mut events = Vec::with_capacity(1);
         loop {
@@ -164,25 +164,34 @@ impl Readers {
             Err(Errno::ENOENT | Errno::EINTR | Errno::EAGAIN) => None,
             Err(errno) => {
                 tracing::debug!(%errno, "a FUSE session ended");
-                return self.forget(key, served);
+                return self.forget(key, served, End::of(errno));
             }
         };
         let data = epoll::EventData::new_u64(key);
         if let Err(error) = epoll::modify(&self.epoll, &*served.device, data, ONE_REQUEST) {
             tracing::error!(%error, "a volume is not served any more");
-            return self.forget(key, served);
+            return self.forget(key, served, End::Aborted);
         }
         if let Some(length) = length {
             handle(served, &buffer[..length]);
         }
     }
 
-    fn forget(&self, key: u64, served: &Served) {
+    fn forget(&self, key: u64, served: &Served, end: End) {
         lock(&self.served).remove(&key);
         if let Err(error) = epoll::delete(&self.epoll, &*served.device) {
             tracing::debug!(%error, "a device was not waited for");
         }
-        served.end();
+        served.end(end);
+    }
+}
+
+/// A thread that is counted until it ends, be it by a panic.
+struct Alive<'a>(&'a Readers);
+
+impl Drop for Alive<'_> {
+    fn drop(&mut self) {
+        self.0.threads.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

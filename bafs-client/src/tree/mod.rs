@@ -75,6 +75,14 @@ impl Tree {
         }
     }
 
+    /// Whether changes were answered that have not reached the server.
+    pub(crate) fn owes(&self) -> bool {
+        match self {
+            Self::Remote(tree) => tree.owes(),
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => false,
+        }
+    }
+
     /// What the tree held, and its disk, when the latest of its operations was told, if they are
     /// told later than they are answered.
     pub(crate) fn latest_stat(&self) -> Option<TreeStat> {
