@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(access.effort().evaluated, 6);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn refusals_slow_their_connection_and_no_other() {
         let (access, token) = of_jobs();
         let token = Arc::new(token);
@@ -353,9 +353,9 @@ mod tests {
             access.prepare("a:1", need(id)).await;
         }
         assert_eq!(access.0.pause("a:1"), Duration::ZERO);
-        for id in 100..200 {
-            access.prepare("a:1", need(id)).await;
-        }
+        access.prepare("a:1", need(100)).await;
+        assert_eq!(access.0.pause("a:1"), REFUSAL_PAUSE);
+        (0..60).for_each(|_| access.0.refused("a:1"));
         assert!(access.0.pause("a:1") > Duration::from_secs(1));
         access.prepare("b:1", need(300)).await;
         assert_eq!(access.0.pause("b:1"), Duration::ZERO);

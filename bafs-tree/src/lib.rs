@@ -2,7 +2,7 @@
 //!
 //! Knows no network, no token and no lease. Reading order: [`Tree`], [`Session`]. Apart from them:
 //! [`SharedWords`], numbers that processes share, and [`BlockMap`] in them,
-//! [`held_below`] and [`remove_tree`].
+//! [`held_below`], [`remove_tree`] and [`private_directory`].
 
 mod kernel;
 

@@ -21,6 +21,7 @@ mod cluster_words;
 mod hostile_errors;
 mod hostile_servers;
 mod hostile_signals;
+mod hostile_users;
 mod mount_bound;
 mod mount_checksums;
 mod mount_collected;

@@ -26,8 +26,13 @@ const FULL_DISKS_MAX: u32 = 2;
 const PASSING_MAX: u32 = 1;
 
 /// What a user can do about a full disk.
-pub const FREE_OR_OFFER_LESS: &str =
-    "free some of it, or start the node with a smaller --size or --files";
+pub const FREE_OR_OFFER_LESS: &str = "free some of it, or start the node with a smaller --size";
+
+/// What a user can do about a disk that has bytes, but no inodes.
+pub const REMOVE_FILES: &str = "remove files from its disk, or start the node on another disk";
+
+/// What tells in a reason that a disk lacks files, and not bytes.
+const NO_FILES: &str = "files (inodes) left";
 
 /// What a user can do when the run has ended.
 pub const RUN_ANEW: &str =
@@ -142,12 +147,11 @@ impl Scheduler {
             .get(server)
             .map_or(0, |node| node.seen.capacity.files);
         let [size, free, all] = [size.files, free.files, offered].map(with_commas);
-        let none = if free == "0" {
-            "no files (inodes) left: "
-        } else {
-            "few files (inodes) left: "
-        };
-        format!("{size} files: the disk of node {node} has {none}{free} of {all}")
+        let left = if free == "0" { "no" } else { "few" };
+        format!(
+            "{size} files: the disk of node {node} has {left} {NO_FILES}: {free} of the \
+             {all} that it offers"
+        )
     }
 
     /// The node of a scratch volume of a job; the job's own where the volume is gone.
@@ -228,7 +232,7 @@ impl Scheduler {
         }
         if times <= PASSING_MAX {
             let name = &self.graph.workflow.job(job).name;
-            let text = format!("job '{name}' failed and runs again: {why}; {FREE_OR_OFFER_LESS}");
+            let text = format!("job '{name}' failed and runs again: {why}; {}", remedy(why));
             self.tell(Warning {
                 job: Some(job),
                 volume: None,
@@ -241,12 +245,7 @@ impl Scheduler {
             // It does not wait for the full disk where it runs: nothing else would end that.
             let faults = self.count_environment_fault(job);
             let pause_ms = self.settings.pause_ms(faults);
-            return self.try_again(
-                job,
-                faults,
-                pause_ms,
-                &format!("{why}; {FREE_OR_OFFER_LESS}"),
-            );
+            return self.try_again(job, faults, pause_ms, &format!("{why}; {}", remedy(why)));
         }
         self.settle(job, 0);
     }
@@ -322,7 +321,8 @@ impl Scheduler {
             let name = self.fleet.name(server);
             let text = format!(
                 "the disk of node {name} seems to be full: {fault}; \
-                 {FREE_OR_OFFER_LESS}; it is tried again"
+                 {}; it is tried again",
+                remedy(fault)
             );
             self.tell(Warning {
                 job: None,
@@ -427,12 +427,21 @@ impl Scheduler {
         let node = self.fleet.get(server)?;
         Some(format!(
             "no node can run job {}{more}: the disk of node {} was full {} times, one after the \
-             other (the last time: {}); {FREE_OR_OFFER_LESS}; then {RUN_ANEW}",
+             other (the last time: {}); {}; then {RUN_ANEW}",
             names.join(", "),
             self.fleet.name(server),
             node.full.times(),
-            node.full.why
+            node.full.why,
+            remedy(&node.full.why)
         ))
+    }
+}
+
+/// What helps against a disk that is full in this way.
+fn remedy(why: &str) -> &'static str {
+    match why.contains(NO_FILES) {
+        true => REMOVE_FILES,
+        false => FREE_OR_OFFER_LESS,
     }
 }
 
@@ -458,6 +467,13 @@ fn disk_of(used: &VolumeUse) -> Option<Space> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn remedy_fits_what_the_disk_lacks() {
+        let told = |what: &str| remedy(&format!("the disk of node n1 has {what}"));
+        assert_eq!(told("no files (inodes) left: 0 of the 1,400"), REMOVE_FILES);
+        assert_eq!(told("4.0 kB free"), FREE_OR_OFFER_LESS);
+    }
 
     #[test]
     fn large_numbers_have_commas() {

@@ -68,7 +68,7 @@ pub use checkpoint::{CheckpointPolicy, Decision, Moved, Receipt};
 pub use declared::Warning;
 pub use event::{Event, NodeSeen, NodeShare, Wish};
 pub(crate) use fit::WITH_A_PLAN;
-pub use full_disk::{FREE_OR_OFFER_LESS, RUN_ANEW};
+pub use full_disk::{FREE_OR_OFFER_LESS, REMOVE_FILES, RUN_ANEW};
 pub use graph::JobState;
 pub use guide::{Followed, Guide};
 pub use progress::{JobFailure, Outcome, Progress};

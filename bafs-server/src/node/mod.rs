@@ -219,6 +219,7 @@ impl Node {
 
     /// What the node publishes.
     fn figures(&self) -> Figures {
+        self.caches.count_near_reads();
         let (capacity, free) = self.storage.space();
         let (slots, jobs) = (self.config.slots, self.executor.running());
         Figures {

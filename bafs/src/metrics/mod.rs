@@ -116,7 +116,7 @@ const KNOWN: &[Known] = &[
     ),
     known(
         "cache_hits_local",
-        "Blocks that were in the node's own cache",
+        "Blocks, or parts of them, that readers found in the node's own cache",
     ),
     known(
         "cache_hit_local_bytes",

@@ -5,17 +5,21 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bafs_sched::logic::{FREE_OR_OFFER_LESS, Outcome, RUN_ANEW};
+use bafs_sched::logic::{FREE_OR_OFFER_LESS, Outcome, REMOVE_FILES, RUN_ANEW};
 use bafs_sched::report::RunReport;
 
 use crate::rate::show_bytes;
 
 /// What the scheduler advises for nodes that stay, and what helps here: the next run has another
 /// cluster, and keeps no journal unless one is named.
-const ADVICE: [(&str, &str); 2] = [
+const ADVICE: [(&str, &str); 3] = [
     (
         FREE_OR_OFFER_LESS,
         "free some of it, or give a smaller --node-size",
+    ),
+    (
+        REMOVE_FILES,
+        "remove files from it, or name a directory of another disk in TMPDIR",
     ),
     (RUN_ANEW, "run it again"),
 ];
