@@ -1,10 +1,10 @@
 //! Runs one job: its volumes mounted at its paths, its end told apart from a failure of its
 //! environment. Decides nothing about what happens next.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, TemporaryPlace};
 use crate::fate::Loss;
 use crate::fuse::{MountKind, Mounted};
 use crate::limits::{GRACE, REPORT_PAGES_BYTES_MAX, REPORT_RUNS_MAX, SILENCE_MIN};
@@ -25,10 +25,14 @@ use crate::output::Tail;
 use crate::pulse::Pulse;
 use crate::sandbox::{
     self, Access, Identity, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, Output,
-    RunningJob, Sandbox, Session, VolumeBind, job_environment,
+    RunningJob, Sandbox, Session, TEMPORARY_VARIABLES, Temporary, VolumeBind, job_environment,
+    paths_named_in,
 };
 use crate::signals::Asked;
 use crate::volume::Volume;
+
+/// Where programs put temporary files if nobody says otherwise.
+const TMP: &str = "/tmp";
 
 /// Where a job's input and output go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +75,8 @@ pub struct JobEnd {
     pub lost_volume: Option<String>,
     /// Why the program never ran, when it did not.
     pub not_started: Option<NotStartedReason>,
+    /// What its user must know to understand a failure.
+    pub warnings: Vec<String>,
 }
 
 impl JobEnd {
@@ -87,6 +93,7 @@ impl JobEnd {
             report,
             lost_volume: volume,
             not_started: None,
+            warnings: Vec::new(),
         }
     }
 }
@@ -123,7 +130,8 @@ pub async fn run_job(
         asked => watch::channel(asked.at_once()).1,
     };
     let silence = silence_of(agent);
-    let (ended, tail) = match start(sandbox, &spec, &mounts, io, silence) {
+    let temporary = agent.temporary.as_ref();
+    let (ended, tail) = match start(sandbox, &spec, &mounts, temporary, io, silence) {
         Ok((running, tail, beating)) => {
             let ended = accompany(running, &mut lost, wish, &mounts).await;
             if let Some(beating) = beating {
@@ -140,6 +148,14 @@ pub async fn run_job(
     bound_pages(&mut end.report.volumes);
     if let Some(tail) = tail {
         end.report.output_tail = tail.text().await;
+        // What explains a failure is read with it.
+        for warning in &end.warnings {
+            let tail = &mut end.report.output_tail;
+            if !tail.is_empty() && !tail.ends_with('\n') {
+                tail.push('\n');
+            }
+            tail.push_str(&format!("bafs: {warning}\n"));
+        }
     }
     end
 }
@@ -234,6 +250,7 @@ fn start(
     sandbox: &Sandbox,
     spec: &JobSpec,
     mounts: &[Bound],
+    temporary: Option<&TemporaryPlace>,
     io: JobIo,
     silence: Duration,
 ) -> Result<(RunningJob, Option<Tail>, Option<AbortHandle>), Error> {
@@ -250,9 +267,11 @@ fn start(
         JobIo::Captured => Session::Own,
         JobIo::Inherited => Session::Terminal,
     };
+    let environment = environment(command, &spec.name, &volumes, temporary);
+    let temporary = temporary.map(|place| temporary_of(place, command, &environment));
     let plan = JobPlan {
         job: spec.name.clone(),
-        environment: environment(command, &spec.name, &volumes),
+        environment,
         volumes,
         program: command.executable.clone().into(),
         arguments: command.arguments.iter().map(OsString::from).collect(),
@@ -264,6 +283,7 @@ fn start(
         .into(),
         identity: Identity::Caller,
         session,
+        temporary,
     };
     let (streams, tail) = streams(command, io).map_err(|error| unable(&error))?;
     let (watched, beating) = match pulse(io).map_err(|error| unable(&error))? {
@@ -299,8 +319,15 @@ fn environment(
     command: &JobCommand,
     job: &str,
     volumes: &[VolumeBind],
+    temporary: Option<&TemporaryPlace>,
 ) -> Vec<(OsString, OsString)> {
     let mut environment = job_environment(std::env::vars_os(), job, volumes);
+    if temporary.is_some() && !command.share.iter().any(|path| path == TMP) {
+        // What this process inherited names a directory that jobs would share.
+        let is_ours = |name: &OsString| TEMPORARY_VARIABLES.iter().any(|known| name == known);
+        environment.retain(|(name, _)| !is_ours(name));
+        environment.push((TEMPORARY_VARIABLES[0].into(), TMP.into()));
+    }
     environment.retain(|(name, _)| {
         name.to_str()
             .is_none_or(|name| !command.environment.contains_key(name))
@@ -308,6 +335,30 @@ fn environment(
     let own = command.environment.iter();
     environment.extend(own.map(|(name, value)| (name.into(), value.into())));
     environment
+}
+
+/// The job's own directories, and what of the host's its description names.
+fn temporary_of(
+    place: &TemporaryPlace,
+    command: &JobCommand,
+    environment: &[(OsString, OsString)],
+) -> Temporary {
+    let mut words = vec![&command.executable, &command.directory];
+    words.extend(&command.arguments);
+    words.extend(command.stdout.iter().chain(&command.stderr));
+    // Where its volumes are is not what it has of the host's.
+    let is_mount = |name: &OsString| name.as_encoded_bytes().starts_with(b"BAFS_");
+    let values = environment.iter().filter(|(name, _)| !is_mount(name));
+    let words = words
+        .into_iter()
+        .map(OsStr::new)
+        .chain(values.map(|(_, value)| value.as_os_str()));
+    Temporary {
+        directory: place.directory.clone(),
+        memory_bytes: place.memory_bytes,
+        shared: command.share.iter().cloned().collect(),
+        named: paths_named_in(words, Path::is_dir),
+    }
 }
 
 fn streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Option<Tail>)> {
@@ -486,6 +537,7 @@ fn judge(ended: Result<sandbox::JobReport, Stop>, late_loss: Option<Loss>) -> Jo
     let mut end = JobEnd::environment(interrupted(), None);
     end.report.outcome = outcome;
     end.not_started = not_started;
+    end.warnings = ended.warnings;
     with_times(end, ended.wall, usage)
 }
 

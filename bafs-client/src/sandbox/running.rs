@@ -21,11 +21,14 @@ use tokio::sync::oneshot;
 
 use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
 use super::limits::{KILL_ASKED, KILL_MAX, REPORT_BYTES_MAX};
+use super::mount_points::MountPoints;
 use super::mounts;
 use super::outcome::{JobOutcome, JobReport, JobUsage, NotStarted};
 use super::plan::{Input, JobPlan, JobStreams, Output, PlanError};
 use super::privilege::{EnterError, Privilege, refused};
+use super::root::Host;
 use super::stages::{OUTER, SELF, SUBCOMMAND};
+use super::temporary::Shown;
 use crate::{clock, memory};
 
 /// Directories that the private mount points may cover, in the agent's name space only. No
@@ -144,7 +147,12 @@ impl Sandbox {
                     Ok(child) => {
                         memory::expose(child.id());
                         let _ = started.send(Ok(()));
+                        // Their kind asks the volumes, which this process serves: not before
+                        // who started the job goes on.
+                        let points = mount_points(&order);
                         let report = watched.watch(child, &order, passed);
+                        // No process of the job uses them any more.
+                        drop(points);
                         // Nobody may be waiting any more.
                         let _ = finished.send(report);
                     }
@@ -157,6 +165,24 @@ impl Sandbox {
             report,
         })
     }
+}
+
+/// Makes what the host lacks of the mount points of a job.
+fn mount_points(order: &Order) -> MountPoints {
+    let temporary = order.plan.temporary.as_ref().map(|temporary| {
+        temporary.prepare()?;
+        temporary.privates(&Host)
+    });
+    // What cannot be had is reported by who builds the root.
+    let Ok(privates) = temporary.transpose().map(Option::unwrap_or_default) else {
+        return MountPoints::default();
+    };
+    let base = Path::new(&order.base);
+    let is_ready = |path: &Path| {
+        // What is seen below the base is this process' own, and no directory of the host.
+        path.starts_with(base) || privates.iter().any(|private| private.target == path)
+    };
+    MountPoints::make(&order.plan.volumes, &Shown(&Host, &privates), is_ready)
 }
 
 fn choose_base() -> Option<PathBuf> {
@@ -225,6 +251,7 @@ fn unwatched() -> JobReport {
         usage: None,
         wall: Duration::ZERO,
         notes: Vec::new(),
+        warnings: Vec::new(),
     }
 }
 
@@ -332,6 +359,7 @@ struct Told {
     end: Option<ProcessEnd>,
     usage: Option<JobUsage>,
     notes: Vec<String>,
+    warnings: Vec<String>,
     started: Option<Instant>,
     wall: Duration,
 }
@@ -404,8 +432,9 @@ impl Shared {
             match report {
                 Report::Init(number) => self.meet_init(number),
                 Report::NotStarted(refusal) => told.not_started = Some(refusal),
-                Report::Started(notes) => {
-                    told.notes = notes;
+                Report::Started { missing, warnings } => {
+                    told.notes = missing;
+                    told.warnings = warnings;
                     told.started = Some(clock::now());
                     self.let_run();
                 }
@@ -453,6 +482,7 @@ impl Told {
             usage: self.usage,
             wall: self.wall,
             notes: self.notes,
+            warnings: self.warnings,
         }
     }
 }
