@@ -1,10 +1,10 @@
 //! Runs one job: its volumes mounted at its paths, its end told apart from a failure of its
 //! environment. Decides nothing about what happens next.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use crate::agent::{Agent, TemporaryPlace};
+use crate::environment::{environment, temporary_of};
 use crate::fate::Loss;
 use crate::fuse::{MountKind, Mounted};
 use crate::limits::{GRACE, REPORT_PAGES_BYTES_MAX, REPORT_RUNS_MAX, SILENCE_MIN};
@@ -25,14 +26,10 @@ use crate::output::Tail;
 use crate::pulse::Pulse;
 use crate::sandbox::{
     self, Access, Identity, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, Output,
-    RunningJob, Sandbox, Session, TEMPORARY_VARIABLES, Temporary, VolumeBind, job_environment,
-    paths_named_in,
+    RunningJob, Sandbox, Session, VolumeBind,
 };
 use crate::signals::Asked;
 use crate::volume::Volume;
-
-/// Where programs put temporary files if nobody says otherwise.
-const TMP: &str = "/tmp";
 
 /// Where a job's input and output go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -312,53 +309,6 @@ fn pulse(io: JobIo) -> std::io::Result<Option<(Pulse, UnixStream)>> {
 /// How long this process may be silent until it is taken for stuck.
 pub(crate) fn silence_of(agent: &Agent) -> Duration {
     Duration::from_millis(agent.op_deadline_ms).max(SILENCE_MIN)
-}
-
-/// What the job asks for wins over what it inherits, and over what we add.
-fn environment(
-    command: &JobCommand,
-    job: &str,
-    volumes: &[VolumeBind],
-    temporary: Option<&TemporaryPlace>,
-) -> Vec<(OsString, OsString)> {
-    let mut environment = job_environment(std::env::vars_os(), job, volumes);
-    if temporary.is_some() && !command.share.iter().any(|path| path == TMP) {
-        // What this process inherited names a directory that jobs would share.
-        let is_ours = |name: &OsString| TEMPORARY_VARIABLES.iter().any(|known| name == known);
-        environment.retain(|(name, _)| !is_ours(name));
-        environment.push((TEMPORARY_VARIABLES[0].into(), TMP.into()));
-    }
-    environment.retain(|(name, _)| {
-        name.to_str()
-            .is_none_or(|name| !command.environment.contains_key(name))
-    });
-    let own = command.environment.iter();
-    environment.extend(own.map(|(name, value)| (name.into(), value.into())));
-    environment
-}
-
-/// The job's own directories, and what of the host's its description names.
-fn temporary_of(
-    place: &TemporaryPlace,
-    command: &JobCommand,
-    environment: &[(OsString, OsString)],
-) -> Temporary {
-    let mut words = vec![&command.executable, &command.directory];
-    words.extend(&command.arguments);
-    words.extend(command.stdout.iter().chain(&command.stderr));
-    // Where its volumes are is not what it has of the host's.
-    let is_mount = |name: &OsString| name.as_encoded_bytes().starts_with(b"BAFS_");
-    let values = environment.iter().filter(|(name, _)| !is_mount(name));
-    let words = words
-        .into_iter()
-        .map(OsStr::new)
-        .chain(values.map(|(_, value)| value.as_os_str()));
-    Temporary {
-        directory: place.directory.clone(),
-        memory_bytes: place.memory_bytes,
-        shared: command.share.iter().cloned().collect(),
-        named: paths_named_in(words, Path::is_dir),
-    }
 }
 
 fn streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Option<Tail>)> {

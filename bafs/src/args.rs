@@ -403,7 +403,7 @@ pub(crate) struct ExecArgs {
     pub(crate) delegate: DelegateArgs,
     /// Show the program the host's directory of this name; else /tmp, /var/tmp and /dev/shm are
     /// empty, its own, and gone with it.
-    #[arg(long, value_name = "/tmp|/var/tmp|/dev/shm", value_parser = ["/tmp", "/var/tmp", "/dev/shm"])]
+    #[arg(long, value_name = "DIR", value_parser = bafs_sched::workflow::SHARED_DIRECTORIES)]
     pub(crate) share: Vec<String>,
     /// The program and its arguments.
     #[arg(last = true, required = true)]

@@ -104,6 +104,20 @@ fn cluster_runs_at_once_have_different_process_ids() -> Result<()> {
     Ok(())
 }
 
+/// An MPI program that needs no compiler: both processes say who they are, and a sum over both.
+const RING: &str = "import ctypes as c, time\n\
+    m = c.CDLL('libmpi.so.40', c.RTLD_GLOBAL)\n\
+    assert m.MPI_Init(None, None) == 0\n\
+    of = lambda name: c.byref(c.c_char.in_dll(m, name))\n\
+    world, add, int = of('ompi_mpi_comm_world'), of('ompi_mpi_op_sum'), of('ompi_mpi_int')\n\
+    rank, total = c.c_int(), c.c_int()\n\
+    m.MPI_Comm_rank(world, c.byref(rank))\n\
+    mine = c.c_int(rank.value + 1)\n\
+    m.MPI_Allreduce(c.byref(mine), c.byref(total), 1, int, add, world)\n\
+    time.sleep(1)\n\
+    m.MPI_Finalize()\n\
+    print(rank.value, total.value)\n";
+
 #[test]
 fn cluster_runs_three_mpi_jobs_at_once() -> Result<()> {
     let name = "cluster_runs_three_mpi_jobs_at_once";
@@ -115,14 +129,22 @@ fn cluster_runs_three_mpi_jobs_at_once() -> Result<()> {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
-    let script = "mpirun --allow-run-as-root --oversubscribe -n 2 \
-        sh -c \"sleep 1; echo \\$OMPI_COMM_WORLD_RANK\" > out 2> err || { cat err >&2; exit 1; }";
-    workflow(directory.path(), 3, script, "")?;
-    check_success(&run(directory.path(), 1).output()?)?;
+    let ring = directory.path().join("ring.py");
+    fs::write(&ring, RING)?;
+    let script = format!(
+        "mpirun --allow-run-as-root --oversubscribe -n 2 python3 {} > out 2> err || \
+         {{ cat err >&2; exit 1; }}",
+        ring.display()
+    );
+    workflow(directory.path(), 3, &script, "")?;
+    check_success(&run(directory.path(), 3).output()?)?;
     for job in 1..=3 {
         let found = result(directory.path(), job)?;
         let ranks: BTreeSet<&str> = found.lines().collect();
-        ensure!(ranks == BTreeSet::from(["0", "1"]), "job {job}: {found}");
+        ensure!(
+            ranks == BTreeSet::from(["0 3", "1 3"]),
+            "job {job}: {found}"
+        );
     }
     Ok(())
 }

@@ -27,6 +27,7 @@
 mod check;
 mod control;
 mod executable;
+mod holder;
 mod identity;
 mod layout;
 mod limits;

@@ -53,9 +53,32 @@ struct Used {
     lock: File,
 }
 
+/// Whether anything is to be made or locked for these volumes; asks no volume anything.
+pub(super) fn is_needed(
+    volumes: &[VolumeBind],
+    host: &impl HostTree,
+    is_ready: impl Fn(&Path) -> bool,
+) -> bool {
+    volumes.iter().any(|volume| {
+        let existing = match host.resolve(&volume.path) {
+            Some((existing, _)) => existing,
+            None => {
+                let place = place(host, &volume.path, Kind::Directory);
+                if place.existing != Path::new("/") && !is_ready(&place.existing) {
+                    return true;
+                }
+                place.existing
+            }
+        };
+        let is_made = |path: &Path| is_ours(path, Kind::Directory) || is_ours(path, Kind::File);
+        existing.ancestors().any(is_made)
+    })
+}
+
 impl MountPoints {
     /// Makes what the host lacks for these volumes, and locks what others have made. What cannot be
-    /// made is left to a stand-in. `is_ready` says of a directory that it needs nothing of this.
+    /// made is left to a stand-in. `is_ready` says of a directory that mount points in it need
+    /// nothing of this.
     pub(super) fn make(
         volumes: &[VolumeBind],
         host: &impl HostTree,

@@ -1,5 +1,5 @@
-//! Where the process ids of a job's name space begin: apart from those of other jobs on the machine,
-//! because programs name files, locks and seeds after their process id. Starts no process.
+//! Where the process ids of a job's name space begin: apart from those of other jobs on the
+//! machine, because programs name files, locks and seeds after their process id. Starts no process.
 
 use std::fs;
 use std::io;
@@ -10,8 +10,8 @@ const RESERVED: u32 = 300;
 
 /// Lets the ids of this process' name space go on at a place of their own; the caller is its init.
 ///
-/// `proc` is where a process list is mounted. On the host's list this process has the id that it has
-/// for the agent, which no other live process has: the place follows from it.
+/// `proc` is where a process list is mounted. `own` is the id that this process has on the host's
+/// list, which no other live process has: the place follows from it.
 pub(super) fn set_apart(own: u32, proc: &Path) -> io::Result<()> {
     let limit = fs::read_to_string(proc.join("sys/kernel/pid_max"))?;
     let limit = limit.trim().parse().map_err(io::Error::other)?;

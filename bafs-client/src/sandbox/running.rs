@@ -20,15 +20,13 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
+use super::holder::Holder;
 use super::limits::{KILL_ASKED, KILL_MAX, REPORT_BYTES_MAX};
-use super::mount_points::MountPoints;
 use super::mounts;
 use super::outcome::{JobOutcome, JobReport, JobUsage, NotStarted};
 use super::plan::{Input, JobPlan, JobStreams, Output, PlanError};
 use super::privilege::{EnterError, Privilege, refused};
-use super::root::Host;
 use super::stages::{OUTER, SELF, SUBCOMMAND};
-use super::temporary::Shown;
 use crate::{clock, memory};
 
 /// Directories that the private mount points may cover, in the agent's name space only. No
@@ -147,9 +145,9 @@ impl Sandbox {
                     Ok(child) => {
                         memory::expose(child.id());
                         let _ = started.send(Ok(()));
-                        // Their kind asks the volumes, which this process serves: not before
-                        // who started the job goes on.
-                        let points = mount_points(&order);
+                        let points = Holder::start(&order.plan, Path::new(&order.base));
+                        // Without them the job has stand-ins, and is told so.
+                        let points = points.unwrap_or_default();
                         let report = watched.watch(child, &order, passed);
                         // No process of the job uses them any more.
                         drop(points);
@@ -165,24 +163,6 @@ impl Sandbox {
             report,
         })
     }
-}
-
-/// Makes what the host lacks of the mount points of a job.
-fn mount_points(order: &Order) -> MountPoints {
-    let temporary = order.plan.temporary.as_ref().map(|temporary| {
-        temporary.prepare()?;
-        temporary.privates(&Host)
-    });
-    // What cannot be had is reported by who builds the root.
-    let Ok(privates) = temporary.transpose().map(Option::unwrap_or_default) else {
-        return MountPoints::default();
-    };
-    let base = Path::new(&order.base);
-    let is_ready = |path: &Path| {
-        // What is seen below the base is this process' own, and no directory of the host.
-        path.starts_with(base) || privates.iter().any(|private| private.target == path)
-    };
-    MountPoints::make(&order.plan.volumes, &Shown(&Host, &privates), is_ready)
 }
 
 fn choose_base() -> Option<PathBuf> {

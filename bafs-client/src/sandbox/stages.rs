@@ -29,7 +29,7 @@ use super::limits::REPORT_BYTES_MAX;
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
 use super::plan::{JobPlan, Session};
 use super::root::{Notes, refused};
-use super::{identity, probe, process_ids, root};
+use super::{holder, identity, probe, process_ids, root};
 use crate::pulse::{PulseEnd, watch};
 use crate::{doctor, keeper, kernel};
 
@@ -37,6 +37,7 @@ use crate::{doctor, keeper, kernel};
 pub(crate) const SUBCOMMAND: &str = "job-init";
 pub(super) const OUTER: &str = "outer";
 pub(super) const PROBE: &str = "probe";
+pub(super) const HOLDER: &str = "holder";
 pub(crate) const KEEPER: &str = "keeper";
 pub(crate) const LOOK: &str = "look";
 const INNER: &str = "inner";
@@ -65,6 +66,7 @@ pub fn job_init_main(arguments: impl IntoIterator<Item = OsString>) -> ! {
         Some(OUTER) => outer(&job, arguments.next().as_deref()),
         Some(INNER) => inner(),
         Some(PROBE) => probe::answer(),
+        Some(HOLDER) => holder::main(),
         Some(KEEPER) => keeper::main(std::iter::once(job).chain(arguments)),
         Some(LOOK) => doctor::mounts::look(Path::new(&job)),
         _ => Err(io::Error::other("job-init is for the agent's own use")),
@@ -175,9 +177,9 @@ fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Notes), NotStarted
     // A container may show its /proc/sys read-only, where the job's own can be written.
     if let Err(error) = are_apart.or_else(|_| process_ids::set_apart(own, proc)) {
         notes.warnings.push(format!(
-            "process ids begin at 2, as in other jobs of this machine: /proc/sys/kernel/ns_last_pid \
-             cannot be written ({error}); take a kernel with CONFIG_CHECKPOINT_RESTORE, and in a \
-             container a /proc/sys that can be written"
+            "process ids begin at 2, as in other jobs of this machine: \
+             /proc/sys/kernel/ns_last_pid cannot be written ({error}); take a kernel with \
+             CONFIG_CHECKPOINT_RESTORE, and in a container a /proc/sys that can be written"
         ));
     }
     rustix::process::umask(mask);

@@ -1,5 +1,5 @@
-//! Temporary files of jobs: a directory on the node's disk for each execution, which its agent shows
-//! to the job as `/tmp` and `/var/tmp`; watched, and removed at the end. Mounts nothing.
+//! Temporary files of jobs: a directory on the node's disk for each execution, which its agent
+//! shows to the job as `/tmp` and `/var/tmp`; watched, and removed at the end. Mounts nothing.
 
 use std::fs;
 use std::io;
