@@ -1,6 +1,8 @@
 //! Opens the volumes of a job: which tree, which mode, whose files. Mounts nothing.
 
+use std::fs;
 use std::io::Write;
+use std::path::PathBuf;
 
 use bafs_proto::file_op::{Caller, FileOp, FileReply};
 use bafs_proto::ids::{AgentId, InodeNo};
@@ -49,6 +51,35 @@ pub struct Agent {
     pub place: Place,
     /// How it works, as the command line says.
     pub choices: Choices,
+    /// Where a job's temporary files go; the host's directories if `None`.
+    pub temporary: Option<TemporaryPlace>,
+}
+
+/// Where a job's own directories for temporary files are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemporaryPlace {
+    /// A directory of this host for one job. Who made it removes it.
+    pub directory: PathBuf,
+    /// The most bytes of memory that the job's processes share by name.
+    pub memory_bytes: u64,
+}
+
+impl TemporaryPlace {
+    /// Removes what a job left, also in directories that it closed to itself.
+    pub(crate) fn clear(&self) {
+        for entry in fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if entry.file_type().is_ok_and(|file| file.is_dir())
+                && let Err(error) = bafs_tree::remove_tree(&entry.path())
+            {
+                let path = entry.path();
+                tracing::warn!(%error, path = %path.display(), "temporary files stay");
+            }
+        }
+    }
 }
 
 /// What the command line says about how an agent works.
@@ -126,6 +157,7 @@ impl Agent {
             op_deadline_ms,
             place: Place::Job,
             choices: Choices::default(),
+            temporary: None,
         }
     }
 

@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::agent::{Agent, Choices};
+use crate::agent::{Agent, Choices, TemporaryPlace};
 use crate::doctor;
 use crate::fuse::{End, MountError, MountKind, Mounted, open_device};
 use crate::job::{JobEnd, JobIo, Wish, run_job, silence_of};
@@ -62,7 +62,11 @@ const BLOCKING_MAX: usize = 32;
 /// report say that the agent still works: who started it kills one that is stuck.
 ///
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
-pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
+pub fn agent_main(
+    identity_dir: &Path,
+    choices: Choices,
+    temporary: Option<TemporaryPlace>,
+) -> ExitCode {
     let entered = enter_private();
     let mut input = BufReader::new(io::stdin());
     let end = read_spec(&mut input).and_then(|spec| {
@@ -87,7 +91,7 @@ pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
             privilege,
             JobIo::Captured,
             wish,
-            choices,
+            (choices, temporary),
         )))
     });
     let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
@@ -114,7 +118,12 @@ pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
 /// Exit codes: the job's own; 128 and the signal's number; 127 or 126 when the program is missing
 /// or cannot be executed; 75 when the environment failed, with a line of JSON on standard error.
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
-pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCode {
+pub fn exec_main(
+    spec: JobSpec,
+    identity: Identity,
+    choices: Choices,
+    temporary: Option<TemporaryPlace>,
+) -> ExitCode {
     let mut asked = Asked::Terminate;
     let end = enter_private()
         .map_err(|error| unsupported(&error))
@@ -123,7 +132,8 @@ pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCod
             runtime.block_on(async {
                 let wish = wish_by_signals()?;
                 let (wished, io) = (wish.clone(), JobIo::Inherited);
-                let end = serve_job(spec, &identity, privilege, io, wish, choices).await;
+                let chosen = (choices, temporary.clone());
+                let end = serve_job(spec, &identity, privilege, io, wish, chosen).await;
                 if let Wish::Heard(heard) | Wish::End(heard) | Wish::Kill(heard) = *wished.borrow()
                 {
                     asked = heard;
@@ -131,7 +141,13 @@ pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCod
                 Ok(end)
             })
         });
+    if let Some(temporary) = temporary {
+        temporary.clear();
+    }
     let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
+    for warning in &end.warnings {
+        complain(&format!("bafs: {warning}"));
+    }
     match end.report.outcome {
         JobOutcome::Exited(code) => ExitCode::from(code as u8),
         JobOutcome::Signaled(signal) => ExitCode::from(128u8.wrapping_add(signal as u8)),
@@ -172,12 +188,13 @@ async fn serve_job(
     privilege: Privilege,
     io: JobIo,
     wish: watch::Receiver<Wish>,
-    choices: Choices,
+    (choices, temporary): (Choices, Option<TemporaryPlace>),
 ) -> JobEnd {
     let prepared = pool(identity).and_then(|pool| {
         let sandbox = Sandbox::prepare(privilege).map_err(|error| unsupported(&error))?;
         let mut agent = Agent::new(pool, privilege, spec.op_deadline_ms);
         agent.choices = choices;
+        agent.temporary = temporary;
         Ok((agent, sandbox))
     });
     match prepared {

@@ -32,7 +32,8 @@ pub fn errno_of(code: ErrorCode) -> Errno {
         | Code::VersionMismatch
         | Code::Conflict
         | Code::WrongState
-        | Code::TooLarge => libc::EIO,
+        | Code::TooLarge
+        | Code::TemporaryFull => libc::EIO,
         Code::NotFound => libc::ENOENT,
         Code::Unsupported => libc::EOPNOTSUPP,
         // Damaged bytes must never reach the program, as bad as that is for it.

@@ -14,7 +14,8 @@ use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, TemporaryPlace};
+use crate::environment::{environment, temporary_of};
 use crate::fate::Loss;
 use crate::fuse::{MountKind, Mounted};
 use crate::limits::{GRACE, REPORT_PAGES_BYTES_MAX, REPORT_RUNS_MAX, SILENCE_MIN};
@@ -25,7 +26,7 @@ use crate::output::Tail;
 use crate::pulse::Pulse;
 use crate::sandbox::{
     self, Access, Identity, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, Output,
-    RunningJob, Sandbox, Session, VolumeBind, job_environment,
+    RunningJob, Sandbox, Session, VolumeBind,
 };
 use crate::signals::Asked;
 use crate::volume::Volume;
@@ -71,6 +72,8 @@ pub struct JobEnd {
     pub lost_volume: Option<String>,
     /// Why the program never ran, when it did not.
     pub not_started: Option<NotStartedReason>,
+    /// What its user must know to understand a failure.
+    pub warnings: Vec<String>,
 }
 
 impl JobEnd {
@@ -87,6 +90,7 @@ impl JobEnd {
             report,
             lost_volume: volume,
             not_started: None,
+            warnings: Vec::new(),
         }
     }
 }
@@ -123,7 +127,8 @@ pub async fn run_job(
         asked => watch::channel(asked.at_once()).1,
     };
     let silence = silence_of(agent);
-    let (ended, tail) = match start(sandbox, &spec, &mounts, io, silence) {
+    let temporary = agent.temporary.as_ref();
+    let (ended, tail) = match start(sandbox, &spec, &mounts, temporary, io, silence) {
         Ok((running, tail, beating)) => {
             let ended = accompany(running, &mut lost, wish, &mounts).await;
             if let Some(beating) = beating {
@@ -140,6 +145,14 @@ pub async fn run_job(
     bound_pages(&mut end.report.volumes);
     if let Some(tail) = tail {
         end.report.output_tail = tail.text().await;
+        // What explains a failure is read with it.
+        for warning in &end.warnings {
+            let tail = &mut end.report.output_tail;
+            if !tail.is_empty() && !tail.ends_with('\n') {
+                tail.push('\n');
+            }
+            tail.push_str(&format!("bafs: {warning}\n"));
+        }
     }
     end
 }
@@ -234,6 +247,7 @@ fn start(
     sandbox: &Sandbox,
     spec: &JobSpec,
     mounts: &[Bound],
+    temporary: Option<&TemporaryPlace>,
     io: JobIo,
     silence: Duration,
 ) -> Result<(RunningJob, Option<Tail>, Option<AbortHandle>), Error> {
@@ -250,9 +264,11 @@ fn start(
         JobIo::Captured => Session::Own,
         JobIo::Inherited => Session::Terminal,
     };
+    let environment = environment(command, &spec.name, &volumes, temporary);
+    let temporary = temporary.map(|place| temporary_of(place, command, &environment));
     let plan = JobPlan {
         job: spec.name.clone(),
-        environment: environment(command, &spec.name, &volumes),
+        environment,
         volumes,
         program: command.executable.clone().into(),
         arguments: command.arguments.iter().map(OsString::from).collect(),
@@ -264,6 +280,7 @@ fn start(
         .into(),
         identity: Identity::Caller,
         session,
+        temporary,
     };
     let (streams, tail) = streams(command, io).map_err(|error| unable(&error))?;
     let (watched, beating) = match pulse(io).map_err(|error| unable(&error))? {
@@ -292,22 +309,6 @@ fn pulse(io: JobIo) -> std::io::Result<Option<(Pulse, UnixStream)>> {
 /// How long this process may be silent until it is taken for stuck.
 pub(crate) fn silence_of(agent: &Agent) -> Duration {
     Duration::from_millis(agent.op_deadline_ms).max(SILENCE_MIN)
-}
-
-/// What the job asks for wins over what it inherits, and over what we add.
-fn environment(
-    command: &JobCommand,
-    job: &str,
-    volumes: &[VolumeBind],
-) -> Vec<(OsString, OsString)> {
-    let mut environment = job_environment(std::env::vars_os(), job, volumes);
-    environment.retain(|(name, _)| {
-        name.to_str()
-            .is_none_or(|name| !command.environment.contains_key(name))
-    });
-    let own = command.environment.iter();
-    environment.extend(own.map(|(name, value)| (name.into(), value.into())));
-    environment
 }
 
 fn streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Option<Tail>)> {
@@ -486,6 +487,7 @@ fn judge(ended: Result<sandbox::JobReport, Stop>, late_loss: Option<Loss>) -> Jo
     let mut end = JobEnd::environment(interrupted(), None);
     end.report.outcome = outcome;
     end.not_started = not_started;
+    end.warnings = ended.warnings;
     with_times(end, ended.wall, usage)
 }
 

@@ -106,6 +106,8 @@ error_codes! {
     BadPath = 407, Invalid;
     /// What a volume is to be filled with is larger than the volume may be, on every server.
     TooLarge = 408, Invalid;
+    /// A job's temporary files take more than its share of the node.
+    TemporaryFull = 409, Invalid;
 
     /// Too few free bytes for the reservation.
     NoSpaceBytes = 500, NoSpace;

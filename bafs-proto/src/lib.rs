@@ -47,8 +47,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// volume are of one file, how long home is silent for a peer, what is
 /// too large for a volume, what a disk has free; 16 = a mount says whether its kernel may collect
 /// writes; 17 = a server says at hello which one it is, and who names a home says which one is
-/// meant; 18 = who came at the address of a server without its store says so (`StoreLost`).
-pub const PROTOCOL_VERSION: u32 = 18;
+/// meant; 18 = who came at the address of a server without its store says so (`StoreLost`);
+/// 19 = a job says which directories for temporary files are the host's.
+pub const PROTOCOL_VERSION: u32 = 19;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

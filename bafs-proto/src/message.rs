@@ -739,6 +739,8 @@ pub struct JobCommand {
     pub stdout: Option<String>,
     /// File in the job's name space that takes standard error; `None` keeps only its end.
     pub stderr: Option<String>,
+    /// Which of `/tmp`, `/var/tmp` and `/dev/shm` are the host's; the others are the job's own.
+    pub share: Vec<String>,
 }
 
 /// A volume in a job's name space.

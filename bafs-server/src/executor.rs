@@ -4,6 +4,7 @@
 mod agent;
 mod log;
 mod starts;
+mod temporary;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use self::starts::Starts;
+pub use self::temporary::{Disk, TemporaryShare, memory_bytes};
 use crate::counters::Counters;
 use crate::fault;
 use crate::full_disk::FullDisk;
@@ -60,6 +62,10 @@ pub struct ExecutorConfig {
     pub starts: PathBuf,
     /// Where the volumes of this node are: while that is gone, no job tells anything.
     pub volumes: PathBuf,
+    /// Where temporary files of jobs are.
+    pub temporary: PathBuf,
+    /// What each slot has for them.
+    pub share: TemporaryShare,
 }
 
 /// Jobs of this node.

@@ -13,7 +13,7 @@ use bafs_proto::message::{
 };
 use bafs_proto::time::Deadline;
 use bafs_server::counters::Counters;
-use bafs_server::executor::{Executor, ExecutorConfig};
+use bafs_server::executor::{Executor, ExecutorConfig, TemporaryShare};
 
 /// An executor with two slots whose agent is this script.
 fn executor(directory: &Path, script: &str) -> Arc<Executor> {
@@ -28,6 +28,12 @@ fn executor(directory: &Path, script: &str) -> Arc<Executor> {
         logs: directory.to_owned(),
         starts: directory.join("starts"),
         volumes: directory.to_owned(),
+        temporary: directory.join("temporary"),
+        share: TemporaryShare {
+            bytes: 1 << 20,
+            files: 100,
+            memory_bytes: 1 << 20,
+        },
     };
     Executor::open(config, Counters::default()).expect("executor")
 }

@@ -401,6 +401,10 @@ pub(crate) struct ExecArgs {
     pub(crate) memory: MemoryArgs,
     #[command(flatten)]
     pub(crate) delegate: DelegateArgs,
+    /// Show the program the host's directory of this name; else /tmp, /var/tmp and /dev/shm are
+    /// empty, its own, and gone with it.
+    #[arg(long, value_name = "DIR", value_parser = bafs_sched::workflow::SHARED_DIRECTORIES)]
+    pub(crate) share: Vec<String>,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub(crate) program: Vec<String>,
@@ -630,6 +634,12 @@ pub(crate) struct AgentArgs {
     /// Directory of the agent's identity.
     #[arg(long)]
     pub(crate) identity: PathBuf,
+    /// Directory for the temporary files of its job; the host's when not given.
+    #[arg(long, value_name = "DIR", requires = "shared_memory")]
+    pub(crate) temporary: Option<PathBuf>,
+    /// Memory that processes of the job may share by name.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) shared_memory: Option<String>,
     #[command(flatten)]
     pub(crate) delegate: DelegateArgs,
 }

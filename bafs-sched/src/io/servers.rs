@@ -385,6 +385,7 @@ impl Servers {
                 directory: command.directory.clone(),
                 stdout: command.stdout.clone(),
                 stderr: command.stderr.clone(),
+                share: command.share.clone(),
             },
             mounts,
             op_deadline_ms: self.settings.op_deadline_ms,

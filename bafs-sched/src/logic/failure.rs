@@ -110,6 +110,9 @@ impl Scheduler {
             self.abandon_attempt(job);
             let reason = format!("the source of a cache changed while the workflow ran: {error}");
             self.fail(job, reason, tail);
+        } else if error.code == ErrorCode::TemporaryFull {
+            // What it needs of the node's disk does not depend on its volumes.
+            self.own_fault(job, error.detail.clone(), tail);
         } else if error.class() == ErrorClass::NoSpace {
             self.own_fault(
                 job,

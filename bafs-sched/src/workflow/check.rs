@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::access::{Use, check_access};
 use super::ast::{
     Access, Declarations, ExtractDeclaration, JobDeclaration, MountDeclaration, ParentDeclaration,
-    RetryDeclaration, Settings, VolumeDeclaration, Word,
+    RetryDeclaration, Settings, ShareDeclaration, VolumeDeclaration, Word,
 };
 use super::checked::{
     Command, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
@@ -50,11 +50,13 @@ pub(super) fn check(
         mounts,
         extracts,
         retries,
+        shares,
         ..
     } = declarations;
     checker.declare_jobs(jobs);
     checker.declare_volumes(volumes);
     checker.set_retries(&retries);
+    checker.share(shares);
     let edges = checker.connect(&parents);
     checker.mount(mounts);
     checker.check_mounts();
@@ -119,6 +121,7 @@ impl Checker<'_> {
                 executable,
                 arguments,
                 environment,
+                share,
                 ..
             } = settings;
             let command = Command {
@@ -128,6 +131,7 @@ impl Checker<'_> {
                 directory: String::new(),
                 stdout: None,
                 stderr: None,
+                share,
             };
             check_words(&name.text, &command, name.place, self.diagnostics);
             self.workflow.jobs.push(Job {
@@ -210,6 +214,19 @@ impl Checker<'_> {
             }
             self.notes[index.as_usize()].retries = Some(job.place);
             self.workflow.jobs[index.as_usize()].retries = *retries;
+        }
+    }
+
+    fn share(&mut self, declarations: Vec<ShareDeclaration>) {
+        for ShareDeclaration { path, jobs } in declarations {
+            for job in &jobs {
+                let Some(index) = self.job(job) else { continue };
+                let shared = &mut self.workflow.jobs[index.as_usize()].command.share;
+                if !shared.contains(&path) {
+                    shared.push(path.clone());
+                    shared.sort();
+                }
+            }
         }
     }
 

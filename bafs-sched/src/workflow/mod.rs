@@ -28,8 +28,8 @@ mod url;
 
 pub(crate) use checked::ready_first;
 pub use checked::{
-    CachePolicy, Command, Extract, FirstUsers, Job, JobIndex, Mount, Volume, VolumeIndex,
-    VolumeKind, Workflow,
+    CachePolicy, Command, Extract, FirstUsers, Job, JobIndex, Mount, SHARED_DIRECTORIES, Volume,
+    VolumeIndex, VolumeKind, Workflow,
 };
 pub use diagnostic::{Diagnostic, Rejected, Severity};
 pub(crate) use limits::EDGES_MAX;

@@ -36,7 +36,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 pub use store::Store;
-pub(crate) use store::is_gone;
+pub(crate) use store::{is_gone, remove_tree};
 pub(crate) use trees::volume_of;
 
 use crate::cache::Caches;

@@ -12,6 +12,7 @@
 //! trash/        what is being removed
 //! cache/        blocks of cache volumes
 //! logs/         what agents of jobs said
+//! temporary/ID  temporary files of an execution, while it runs
 //! starts        executions that were begun; before them those of `starts.old`
 //! ```
 
@@ -76,7 +77,7 @@ impl Store {
             Some(_) => Error::new(ErrorCode::RightMissing, fault(&e).detail),
             None => fault(&e),
         })?;
-        for part in ["volumes", "making", "trash", "cache", "logs"] {
+        for part in ["volumes", "making", "trash", "cache", "logs", "temporary"] {
             fs::create_dir_all(root.join(part)).map_err(|e| fault(&e))?;
         }
         let mut options = OpenOptions::new();
@@ -98,7 +99,8 @@ impl Store {
         })?;
         // First of all, and without writing anything: this may be what a full disk is full of.
         let _ = fs::remove_file(root.join("reserve"));
-        for part in ["making", "trash"] {
+        // The jobs of an earlier life are dead, or about to be: their agents end with their node.
+        for part in ["making", "trash", "temporary"] {
             let place = root.join(part);
             empty(&place).map_err(|e| {
                 let place = place.display();
@@ -175,6 +177,11 @@ impl Store {
     /// Where the agents' logs are.
     pub fn logs(&self) -> PathBuf {
         self.root.join("logs")
+    }
+
+    /// Where jobs' temporary files are.
+    pub fn temporary(&self) -> PathBuf {
+        self.root.join("temporary")
     }
 
     /// Where the node notes which executions it has begun.
@@ -324,7 +331,7 @@ fn empty(directory: &Path) -> io::Result<()> {
 }
 
 /// Removes a tree, and after a pause what was made in it meanwhile.
-fn remove_tree(path: &Path) -> io::Result<()> {
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     let mut attempts = 0;
     loop {
         match bafs_tree::remove_tree(path) {

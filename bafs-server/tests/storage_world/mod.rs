@@ -86,6 +86,8 @@ impl World {
             agent_program: "/bin/false".into(),
             agent_identity: "/nowhere".into(),
             agent_memory_bytes: None,
+            temporary_bytes: None,
+            shared_memory_bytes: None,
             homes: HomeSettings::default(),
         }
     }

@@ -49,6 +49,18 @@ const KNOWN: &[Known] = &[
         "Space of a node that no volume reserves, in files",
     ),
     known("slots", "Jobs that a node runs at once"),
+    known(
+        "slot_temporary_bytes",
+        "Disk of each slot for temporary files of its job, in bytes",
+    ),
+    known(
+        "slot_temporary_files",
+        "Temporary files that the job of a slot may have",
+    ),
+    known(
+        "slot_shared_memory_bytes",
+        "Memory of each slot for `/dev/shm` of its job, in bytes",
+    ),
     known("jobs", "Jobs that a node runs now"),
     known("jobs.started", "Jobs that a node started"),
     known("jobs.ended", "Jobs of a node that ended"),
