@@ -1,5 +1,5 @@
-//! What a run did, from its journal: who ran where and when, which volumes were where, and why a job
-//! ran again. Changes nothing.
+//! What a run did, from its journal: who ran where and when, which volumes were where, and why a
+//! job ran again. Changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -33,7 +33,7 @@ pub struct Execution {
 
 /// Something that was made to fail.
 #[derive(Debug, Clone)]
-pub struct Injected {
+pub struct InjectedFault {
     /// What, for people.
     pub text: String,
     /// Since when, by the machine's clock in milliseconds.
@@ -48,7 +48,7 @@ pub struct Injected {
 
 /// A job that ran once more.
 #[derive(Debug, Clone)]
-pub struct Repeat {
+pub struct Rerun {
     /// Its name.
     pub job: String,
     /// The fault that made it so, if one did.
@@ -59,7 +59,7 @@ pub struct Repeat {
 
 /// A run, as its journal tells it.
 #[derive(Debug)]
-pub struct Past {
+pub struct RunHistory {
     executions: Vec<Execution>,
     workflow: Workflow,
     lines: Vec<Line>,
@@ -76,10 +76,10 @@ const LINES: usize = 14;
 /// # Errors
 /// The journal cannot be read.
 pub fn executions(path: &Path) -> Result<Vec<Execution>> {
-    Ok(Past::read(path)?.executions)
+    Ok(RunHistory::read(path)?.executions)
 }
 
-impl Past {
+impl RunHistory {
     /// Reads a journal.
     ///
     /// # Errors
@@ -133,28 +133,28 @@ impl Past {
     }
 
     /// Executions that nodes took.
-    pub fn begun(&self) -> usize {
+    pub fn started_count(&self) -> usize {
         self.executions.iter().filter(|one| one.has_begun).count()
     }
 
     /// Each job that ran again, with its cause if that is one of these faults.
-    pub fn repeats(&self, user: &str, faults: &[Injected]) -> Vec<Repeat> {
-        let of_user = |fault: &&Injected| fault.user.as_deref().is_none_or(|it| it == user);
-        let faults: Vec<&Injected> = faults.iter().filter(of_user).collect();
-        let mut repeats = Vec::new();
+    pub fn reruns(&self, user: &str, faults: &[InjectedFault]) -> Vec<Rerun> {
+        let of_user = |fault: &&InjectedFault| fault.user.as_deref().is_none_or(|it| it == user);
+        let faults: Vec<&InjectedFault> = faults.iter().filter(of_user).collect();
+        let mut reruns = Vec::new();
         for (before, again) in self.pairs() {
             let cause = self.cause(before, again.at_ms, &faults);
             let told = match cause {
                 Some(_) => Vec::new(),
-                None => self.told(&again.name),
+                None => self.journal_lines(&again.name),
             };
-            repeats.push(Repeat {
+            reruns.push(Rerun {
                 job: again.name.clone(),
                 cause,
                 told,
             });
         }
-        repeats
+        reruns
     }
 
     /// Each execution that came after another one of its job, with that.
@@ -167,7 +167,12 @@ impl Past {
     /// Why a job ran again at a time after this execution: a fault of what held it, its volumes or,
     /// while it read a cache, home; or a reason for which a job has to run again that reads what it
     /// had made, which had been deleted.
-    fn cause(&self, before: &Execution, again_ms: u64, faults: &[&Injected]) -> Option<String> {
+    fn cause(
+        &self,
+        before: &Execution,
+        again_ms: u64,
+        faults: &[&InjectedFault],
+    ) -> Option<String> {
         let job = self.workflow.job(before.job);
         let mut held = before.volumes.clone();
         held.insert(before.node.clone());
@@ -175,7 +180,7 @@ impl Past {
         if reads_cache && !before.has_succeeded {
             held.insert("home".to_owned());
         }
-        let concerns = |fault: &&&Injected| {
+        let concerns = |fault: &&&InjectedFault| {
             let is_then = fault.at_ms <= again_ms && fault.until_ms + LATE_MS >= before.at_ms;
             is_then && !fault.servers.is_disjoint(&held)
         };
@@ -213,7 +218,7 @@ impl Past {
 
     /// The end of what is told of a job and of the volumes that it writes, but for what was weighed
     /// of copies.
-    fn told(&self, job: &str) -> Vec<String> {
+    fn journal_lines(&self, job: &str) -> Vec<String> {
         let is_own = |one: &&Execution| one.name == job;
         let index = self.executions.iter().find(is_own).map(|one| one.job);
         let mounts = index.map(|index| &self.workflow.job(index).mounts);
@@ -258,7 +263,7 @@ mod tests {
         parent make child use\nmount v make /v\nmount v use /v ro\nmount w use /w\n";
 
     /// Each job ran twice, at these times: `make`, `use`, `make`, `use`.
-    fn past(times: [u64; 4]) -> Past {
+    fn past(times: [u64; 4]) -> RunHistory {
         let checked = parse_workflow("test.bafs", TEXT, &|_| Err("none".to_owned()));
         let workflow = checked.expect("a workflow").workflow;
         let one = |at: usize| Execution {
@@ -270,15 +275,15 @@ mod tests {
             has_begun: true,
             has_succeeded: true,
         };
-        Past {
+        RunHistory {
             executions: (0..4).map(one).collect(),
             workflow,
             lines: Vec::new(),
         }
     }
 
-    fn fault(server: &str, at_ms: u64, user: Option<&str>) -> Injected {
-        Injected {
+    fn fault(server: &str, at_ms: u64, user: Option<&str>) -> InjectedFault {
+        InjectedFault {
             text: format!("kill:{server}"),
             at_ms,
             until_ms: at_ms + 1_000,
@@ -287,9 +292,9 @@ mod tests {
         }
     }
 
-    fn causes(past: &Past, faults: &[Injected]) -> Vec<Option<String>> {
-        let repeats = past.repeats("alice", faults).into_iter();
-        repeats.map(|repeat| repeat.cause).collect()
+    fn causes(past: &RunHistory, faults: &[InjectedFault]) -> Vec<Option<String>> {
+        let reruns = past.reruns("alice", faults).into_iter();
+        reruns.map(|rerun| rerun.cause).collect()
     }
 
     #[test]

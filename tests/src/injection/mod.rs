@@ -1,9 +1,9 @@
-//! Chaos from outside: each server and each user's scheduler has a network name space of its own, two
-//! users run workflows at once, and servers, links and disks fail as a seed says. Afterwards every
-//! result is compared with one that was made without BAFS, and each job that ran again needs a fault
-//! of what held it or its volumes.
+//! Chaos from outside. Each server and each user's scheduler has a network name space of its own;
+//! two users run workflows at once; servers, links and disks fail as a seed says. Afterwards every
+//! result is compared with one that was made without BAFS, and each job that ran again needs a
+//! fault of what held it or its volumes.
 
-mod faulty;
+mod injector;
 mod journal;
 pub mod plan;
 pub mod workload;
@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
-use self::faulty::Faulty;
-pub use self::journal::{Execution, Injected, Past, Repeat, executions};
+use self::injector::FaultInjector;
+pub use self::journal::{Execution, InjectedFault, Rerun, RunHistory, executions};
 use self::workload::{DATA, Expected, Workload};
 use crate::bench::measure::{Watch, time_of_day};
 use crate::bench::nohang::fault;
@@ -55,7 +55,7 @@ pub struct Verdict {
     /// Runs that did not end complete, files that are missing, and what is left of the runs.
     pub failed: Vec<String>,
     /// Jobs that ran again.
-    pub repeats: Vec<Repeat>,
+    pub reruns: Vec<Rerun>,
     /// Executions in all.
     pub executions: usize,
     /// How long it took.
@@ -66,8 +66,8 @@ pub struct Verdict {
 
 impl Verdict {
     /// Jobs that ran again though nothing failed that held them.
-    pub fn without_cause(&self) -> impl Iterator<Item = &Repeat> {
-        self.repeats.iter().filter(|repeat| repeat.cause.is_none())
+    pub fn without_cause(&self) -> impl Iterator<Item = &Rerun> {
+        self.reruns.iter().filter(|rerun| rerun.cause.is_none())
     }
 
     /// Whether everything is as it must be.
@@ -86,14 +86,19 @@ pub fn cannot() -> Option<String> {
 /// # Errors
 /// No cluster, or a fault that cannot be made.
 pub fn run(seed: u64) -> Result<Verdict> {
+    // As [`Dice`] has it.
+    let asked = std::env::var("SEED")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let seed = asked.unwrap_or(seed);
     apart(move || {
         let mut dice = Dice::new(seed);
         let slots = SLOTS * NODES.len() as u32 / 2;
         let workloads = USERS.map(|user| Workload::new(user, &mut dice, WINDOW + CALM, slots));
         let window_ms = u64::try_from(WINDOW.as_millis())?;
         let faults = plan::plan(&mut dice, NODES.len() as u64, &USERS, window_ms);
-        let stage = Stage::start(&workloads, Disks::Small)?;
-        stage.play(seed, faults)
+        let run = ChaosRun::start(&workloads, Disks::Small)?;
+        run.play(seed, faults)
     })
 }
 
@@ -140,15 +145,15 @@ pub fn cut_off(seconds: u64) -> Result<Verdict> {
         let least = Duration::from_secs(16);
         let workload = Workload::plain(USERS[0], PIPELINES, least, slots);
         let fault = plan::Fault {
-            kind: plan::Kind::Cut,
+            kind: plan::FaultKind::Cut,
             target: USERS[0].to_owned(),
             other: None,
             at_ms: AFTER_MS,
             until_ms: AFTER_MS + seconds * 1_000,
             strength: 0,
         };
-        let stage = Stage::start(std::slice::from_ref(&workload), Disks::Large)?;
-        stage.play(0, vec![fault])
+        let run = ChaosRun::start(std::slice::from_ref(&workload), Disks::Large)?;
+        run.play(0, vec![fault])
     })
 }
 
@@ -169,26 +174,26 @@ enum Disks {
 }
 
 /// A user with a run.
-struct Player {
+struct UserRun {
     user: String,
     workflow: PathBuf,
     expected: Vec<Expected>,
     run: Running,
 }
 
-struct Stage {
-    players: Vec<Player>,
+struct ChaosRun {
+    runs: Vec<UserRun>,
     cluster: NetCluster,
     disks: Disks,
 }
 
-impl Stage {
+impl ChaosRun {
     fn start(workloads: &[Workload], disks: Disks) -> Result<Self> {
         let mut cluster = NetCluster::start(&NODES, SLOTS)?;
         if disks == Disks::Small {
             for node in nodes() {
                 cluster.kill(&node)?;
-                faulty::wipe(&cluster.store(&node))?;
+                injector::wipe(&cluster.store(&node))?;
                 fault::make_small(&cluster.store(&node), DISK)?;
                 cluster.restart(&node)?;
             }
@@ -197,7 +202,7 @@ impl Stage {
         cluster.put(DATA, &Workload::data())?;
         let data = cluster.home.path().join(DATA);
         let data = data.parent().context("data is in a directory")?;
-        let mut players = Vec::new();
+        let mut runs = Vec::new();
         for workload in workloads {
             let user = workload.user().to_owned();
             let plain = tempfile::tempdir()?;
@@ -206,7 +211,7 @@ impl Stage {
             std::fs::write(&workflow, workload.text())?;
             cluster.network.add(&user)?;
             let run = start_run(&cluster, &user, &workflow)?;
-            players.push(Player {
+            runs.push(UserRun {
                 user,
                 workflow,
                 expected,
@@ -214,7 +219,7 @@ impl Stage {
             });
         }
         Ok(Self {
-            players,
+            runs,
             cluster,
             disks,
         })
@@ -229,16 +234,16 @@ impl Stage {
             faults: faults.iter().map(ToString::to_string).collect(),
             ..Verdict::default()
         };
-        let injected: Vec<Injected> = faults.iter().map(|it| injected(it, begun_ms)).collect();
-        let mut faulty = Faulty::new(faults);
-        let mut ended: Vec<Option<bool>> = vec![None; self.players.len()];
-        while !faulty.is_over() || ended.contains(&None) {
+        let injected: Vec<InjectedFault> = faults.iter().map(|it| injected(it, begun_ms)).collect();
+        let mut injector = FaultInjector::new(faults);
+        let mut ended: Vec<Option<bool>> = vec![None; self.runs.len()];
+        while !injector.is_over() || ended.contains(&None) {
             std::thread::sleep(Duration::from_millis(40));
             let now_ms = u64::try_from(watch.elapsed().as_millis()).unwrap_or(u64::MAX);
-            faulty.go_on(now_ms, &mut self)?;
-            for (player, ended) in self.players.iter_mut().zip(&mut ended) {
-                if ended.is_none() && !faulty.is_killed(&player.user) {
-                    *ended = player.run.try_wait()?.map(|status| status.success());
+            injector.go_on(now_ms, &mut self)?;
+            for (user_run, ended) in self.runs.iter_mut().zip(&mut ended) {
+                if ended.is_none() && !injector.is_killed(&user_run.user) {
+                    *ended = user_run.run.try_wait()?.map(|status| status.success());
                 }
             }
             if watch.elapsed() > LIMIT {
@@ -246,29 +251,29 @@ impl Stage {
             }
         }
         verdict.seconds = watch.elapsed().as_secs_f64();
-        for (player, ended) in self.players.iter_mut().zip(ended) {
+        for (user_run, ended) in self.runs.iter_mut().zip(ended) {
             let how = match ended {
                 Some(true) => continue,
                 Some(false) => "failed",
                 None => "hangs",
             };
-            let said = std::fs::read_to_string(said(&self.cluster, &player.user))?;
+            let said = std::fs::read_to_string(log_path(&self.cluster, &user_run.user))?;
             let lines: Vec<&str> = said.lines().collect();
             let last = lines[lines.len().saturating_sub(SAID_LINES)..].join("\n");
             verdict
                 .failed
-                .push(format!("the run of {} {how}:\n{last}", player.user));
-            player.run.kill()?;
-            player.run.wait()?;
+                .push(format!("the run of {} {how}:\n{last}", user_run.user));
+            user_run.run.kill()?;
+            user_run.run.wait()?;
         }
         self.judge(&injected, &mut verdict)?;
         self.end(&mut verdict)?;
         Ok(verdict)
     }
 
-    fn judge(&self, injected: &[Injected], verdict: &mut Verdict) -> Result<()> {
-        for player in &self.players {
-            for file in &player.expected {
+    fn judge(&self, injected: &[InjectedFault], verdict: &mut Verdict) -> Result<()> {
+        for user_run in &self.runs {
+            for file in &user_run.expected {
                 match self.cluster.get(&file.path) {
                     Ok(found) if found == file.content => {}
                     Ok(found) => verdict.wrong.push(format!(
@@ -280,16 +285,16 @@ impl Stage {
                     Err(_) => verdict.failed.push(format!("{} is missing", file.path)),
                 }
             }
-            let past = Past::read(&journal_of(&player.workflow))?;
-            verdict.executions += past.begun();
-            verdict.repeats.extend(past.repeats(&player.user, injected));
+            let past = RunHistory::read(&journal_of(&user_run.workflow))?;
+            verdict.executions += past.started_count();
+            verdict.reruns.extend(past.reruns(&user_run.user, injected));
         }
-        verdict.failed.extend(self.left()?);
+        verdict.failed.extend(self.leftovers()?);
         Ok(())
     }
 
     /// Volumes and agents that are left when servers have had time to notice.
-    fn left(&self) -> Result<Vec<String>> {
+    fn leftovers(&self) -> Result<Vec<String>> {
         let agent = format!("agent --identity {}", self.cluster.identity().display());
         let mut left = Vec::new();
         for _ in 0..60 {
@@ -309,14 +314,14 @@ impl Stage {
     /// Ends all, and looks whether a process is left.
     fn end(self, verdict: &mut Verdict) -> Result<()> {
         let Self {
-            players,
+            runs,
             cluster,
             disks,
         } = self;
-        drop(players);
+        drop(runs);
         if !verdict.is_fine() {
-            let kept = kept(verdict.seed);
-            keep(cluster.directory.path(), &kept)?;
+            let kept = evidence_directory(verdict.seed);
+            save_evidence(cluster.directory.path(), &kept)?;
             verdict.kept = Some(kept);
         }
         let directory = cluster.directory.path().to_owned();
@@ -340,7 +345,7 @@ fn nodes() -> impl Iterator<Item = String> {
     (1..=NODES.len()).map(|at| format!("n{at}"))
 }
 
-fn said(cluster: &NetCluster, user: &str) -> PathBuf {
+fn log_path(cluster: &NetCluster, user: &str) -> PathBuf {
     cluster.directory.path().join(format!("{user}.said"))
 }
 
@@ -358,14 +363,14 @@ fn start_run(cluster: &NetCluster, user: &str, workflow: &Path) -> Result<Runnin
     let said = options
         .create(true)
         .append(true)
-        .open(said(cluster, user))?;
+        .open(log_path(cluster, user))?;
     command.stdout(said.try_clone()?).stderr(said);
     cluster.network.spawn(user, &mut command)
 }
 
 /// What a fault may be a cause for. One of a scheduler, of its link or of the catalog is none:
 /// nothing that holds a job or a volume suffers.
-fn injected(fault: &plan::Fault, begun_ms: u64) -> Injected {
+fn injected(fault: &plan::Fault, begun_ms: u64) -> InjectedFault {
     let is_server = |name: &&String| *name != "catalog" && !USERS.contains(&name.as_str());
     let sides = std::iter::once(&fault.target).chain(&fault.other);
     let user = fault.other.iter().find(|it| USERS.contains(&it.as_str()));
@@ -375,7 +380,7 @@ fn injected(fault: &plan::Fault, begun_ms: u64) -> Injected {
         true => BTreeSet::new(),
         false => sides.filter(is_server).cloned().collect(),
     };
-    Injected {
+    InjectedFault {
         text: fault.to_string(),
         at_ms: begun_ms + fault.at_ms,
         until_ms: begun_ms + fault.until_ms,
@@ -385,12 +390,12 @@ fn injected(fault: &plan::Fault, begun_ms: u64) -> Injected {
 }
 
 /// Where the journals and logs of a seed that is not fine are kept.
-fn kept(seed: u64) -> PathBuf {
+fn evidence_directory(seed: u64) -> PathBuf {
     let program = program();
     program.with_file_name("chaos").join(format!("seed-{seed}"))
 }
 
-fn keep(directory: &Path, kept: &Path) -> Result<()> {
+fn save_evidence(directory: &Path, kept: &Path) -> Result<()> {
     std::fs::create_dir_all(kept)?;
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();

@@ -6,7 +6,7 @@ use crate::dice::Dice;
 
 /// What goes wrong with a server, or on the way to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum FaultKind {
     /// Killed (SIGKILL), and started again at the end.
     Kill,
     /// Killed; what it kept is gone when it starts again.
@@ -27,7 +27,7 @@ pub enum Kind {
     Full,
 }
 
-impl Kind {
+impl FaultKind {
     fn name(self) -> &'static str {
         match self {
             Self::Kill => "kill",
@@ -52,7 +52,7 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// What.
-    pub kind: Kind,
+    pub kind: FaultKind,
     /// Of whom: a node, `home`, `catalog`, or a user, whose scheduler it is.
     pub target: String,
     /// The other side of a one-way cut.
@@ -98,7 +98,8 @@ pub fn plan(dice: &mut Dice, nodes: u64, users: &[&str], window_ms: u64) -> Vec<
         let fault = draw(dice, nodes, users, at_ms, longest);
         let at_once: Vec<&Fault> = faults.iter().filter(|it| it.until_ms > at_ms).collect();
         let is_free = at_once.iter().all(|it| it.target != fault.target)
-            && (fault.kind != Kind::Full || at_once.iter().all(|it| it.kind != Kind::Full));
+            && (fault.kind != FaultKind::Full
+                || at_once.iter().all(|it| it.kind != FaultKind::Full));
         if is_free && at_once.len() < AT_ONCE_MOST {
             faults.push(fault);
         }
@@ -108,19 +109,29 @@ pub fn plan(dice: &mut Dice, nodes: u64, users: &[&str], window_ms: u64) -> Vec<
 }
 
 fn draw(dice: &mut Dice, nodes: u64, users: &[&str], at_ms: u64, longest_ms: u64) -> Fault {
-    const NODE: [Kind; 9] = [
-        Kind::Kill,
-        Kind::Wipe,
-        Kind::Stop,
-        Kind::StopPulses,
-        Kind::Cut,
-        Kind::CutPulses,
-        Kind::OneWay,
-        Kind::Loss,
-        Kind::Full,
+    const NODE: [FaultKind; 9] = [
+        FaultKind::Kill,
+        FaultKind::Wipe,
+        FaultKind::Stop,
+        FaultKind::StopPulses,
+        FaultKind::Cut,
+        FaultKind::CutPulses,
+        FaultKind::OneWay,
+        FaultKind::Loss,
+        FaultKind::Full,
     ];
-    const SERVER: [Kind; 4] = [Kind::Kill, Kind::Stop, Kind::Cut, Kind::Loss];
-    const SCHEDULER: [Kind; 4] = [Kind::Kill, Kind::Cut, Kind::CutPulses, Kind::Loss];
+    const SERVER: [FaultKind; 4] = [
+        FaultKind::Kill,
+        FaultKind::Stop,
+        FaultKind::Cut,
+        FaultKind::Loss,
+    ];
+    const SCHEDULER: [FaultKind; 4] = [
+        FaultKind::Kill,
+        FaultKind::Cut,
+        FaultKind::CutPulses,
+        FaultKind::Loss,
+    ];
     let user = users[dice.below(users.len() as u64) as usize];
     let node = |dice: &mut Dice| format!("n{}", 1 + dice.below(nodes));
     // Shorter ones are more frequent.
@@ -131,7 +142,7 @@ fn draw(dice: &mut Dice, nodes: u64, users: &[&str], at_ms: u64, longest_ms: u64
         2 | 3 => (dice.pick(&SCHEDULER), user.to_owned()),
         _ => (dice.pick(&NODE), node(dice)),
     };
-    let other = (kind == Kind::OneWay).then(|| match dice.below(4) {
+    let other = (kind == FaultKind::OneWay).then(|| match dice.below(4) {
         0 => user.to_owned(),
         1 => "catalog".to_owned(),
         2 => "home".to_owned(),
@@ -141,11 +152,11 @@ fn draw(dice: &mut Dice, nodes: u64, users: &[&str], at_ms: u64, longest_ms: u64
     });
     // A killed scheduler is started again soon: nothing is told of it meanwhile.
     let for_ms = match kind {
-        Kind::Kill if target == user => for_ms.min(3_000),
+        FaultKind::Kill if target == user => for_ms.min(3_000),
         _ => for_ms,
     };
     let strength = match kind {
-        Kind::Loss => 5 + dice.below(45),
+        FaultKind::Loss => 5 + dice.below(45),
         _ => 200 + dice.below(1_300),
     };
     Fault {

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use super::results::chmod;
 use super::runs::must;
-use super::scene::{Scene, last_lines, wait};
+use super::user_directory::{UserDirectory, last_lines, wait};
 use crate::bench::measure::{Watch, time_of_day};
 use crate::{World, mounts_with, program, said};
 
@@ -46,7 +46,7 @@ pub(super) fn agent_mib(volumes: u32) -> Result<u64> {
     let ended = loop {
         for line in crate::processes_with(&agent) {
             let pid = line.split(' ').next().unwrap_or_default();
-            most_kib = most_kib.max(peak_kib(pid).unwrap_or(0));
+            most_kib = most_kib.max(anonymous_kib(pid).unwrap_or(0));
         }
         if let Some(status) = run.try_wait()? {
             break status;
@@ -55,7 +55,7 @@ pub(super) fn agent_mib(volumes: u32) -> Result<u64> {
             run.kill()?;
             break run.wait()?;
         }
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(20));
     };
     let told = last_lines(&std::fs::read_to_string(&told)?);
     ensure!(ended.success(), "the run ends with {ended}: {told}");
@@ -70,13 +70,13 @@ pub(super) fn agent_mib(volumes: u32) -> Result<u64> {
     Ok(most_kib / 1024)
 }
 
-/// What a process had of memory at most.
-fn peak_kib(pid: &str) -> Option<u64> {
+/// What a process has of memory, but for the program itself and other files.
+fn anonymous_kib(pid: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let peak = status
+    let now = status
         .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
-    peak.trim().trim_end_matches(" kB").parse().ok()
+        .find_map(|line| line.strip_prefix("RssAnon:"))?;
+    now.trim().trim_end_matches(" kB").parse().ok()
 }
 
 pub(super) fn memory_of_many_volumes() -> Result<()> {
@@ -181,11 +181,11 @@ pub(super) fn store_of_another_user() -> Result<()> {
 
 /// Journals, which hold the jobs' environment, are for their owner alone.
 pub(super) fn journals_of_others() -> Result<()> {
-    let scene = Scene::new()?;
+    let directory = UserDirectory::new()?;
     let text = "volume w scratch 1 MB\njob j {\nexecutable = true\nenvironment = APIKEY=secret\n}\n\
         mount w j /w\n";
-    scene.run(text, &["--local", "1"])?.expect(0)?;
-    let mode = std::fs::metadata(scene.path("journal"))?
+    directory.run(text, &["--local", "1"])?.expect(0)?;
+    let mode = std::fs::metadata(directory.path("journal"))?
         .permissions()
         .mode()
         & 0o777;

@@ -1,20 +1,19 @@
-//! `bench faults`: every kind of fault that was found from outside, by small reproductions through the
-//! public command line (`files`); chaos from outside (`chaos`); a scheduler that is cut off for
-//! fourteen seconds (`cut`); MPI jobs at once on one node (`mpi`); an agent's memory by volumes
-//! (`memory`).
+//! `bench faults`: every kind of fault that users met, by small reproductions through the public
+//! command line (`files`); chaos from outside (`chaos`); a scheduler that is cut off for fourteen
+//! seconds (`cut`); MPI jobs at once on one node (`mpi`); an agent's memory by volumes (`memory`).
 
 mod bounds;
+mod reproductions;
 mod results;
 mod runs;
-mod scene;
-mod table;
+mod user_directory;
 mod words;
 
 use anyhow::Result;
 
 pub(in crate::bench) use self::bounds::{HOLD_PROCESS, hold_process};
-use self::scene::last_lines;
-use self::table::Check;
+use self::reproductions::Check;
+use self::user_directory::last_lines;
 use super::{Options, Report};
 use crate::injection::{self, Verdict};
 
@@ -45,12 +44,14 @@ const MANY_VOLUMES: [(u32, &str); 2] = [
 ];
 
 /// So many jobs of a seed are told in full that ran again without cause.
-const REPEATS_SHOWN: usize = 4;
+const RERUNS_SHOWN: usize = 4;
 
 /// Runs all parts.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     report.promise(PROMISED);
-    let cut = match options.wants("cut") || options.wants("files") {
+    // The reproductions can be chosen one by one.
+    let needs_cut = options.wants("files") && options.points.is_empty();
+    let cut = match needs_cut || options.wants("cut") {
         true => cut_off(report),
         false => None,
     };
@@ -86,7 +87,7 @@ fn files(options: &Options, cut: Option<bool>, report: &mut Report) {
             .to_vec(),
     ];
     let mut mended = 0;
-    for (at, kind) in table::ALL.iter().enumerate() {
+    for (at, kind) in reproductions::ALL.iter().enumerate() {
         if !options.points.is_empty() && !options.points.contains(&(at as u64 + 1)) {
             continue;
         }
@@ -98,7 +99,7 @@ fn files(options: &Options, cut: Option<bool>, report: &mut Report) {
             Check::CutOff => match cut {
                 Some(true) => ("yes", String::new()),
                 Some(false) => ("no", "see the run that was cut off".to_owned()),
-                None => ("no", "it could not be run".to_owned()),
+                None => ("no", "the scheduler was not cut off".to_owned()),
             },
             Check::Later(why) => ("left out", (*why).to_owned()),
         };
@@ -106,7 +107,7 @@ fn files(options: &Options, cut: Option<bool>, report: &mut Report) {
         report.say(&format!("  {:2} {verdict:9} {} {why}", at + 1, kind.name));
         rows.push(vec![kind.name.to_owned(), verdict.to_owned(), why]);
     }
-    report.figure("files", table::ALL.len() as f64);
+    report.figure("files", reproductions::ALL.len() as f64);
     report.figure("mended", f64::from(mended));
 }
 
@@ -121,7 +122,7 @@ fn cut_off(report: &mut Report) -> Option<bool> {
     match verdict {
         Ok(verdict) => {
             say(&verdict, report);
-            report.figure(key, verdict.repeats.len() as f64);
+            report.figure(key, verdict.reruns.len() as f64);
             Some(verdict.is_fine())
         }
         Err(why) => {
@@ -152,7 +153,7 @@ fn chaos(options: &Options, report: &mut Report) {
     let sum = |of: fn(&Verdict) -> usize| verdicts.iter().map(of).sum::<usize>() as f64;
     report.figure("chaos_faults", sum(|it| it.faults.len()));
     report.figure("chaos_executions", sum(|it| it.executions));
-    report.figure("chaos_jobs_again", sum(|it| it.repeats.len()));
+    report.figure("chaos_jobs_again", sum(|it| it.reruns.len()));
     let without = sum(|it| it.without_cause().count());
     report.figure("jobs_again_without_cause", without);
 }
@@ -162,7 +163,7 @@ fn say(verdict: &Verdict, report: &Report) {
     let Verdict {
         seed,
         faults,
-        repeats,
+        reruns,
         executions,
         seconds,
         ..
@@ -176,17 +177,17 @@ fn say(verdict: &Verdict, report: &Report) {
     report.say(&format!(
         "  seed {seed}: {state} in {seconds:.0} s, {executions} executions, {} again, {without} \
          without cause: {}",
-        repeats.len(),
+        reruns.len(),
         faults.join(" ")
     ));
     for text in verdict.wrong.iter().chain(&verdict.failed) {
         report.say(&format!("    {text}"));
     }
-    for repeat in verdict.without_cause().take(REPEATS_SHOWN) {
-        let told = repeat.told.join("\n      ");
+    for rerun in verdict.without_cause().take(RERUNS_SHOWN) {
+        let told = rerun.told.join("\n      ");
         report.say(&format!(
             "    again without cause: {}\n      {told}",
-            repeat.job
+            rerun.job
         ));
     }
     if let Some(kept) = &verdict.kept {

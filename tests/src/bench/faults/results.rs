@@ -8,23 +8,23 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use nix::sys::stat::Mode;
 
-use super::scene::Scene;
+use super::user_directory::UserDirectory;
 use crate::World;
 
 /// Programs name their temporary files by their process number. At once on one machine, they do
 /// not disturb each other.
 pub(super) fn temporary_files_named_by_pid() -> Result<()> {
-    let scene = Scene::new()?;
+    let directory = UserDirectory::new()?;
     let text = "for i in 1..4\nvolume w$(i) scratch 1 MB\njob tool$(i) {\nexecutable = sh\n\
         arguments = -c 't=/tmp/calc.$$; echo $(i) > $t; sleep 1; cat $t > /w/out; rm -f $t; \
         echo $$ > /w/pid'\n}\nmount w$(i) tool$(i) /w\n\
         extract w$(i) out bafs://home/out.$(i)\nextract w$(i) pid bafs://home/pid.$(i)\nend\n";
-    scene.run(text, &["--local", "2"])?.expect(0)?;
+    directory.run(text, &["--local", "2"])?.expect(0)?;
     let mut numbers = BTreeSet::new();
     for i in 1..=4 {
-        let found = scene.get(&format!("out.{i}"));
+        let found = directory.get(&format!("out.{i}"));
         ensure!(found == i.to_string(), "job {i} has the data '{found}'");
-        numbers.insert(scene.get(&format!("pid.{i}")));
+        numbers.insert(directory.get(&format!("pid.{i}")));
     }
     ensure!(
         numbers.len() > 1,
@@ -58,7 +58,7 @@ pub(super) fn mpi_jobs_at_once() -> Result<u32> {
 /// A cache of the place where the same workflow extracts would show the second run the first
 /// one's file.
 pub(super) fn cache_of_an_extract_target() -> Result<()> {
-    let scene = Scene::new()?;
+    let directory = UserDirectory::new()?;
     let text = |target: &str| {
         format!(
             "volume w scratch 10 MB\nvolume idx cache bafs://home/idx 10 MB\n\
@@ -68,10 +68,10 @@ pub(super) fn cache_of_an_extract_target() -> Result<()> {
              extract w index.txt bafs://home/{target}\n"
         )
     };
-    scene.put("fine.bafs", &text("other/index.txt"))?;
-    scene.bafs(&["check", "fine.bafs"])?.expect(0)?;
-    scene.put("stale.bafs", &text("idx/index.txt"))?;
-    scene.bafs(&["check", "stale.bafs"])?.expect(1)
+    directory.put("fine.bafs", &text("other/index.txt"))?;
+    directory.bafs(&["check", "fine.bafs"])?.expect(0)?;
+    directory.put("stale.bafs", &text("idx/index.txt"))?;
+    directory.bafs(&["check", "stale.bafs"])?.expect(1)
 }
 
 /// Names are bytes: a job sees also a file whose name is no UTF-8.
@@ -80,19 +80,19 @@ pub(super) fn names_that_are_not_utf8() -> Result<()> {
         "cache bafs://home/in 1 MB",
         "scratch 1 MB from bafs://home/in",
     ] {
-        let scene = Scene::new()?;
+        let directory = UserDirectory::new()?;
         for i in 1..=3 {
-            scene.put(&format!("in/s{i}.txt"), "s\n")?;
+            directory.put(&format!("in/s{i}.txt"), "s\n")?;
         }
         let odd = OsStr::from_bytes(b"\xe9chantillon4.txt");
-        std::fs::write(scene.path("in").join(odd), "s\n")?;
+        std::fs::write(directory.path("in").join(odd), "s\n")?;
         let text = format!(
             "volume c {source}\nvolume w scratch 1 MB\njob j {{\nexecutable = sh\n\
              arguments = -c 'cat /c/*.txt | wc -l > /w/o'\n}}\nmount c j /c ro\nmount w j /w\n\
              extract w o bafs://home/o\n"
         );
-        scene.run(&text, &["--local", "1"])?.expect(0)?;
-        let found = scene.get("o");
+        directory.run(&text, &["--local", "1"])?.expect(0)?;
+        let found = directory.get("o");
         ensure!(found == "4", "{found} of 4 files are seen ({source})");
     }
     Ok(())
@@ -167,24 +167,27 @@ pub(super) fn scheduler_of_commands() -> Result<()> {
 /// A directory above a mount point stays what it is: the same file system, and what is made there
 /// stays.
 pub(super) fn directory_above_a_mount_point() -> Result<()> {
-    let scene = Scene::new()?;
-    scene.put("above/there", "x")?;
-    let above = format!("{}/above", scene.word());
+    let directory = UserDirectory::new()?;
+    directory.put("above/there", "x")?;
+    let above = format!("{}/above", directory.word());
     let text = format!(
         "volume w scratch 10 MB\njob j {{\nexecutable = sh\n\
          arguments = -c 'stat -f -c %T {above} > {above}/work/o; cat {above}/there >> \
          {above}/work/o; mkdir {above}/made'\n}}\nmount w j {above}/work\n\
          extract w o bafs://home/o\n"
     );
-    let plain = scene.finish(Command::new("stat").args(["-f", "-c", "%T", &above]))?;
-    scene.run(&text, &["--local", "1"])?.expect(0)?;
-    let found = scene.get("o");
+    let plain = directory.finish(Command::new("stat").args(["-f", "-c", "%T", &above]))?;
+    directory.run(&text, &["--local", "1"])?.expect(0)?;
+    let found = directory.get("o");
     let wanted = format!("{}\nx", plain.said.trim());
     ensure!(
         found == wanted,
         "the job sees '{found}' instead of '{wanted}'"
     );
-    ensure!(scene.path("above/made").is_dir(), "what it made is gone");
+    ensure!(
+        directory.path("above/made").is_dir(),
+        "what it made is gone"
+    );
     Ok(())
 }
 
@@ -194,10 +197,10 @@ pub(super) fn attributes_of_the_top() -> Result<()> {
         "cache bafs://home/in 1 MB",
         "scratch 1 MB from bafs://home/in",
     ] {
-        let scene = Scene::new()?;
-        scene.put("in/a", "a\n")?;
+        let directory = UserDirectory::new()?;
+        directory.put("in/a", "a\n")?;
         let made = "chmod 750 in; touch -d @1000000000 in";
-        scene
+        directory
             .finish(Command::new("sh").args(["-c", made]))?
             .expect(0)?;
         let text = format!(
@@ -205,8 +208,8 @@ pub(super) fn attributes_of_the_top() -> Result<()> {
              arguments = -c 'stat -c \"%a %Y\" /c > /w/o'\n}}\nmount c j /c ro\nmount w j /w\n\
              extract w o bafs://home/o\n"
         );
-        scene.run(&text, &["--local", "1"])?.expect(0)?;
-        let found = scene.get("o");
+        directory.run(&text, &["--local", "1"])?.expect(0)?;
+        let found = directory.get("o");
         ensure!(found == "750 1000000000", "{source} shows '{found}'");
     }
     Ok(())
@@ -214,9 +217,9 @@ pub(super) fn attributes_of_the_top() -> Result<()> {
 
 /// A subdirectory that home may not read costs nobody who does not open it.
 pub(super) fn unreadable_directory() -> Result<()> {
-    let scene = Scene::new()?;
+    let directory = UserDirectory::new()?;
     // Root reads everything but without these rights: only the home is to lack them.
-    let home = scene.put(
+    let home = directory.put(
         "bafs-with-a-modest-home",
         &format!(
             "#!/bin/sh\ncase \" $* \" in *' home '*) exec setpriv \
@@ -239,7 +242,7 @@ pub(super) fn unreadable_directory() -> Result<()> {
     let output = world.bafs(&["run"]).arg(&path).output()?;
     ensure!(
         output.status.success(),
-        super::scene::last_lines(&crate::said(&output))
+        super::user_directory::last_lines(&crate::said(&output))
     );
     ensure!(world.get("r")? == b"data\n", "the result is wrong");
     Ok(())

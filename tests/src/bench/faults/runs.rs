@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use bafs_sched::io::journal;
 use bafs_sched::logic::Event;
 
-use super::scene::{Scene, last_lines, wait};
+use super::user_directory::{UserDirectory, last_lines, wait};
 use crate::disk::{fill, node_on, seen_by};
 use crate::injection::executions;
 use crate::{World, program, said};
@@ -58,20 +58,20 @@ pub(super) fn unknown_sizes_beside_another_user() -> Result<()> {
 /// A job gathers volumes of unknown size that fit easily: everything runs once, but for what was
 /// measured.
 pub(super) fn unknown_sizes_that_one_job_gathers() -> Result<()> {
-    let scene = Scene::new()?;
+    let directory = UserDirectory::new()?;
     let text = "job all {\nexecutable = sh\narguments = -c 'ls /in/*/x | wc -l > /out/list'\n}\n\
         volume out scratch 1 MB\nmount out all /out\nextract out list bafs://home/list\n\
         for i in 1..12\nvolume w$(i) scratch unknown\njob s$(i) {\nexecutable = sh\n\
         arguments = -c 'head -c 45000000 /dev/zero > /w/x'\n}\nmount w$(i) s$(i) /w\n\
         mount w$(i) all /in/$(i) ro\nparent s$(i) child all\nend\n";
-    let ended = scene.run(text, &["--local", "4", "--node-size", "1GB"])?;
+    let ended = directory.run(text, &["--local", "4", "--node-size", "1GB"])?;
     ended.expect(0)?;
     ensure!(
-        scene.get("list") == "12",
+        directory.get("list") == "12",
         "the list has {}",
-        scene.get("list")
+        directory.get("list")
     );
-    let again = runs_again(&scene.path("journal"))?;
+    let again = runs_again(&directory.path("journal"))?;
     ensure!(
         again.values().sum::<usize>() <= 1,
         "run more than once: {again:?}"
@@ -138,15 +138,15 @@ pub(super) fn gathering_job_that_can_never_run() -> Result<()> {
              job sum {{\nexecutable = sh\narguments = -c 'cat /in/*/x | wc -l'\n}}\n"
         )
     };
-    let scene = Scene::new()?;
-    scene.put("many.bafs", &text(1_100, "64 KB files 4"))?;
-    let many = scene.bafs(&["check", "many.bafs"])?;
+    let directory = UserDirectory::new()?;
+    directory.put("many.bafs", &text(1_100, "64 KB files 4"))?;
+    let many = directory.bafs(&["check", "many.bafs"])?;
     many.expect(1).context("1,100 volumes of one job")?;
-    let large = scene.run(&text(40, "30 MB"), &["--local", "1", "--node-size", "1GB"])?;
+    let large = directory.run(&text(40, "30 MB"), &["--local", "1", "--node-size", "1GB"])?;
     large
         .expect(1)
         .context("a job that needs more than all nodes have")?;
-    let records = journal::read(&scene.path("journal"))?.records;
+    let records = journal::read(&directory.path("journal"))?.records;
     let is_start = |event: &Event| matches!(event, Event::JobStarted { .. });
     let started = records.iter().filter(|(_, event)| is_start(event)).count();
     ensure!(
@@ -158,19 +158,19 @@ pub(super) fn gathering_job_that_can_never_run() -> Result<()> {
 
 /// A disk without free inodes is told as such, not as one without space.
 pub(super) fn disk_without_inodes() -> Result<()> {
-    let scene = Scene::new()?;
-    std::fs::create_dir(scene.path("small"))?;
+    let directory = UserDirectory::new()?;
+    std::fs::create_dir(directory.path("small"))?;
     let text = "volume w scratch 50 MB files 5000\njob j {\nexecutable = sh\n\
         arguments = -c 'for i in $$(seq 3000); do echo > /w/$i || exit 3; done'\n}\n\
         mount w j /w\n";
-    scene.put("test.bafs", text)?;
+    directory.put("test.bafs", text)?;
     let script = format!(
         "mount -t tmpfs -o size=200m,nr_inodes=1500 tmpfs small && TMPDIR=$PWD/small exec {} run \
          test.bafs --local 1 --node-size 150MB --patience 5s",
         program().display()
     );
     let mut command = Command::new("unshare");
-    let ended = scene.finish(command.args(["-m", "sh", "-c", &script]))?;
+    let ended = directory.finish(command.args(["-m", "sh", "-c", &script]))?;
     ended.expect(1)?;
     let names = ["inode", "files"].iter().any(|word| ended.mentions(word));
     let is_right = names && !ended.mentions("MB free");
@@ -180,8 +180,8 @@ pub(super) fn disk_without_inodes() -> Result<()> {
 
 /// An own failure of a job before it touched a watched volume costs none of those who wrote there.
 pub(super) fn failure_beside_a_watched_volume() -> Result<()> {
-    let scene = Scene::new()?;
-    let mark = scene.path("mark");
+    let directory = UserDirectory::new()?;
+    let mark = directory.path("mark");
     let text = format!(
         "volume w scratch 16 MB watched\nvolume o scratch 1 MB\njob make {{\nexecutable = sh\n\
          arguments = -c 'echo made > /w/x'\n}}\njob use {{\nexecutable = sh\n\
@@ -190,8 +190,8 @@ pub(super) fn failure_beside_a_watched_volume() -> Result<()> {
          extract o y bafs://home/y\n",
         mark.display()
     );
-    scene.run(&text, &["--local", "1"])?.expect(0)?;
-    let again = runs_again(&scene.path("journal"))?;
+    directory.run(&text, &["--local", "1"])?.expect(0)?;
+    let again = runs_again(&directory.path("journal"))?;
     ensure!(
         !again.contains_key("make"),
         "the producer ran again: {again:?}"
@@ -201,13 +201,13 @@ pub(super) fn failure_beside_a_watched_volume() -> Result<()> {
 
 /// That a workflow's run says nothing of a volume that is not used, and gives this result.
 pub(super) fn expect_no_advice(text: &str, file: &str, result: &str) -> Result<()> {
-    let scene = Scene::new()?;
-    let ended = scene.run(text, &["--local", "1"])?;
+    let directory = UserDirectory::new()?;
+    let ended = directory.run(text, &["--local", "1"])?;
     ended.expect(0)?;
     ensure!(
-        scene.get(file) == result,
+        directory.get(file) == result,
         "the result is '{}'",
-        scene.get(file)
+        directory.get(file)
     );
     let advice = ended
         .said

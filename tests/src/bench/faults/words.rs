@@ -3,21 +3,21 @@
 use anyhow::{Result, ensure};
 
 use super::runs::{expect_no_advice, failure_beside_a_watched_volume, must};
-use super::scene::{Scene, last_lines};
+use super::user_directory::{UserDirectory, last_lines};
 use crate::World;
 
 /// The log of a failed job is told and sent home, though its workflow names a file for it.
 pub(super) fn log_of_a_failed_job() -> Result<()> {
-    let scene = Scene::new()?;
+    let directory = UserDirectory::new()?;
     let text = "volume w scratch 10 MB\njob a {\nexecutable = sh\n\
         arguments = -c 'seq 300; echo no column barcode in the sample sheet >&2; exit 4'\n\
         output = /w/log.out\nerror = /w/log.err\n}\nmount w a /w\n\
         extract w log.err bafs://home/logs/a.err\n";
-    let ended = scene.run(text, &["--local", "1"])?;
+    let ended = directory.run(text, &["--local", "1"])?;
     ended.expect(1)?;
     let why = "no column barcode";
     ensure!(ended.mentions(why), "it says: {}", last_lines(&ended.said));
-    let log = scene.get("logs/a.err");
+    let log = directory.get("logs/a.err");
     ensure!(log.contains(why), "the log at home has '{log}'");
     Ok(())
 }

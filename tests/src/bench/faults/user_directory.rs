@@ -19,14 +19,14 @@ const LIMIT: Duration = Duration::from_secs(100);
 
 /// How a program ended.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct CommandResult {
     /// Its exit code; none if a signal ended it.
     pub(super) code: Option<i32>,
     /// What it printed, errors too.
     pub(super) said: String,
 }
 
-impl Ended {
+impl CommandResult {
     /// That it ended with this code.
     pub(super) fn expect(&self, code: i32) -> Result<()> {
         ensure!(
@@ -53,17 +53,17 @@ pub(super) fn last_lines(said: &str) -> String {
 
 /// A user's directory.
 #[derive(Debug)]
-pub(super) struct Scene {
+pub(super) struct UserDirectory {
     directory: TempDir,
 }
 
-impl Scene {
+impl UserDirectory {
     /// A new one. It is beside the program and not in `/tmp`, of which jobs may have their own.
     pub(super) fn new() -> Result<Self> {
         let program = program();
         let beside = program.parent().context("a program is in a directory")?;
         let mut builder = tempfile::Builder::new();
-        builder.prefix("scene-");
+        builder.prefix("directory-");
         Ok(Self {
             directory: builder.tempdir_in(beside)?,
         })
@@ -95,26 +95,26 @@ impl Scene {
     }
 
     /// Runs `bafs` here to its end.
-    pub(super) fn bafs(&self, args: &[&str]) -> Result<Ended> {
+    pub(super) fn bafs(&self, args: &[&str]) -> Result<CommandResult> {
         self.finish(Command::new(program()).args(args))
     }
 
     /// Runs a workflow on a throw-away cluster here, with a journal `journal`.
-    pub(super) fn run(&self, workflow: &str, options: &[&str]) -> Result<Ended> {
+    pub(super) fn run(&self, workflow: &str, options: &[&str]) -> Result<CommandResult> {
         self.put("test.bafs", workflow)?;
         let own = ["run", "test.bafs", "--journal", "journal"];
         self.bafs(&[&own[..], options].concat())
     }
 
     /// Runs a program here to its end.
-    pub(super) fn finish(&self, command: &mut Command) -> Result<Ended> {
+    pub(super) fn finish(&self, command: &mut Command) -> Result<CommandResult> {
         let told = self.path("told");
         let mut child = self.start(command, &told)?;
         let ended = wait(&mut child, LIMIT);
         let said = std::fs::read(&told)?;
         let said = String::from_utf8_lossy(&said).into_owned();
         match ended? {
-            Some(code) => Ok(Ended { code, said }),
+            Some(code) => Ok(CommandResult { code, said }),
             None => anyhow::bail!("no end after {LIMIT:?}: {}", last_lines(&said)),
         }
     }

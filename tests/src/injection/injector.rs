@@ -5,21 +5,21 @@ use std::path::Path;
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
-use super::plan::{Fault, Kind};
-use super::{Stage, USERS, start_run};
+use super::plan::{Fault, FaultKind};
+use super::{ChaosRun, USERS, start_run};
 use crate::bench::nohang::fault::fill;
 
 /// What somebody else fills a disk with.
 const FILLER: &str = "filler";
 
 /// Faults that are to come, and those that are there.
-pub(super) struct Faulty {
+pub(super) struct FaultInjector {
     coming: Vec<Fault>,
     /// With when the next half of a pulse begins, and whether it is a bad one.
     active: Vec<(Fault, u64, bool)>,
 }
 
-impl Faulty {
+impl FaultInjector {
     pub(super) fn new(faults: Vec<Fault>) -> Self {
         Self {
             coming: faults,
@@ -34,25 +34,25 @@ impl Faulty {
     /// Whether the scheduler of a user is dead now and will come back.
     pub(super) fn is_killed(&self, user: &str) -> bool {
         let mut active = self.active.iter();
-        active.any(|(fault, ..)| fault.kind == Kind::Kill && fault.target == user)
+        active.any(|(fault, ..)| fault.kind == FaultKind::Kill && fault.target == user)
     }
 
     /// Begins and ends what is due.
-    pub(super) fn go_on(&mut self, now_ms: u64, stage: &mut Stage) -> Result<()> {
+    pub(super) fn go_on(&mut self, now_ms: u64, run: &mut ChaosRun) -> Result<()> {
         let ended: Vec<_> = self
             .active
             .extract_if(.., |(fault, ..)| fault.until_ms <= now_ms)
             .collect();
         for (fault, _, is_bad) in ended {
             if is_bad {
-                end(&fault, stage)?;
+                end(&fault, run)?;
             }
         }
         for (fault, turn_ms, is_bad) in &mut self.active {
             if fault.kind.pulses() && *turn_ms <= now_ms {
                 match *is_bad {
-                    true => end(fault, stage)?,
-                    false => drop(begin(fault, stage)?),
+                    true => end(fault, run)?,
+                    false => drop(begin(fault, run)?),
                 }
                 *is_bad = !*is_bad;
                 *turn_ms = now_ms + u64::from(fault.strength);
@@ -63,7 +63,7 @@ impl Faulty {
             .extract_if(.., |it| it.at_ms <= now_ms)
             .collect();
         for fault in due {
-            if begin(&fault, stage)? {
+            if begin(&fault, run)? {
                 let turn_ms = now_ms + u64::from(fault.strength);
                 self.active.push((fault, turn_ms, true));
             }
@@ -73,59 +73,59 @@ impl Faulty {
 }
 
 /// Makes a fault happen; not where there is nobody any more to whom it could.
-fn begin(fault: &Fault, stage: &mut Stage) -> Result<bool> {
+fn begin(fault: &Fault, run: &mut ChaosRun) -> Result<bool> {
     let target = fault.target.as_str();
-    let cluster = &mut stage.cluster;
+    let cluster = &mut run.cluster;
     match fault.kind {
-        Kind::Kill if USERS.contains(&target) => {
-            let mut players = stage.players.iter_mut();
-            let Some(player) = players.find(|player| player.user == target) else {
+        FaultKind::Kill if USERS.contains(&target) => {
+            let mut runs = run.runs.iter_mut();
+            let Some(user_run) = runs.find(|user_run| user_run.user == target) else {
                 return Ok(false);
             };
-            if player.run.try_wait()?.is_some() {
+            if user_run.run.try_wait()?.is_some() {
                 return Ok(false);
             }
-            player.run.kill()?;
-            player.run.wait()?;
+            user_run.run.kill()?;
+            user_run.run.wait()?;
         }
-        Kind::Kill => cluster.kill(target)?,
-        Kind::Wipe => {
+        FaultKind::Kill => cluster.kill(target)?,
+        FaultKind::Wipe => {
             cluster.kill(target)?;
             wipe(&cluster.store(target))?;
         }
-        Kind::Stop | Kind::StopPulses => cluster.signal(target, Signal::SIGSTOP)?,
-        Kind::Cut | Kind::CutPulses => cluster.network.cut(target)?,
-        Kind::OneWay => {
+        FaultKind::Stop | FaultKind::StopPulses => cluster.signal(target, Signal::SIGSTOP)?,
+        FaultKind::Cut | FaultKind::CutPulses => cluster.network.cut(target)?,
+        FaultKind::OneWay => {
             let other = fault.other.as_deref().unwrap_or(target);
             cluster.network.block(&[target], &[other])?;
         }
-        Kind::Loss => cluster.network.lose(target, fault.strength)?,
-        Kind::Full => fill(&cluster.store(target).join(FILLER))?,
+        FaultKind::Loss => cluster.network.lose(target, fault.strength)?,
+        FaultKind::Full => fill(&cluster.store(target).join(FILLER))?,
     }
     Ok(true)
 }
 
 /// Puts right what [`begin`] did.
-fn end(fault: &Fault, stage: &mut Stage) -> Result<()> {
+fn end(fault: &Fault, run: &mut ChaosRun) -> Result<()> {
     let target = fault.target.as_str();
-    let cluster = &mut stage.cluster;
+    let cluster = &mut run.cluster;
     match fault.kind {
-        Kind::Kill if USERS.contains(&target) => {
-            let mut players = stage.players.iter_mut();
-            if let Some(player) = players.find(|player| player.user == target) {
-                player.run = start_run(cluster, &player.user, &player.workflow)?;
+        FaultKind::Kill if USERS.contains(&target) => {
+            let mut runs = run.runs.iter_mut();
+            if let Some(user_run) = runs.find(|user_run| user_run.user == target) {
+                user_run.run = start_run(cluster, &user_run.user, &user_run.workflow)?;
             }
         }
-        Kind::Kill | Kind::Wipe => cluster.restart(target)?,
-        Kind::Stop | Kind::StopPulses => cluster.signal(target, Signal::SIGCONT)?,
-        Kind::Cut | Kind::CutPulses => cluster.network.mend(target)?,
-        Kind::OneWay => {
+        FaultKind::Kill | FaultKind::Wipe => cluster.restart(target)?,
+        FaultKind::Stop | FaultKind::StopPulses => cluster.signal(target, Signal::SIGCONT)?,
+        FaultKind::Cut | FaultKind::CutPulses => cluster.network.mend(target)?,
+        FaultKind::OneWay => {
             let other = fault.other.as_deref().unwrap_or(target);
             cluster.network.unblock(&[target], &[other])?;
         }
-        Kind::Loss => cluster.network.lose(target, 0)?,
+        FaultKind::Loss => cluster.network.lose(target, 0)?,
         // A node that was wiped meanwhile has none.
-        Kind::Full => drop(std::fs::remove_file(cluster.store(target).join(FILLER))),
+        FaultKind::Full => drop(std::fs::remove_file(cluster.store(target).join(FILLER))),
     }
     Ok(())
 }

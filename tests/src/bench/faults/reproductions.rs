@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::{bounds, results, runs, words};
 
 /// One kind of fault.
-pub(super) struct Kind {
+pub(super) struct Reproduction {
     /// What goes wrong, as a name.
     pub(super) name: &'static str,
     /// Fails with what is wrong.
@@ -22,13 +22,13 @@ pub(super) enum Check {
     Later(&'static str),
 }
 
-const fn here(name: &'static str, check: fn() -> Result<()>) -> Kind {
+const fn here(name: &'static str, check: fn() -> Result<()>) -> Reproduction {
     let check = Check::Here(check);
-    Kind { name, check }
+    Reproduction { name, check }
 }
 
 /// All of them, by weight.
-pub(super) const ALL: &[Kind] = &[
+pub(super) const ALL: &[Reproduction] = &[
     here(
         "temporary files are named by process number",
         results::temporary_files_named_by_pid,
@@ -38,7 +38,7 @@ pub(super) const ALL: &[Kind] = &[
         results::cache_of_an_extract_target,
     ),
     here("names are not UTF-8", results::names_that_are_not_utf8),
-    Kind {
+    Reproduction {
         name: "the scheduler is cut off from everybody",
         check: Check::CutOff,
     },
@@ -80,7 +80,7 @@ pub(super) const ALL: &[Kind] = &[
         "store that another user made",
         bounds::store_of_another_user,
     ),
-    Kind {
+    Reproduction {
         name: "a server identity forges what caches show",
         check: Check::Later("it is mended with the identities of servers"),
     },
