@@ -163,13 +163,27 @@ impl Volume {
 
     /// What the job did to it so far.
     pub fn usage(&self) -> VolumeUse {
-        self.usage_holding(None)
+        self.usage_holding(None, None)
     }
 
-    /// As [`Self::usage`], with what [`Self::held`] answered.
-    pub fn usage_holding(&self, held: Option<TreeStat>) -> VolumeUse {
+    /// As [`Self::usage`], with what [`Self::held`] and [`Self::is_changed`] answered.
+    pub fn usage_holding(&self, held: Option<TreeStat>, is_changed: Option<bool>) -> VolumeUse {
         let describe = |ino| self.tree.describe(ino);
-        self.usage.report(&self.name, held, describe)
+        let mut used = self.usage.report(&self.name, held, describe);
+        if let Some(is_changed) = is_changed {
+            used.is_uncounted = true;
+            used.changes = u64::from(is_changed);
+        }
+        used
+    }
+
+    /// Whether anything differs from what it was before the job, where nobody counts operations.
+    pub async fn is_changed(&self) -> Option<bool> {
+        let is_changed = self.tree.is_changed();
+        match self.mode.read_only {
+            true => self.tree.directory().map(|_| false),
+            false => is_changed.await,
+        }
     }
 
     /// What a volume that may be written holds now; nothing when it does not answer. Of one that

@@ -25,6 +25,7 @@ mod extraction;
 mod failure;
 mod fit;
 mod fit_caches;
+mod fit_gather;
 mod fleet;
 mod followers;
 mod full_disk;

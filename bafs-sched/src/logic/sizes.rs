@@ -29,7 +29,8 @@ const FILES_MADE_UP_MIN: u64 = 1 << 20;
 pub(super) type Shape = usize;
 
 /// Volumes that are expected to need alike: those of pipelines of one shape that are made by the
-/// job of the same position, in the same place among its volumes.
+/// job of the same position, in the same place among its volumes. Alike ones of one pipeline count
+/// as the first of them.
 pub(super) type Kind = (Shape, usize, usize);
 
 /// Sizes of volumes for which the workflow gives none.
@@ -37,6 +38,10 @@ pub(super) type Kind = (Shape, usize, usize);
 pub(super) struct Sizes {
     pub(super) kinds: BTreeMap<Kind, Vec<VolumeIndex>>,
     pub(super) kind_of: BTreeMap<VolumeIndex, Kind>,
+    /// Of how many volumes of one pipeline a kind is, if of several.
+    pub(super) crowds: BTreeMap<Kind, u64>,
+    /// The most that a volume of each kind held that was measured.
+    held: BTreeMap<Kind, Space>,
     /// What is reserved for each kind that was measured.
     pub(super) learned: BTreeMap<Kind, Space>,
     /// Shapes of pipelines that have volumes of unknown size.
@@ -79,6 +84,10 @@ impl Sizes {
     pub(super) fn new(graph: &Graph) -> Self {
         let mut sizes = Self::default();
         let mut shapes = BTreeMap::new();
+        if graph.workflow.volumes.iter().all(|it| it.size_bytes != 0) {
+            return sizes;
+        }
+        let levels = levels(&graph.workflow);
         for job in graph.job_indexes() {
             let pipeline = graph.pipeline(job);
             let course = graph.courses.of(pipeline);
@@ -107,10 +116,19 @@ impl Sizes {
             let declared = sizes.declared.entry(shape).or_default();
             *declared = declared.most(graph.courses.peaks(pipeline));
             sizes.unknown.entry(shape).or_default().insert(pipeline);
+            let mut alike = BTreeMap::new();
+            let mut counts: BTreeMap<Kind, u64> = BTreeMap::new();
             for (position, place, volume) in unknown {
-                let kind = (shape, position, place);
+                let maker = course[position];
+                let likeness = Likeness::of(graph, &levels, maker, place, volume);
+                let kind = *alike.entry(likeness).or_insert((shape, position, place));
                 sizes.kinds.entry(kind).or_default().push(volume);
                 sizes.kind_of.insert(volume, kind);
+                *counts.entry(kind).or_default() += 1;
+            }
+            for (kind, count) in counts.into_iter().filter(|(_, count)| *count > 1) {
+                let crowd = sizes.crowds.entry(kind).or_default();
+                *crowd = count.max(*crowd);
             }
         }
         sizes
@@ -134,10 +152,74 @@ impl Sizes {
         workflow
     }
 
+    /// Kinds of a shape of which pipelines have several volumes, and how many.
+    fn crowds_of(&self, shape: Shape) -> impl Iterator<Item = (&Kind, &u64)> {
+        self.crowds.range((shape, 0, 0)..(shape + 1, 0, 0))
+    }
+
+    /// Whether nobody declared the size of a volume.
+    pub(super) fn is_undeclared(&self, volume: VolumeIndex) -> bool {
+        self.kind_of.contains_key(&volume)
+    }
+
     fn is_known(&self, shape: Shape) -> bool {
         self.kinds_of(shape)
             .all(|kind| self.learned.contains_key(kind))
     }
+}
+
+/// What makes volumes of one pipeline alike: the jobs that make them are at the same depth of the
+/// graph, run the same program, and mount the like; so are those that use them later.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Likeness {
+    level: u32,
+    program: String,
+    cpus: u32,
+    place: usize,
+    /// Of all that the maker mounts: its size, whether it may be written, and the cache if it is one.
+    mounts: Vec<(u64, bool, Option<VolumeIndex>)>,
+    users: Vec<u32>,
+}
+
+impl Likeness {
+    fn of(
+        graph: &Graph,
+        levels: &[u32],
+        maker: JobIndex,
+        place: usize,
+        volume: VolumeIndex,
+    ) -> Self {
+        let job = graph.workflow.job(maker);
+        let mount = |(volume, writable): (VolumeIndex, bool)| {
+            let cache = graph.volume(volume).is_cache.then_some(volume);
+            (graph.workflow.volume(volume).size_bytes, writable, cache)
+        };
+        let users = graph.workflow.volume(volume).users.iter();
+        let mut users: Vec<u32> = users.map(|user| levels[user.as_usize()]).collect();
+        users.sort_unstable();
+        users.dedup();
+        let program = job.command.executable.chars();
+        Self {
+            level: levels[maker.as_usize()],
+            // Loops number programs too.
+            program: program.filter(|sign| !sign.is_ascii_digit()).collect(),
+            cpus: job.cpus,
+            place,
+            mounts: graph.mounted(maker).into_iter().map(mount).collect(),
+            users,
+        }
+    }
+}
+
+/// The depth of each job in the graph.
+fn levels(workflow: &Workflow) -> Vec<u32> {
+    let mut levels = vec![0; workflow.jobs.len()];
+    for job in workflow.topological_order() {
+        let parents = workflow.job(job).parents.iter();
+        let above = parents.map(|parent| levels[parent.as_usize()] + 1);
+        levels[job.as_usize()] = above.max().unwrap_or(0);
+    }
+    levels
 }
 
 fn with_margin(held: Space) -> Space {
@@ -190,10 +272,11 @@ impl Scheduler {
         self.sizes_changed();
     }
 
+    /// What nodes may ever offer to this run: what others hold at the moment they give back.
     pub(super) fn offered(&self) -> Offered {
         let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
-        let largest = workers.map(|(id, _)| self.fleet.usable(id)).max();
-        let all = self.fleet.live().map(|(id, _)| self.fleet.usable(id));
+        let largest = workers.map(|(id, _)| self.fleet.offered(id)).max();
+        let all = self.fleet.live().map(|(id, _)| self.fleet.offered(id));
         Offered {
             largest: largest.unwrap_or_default(),
             all: all.fold(Space::ZERO, Space::plus),
@@ -201,8 +284,29 @@ impl Scheduler {
     }
 
     /// The part of a volume of this kind when a pipeline fits twice into what is left beside what
-    /// it declares: on the largest node, and with whole caches on all nodes.
+    /// it declares: on the largest node, and with whole caches on all nodes. Where a pipeline has
+    /// several volumes of a kind it fits once, also when one was measured and the others get what
+    /// it held and the margin.
     pub(super) fn made_up(&self, kind: Kind, offered: Offered) -> Space {
+        let left = self.left_for_unknown(kind, offered);
+        let kinds = self.sizes.kinds_of(kind.0).count() as u64;
+        let more = |(_, count): (&Kind, &u64)| count - 1;
+        let crowds = self.sizes.crowds_of(kind.0).map(more).sum::<u64>();
+        let parts = match crowds {
+            0 => 2 * kinds,
+            _ => kinds + (crowds * (1000 + MARGIN_PERMILLE)).div_ceil(1000),
+        };
+        let bytes = (left.bytes / parts).max(1);
+        // A disk without a limit of files would give more than anybody can make sense of.
+        let files_most = (bytes / FILE_BYTES_MADE_UP).max(FILES_MADE_UP_MIN);
+        Space {
+            bytes,
+            files: (left.files / parts).clamp(1, files_most),
+        }
+    }
+
+    /// What is left for the volumes of unknown size of a pipeline beside what it declares.
+    fn left_for_unknown(&self, kind: Kind, offered: Offered) -> Space {
         let Offered { largest, all } = offered;
         let declared = self.sizes.declared.get(&kind.0).copied();
         let Rest { least, whole } = declared.unwrap_or_default();
@@ -210,14 +314,53 @@ impl Scheduler {
             bytes: all.minus(whole).bytes,
             files: u64::MAX,
         };
-        let left = largest.minus(least).least(beside_caches);
-        let parts = 2 * self.sizes.kinds_of(kind.0).count() as u64;
-        let bytes = (left.bytes / parts).max(1);
-        // A disk without a limit of files would give more than anybody can make sense of.
-        let files_most = (bytes / FILE_BYTES_MADE_UP).max(FILES_MADE_UP_MIN);
-        Space {
-            bytes,
-            files: (left.files / parts).clamp(1, files_most),
+        largest.minus(least).least(beside_caches)
+    }
+
+    /// Whether a job waits until one of its like was measured: one is under way that makes a volume
+    /// of the same kind, of which none has been measured yet.
+    pub(super) fn waits_for_like(&self, job: JobIndex) -> bool {
+        let kinds = self.unmeasured_crowds(job);
+        if kinds.is_empty() {
+            return false;
+        }
+        let is_like = |volume: VolumeIndex| {
+            let kind = self.sizes.kind_of.get(&volume);
+            kind.is_some_and(|kind| kinds.contains(kind))
+        };
+        let writes_like = |other: &JobIndex| {
+            let mut mounted = self.graph.mounted(*other).into_iter();
+            *other != job && mounted.any(|(volume, writable)| writable && is_like(volume))
+        };
+        self.attempts.keys().any(writes_like)
+    }
+
+    /// The kinds of volumes which a job is to make that others of its pipeline are of too, while
+    /// none of them was measured.
+    fn unmeasured_crowds(&self, job: JobIndex) -> Vec<Kind> {
+        let (crowds, learned) = (&self.sizes.crowds, &self.sizes.learned);
+        if crowds.keys().all(|kind| learned.contains_key(kind)) {
+            return Vec::new();
+        }
+        let made = self.scratch_written(job).into_iter();
+        let made = made.filter(|volume| !self.volumes.is_live(*volume));
+        let kinds = made.filter_map(|volume| self.sizes.kind_of.get(&volume).copied());
+        let unmeasured = |kind: &Kind| crowds.contains_key(kind) && !learned.contains_key(kind);
+        kinds.filter(unmeasured).collect()
+    }
+
+    /// An attempt ended: those that waited for what it would measure may start, and one of them is
+    /// measured instead where it told nothing.
+    pub(super) fn pass_measurement_on(&mut self, job: JobIndex) {
+        let (crowds, learned) = (&self.sizes.crowds, &self.sizes.learned);
+        if crowds.is_empty() {
+            return;
+        }
+        let kind_of = |volume: &VolumeIndex| self.sizes.kind_of.get(volume);
+        let mut kinds = self.scratch_written(job).into_iter();
+        let is_awaited = |kind: &Kind| crowds.contains_key(kind) && !learned.contains_key(kind);
+        if kinds.any(|volume| kind_of(&volume).is_some_and(is_awaited)) {
+            self.queues.wake_all();
         }
     }
 
@@ -259,6 +402,10 @@ impl Scheduler {
             let is_only_writer = writable && self.graph.volume(volume).writers.len() == 1;
             let is_untouched = is_only_writer && used.changes == 0;
             let is_measured = held != Space::ZERO || is_untouched;
+            if is_measured {
+                let most = self.sizes.held.entry(*kind).or_default();
+                *most = most.most(held);
+            }
             if is_measured && (known.is_none() || !is_enough) {
                 let size = with_margin(held).most(known.unwrap_or_default());
                 if known != Some(size) {
@@ -270,8 +417,99 @@ impl Scheduler {
             self.sizes.learned.insert(kind, size);
             if self.sizes.is_known(kind.0) {
                 self.end_probe(kind.0);
+            } else if self.sizes.crowds.contains_key(&kind) {
+                self.resize_learned(kind, size);
+                self.sizes_changed();
             }
         }
+    }
+
+    /// A kind was measured: volumes of it that do not exist get what they need. The margin is less
+    /// where with all of it the volumes of a pipeline did not fit on a node, but without it do.
+    fn resize_learned(&mut self, kind: Kind, size: Space) {
+        let offered = self.offered();
+        let mut size = size.least(self.largest_offered());
+        if let (Some(count), Some(held)) = (
+            self.sizes.crowds.get(&kind).copied(),
+            self.sizes.held.get(&kind).copied(),
+        ) {
+            let left = self.left_for_unknown(kind, offered);
+            let left = left.minus(self.unknown_beside(kind));
+            let (made, sum) = self.made_of(kind);
+            let (left, parts) = (left.minus(sum), count.saturating_sub(made).max(1));
+            let part = Space {
+                bytes: left.bytes / parts,
+                files: left.files / parts,
+            };
+            if part.holds(held) {
+                size = size.least(part);
+            }
+        }
+        self.resize_unmade(kind, size);
+    }
+
+    /// A volume of a kind of which none was measured is made larger: the others of its pipeline
+    /// that do not exist count as what is left for them then.
+    pub(super) fn make_way_for_grown(
+        &mut self,
+        pipeline: u32,
+        growth: &(VolumeIndex, Space, Space),
+    ) {
+        let &(grown, _, after) = growth;
+        let Some(kind) = self.sizes.kind_of.get(&grown).copied() else {
+            return;
+        };
+        if self.sizes.learned.contains_key(&kind) || !self.sizes.crowds.contains_key(&kind) {
+            return;
+        }
+        let left = self.left_for_unknown(kind, self.offered());
+        let left = left.minus(self.unknown_beside(kind)).minus(after);
+        let is_other = |volume: &VolumeIndex| {
+            let user = self.graph.workflow.volume(*volume).users.first();
+            let is_here = user.is_some_and(|user| self.graph.pipeline(*user) == pipeline);
+            *volume != grown && is_here && !self.volumes.is_live(*volume)
+        };
+        let others = self.sizes.kinds[&kind].iter().copied();
+        let others: Vec<VolumeIndex> = others.filter(is_other).collect();
+        let parts = (others.len() as u64).max(1) * (1000 + MARGIN_PERMILLE);
+        let part = Space {
+            bytes: (left.bytes / parts * 1000).max(1),
+            files: (left.files / parts * 1000).max(1),
+        };
+        for volume in others {
+            let size = self.size_of(volume).least(part);
+            self.resize(volume, size);
+        }
+    }
+
+    /// What volumes of other kinds of a pipeline take whose size is not declared.
+    fn unknown_beside(&self, kind: Kind) -> Space {
+        let others = self.sizes.kinds_of(kind.0).filter(|other| **other != kind);
+        let taken = |other: &Kind| {
+            let count = self.sizes.crowds.get(other).copied().unwrap_or(1);
+            let first = self.sizes.kinds[other].first().copied();
+            let size = first.map_or(Space::ZERO, |volume| self.size_of(volume));
+            Space {
+                bytes: size.bytes.saturating_mul(count),
+                files: size.files.saturating_mul(count),
+            }
+        };
+        others.map(taken).fold(Space::ZERO, Space::plus)
+    }
+
+    /// How many volumes of a kind exist in the pipeline that has most of them, and what they take.
+    fn made_of(&self, kind: Kind) -> (u64, Space) {
+        let mut made: BTreeMap<u32, (u64, Space)> = BTreeMap::new();
+        let volumes = self.sizes.kinds[&kind].iter().copied();
+        for volume in volumes.filter(|volume| self.volumes.is_live(*volume)) {
+            let Some(user) = self.graph.workflow.volume(volume).users.first() else {
+                continue;
+            };
+            let (count, sum) = made.entry(self.graph.pipeline(*user)).or_default();
+            (*count, *sum) = (*count + 1, sum.plus(self.size_of(volume)));
+        }
+        let most = made.into_values().max_by_key(|(count, _)| *count);
+        most.unwrap_or_default()
     }
 
     /// A shape was measured: its pipelines wait no more, and reserve what is known.
@@ -280,8 +518,7 @@ impl Scheduler {
         let learned: Vec<(Kind, Space)> =
             self.sizes.learned.iter().map(|(k, s)| (*k, *s)).collect();
         for (kind, size) in learned.into_iter().filter(|(kind, _)| kind.0 == shape) {
-            let size = size.least(self.largest_usable());
-            self.resize_unmade(kind, size);
+            self.resize_learned(kind, size);
         }
         self.sizes_changed();
     }
@@ -297,9 +534,9 @@ impl Scheduler {
         }
     }
 
-    /// The most that a node has on which scratch volumes may lie.
-    pub(super) fn largest_usable(&self) -> Space {
-        let nodes = self.nodes_for_scratch().map(|id| self.fleet.usable(id));
+    /// The most that a node may ever offer on which scratch volumes may lie.
+    pub(super) fn largest_offered(&self) -> Space {
+        let nodes = self.nodes_for_scratch().map(|id| self.fleet.offered(id));
         nodes.fold(Space::ZERO, Space::most)
     }
 
