@@ -433,7 +433,8 @@ fn made_up_sizes_follow_the_node_and_not_its_free_space() {
         });
         sizes.collect::<Vec<u64>>()
     };
-    assert_eq!(made(&actions), [], "it waits for a part that is worth a measurement");
+    let none = Vec::<u64>::new();
+    assert_eq!(made(&actions), none, "it waits for a part that is worth a measurement");
     assert_eq!(scheduler.outcome(), None);
     let all = Space {
         files: 1_000,

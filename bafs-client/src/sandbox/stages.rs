@@ -3,7 +3,7 @@
 //! the job's death. Neither decides how an end is judged.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, create_dir_all};
 use std::io::{self, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -27,7 +27,7 @@ use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
 use super::executable::{SHELL, explain, find, is_script, same_file};
 use super::limits::REPORT_BYTES_MAX;
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
-use super::plan::{JobPlan, Session};
+use super::plan::{Access, JobPlan, Session, VolumeBind};
 use super::root::{Notes, refused};
 use super::{holder, identity, probe, process_ids, root};
 use crate::pulse::{PulseEnd, watch};
