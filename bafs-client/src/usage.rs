@@ -150,12 +150,20 @@ impl Usage {
             | FileOp::RemoveXattr { ino, .. } => {
                 self.changed(|firsts| path_of(&firsts.names, *ino));
             }
-            // Asked for also by nobody who looks at what it tells.
-            FileOp::StatFs | FileOp::Forget { .. } => {}
+            // The kernel asks for the top of a volume by itself, and for these before it writes.
             FileOp::GetAttr { ino, .. } if *ino == InodeNo::ROOT => {}
-            _ => {
+            FileOp::GetXattr { name, .. } if name.starts_with(b"security.") => {}
+            FileOp::Lookup { .. }
+            | FileOp::GetAttr { .. }
+            | FileOp::ReadLink { .. }
+            | FileOp::OpenDirectory { .. }
+            | FileOp::ReadDirectory { .. }
+            | FileOp::GetXattr { .. }
+            | FileOp::ListXattr { .. }
+            | FileOp::StatFs => {
                 self.looked.fetch_add(1, Ordering::Relaxed);
             }
+            _ => {}
         }
     }
 
@@ -369,6 +377,32 @@ mod tests {
         usage.asked(&FileOp::Open { ino, flags });
         let used = usage.report("v", None, |_| None);
         assert_eq!(used.first_read, "d/f");
+    }
+
+    #[test]
+    fn lookups_and_listings_count_as_looks() {
+        let looked = |op: FileOp| {
+            let usage = Usage::new();
+            usage.asked(&op);
+            let used = usage.report("v", None, |_| None);
+            assert_eq!((used.opened, used.changes), (0, 0), "{op:?}");
+            used.looked
+        };
+        let (ino, root) = (InodeNo(5), InodeNo::ROOT);
+        let xattr = |name: &[u8]| FileOp::GetXattr {
+            ino,
+            name: name.to_vec(),
+        };
+        let parent = root;
+        let name = b"ready".to_vec();
+        assert_eq!(looked(FileOp::Lookup { parent, name }), 1);
+        assert_eq!(looked(FileOp::OpenDirectory { ino: root }), 1);
+        assert_eq!(looked(FileOp::ReadLink { ino }), 1);
+        assert_eq!(looked(xattr(b"user.done")), 1);
+        assert_eq!(looked(FileOp::ListXattr { ino: root }), 1);
+        // Nothing that a program asked for.
+        assert_eq!(looked(xattr(b"security.capability")), 0);
+        assert_eq!(looked(FileOp::Forget { ino, count: 1 }), 0);
     }
 
     #[test]

@@ -273,7 +273,10 @@ impl Volume {
             Ok(op) => op,
             Err(errno) => return done(Err(errno), &[]),
         };
-        self.usage.asked(&op);
+        // What it holds the agent asks for itself.
+        if caller.pid != 0 || !matches!(op, FileOp::StatFs) {
+            self.usage.asked(&op);
+        }
         let seen = Seen::of(&op, &self.mode, &self.usage);
         self.run_seen(caller, op, data, seen, done);
     }
