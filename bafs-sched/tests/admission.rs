@@ -399,11 +399,23 @@ fn gathering(count: u32, size: &str) -> String {
 #[test]
 fn gathering_that_never_fits_is_refused_at_once() {
     let told = refusal(&gathering(40, "30 MB files 5"), &[1_000]);
-    for part in ["'sum'", "'v0'", "35 more", "1.2 GB", "1.0 GB", "200.0 MB too little"] {
+    for part in [
+        "'sum'",
+        "'v0'",
+        "35 more",
+        "1.2 GB",
+        "1.0 GB",
+        "200.0 MB too little",
+    ] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
     let told = refusal(&gathering(100, "64 KB"), &[1_000]);
-    for part in ["'sum'", "102400 files", "100000 files", "2400 files too little"] {
+    for part in [
+        "'sum'",
+        "102400 files",
+        "100000 files",
+        "2400 files too little",
+    ] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
 }
@@ -420,7 +432,8 @@ fn gathering_of_pieces_that_fit_no_nodes_is_refused() {
 
 #[test]
 fn a_cache_part_counts_beside_what_a_job_makes() {
-    let text = job("a") + "volume data cache bafs://home/data 60 MB files 5\n\
+    let text = job("a")
+        + "volume data cache bafs://home/data 60 MB files 5\n\
          volume v scratch 99900 KB files 5\nmount v a /v\nmount data a /in\n";
     let told = refusal(&text, &[100, 100]);
     for part in ["'a'", "on its own node", "100.1 MB", "100.0 MB"] {

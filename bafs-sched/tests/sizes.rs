@@ -389,7 +389,10 @@ fn undeclared_sizes_beyond_all_nodes_fail_without_blaming_a_declaration() {
     };
     assert_eq!(jobs[0].name, "a0");
     let reason = &jobs[0].reason;
-    assert!(reason.contains("needs more than") && !reason.contains("declared"), "{reason}");
+    assert!(
+        reason.contains("needs more than") && !reason.contains("declared"),
+        "{reason}"
+    );
 }
 
 /// What other runs hold at the moment says nothing of the node.
@@ -434,7 +437,11 @@ fn made_up_sizes_follow_the_node_and_not_its_free_space() {
         sizes.collect::<Vec<u64>>()
     };
     let none = Vec::<u64>::new();
-    assert_eq!(made(&actions), none, "it waits for a part that is worth a measurement");
+    assert_eq!(
+        made(&actions),
+        none,
+        "it waits for a part that is worth a measurement"
+    );
     assert_eq!(scheduler.outcome(), None);
     let all = Space {
         files: 1_000,

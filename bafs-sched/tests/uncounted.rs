@@ -89,7 +89,9 @@ impl Run {
 
     fn warnings(&self) -> String {
         let warnings = self.scheduler.warnings().iter();
-        warnings.map(|warning| format!("{}\n", warning.text)).collect()
+        warnings
+            .map(|warning| format!("{}\n", warning.text))
+            .collect()
     }
 }
 
@@ -116,7 +118,10 @@ fn looked_at_volume_counts_as_used() {
             ..VolumeUse::default()
         };
         run.ends("a", 0, "", &used);
-        assert_eq!(run.warnings().contains("did nothing in volume 'w'"), is_warned);
+        assert_eq!(
+            run.warnings().contains("did nothing in volume 'w'"),
+            is_warned
+        );
     }
 }
 
@@ -151,7 +156,11 @@ fn full_disk_below_a_watched_volume_is_not_the_jobs_fault() {
         let mut run = Run::new(&CHAIN.replace("\nretry = 1", ""));
         run.ends("a", 1, tail, &used);
         let told = run.warnings();
-        for part in ["'a' failed and runs again", "may hold 16.0 MB", "the disk of node"] {
+        for part in [
+            "'a' failed and runs again",
+            "may hold 16.0 MB",
+            "the disk of node",
+        ] {
             assert!(told.contains(part), "{part} is not in: {told}");
         }
         run.wait(10_000);

@@ -162,12 +162,22 @@ mod tests {
             let file = std::fs::OpenOptions::new().write(true).open(root.join("g"));
             std::io::Write::write_all(&mut file.expect("open"), b"h").expect("write");
         };
-        assert!(!is_new(&|| drop(std::fs::read(root.join("d/f")).expect("read"))));
-        assert!(!is_new(&|| drop(std::fs::read_dir(root.join("d")).expect("list").count())));
+        assert!(!is_new(&|| drop(
+            std::fs::read(root.join("d/f")).expect("read")
+        )));
+        assert!(!is_new(&|| drop(
+            std::fs::read_dir(root.join("d")).expect("list").count()
+        )));
         assert!(is_new(&in_place), "as many bytes");
-        assert!(is_new(&|| std::fs::rename(root.join("g"), root.join("h")).expect("rename")));
-        assert!(is_new(&|| std::fs::create_dir(root.join("d/e")).expect("directory")));
-        assert!(is_new(&|| std::fs::remove_file(root.join("d/f")).expect("remove")));
+        assert!(is_new(
+            &|| std::fs::rename(root.join("g"), root.join("h")).expect("rename")
+        ));
+        assert!(is_new(
+            &|| std::fs::create_dir(root.join("d/e")).expect("directory")
+        ));
+        assert!(is_new(
+            &|| std::fs::remove_file(root.join("d/f")).expect("remove")
+        ));
         assert_eq!(marks_below(root, 3).expect("walk"), None, "too many");
     }
 

@@ -137,7 +137,8 @@ fn cluster_calls_no_used_volume_unused() -> Result<()> {
     ensure!(warnings.is_some_and(Vec::is_empty), "{report}");
     ensure!(world.get("o")? == b"1\n", "the wrong result");
     // What a job does nothing with is still told.
-    let idle = "volume w scratch 1 MB\njob a {\nexecutable = true\ndirectory = /\n}\nmount w a /w\n";
+    let idle =
+        "volume w scratch 1 MB\njob a {\nexecutable = true\ndirectory = /\n}\nmount w a /w\n";
     let report = complete(&world, idle)?;
     let told = report["warnings"].to_string();
     ensure!(told.contains("did nothing in volume 'w'"), "{told}");
@@ -179,7 +180,10 @@ fn cluster_full_disk_below_a_watched_volume_is_no_fault_of_its_job() -> Result<(
     let mut node = node_on("-t tmpfs -o size=600m tmpfs", &world, &store)?;
     world.wait_for_servers(3)?;
     let filler = seen_by(&node, &store).join("filler");
-    let (begun, go_on) = (world.home.path().join("begun"), world.home.path().join("go"));
+    let (begun, go_on) = (
+        world.home.path().join("begun"),
+        world.home.path().join("go"),
+    );
     let text = format!(
         "volume w scratch 16 MB watched\njob j {{\nexecutable = sh\n\
          arguments = -c 'touch {}; until test -e {}; do sleep 0.1; done; \
@@ -212,10 +216,15 @@ fn cluster_refuses_a_watched_volume_with_its_margin() -> Result<()> {
     let Some(world) = ready(name, &["100MB"])? else {
         return Ok(());
     };
-    let create = ["volume", "create", "v", "--node", "n1", "--limit", "watched"];
+    let create = [
+        "volume", "create", "v", "--node", "n1", "--limit", "watched",
+    ];
     let mut command: Command = world.bafs(&[&create[..], &["--size", "16MB"]].concat());
     let told = said(&command.output().context("it says why")?);
-    ensure!(told.contains("needs 284435456 bytes (with the margin"), "{told}");
+    ensure!(
+        told.contains("needs 284435456 bytes (with the margin"),
+        "{told}"
+    );
     Ok(())
 }
 

@@ -151,7 +151,10 @@ async fn look_on(least: Arc<LeastFree>, directory: PathBuf) {
     loop {
         let (seen, at) = (Arc::clone(&least), directory.clone());
         // A disk that hangs holds up no thread of the runtime.
-        if tokio::task::spawn_blocking(move || seen.look(&at)).await.is_err() {
+        if tokio::task::spawn_blocking(move || seen.look(&at))
+            .await
+            .is_err()
+        {
             return;
         }
         tokio::time::sleep(DISK_LOOK).await;

@@ -266,7 +266,9 @@ impl Scheduler {
                 };
                 (volume, before, after)
             });
-            let partly: Vec<Growth> = partly.filter(|(_, before, after)| before != after).collect();
+            let partly: Vec<Growth> = partly
+                .filter(|(_, before, after)| before != after)
+                .collect();
             for growth in &partly {
                 self.make_way_for_grown(pipeline, growth);
             }

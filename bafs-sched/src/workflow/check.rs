@@ -459,7 +459,9 @@ impl Checker<'_> {
             let Some(index) = self.volume(&volume) else {
                 continue;
             };
-            sources.entry(target.clone()).or_insert((index, target_place));
+            sources
+                .entry(target.clone())
+                .or_insert((index, target_place));
             let declared = self.workflow.volume(index);
             let is_written = |job: &JobIndex| {
                 let mounts = &self.workflow.job(*job).mounts;
