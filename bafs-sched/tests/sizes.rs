@@ -361,6 +361,32 @@ fn gathered_unknown_sizes_run_every_job_once() {
     }
 }
 
+/// The one that is measured may need less than all others.
+#[test]
+fn gathered_sizes_grow_together_when_the_measured_one_was_small() {
+    let node = NodeSpec {
+        capacity: Space {
+            bytes: 200_000_000,
+            files: 1_000_000,
+        },
+        slots: 1,
+    };
+    let (settings, faults) = (Settings::default(), Faults::default());
+    let mut world = World::new(1, gathering(12), settings, vec![node], faults);
+    world.needs.insert("w0".to_owned(), megabytes(1));
+    for p in 1..12 {
+        world.needs.insert(format!("w{p}"), megabytes(11));
+    }
+    assert_eq!(world.run(10_000_000), Outcome::Complete);
+    let progress = world.scheduler.progress();
+    let again = progress.executions - progress.jobs_total;
+    assert!(
+        again <= 1,
+        "{again} jobs ran twice: {:?}",
+        world.scheduler.warnings()
+    );
+}
+
 #[test]
 fn undeclared_sizes_grow_until_they_fit() {
     for seed in 0..SEEDS {

@@ -108,6 +108,7 @@ impl Scheduler {
                 text,
             });
         }
+        self.raise_measured(&changes);
         let volumes = changes.into_iter().map(|(volume, ..)| volume).collect();
         self.redo(Vec::new(), volumes);
         self.settle(job, 0);
@@ -150,9 +151,9 @@ impl Scheduler {
         let larger = |volume: VolumeIndex| {
             let size = self.size_of(volume);
             let kind = self.sizes.kind_of.get(&volume);
-            // Where nodes were small when its size was made up, twice that says little.
-            let unknown = kind.filter(|kind| !self.sizes.learned.contains_key(kind));
-            let made_up = unknown.map(|kind| self.made_up(*kind, offered));
+            // Where nodes were small when its size was made up, or one was measured that needs less
+            // than others, twice that says little.
+            let made_up = kind.map(|kind| self.made_up(*kind, offered));
             let twice = size.plus(size).most(made_up.unwrap_or_default());
             twice.least(largest).most(size)
         };

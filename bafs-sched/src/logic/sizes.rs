@@ -424,6 +424,28 @@ impl Scheduler {
         }
     }
 
+    /// Volumes proved too small although some of their kind were measured: the others of a pipeline
+    /// that do not exist get more too, or each would find that out by failing.
+    pub(super) fn raise_measured(&mut self, changes: &[(VolumeIndex, Space, Space)]) {
+        let mut is_raised = false;
+        for (volume, _, after) in changes {
+            let Some(kind) = self.sizes.kind_of.get(volume).copied() else {
+                continue;
+            };
+            if let (true, Some(known)) = (
+                self.sizes.crowds.contains_key(&kind),
+                self.sizes.learned.get_mut(&kind),
+            ) {
+                let size = known.most(*after);
+                is_raised |= size != std::mem::replace(known, size);
+                self.resize_learned(kind, size);
+            }
+        }
+        if is_raised {
+            self.sizes_changed();
+        }
+    }
+
     /// A kind was measured: volumes of it that do not exist get what they need. The margin is less
     /// where with all of it the volumes of a pipeline did not fit on a node, but without it do.
     fn resize_learned(&mut self, kind: Kind, size: Space) {
