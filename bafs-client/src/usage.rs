@@ -330,6 +330,19 @@ impl Usage {
     }
 }
 
+/// A report of a volume where nobody counts operations, if that is so: all that is known is whether
+/// anything differs from what it was.
+pub fn uncounted(used: VolumeUse, is_changed: Option<bool>) -> VolumeUse {
+    match is_changed {
+        Some(is_changed) => VolumeUse {
+            is_uncounted: true,
+            changes: u64::from(is_changed),
+            ..used
+        },
+        None => used,
+    }
+}
+
 fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

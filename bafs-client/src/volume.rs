@@ -24,7 +24,7 @@ use crate::logic::directory::Owner;
 use crate::memory;
 use crate::privileged::{Privileged, without_privilege};
 use crate::tree::{Done, Tree};
-use crate::usage::Usage;
+use crate::usage::{Usage, uncounted};
 
 /// What the kernel may believe, and for how long: the volume's kind decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,21 +169,12 @@ impl Volume {
     /// As [`Self::usage`], with what [`Self::held`] and [`Self::is_changed`] answered.
     pub fn usage_holding(&self, held: Option<TreeStat>, is_changed: Option<bool>) -> VolumeUse {
         let describe = |ino| self.tree.describe(ino);
-        let mut used = self.usage.report(&self.name, held, describe);
-        if let Some(is_changed) = is_changed {
-            used.is_uncounted = true;
-            used.changes = u64::from(is_changed);
-        }
-        used
+        uncounted(self.usage.report(&self.name, held, describe), is_changed)
     }
 
     /// Whether anything differs from what it was before the job, where nobody counts operations.
     pub async fn is_changed(&self) -> Option<bool> {
-        let is_changed = self.tree.is_changed();
-        match self.mode.read_only {
-            true => self.tree.directory().map(|_| false),
-            false => is_changed.await,
-        }
+        self.tree.is_changed(self.mode.read_only).await
     }
 
     /// What a volume that may be written holds now; nothing when it does not answer. Of one that

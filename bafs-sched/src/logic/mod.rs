@@ -6,6 +6,7 @@
 
 mod action;
 mod again;
+mod alike;
 mod allot;
 mod attempt;
 mod away;
