@@ -26,7 +26,7 @@ use crate::output::Tail;
 use crate::pulse::Pulse;
 use crate::sandbox::{
     self, Access, Identity, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, Output,
-    RunningJob, Sandbox, Session, VolumeBind,
+    RunningJob, Sandbox, Session, StartError, VOLUMES_MAX, VolumeBind,
 };
 use crate::signals::Asked;
 use crate::volume::Volume;
@@ -106,6 +106,11 @@ pub async fn run_job(
     io: JobIo,
     mut wish: watch::Receiver<Wish>,
 ) -> JobEnd {
+    if spec.mounts.len() > VOLUMES_MAX {
+        let (count, name) = (spec.mounts.len(), &spec.name);
+        let text = format!("job {name} has {count} mounts; a job may have at most {VOLUMES_MAX}");
+        return JobEnd::environment(Error::new(ErrorCode::BadPath, text), None);
+    }
     memory::expect_volumes(spec.mounts.len());
     let (losses, mut lost) = mpsc::unbounded_channel();
     let opened = tokio::select! {
@@ -290,9 +295,15 @@ fn start(
         }
         None => (None, None),
     };
-    let running = sandbox
-        .start_watched(plan, streams, watched)
-        .map_err(|error| unable(&error))?;
+    let running = sandbox.start_watched(plan, streams, watched);
+    let running = running.map_err(|error| match error {
+        // No machine could ever start it.
+        StartError::Plan(error) => Error::new(
+            ErrorCode::BadPath,
+            format!("cannot start job {}: {error}", spec.name),
+        ),
+        StartError::Process(error) => unable(&error),
+    })?;
     Ok((running, tail, beating))
 }
 
@@ -455,9 +466,9 @@ async fn let_go(bound: Bound) -> VolumeUse {
     }
     // The job is dead: nothing has to wait for a server that is away.
     volume.stop_waiting();
-    let held = volume.held().await;
+    let (held, is_changed) = (volume.held().await, volume.is_changed().await);
     volume.close(bound.keep_ms).await;
-    volume.usage_holding(held)
+    volume.usage_holding(held, is_changed)
 }
 
 fn judge(ended: Result<sandbox::JobReport, Stop>, late_loss: Option<Loss>) -> JobEnd {

@@ -111,6 +111,17 @@ pub(crate) const TOUCHED_FILES_MAX: usize = 100_000;
 /// Runs of pages in one report, over all volumes: 16 bytes each, and a report must fit a header.
 pub(crate) const REPORT_RUNS_MAX: usize = 20_000;
 
+/// Files of a directory that is shown to a job as it is which are compared with what they were; of
+/// more nobody knows. A look takes a tenth of a second.
+pub(crate) const MARKED_FILES_MAX: u64 = 50_000;
+
+/// Time of a change is told in ticks of the kernel, of 10 ms at the most: what a job does is told
+/// apart from what was done before.
+pub(crate) const TICK_OF_FILES: Duration = Duration::from_millis(12);
+
+/// How often an agent looks at what the disk below such a directory has free.
+pub(crate) const DISK_LOOK: Duration = Duration::from_millis(50);
+
 /// Text of all pages in a report, in bytes: who reads it takes 16 MiB as a whole.
 pub(crate) const REPORT_PAGES_BYTES_MAX: usize = 8 << 20;
 

@@ -27,6 +27,8 @@ pub struct Usage {
     /// Files opened for reading, and changes of files or directories.
     opened: AtomicU64,
     changes: AtomicU64,
+    /// What is neither, but tells the job something.
+    looked: AtomicU64,
     refused_for_space: AtomicU64,
     /// The first of each; nothing is remembered once both are known.
     firsts: Mutex<Firsts>,
@@ -147,6 +149,19 @@ impl Usage {
             | FileOp::SetXattr { ino, .. }
             | FileOp::RemoveXattr { ino, .. } => {
                 self.changed(|firsts| path_of(&firsts.names, *ino));
+            }
+            // The kernel asks for the top of a volume by itself, and for these before it writes.
+            FileOp::GetAttr { ino, .. } if *ino == InodeNo::ROOT => {}
+            FileOp::GetXattr { name, .. } if name.starts_with(b"security.") => {}
+            FileOp::Lookup { .. }
+            | FileOp::GetAttr { .. }
+            | FileOp::ReadLink { .. }
+            | FileOp::OpenDirectory { .. }
+            | FileOp::ReadDirectory { .. }
+            | FileOp::GetXattr { .. }
+            | FileOp::ListXattr { .. }
+            | FileOp::StatFs => {
+                self.looked.fetch_add(1, Ordering::Relaxed);
             }
             _ => {}
         }
@@ -284,6 +299,8 @@ impl Usage {
         VolumeUse {
             opened: self.opened.load(Ordering::Relaxed),
             changes: self.changes.load(Ordering::Relaxed),
+            looked: self.looked.load(Ordering::Relaxed),
+            is_uncounted: false,
             first_read: firsts.read.clone().or(first_page).unwrap_or_default(),
             first_changed: firsts.changed.clone().unwrap_or_default(),
             held_bytes: held.map_or(0, |stat| used(stat.size_bytes, stat.free_bytes)),
@@ -310,6 +327,19 @@ impl Usage {
         self.touched
             .as_ref()
             .map(|touched| touched.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A report of a volume where nobody counts operations, if that is so: all that is known is whether
+/// anything differs from what it was.
+pub fn uncounted(used: VolumeUse, is_changed: Option<bool>) -> VolumeUse {
+    match is_changed {
+        Some(is_changed) => VolumeUse {
+            is_uncounted: true,
+            changes: u64::from(is_changed),
+            ..used
+        },
+        None => used,
     }
 }
 
@@ -360,6 +390,32 @@ mod tests {
         usage.asked(&FileOp::Open { ino, flags });
         let used = usage.report("v", None, |_| None);
         assert_eq!(used.first_read, "d/f");
+    }
+
+    #[test]
+    fn lookups_and_listings_count_as_looks() {
+        let looked = |op: FileOp| {
+            let usage = Usage::new();
+            usage.asked(&op);
+            let used = usage.report("v", None, |_| None);
+            assert_eq!((used.opened, used.changes), (0, 0), "{op:?}");
+            used.looked
+        };
+        let (ino, root) = (InodeNo(5), InodeNo::ROOT);
+        let xattr = |name: &[u8]| FileOp::GetXattr {
+            ino,
+            name: name.to_vec(),
+        };
+        let parent = root;
+        let name = b"ready".to_vec();
+        assert_eq!(looked(FileOp::Lookup { parent, name }), 1);
+        assert_eq!(looked(FileOp::OpenDirectory { ino: root }), 1);
+        assert_eq!(looked(FileOp::ReadLink { ino }), 1);
+        assert_eq!(looked(xattr(b"user.done")), 1);
+        assert_eq!(looked(FileOp::ListXattr { ino: root }), 1);
+        // Nothing that a program asked for.
+        assert_eq!(looked(xattr(b"security.capability")), 0);
+        assert_eq!(looked(FileOp::Forget { ino, count: 1 }), 0);
     }
 
     #[test]

@@ -16,8 +16,16 @@ pub struct VolumeUse {
     /// Files that were opened for reading.
     pub opened: u64,
     /// Changes of files and directories: opened for writing, created, renamed, removed, given
-    /// other attributes. Not seen where a job works on the directory itself (a watched volume).
+    /// other attributes. Where a job works on the directory itself (a watched volume) 1 when
+    /// anything there is not as it was, or nobody knows.
     pub changes: u64,
+    /// Other operations: names looked up, attributes asked for, directories listed.
+    #[serde(default)]
+    pub looked: u64,
+    /// Whether the job works on the directory itself: then nothing that it read, looked at or was
+    /// refused is counted.
+    #[serde(default)]
+    pub is_uncounted: bool,
     /// Path of the first file that was read, empty if none was.
     pub first_read: String,
     /// Path of the first file that was changed, empty if none was.
@@ -26,7 +34,8 @@ pub struct VolumeUse {
     pub held_bytes: u64,
     /// See `held_bytes`.
     pub held_files: u64,
-    /// Bytes that the disk which it lies on had free at the end; nothing when that is not known.
+    /// Bytes that the disk which it lies on had free at the end, where nothing is counted at the
+    /// least; nothing when that is not known.
     #[serde(default)]
     pub disk_bytes: Option<u64>,
     /// Files, in the same way.

@@ -35,6 +35,7 @@ mod steering;
 mod stories;
 mod tails;
 mod turns;
+mod uncounted;
 mod warming;
 mod why;
 mod widths;

@@ -79,7 +79,7 @@ fn reading_what_nobody_wrote_is_told_with_who_should_have() {
 #[test]
 fn a_mount_that_is_never_used_is_named_with_its_path() {
     let found = warnings(&[("w", "f", true, false), ("r", "b", false, false)]);
-    check(only(&found), &["'r'", "never read", "'b'", "/b"]);
+    check(only(&found), &["'r'", "did nothing in", "'b'", "/b"]);
 }
 
 /// Jobs w and x change v, and r reads it between them and writes o, which e reads at the end.

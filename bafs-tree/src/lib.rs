@@ -27,7 +27,7 @@ mod shared;
 mod tree;
 
 pub use account::Limit;
-pub use below::held_below;
+pub use below::{Marks, held_below, marks_below};
 pub use block_map::{BlockMap, BlockPlaces};
 pub use descriptors::{DescriptorShare, KeptDescriptors};
 pub use private::private_directory;

@@ -3,7 +3,7 @@
 //! the job's death. Neither decides how an end is judged.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, create_dir_all};
 use std::io::{self, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -27,7 +27,7 @@ use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
 use super::executable::{SHELL, explain, find, is_script, same_file};
 use super::limits::REPORT_BYTES_MAX;
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
-use super::plan::{JobPlan, Session};
+use super::plan::{Access, JobPlan, Session, VolumeBind};
 use super::root::{Notes, refused};
 use super::{holder, identity, probe, process_ids, root};
 use crate::pulse::{PulseEnd, watch};
@@ -198,6 +198,7 @@ fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Notes), NotStarted
             plan.directory.display()
         ),
     })?;
+    make_directories(&order.streams[1..], &order.plan.volumes)?;
     let streams = open_streams(&order.streams, passed)?;
     // Blocked signals would be inherited; init itself gets none that it does not handle.
     SigSet::empty()
@@ -253,6 +254,23 @@ fn spawn(plan: &JobPlan, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Result<Pid, N
     let child = child.map_err(|error| explain(&program, &error))?;
     // Dropping the child leaves the process alone; `reap_until` collects it with the others.
     Ok(Pid::from_raw(child.id() as i32))
+}
+
+/// Makes the directories of output files in volumes: in one that is new nobody could have made them.
+/// Those of the host are left as they are.
+fn make_directories(outputs: &[Stream], volumes: &[VolumeBind]) -> Result<(), NotStarted> {
+    let is_inside = |path: &Path| {
+        let mut volumes = volumes.iter().filter(|it| it.access == Access::ReadWrite);
+        volumes.any(|volume| path.starts_with(&volume.path))
+    };
+    for output in outputs {
+        if let Stream::Path(path) = output
+            && let Some(directory) = Path::new(path).parent().filter(|path| is_inside(path))
+        {
+            create_dir_all(directory).map_err(|error| unusable(path, &error))?;
+        }
+    }
+    Ok(())
 }
 
 fn open_streams(streams: &[Stream; 3], passed: Vec<OwnedFd>) -> Result<[OwnedFd; 3], NotStarted> {

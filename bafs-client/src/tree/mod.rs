@@ -111,6 +111,15 @@ impl Tree {
         }
     }
 
+    /// Whether anything in a directory that is shown as it is differs from what it was, or nobody
+    /// knows; nothing where operations are counted.
+    pub(crate) async fn is_changed(&self, read_only: bool) -> Option<bool> {
+        match self {
+            Self::Bound(tree) => Some(!read_only && tree.is_changed().await),
+            Self::Remote(_) | Self::Cache(_) | Self::Local(_) | Self::Inline(_) => None,
+        }
+    }
+
     /// Path and size of a file, if the tree knows them by itself.
     pub fn describe(&self, ino: InodeNo) -> Option<(String, u64)> {
         match self {

@@ -393,6 +393,7 @@ impl Scheduler {
             }
         }
         self.queues.wake(attempt.server);
+        self.pass_measurement_on(job);
         Some(attempt)
     }
 

@@ -148,7 +148,9 @@ impl Scheduler {
             return true;
         }
         let mut free = first.iter().chain(&other).copied();
-        let free = free.find(|job| !self.waits_for_probe(self.graph.pipeline(*job)));
+        let free = free.find(|job| {
+            !self.waits_for_probe(self.graph.pipeline(*job)) && !self.waits_for_like(*job)
+        });
         free.is_some_and(|job| self.make_way(job))
             || self.try_all(&other, Care::Fitting)
             || self.try_all(&other, Care::None)

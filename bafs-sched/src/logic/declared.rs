@@ -60,6 +60,8 @@ fn used_in_all(report: &JobReport, name: &str) -> Option<VolumeUse> {
         sum.read_bytes = sum.read_bytes.saturating_add(used.read_bytes);
         sum.changes = sum.changes.saturating_add(used.changes);
         sum.written_bytes = sum.written_bytes.saturating_add(used.written_bytes);
+        sum.looked = sum.looked.saturating_add(used.looked);
+        sum.is_uncounted |= used.is_uncounted;
         if sum.first_read.is_empty() {
             sum.first_read.clone_from(&used.first_read);
         }
@@ -87,13 +89,14 @@ impl Scheduler {
 
     /// Looks at what a job did that is done.
     pub(super) fn compare_with_declared(&mut self, job: JobIndex, report: &JobReport) {
-        for (volume, writable) in self.graph.mounted(job) {
+        for (volume, _) in self.graph.mounted(job) {
             let name = &self.graph.workflow.volume(volume).name;
             let Some(used) = used_in_all(report, name) else {
                 continue;
             };
-            if !has_read(&used) && !has_written(&used) {
-                self.warn_unused(job, volume, writable);
+            let is_unused = !has_read(&used) && !has_written(&used) && used.looked == 0;
+            if is_unused && !used.is_uncounted {
+                self.warn_unused(job, volume);
             }
             if !self.graph.volume(volume).is_cache {
                 self.note_read(job, volume, &used);
@@ -183,16 +186,14 @@ impl Scheduler {
         self.warn(1, reader, volume, text);
     }
 
-    fn warn_unused(&mut self, job: JobIndex, volume: VolumeIndex, writable: bool) {
+    fn warn_unused(&mut self, job: JobIndex, volume: VolumeIndex) {
         let spec = self.graph.workflow.job(job);
         let path = spec.mounts.iter().find(|mount| mount.volume == volume);
         let path = path.map_or("", |mount| &mount.path);
         let (what, name) = (&spec.name, &self.graph.workflow.volume(volume).name);
-        let access = if writable { "read nor wrote" } else { "read" };
-        let neither = if writable { "neither " } else { "never " };
         let text = format!(
-            "job '{what}' {neither}{access} volume '{name}', which it mounts at {path}: without \
-             this mount it could start earlier and on more nodes"
+            "job '{what}' did nothing in volume '{name}', which it mounts at {path}: if it does not \
+             need it, remove the mount, so that it may start earlier and on more nodes"
         );
         self.warn(2, job, volume, text);
     }

@@ -114,11 +114,8 @@ impl Scheduler {
             // What it needs of the node's disk does not depend on its volumes.
             self.own_fault(job, error.detail.clone(), tail);
         } else if error.class() == ErrorClass::NoSpace {
-            self.own_fault(
-                job,
-                format!("needs a larger volume than declared: {error}"),
-                tail,
-            );
+            let lack = self.describe_too_small(&self.scratch_written(job));
+            self.own_fault(job, format!("{lack}: {error}"), tail);
         } else {
             self.environment_failed(job, error);
         }

@@ -25,6 +25,12 @@ const FULL_DISKS_MAX: u32 = 2;
 /// somebody else may have taken it, and the next listing shows that.
 const PASSING_MAX: u32 = 1;
 
+/// A disk with less free is full, in bytes, for a job of whose calls nobody knows.
+const FULL_BYTES: u64 = 16 << 20;
+
+/// What a program says that found no space.
+const NO_SPACE: &str = "No space left on device";
+
 /// What a user can do about a full disk.
 pub const FREE_OR_OFFER_LESS: &str = "free some of it, or start the node with a smaller --size";
 
@@ -123,7 +129,7 @@ impl Scheduler {
         let why = match disk {
             Some(free) => format!(
                 "volume '{name}' had no space although it may hold {}",
-                self.describe_disk(server, self.size_of(volume), free)
+                self.describe_disk(server, self.limit_of(volume), free)
             ),
             None => format!(
                 "volume '{name}' had no space although it was not half full: the disk of node {} \
@@ -152,6 +158,33 @@ impl Scheduler {
             "{size} files: the disk of node {node} has {left} {NO_FILES}: {free} of the \
              {all} that it offers"
         )
+    }
+
+    /// Whether a job that failed met a full disk in a volume of which nothing is counted: it was as
+    /// good as full meanwhile, or the program says so, and it has less than the volume may take.
+    pub(super) fn met_full_disk(
+        &self,
+        volume: VolumeIndex,
+        used: &VolumeUse,
+        report: &JobReport,
+    ) -> bool {
+        let Some(disk) = disk_of(used).filter(|_| used.is_uncounted) else {
+            return false;
+        };
+        let held = Space {
+            bytes: used.held_bytes,
+            files: used.held_files,
+        };
+        let is_short = !disk.holds(self.size_of(volume).minus(held));
+        let is_full = disk.bytes < FULL_BYTES || disk.files == 0;
+        is_short && (is_full || report.output_tail.contains(NO_SPACE))
+    }
+
+    /// The most that a volume may hold, which of a watched one is less than its reservation.
+    fn limit_of(&self, volume: VolumeIndex) -> Space {
+        let (size, spec) = (self.size_of(volume), self.graph.workflow.volume(volume));
+        let (bytes, files) = spec.limit.held(size.bytes, size.files);
+        Space { bytes, files }
     }
 
     /// The node of a scratch volume of a job; the job's own where the volume is gone.
@@ -213,7 +246,9 @@ impl Scheduler {
                  be full; {FREE_OR_OFFER_LESS}"
             );
         }
-        format!(" when volume {names} had no space left: it needs a larger volume than declared")
+        let full = self.refused_for_space(job, report);
+        let lack = self.describe_too_small(&full);
+        format!(" when volume {names} had no space left: it {lack}")
     }
 
     /// The disk of a node was full for a job that wrote there, as it seems. It runs again, on

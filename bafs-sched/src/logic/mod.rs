@@ -6,6 +6,7 @@
 
 mod action;
 mod again;
+mod alike;
 mod allot;
 mod attempt;
 mod away;
@@ -25,6 +26,7 @@ mod extraction;
 mod failure;
 mod fit;
 mod fit_caches;
+mod fit_gather;
 mod fleet;
 mod followers;
 mod full_disk;

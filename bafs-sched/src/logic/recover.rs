@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
-use bafs_proto::volume::LimitKind;
 
 use super::action::Action;
 use super::attempt::Stage;
@@ -246,9 +245,8 @@ impl Scheduler {
         let is_unchanged = |volume: &VolumeIndex| {
             let spec = self.graph.workflow.volume(*volume);
             let mut used = report.volumes.iter().filter(|used| used.name == spec.name);
-            // Of a watched volume the agent sees nothing.
-            let is_counted = spec.limit == LimitKind::Exact && used.clone().next().is_some();
-            !has_run || is_counted && used.all(|used| !has_written(used))
+            let is_told = used.clone().next().is_some();
+            !has_run || is_told && used.all(|used| !has_written(used))
         };
         let mounted = self
             .graph

@@ -7,6 +7,7 @@
 
 mod access;
 mod ast;
+mod bounds;
 mod check;
 mod checked;
 mod command;
@@ -19,6 +20,7 @@ mod load;
 mod names;
 mod nearest;
 mod order;
+mod overlap;
 mod parse;
 mod parts;
 mod path;

@@ -2,7 +2,7 @@
 
 use bafs_proto::path::steers_text;
 
-use super::limits::PATH_BYTES_MAX;
+use super::limits::{PART_BYTES_MAX, PATH_BYTES_MAX};
 
 /// Directories that the kernel fills; a volume there would hide them from the job.
 const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -16,6 +16,7 @@ pub(super) enum PathError {
     Root,
     Kernel,
     Long,
+    LongPart,
 }
 
 impl PathError {
@@ -26,7 +27,8 @@ impl PathError {
             Self::Dots => "contains '.' or '..'",
             Self::Root => "names no file or directory",
             Self::Kernel => "lies under /proc, /sys or /dev",
-            Self::Long => "is longer than a path may be, or contains control characters",
+            Self::Long => "is longer than 4095 bytes, or contains control characters",
+            Self::LongPart => "has a name of more than 255 bytes in it",
         }
     }
 }
@@ -73,7 +75,7 @@ pub(super) fn joined(directory: &str, text: &str) -> Result<String, PathError> {
         return absolute(text);
     }
     let path = relative(text)?;
-    absolute(&format!("{directory}/{path}"))
+    absolute(&format!("{}/{path}", directory.trim_end_matches('/')))
 }
 
 /// Whether `path` is `directory` or lies in it; both are normalised.
@@ -92,6 +94,9 @@ fn parts(text: &str) -> Result<String, PathError> {
     if parts.iter().any(|part| matches!(*part, "." | "..")) {
         return Err(PathError::Dots);
     }
+    if parts.iter().any(|part| part.len() > PART_BYTES_MAX) {
+        return Err(PathError::LongPart);
+    }
     Ok(parts.join("/"))
 }
 
@@ -107,6 +112,10 @@ mod tests {
         assert_eq!(mount_point("/sys/x"), Err(PathError::Kernel));
         assert_eq!(mount_point("/system"), Ok("/system".to_owned()));
         assert_eq!(mount_point("/a/../b"), Err(PathError::Dots));
+        let long = "x".repeat(256);
+        assert_eq!(absolute(&format!("/a/{long}/b")), Err(PathError::LongPart));
+        assert_eq!(relative(&long), Err(PathError::LongPart));
+        assert_eq!(relative(&"a/".repeat(2_048)), Err(PathError::Long));
         assert_eq!(relative("a//b"), Ok("a/b".to_owned()));
         assert_eq!(relative("/a"), Err(PathError::NotRelative));
         assert_eq!(relative(""), Err(PathError::Root));

@@ -11,7 +11,7 @@ use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CreateVolume, Done, InvalidateVolume};
 use bafs_proto::path::{check_name, check_relative, check_text};
 use bafs_proto::time::{Deadline, Time};
-use bafs_proto::volume::{Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
+use bafs_proto::volume::{LimitKind, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::fill::Fill;
@@ -487,9 +487,10 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
             short: Short::Bytes(free),
             ..
         } => {
+            let (bytes, _) = spec.reserved();
             let text = format!(
-                "volume {id} needs {} bytes, {free} are free",
-                spec.size_bytes
+                "volume {id} needs {bytes} bytes{}, {free} are free",
+                margin_of(spec.limit)
             );
             Error::new(ErrorCode::NoSpaceBytes, text)
         }
@@ -497,9 +498,10 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
             short: Short::Files(free),
             ..
         } => {
+            let (_, files) = spec.reserved();
             let text = format!(
-                "volume {id} needs {} files, {free} are free",
-                spec.size_files
+                "volume {id} needs {files} files{}, {free} are free",
+                margin_of(spec.limit)
             );
             Error::new(ErrorCode::NoSpaceFiles, text)
         }
@@ -507,6 +509,14 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
             let text = format!("there are {VOLUMES_MAX} volumes; delete some first");
             Error::new(ErrorCode::Busy, text)
         }
+    }
+}
+
+/// What a reservation has in it that nobody asked for.
+fn margin_of(limit: LimitKind) -> &'static str {
+    match limit {
+        LimitKind::Exact => "",
+        LimitKind::Watched => " (with the margin of a watched volume)",
     }
 }
 

@@ -212,7 +212,7 @@ pub(super) fn expect_no_advice(text: &str, file: &str, result: &str) -> Result<(
     let advice = ended
         .said
         .lines()
-        .find(|line| line.contains("without this mount"));
+        .find(|line| line.contains("did nothing in volume"));
     ensure!(advice.is_none(), "{}", advice.unwrap_or_default());
     Ok(())
 }
