@@ -48,7 +48,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// too large for a volume, what a disk has free; 16 = a mount says whether its kernel may collect
 /// writes; 17 = a server says at hello which one it is, and who names a home says which one is
 /// meant; 18 = who came at the address of a server without its store says so (`StoreLost`);
-/// 19 = a job says which directories for temporary files are the host's.
+/// 19 = a job says which directories for temporary files are the host's; what a job printed is
+/// read from its node.
 pub const PROTOCOL_VERSION: u32 = 19;
 
 /// Application-layer protocol name that both ends of a connection must offer.
