@@ -61,9 +61,12 @@ const BLOCKING_MAX: usize = 32;
 /// standard output in one line. The end of standard input kills the job. Empty lines before the
 /// report say that the agent still works: who started it kills one that is stuck.
 ///
+/// What the job printed goes to files that begin with `printed`, before the report does.
+///
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
 pub fn agent_main(
     identity_dir: &Path,
+    printed: Option<&Path>,
     choices: Choices,
     temporary: Option<TemporaryPlace>,
 ) -> ExitCode {
@@ -95,6 +98,11 @@ pub fn agent_main(
         )))
     });
     let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
+    if let Some(prefix) = printed
+        && let Err(error) = end.printed.write(prefix)
+    {
+        tracing::warn!(%error, "what the job printed is not kept");
+    }
     let mut output = io::stdout().lock();
     let written = serde_json::to_writer(&mut output, &end.report)
         .map_err(io::Error::from)

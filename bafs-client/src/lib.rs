@@ -21,6 +21,7 @@ pub mod memory;
 mod output;
 mod privileged;
 mod pulse;
+mod report;
 pub mod sandbox;
 pub mod signals;
 pub mod tree;

@@ -33,6 +33,8 @@ pub struct Usage {
     /// The first of each; nothing is remembered once both are known.
     firsts: Mutex<Firsts>,
     has_firsts: AtomicBool,
+    /// Whether the job is over, so that it reads nothing any more.
+    reads_no_more: AtomicBool,
     /// Files that count as read wholly.
     whole: Mutex<BTreeSet<InodeNo>>,
     /// `None` when touched pages are not counted.
@@ -119,12 +121,17 @@ impl Usage {
         firsts.changed = Some(String::new());
     }
 
+    /// What is read and opened for reading from now on does not count.
+    pub fn stop_counting_reads(&self) {
+        self.reads_no_more.store(true, Ordering::Relaxed);
+    }
+
     /// An operation was asked for: takes note of what it opens or changes.
     pub fn asked(&self, op: &FileOp) {
         match op {
             FileOp::Open { ino, flags } => {
                 let mode = flags & libc::O_ACCMODE;
-                if mode != libc::O_WRONLY {
+                if mode != libc::O_WRONLY && !self.reads_no_more.load(Ordering::Relaxed) {
                     self.opened.fetch_add(1, Ordering::Relaxed);
                     self.note_first(|firsts| {
                         let path = path_of(&firsts.names, *ino);
@@ -226,6 +233,9 @@ impl Usage {
 
     /// Bytes were read.
     pub fn read(&self, ino: InodeNo, offset: u64, bytes: u64) {
+        if self.reads_no_more.load(Ordering::Relaxed) {
+            return;
+        }
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
         let Some(mut touched) = self.touched() else {
             return;
@@ -416,6 +426,21 @@ mod tests {
         // Nothing that a program asked for.
         assert_eq!(looked(xattr(b"security.capability")), 0);
         assert_eq!(looked(FileOp::Forget { ino, count: 1 }), 0);
+    }
+
+    #[test]
+    fn reads_after_the_job_do_not_count() {
+        let usage = Usage::with_pages();
+        usage.stop_counting_reads();
+        let (ino, flags) = (InodeNo(6), libc::O_RDONLY);
+        usage.asked(&FileOp::Open { ino, flags });
+        usage.read(ino, 0, 5_000);
+        usage.read_whole(ino, 5_000);
+        usage.wrote(3);
+        let used = usage.report("v", None, |_| None);
+        assert_eq!((used.read_bytes, used.written_bytes), (0, 3));
+        assert_eq!((used.opened, used.pages.len()), (0, 0));
+        assert_eq!(used.first_read, "");
     }
 
     #[test]

@@ -166,6 +166,11 @@ impl Volume {
         self.usage_holding(None, None)
     }
 
+    /// The job is over: whoever reads from here on does so for us.
+    pub fn stop_counting_reads(&self) {
+        self.usage.stop_counting_reads();
+    }
+
     /// As [`Self::usage`], with what [`Self::held`] and [`Self::is_changed`] answered.
     pub fn usage_holding(&self, held: Option<TreeStat>, is_changed: Option<bool>) -> VolumeUse {
         let describe = |ino| self.tree.describe(ino);

@@ -49,7 +49,8 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// writes; 17 = a server says at hello which one it is, and who names a home says which one is
 /// meant; 18 = who came at the address of a server without its store says so (`StoreLost`);
 /// 19 = a job says which directories for temporary files are the host's;
-/// agents report whether a job looked at a volume, and of which volumes nothing is counted.
+/// agents report whether a job looked at a volume, and of which volumes nothing is counted;
+/// what a job printed is read from its node.
 pub const PROTOCOL_VERSION: u32 = 19;
 
 /// Application-layer protocol name that both ends of a connection must offer.

@@ -30,6 +30,16 @@ pub const BLOCK_BYTES_MAX: u32 = 4 << 20;
 /// touch little fetch little (`docs/decisions/0007`), large enough to fill a wide-area link.
 pub const BLOCK_BYTES_DEFAULT: u32 = 64 << 10;
 
+/// Of each stream of a job's output so many bytes are kept from its beginning, where programs say
+/// what they are about to do.
+pub const JOB_LOG_HEAD_BYTES: usize = 64 << 10;
+
+/// So many are kept from its end, where they say why they failed.
+pub const JOB_LOG_TAIL_BYTES: usize = 192 << 10;
+
+/// What is kept of one stream at most, with the line that says what was left out.
+pub const JOB_LOG_BYTES_MAX: usize = JOB_LOG_HEAD_BYTES + JOB_LOG_TAIL_BYTES + 128;
+
 /// Longest file name, in bytes (`NAME_MAX`).
 pub const NAME_BYTES_MAX: usize = 255;
 

@@ -25,6 +25,7 @@ use crate::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
 use crate::report::VolumeUse;
+pub use crate::report::{JobOutput, ReadJobOutput};
 use crate::token::Token;
 use crate::volume::{VolumeSpec, VolumeStatus};
 
@@ -178,6 +179,8 @@ calls! {
     PutFile => PutReceipt,
     ReadSources => SourceData,
     PutFiles => PutResults,
+    // what a job printed
+    ReadJobOutput => JobOutput,
 }
 
 /// Done, nothing to say.

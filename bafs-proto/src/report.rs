@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::ExecutionId;
 use crate::message::JobReport;
 
 /// What a job did to one of its volumes.
@@ -63,6 +64,22 @@ pub struct TouchedPages {
     pub size: u64,
     /// Runs of pages of 4096 bytes.
     pub runs: Vec<(u64, u64)>,
+}
+
+/// Reads what an execution printed that has ended: beginning and end of standard output and of
+/// standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadJobOutput {
+    /// This execution.
+    pub execution: ExecutionId,
+}
+
+/// What an execution printed. The body has that of standard output, then that of standard error;
+/// where the middle of one was left out, a line in it says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobOutput {
+    /// So many bytes of the body are of standard output.
+    pub stdout_bytes: u32,
 }
 
 impl JobReport {

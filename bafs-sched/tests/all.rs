@@ -10,6 +10,7 @@ mod decide;
 mod declared;
 mod driver;
 mod driver_away;
+mod driver_output;
 mod failing;
 mod feasible;
 mod goodput;

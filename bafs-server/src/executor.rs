@@ -14,10 +14,12 @@ use std::time::Duration;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExecutionId;
 use bafs_proto::message::{
-    Done, JobOutcome, JobReport, JobReports, JobState, KillJob, StartJob, WatchJobs,
+    Done, JobOutcome, JobOutput, JobReport, JobReports, JobState, KillJob, ReadJobOutput, StartJob,
+    WatchJobs,
 };
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result, codec};
+use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -240,6 +242,33 @@ impl Executor {
                 return Ok(JobReports { reports });
             }
         }
+    }
+
+    /// What an execution printed that has ended.
+    ///
+    /// # Errors
+    /// `NotFound` when it has not ended here or its log is gone, `ServerFault` when the disk does
+    /// not give it.
+    pub async fn read_output(&self, call: ReadJobOutput) -> Result<(JobOutput, Bytes)> {
+        let (id, logs) = (call.execution, self.config.logs.clone());
+        let has_ended = matches!(
+            self.state().executions.get(&id),
+            Some(Execution::Ended { .. })
+        );
+        let reading = tokio::task::spawn_blocking(move || log::read_printed(&logs, id, has_ended));
+        let read = reading.await.map_err(std::io::Error::other);
+        let read = read.and_then(|read| read).map_err(|error| {
+            let text = format!("what execution {id} printed: {error}");
+            Error::new(ErrorCode::ServerFault, text)
+        })?;
+        let gone = || {
+            let text = format!("nothing is kept of what execution {id} printed");
+            Error::new(ErrorCode::NotFound, text)
+        };
+        let (stdout, stderr) = read.ok_or_else(gone)?;
+        let stdout_bytes = u32::try_from(stdout.len()).unwrap_or(u32::MAX);
+        let body = [stdout, stderr].concat();
+        Ok((JobOutput { stdout_bytes }, body.into()))
     }
 
     /// Kills all agents at once, and takes no more jobs.

@@ -99,6 +99,8 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Tell what happened to a job, a volume or a node of a run, and why.
     Why(WhyArgs),
+    /// Print what a job printed: its standard output and standard error.
+    Logs(LogsArgs),
     /// Show how far a run is, from the journal that it writes.
     Status(StatusArgs),
     /// Write what a run did as one page: who ran where and when, space, failures, copies, ledger.
@@ -528,6 +530,29 @@ pub(crate) struct WhyArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    override_usage = "bafs logs [OPTIONS] [RUN] JOB",
+    after_help = "Of each stream the first 64 KiB and the last 192 KiB are kept, also where `output` \
+and `error` name files. Without RUN it is the only run whose logs are in this directory.\n\n\
+Example:\n  bafs logs blast.bafs search7\n  bafs logs blast.bafs search7 --attempt 1 --stderr"
+)]
+pub(crate) struct LogsArgs {
+    /// Journal of the run, which may be under way, or its workflow if the journal is beside it; then
+    /// the name of the job.
+    #[arg(value_name = "[RUN] JOB", num_args = 1..=2, required = true)]
+    pub(crate) words: Vec<String>,
+    /// This attempt of those that ended, from 1 on; the last one when not given.
+    #[arg(long, value_name = "N")]
+    pub(crate) attempt: Option<u32>,
+    /// Only standard output.
+    #[arg(long)]
+    pub(crate) stdout: bool,
+    /// Only standard error.
+    #[arg(long)]
+    pub(crate) stderr: bool,
+}
+
+#[derive(Debug, Args)]
 #[command(after_help = "Example:\n  bafs prefer blast.bafs search7")]
 pub(crate) struct PreferArgs {
     /// Journal of the run, or its workflow if the journal is beside it.
@@ -640,6 +665,9 @@ pub(crate) struct AgentArgs {
     /// Memory that processes of the job may share by name.
     #[arg(long, value_name = "SIZE")]
     pub(crate) shared_memory: Option<String>,
+    /// What files with the job's output begin with.
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) printed: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) delegate: DelegateArgs,
 }

@@ -173,7 +173,7 @@ pub(crate) fn agent(args: &AgentArgs) -> ExitCode {
         directory,
         memory_bytes,
     });
-    bafs_client::entry::agent_main(&args.identity, choices, temporary)
+    bafs_client::entry::agent_main(&args.identity, args.printed.as_deref(), choices, temporary)
 }
 
 fn choices(explain: bool, DelegateArgs { delegate }: DelegateArgs, promise: Promise) -> Choices {

@@ -9,6 +9,7 @@ mod cluster_full_disk;
 mod cluster_groups;
 mod cluster_homes;
 mod cluster_injection;
+mod cluster_logs;
 mod cluster_metrics;
 mod cluster_plan;
 mod cluster_report;

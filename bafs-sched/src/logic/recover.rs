@@ -159,8 +159,9 @@ impl Scheduler {
             });
         }
         self.forget_copy(id, instance.volume);
+        self.extractions.logs.drop_volume(id);
         self.has_left(id);
-        instance.state != State::Deleting
+        !matches!(instance.state, State::Deleting | State::Held)
     }
 
     /// Stops who uses these volumes; where somebody still needs them, a copy takes their place, or

@@ -368,7 +368,7 @@ impl Scheduler {
                 }
                 State::Copying => actions.extend(self.copy_action(id, instance)),
                 State::Deleting => actions.push(Action::DeleteVolume { id, server }),
-                State::Ready | State::Copy => {}
+                State::Ready | State::Copy | State::Held => {}
             }
         }
         for (&id, &server) in self

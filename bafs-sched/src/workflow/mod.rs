@@ -39,6 +39,7 @@ pub(crate) use limits::FILES_MAX;
 pub(crate) use limits::RUNTIME_S_MAX;
 pub use limits::{DESCRIPTION_BYTES_MAX, FILE_BYTES_MAX};
 pub use load::{Checked, parse_workflow};
+pub use nearest::nearest;
 pub(crate) use order::Search;
 pub use size::{QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size};
 pub use url::{Scheme, Url, UrlError};

@@ -59,7 +59,7 @@ async fn run_agent(
     let name = &call.job.name;
     let temporary =
         TemporaryDirectory::create(&config.temporary, call.execution, name, config.share)?;
-    let (mut child, input, output) = spawn(config, &temporary)?;
+    let (mut child, input, output) = spawn(config, call, &temporary)?;
     let path = config.logs.join(format!("{}.log", call.execution));
     let logging = child
         .stderr
@@ -214,6 +214,7 @@ async fn until_end(child: &mut Child, reading: &mut Reading) -> Ending {
 
 fn spawn(
     config: &ExecutorConfig,
+    call: &StartJob,
     temporary: &TemporaryDirectory,
 ) -> Result<(Child, ChildStdin, ChildStdout), Error> {
     let failed = |why: &dyn std::fmt::Display| {
@@ -232,6 +233,8 @@ fn spawn(
         .arg(temporary.path())
         .arg("--shared-memory")
         .arg(format!("{} B", temporary.memory_bytes()))
+        .arg("--printed")
+        .arg(log::printed(&config.logs, call.execution))
         .envs(memory.map(|memory| ("BAFS_MEMORY", memory)))
         .env("BAFS_CHANNEL", channel::chosen().name())
         .stdin(Stdio::piped())

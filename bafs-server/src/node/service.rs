@@ -90,9 +90,11 @@ fn needs(token: &Token, request: &Request) -> Result<Vec<Need>> {
             HandOverOf::Tree { .. } => Vec::new(),
             HandOverOf::Cache { volume: id, .. } => volume(*id, Right::Read),
         },
-        Request::StartJob(_) | Request::WatchJobs(_) | Request::KillJob(_) | Request::Allot(_) => {
-            need(Resource::Jobs, Right::Manage)
-        }
+        Request::StartJob(_)
+        | Request::WatchJobs(_)
+        | Request::ReadJobOutput(_)
+        | Request::KillJob(_)
+        | Request::Allot(_) => need(Resource::Jobs, Right::Manage),
         Request::ReadCounters(_) => need(Resource::Catalog, Right::Read),
         Request::Advertise(_)
         | Request::QueryServers(_)
@@ -153,6 +155,10 @@ impl Node {
             Request::WatchJobs(call) => plain(Reply::WatchJobs(
                 self.executor.watch(call, incoming.deadline).await?,
             )),
+            Request::ReadJobOutput(call) => {
+                let (output, body) = self.executor.read_output(call).await?;
+                Ok((Reply::ReadJobOutput(output), body))
+            }
             Request::KillJob(call) => plain(Reply::KillJob(self.executor.kill(call))),
             Request::HandOver(call) => {
                 plain(Reply::HandOver(self.hand_over(call.what, &incoming.token)?))
