@@ -354,9 +354,9 @@ async fn deleted_volume_hides_no_other_from_a_listing() {
             futures_all(deleting.collect()),
             futures_all(listing.collect())
         );
-        deleted
-            .into_iter()
-            .for_each(|done| drop(done.expect("deleted")));
+        for done in deleted {
+            done.expect("deleted");
+        }
         for list in listed {
             let volumes = list.expect("no listing fails").volumes;
             let ids: Vec<u128> = volumes.iter().map(|it| it.spec.id.0).collect();

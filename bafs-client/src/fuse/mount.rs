@@ -250,7 +250,7 @@ impl Mounted {
     }
 
     /// Whether the kernel asks nothing any more.
-    fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.over.borrow().is_some()
     }
 
