@@ -27,10 +27,10 @@ const CHECKS_AT_ONCE: usize = 32;
 const TOKENS_MAX: usize = 256;
 
 /// Refusals of one connection that cost it nothing: agents ask with tokens that have just expired.
-const REFUSALS_FREE: u32 = 16;
+const REFUSALS_FREE: u32 = 64;
 
 /// Each further refusal makes the next check of the connection wait so much longer,
-const REFUSAL_PAUSE: Duration = Duration::from_millis(20);
+const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// but not over this.
 const REFUSAL_PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(access.0.pause("a:1"), Duration::ZERO);
         access.prepare("a:1", need(100)).await;
         assert_eq!(access.0.pause("a:1"), REFUSAL_PAUSE);
-        (0..60).for_each(|_| access.0.refused("a:1"));
+        (0..120).for_each(|_| access.0.refused("a:1"));
         assert!(access.0.pause("a:1") > Duration::from_secs(1));
         access.prepare("b:1", need(300)).await;
         assert_eq!(access.0.pause("b:1"), Duration::ZERO);

@@ -254,10 +254,10 @@ fn cluster_node_offers_no_more_files_than_its_disk() -> Result<()> {
 /// In a name space of its own `/dev/fuse` is open to everybody, as in a container.
 const AS_OTHER: &str =
     "mknod $1/fuse c 10 229 && chmod 666 $1/fuse && mount --bind $1/fuse /dev/fuse \
-    && exec setpriv --reuid 65533 --regid 65533 --clear-groups sh -c '
+    && exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '
     \"$0\" mount v $1/mnt --identity $1/narrow & mounted=$!
     for n in $(seq 100); do grep -q $1/mnt /proc/mounts && break; sleep 0.1; done
-    echo hi > $1/mnt/f && mkdir $1/mnt/d && mv $1/mnt/f $1/mnt/d/g && chmod 600 $1/mnt/d/g \
+    grep -q $1/mnt /proc/mounts || exit 9; echo hi > $1/mnt/f && mkdir $1/mnt/d && mv $1/mnt/f $1/mnt/d/g && chmod 600 $1/mnt/d/g \
         && cat $1/mnt/d/g && stat -c %u:%a $1/mnt/d/g
     kill $mounted; wait $mounted' \"$0\" $1";
 
@@ -276,7 +276,7 @@ fn mount_by_another_user_can_write() -> Result<()> {
     world.json(&["grant", "v", "--to", &narrow])?;
     std::fs::create_dir(place.path().join("mnt"))?;
     let all = Command::new("chown")
-        .args(["-R", "65533:65533"])
+        .args(["-R", "65534:65534"])
         .arg(place.path())
         .status()?;
     ensure!(all.success(), "chown");
@@ -290,11 +290,11 @@ fn mount_by_another_user_can_write() -> Result<()> {
         .stdin(Stdio::null());
     let output = command.output()?;
     let told = said(&output);
-    if told.contains("mknod") || told.contains("fusermount") {
+    if told.contains("mknod") || told.contains("No such device") {
         skip(name, &told);
         return Ok(());
     }
-    ensure!(told.contains("hi\n65533:600\n"), told);
+    ensure!(told.contains("hi\n65534:600\n"), told);
     // A job of the node's user goes on with it.
     let exec = ["exec", "--mount", "v:/s", "--", "cat", "/s/d/g"];
     let output = world.bafs(&exec).output()?;
