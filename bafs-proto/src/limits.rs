@@ -49,8 +49,8 @@ pub const PATH_BYTES_MAX: usize = 4095;
 /// Most mounts of one job: each costs a session of its agent, and a few mounts in the kernel.
 pub const JOB_MOUNTS_MAX: usize = 1_024;
 
-/// Most bytes of the names and paths of a job's mounts together: they travel in the head that starts
-/// the job, beside a token for each.
+/// Most bytes of the names and paths of a job's mounts together: they travel in the head that
+/// starts the job, beside a token for each.
 pub const JOB_MOUNT_BYTES_MAX: usize = 256 << 10;
 
 /// Longest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).

@@ -1,5 +1,5 @@
-//! Sizes, limits and messages of runs on real processes: what nobody declared is measured once, what
-//! never fits is refused before it runs, and what nobody counts is no fact.
+//! Sizes, limits and messages of runs on real processes: what nobody declared is measured once,
+//! what never fits is refused before it runs, and what nobody counts is no fact.
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
@@ -129,7 +129,8 @@ fn cluster_calls_no_used_volume_unused() -> Result<()> {
         volume c cache bafs://home/in 1 MB\n\
         job a {\nexecutable = sh\narguments = -c 'mkdir /w/ready; echo x > /b/x'\n}\n\
         job b {\nexecutable = sh\n\
-        arguments = -c 'test -d /w/ready && ls /w | wc -l > /r/o; test -e /c/none; test -e /b/x'\n}\n\
+        arguments = -c 'test -d /w/ready && ls /w | wc -l > /r/o; test -e /c/none; test -e /b/x'\n\
+        }\n\
         parent a child b\nmount w a /w\nmount w b /w ro\nmount r b /r\nmount b a /b\n\
         mount b b /b ro\nmount c b /c\nextract r o bafs://home/o\n";
     let report = complete(&world, text)?;

@@ -256,8 +256,8 @@ fn spawn(plan: &JobPlan, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Result<Pid, N
     Ok(Pid::from_raw(child.id() as i32))
 }
 
-/// Makes the directories of output files in volumes: in one that is new nobody could have made them.
-/// Those of the host are left as they are.
+/// Makes the directories of output files in volumes: in one that is new nobody could have made
+/// them. Those of the host are left as they are.
 fn make_directories(outputs: &[Stream], volumes: &[VolumeBind]) -> Result<(), NotStarted> {
     let is_inside = |path: &Path| {
         let mut volumes = volumes.iter().filter(|it| it.access == Access::ReadWrite);

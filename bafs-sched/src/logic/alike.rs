@@ -1,5 +1,5 @@
-//! Volumes of unknown size that one pipeline has many of, as a job gathers from jobs that are alike:
-//! one of them is measured before the others are made. What is measured says `sizes.rs`.
+//! Volumes of unknown size that one pipeline has many of, as a job gathers from jobs that are
+//! alike: one of them is measured before the others are made. What is measured says `sizes.rs`.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(super) struct Likeness {
     program: String,
     cpus: u32,
     place: usize,
-    /// Of all that the maker mounts: its size, whether it may be written, and the cache if it is one.
+    /// Of all that the maker mounts: size, whether it may be written, and which cache it is, if one.
     mounts: Vec<(u64, bool, Option<VolumeIndex>)>,
     users: Vec<u32>,
 }

@@ -192,8 +192,8 @@ impl Scheduler {
         let path = path.map_or("", |mount| &mount.path);
         let (what, name) = (&spec.name, &self.graph.workflow.volume(volume).name);
         let text = format!(
-            "job '{what}' did nothing in volume '{name}', which it mounts at {path}: if it does not \
-             need it, remove the mount, so that it may start earlier and on more nodes"
+            "job '{what}' did nothing in volume '{name}', which it mounts at {path}: if it does \
+             not need it, remove the mount, so that it may start earlier and on more nodes"
         );
         self.warn(2, job, volume, text);
     }

@@ -137,9 +137,9 @@ impl Scheduler {
             let fits = nodes.iter().any(|node| node.holds(need));
             (!fits).then(|| {
                 format!(
-                    "job '{}' needs {} on its own node (what it is the first to use of {}), but the \
-                     largest node with {slots} slots offers {}: {} too little; add a larger node, or \
-                     make the volumes smaller",
+                    "job '{}' needs {} on its own node (what it is the first to use of {}), but \
+                     the largest node with {slots} slots offers {}: {} too little; add a larger \
+                     node, or make the volumes smaller",
                     self.graph.workflow.job(job).name,
                     describe(need),
                     self.names(&self.volumes_of(job)),

@@ -44,8 +44,8 @@ impl Scheduler {
         }
     }
 
-    /// Scratch volumes that a job may write and in which calls of it failed for lack of space. Where
-    /// nothing is counted the disk tells that, as it was at the least.
+    /// Scratch volumes that a job may write and in which calls of it failed for lack of space.
+    /// Where nothing is counted the disk tells that, as it was at the least.
     pub(super) fn refused_for_space(&self, job: JobIndex, report: &JobReport) -> Vec<VolumeIndex> {
         let is_refused = |volume: &VolumeIndex| {
             let name = &self.graph.workflow.volume(*volume).name;

@@ -42,8 +42,8 @@ pub(super) fn check_overlaps(
             false => ("filled from", "holds"),
         };
         let message = format!(
-            "volume '{name}' is {declared} '{source}', where {} extracts '{target}': what it {verb} \
-             of that depends on chance, and on earlier runs",
+            "volume '{name}' is {declared} '{source}', where {} extracts '{target}': what it \
+             {verb} of that depends on chance, and on earlier runs",
             diagnostics.name(at)
         );
         let hint = format!(
