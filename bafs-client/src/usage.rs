@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bafs_proto::file_op::{Errno, FileOp, Name, TreeStat};
 use bafs_proto::ids::InodeNo;
+use bafs_proto::path::from_bytes;
 use bafs_proto::report::{TouchedPages, VolumeUse};
 
 use nix::libc;
@@ -65,7 +66,7 @@ struct Firsts {
 
 impl Firsts {
     fn path_in(&self, parent: InodeNo, name: &Name) -> String {
-        let name = String::from_utf8_lossy(name).into_owned();
+        let name = from_bytes(name);
         if parent == InodeNo::ROOT {
             return name;
         }
@@ -377,7 +378,7 @@ fn path_of(names: &BTreeMap<InodeNo, (InodeNo, Name)>, ino: InodeNo) -> String {
         let Some((parent, name)) = names.get(&at) else {
             break;
         };
-        path.insert(0, String::from_utf8_lossy(name).into_owned());
+        path.insert(0, from_bytes(name));
         at = *parent;
     }
     format!("{NUMBERED}{ino}")

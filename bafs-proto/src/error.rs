@@ -1,8 +1,11 @@
 //! The closed set of numbered errors and their classes; no mapping to errno (the agent's part).
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use crate::limits::ERROR_DETAIL_BYTES_MAX;
+use crate::path::shown;
 
 /// Result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -140,9 +143,13 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error with a text for the person who reads it; an over-long text is cut.
+    /// An error with a text for the person who reads it; an over-long text is cut, and bytes of
+    /// names that are no text are shown as numbers.
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
         let mut detail = detail.into();
+        if let Cow::Owned(shown) = shown(&detail) {
+            detail = shown;
+        }
         if detail.len() > ERROR_DETAIL_BYTES_MAX {
             let mut end = ERROR_DETAIL_BYTES_MAX;
             while !detail.is_char_boundary(end) {

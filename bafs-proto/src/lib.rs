@@ -21,6 +21,8 @@ pub mod net;
 pub mod path;
 pub mod replica;
 pub mod report;
+pub mod source;
+pub mod source_warning;
 pub mod time;
 pub mod token;
 pub mod volume;
@@ -50,7 +52,9 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// meant; 18 = who came at the address of a server without its store says so (`StoreLost`);
 /// 19 = a job says which directories for temporary files are the host's;
 /// agents report whether a job looked at a volume, and of which volumes nothing is counted;
-/// what a job printed is read from its node.
+/// what a job printed is read from its node;
+/// names in paths are bytes, volumes tell what they do not have as their source has it,
+/// directories that cannot be read are entries, a manifest has the top of its source.
 pub const PROTOCOL_VERSION: u32 = 19;
 
 /// Application-layer protocol name that both ends of a connection must offer.

@@ -495,11 +495,9 @@ impl Driver {
             } => {
                 let place = self.place(server);
                 self.tasks.spawn(async move {
-                    send(
-                        &notes,
-                        Some(servers.create(now, id, volume, &place, size).await),
-                    )
-                    .await;
+                    for event in servers.create(now, id, volume, &place, size).await {
+                        send(&notes, Some(event)).await;
+                    }
                 });
             }
             Action::CopyVolume {
@@ -518,7 +516,9 @@ impl Driver {
                     base,
                 };
                 self.tasks.spawn(async move {
-                    send(&notes, Some(servers.copy(now, copying).await)).await;
+                    for event in servers.copy(now, copying).await {
+                        send(&notes, Some(event)).await;
+                    }
                 });
             }
             Action::WarmVolume { id, server } => self.warm(id, server),

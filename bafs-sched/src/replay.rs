@@ -173,6 +173,7 @@ impl Teller {
             Event::CancelRequested => self.tell(&[], "the user cancels the run".to_owned()),
             Event::Resumed { .. } => self.tell(&[], "a scheduler takes up the journal".to_owned()),
             Event::VolumeCreated { .. }
+            | Event::VolumeWarned { .. }
             | Event::SharesSeen { .. }
             | Event::VolumeDeleted { .. }
             | Event::VolumeDeleteFailed { .. }

@@ -49,7 +49,7 @@ impl BlockPlaces {
         let block_bytes = u64::from(block_bytes.max(1));
         Self::new(entries.iter().map(|entry| match entry.kind {
             SourceKind::File => entry.identity.size.div_ceil(block_bytes),
-            SourceKind::Directory | SourceKind::Symlink(_) => 0,
+            SourceKind::Directory | SourceKind::UnreadableDirectory | SourceKind::Symlink(_) => 0,
         }))
     }
 

@@ -4,14 +4,22 @@ mod plan;
 mod servers;
 mod wrong_use;
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use bafs_proto::path::from_bytes;
 use bafs_sched::logic::CheckpointPolicy;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use wrong_use::{EXIT_WRONG_USE, WrongUse};
+
+/// A path, or a URL with one, whose names need not be UTF-8.
+fn path_text() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().map(|path| from_bytes(path.as_bytes()))
+}
 
 /// A user-space, batch-aware distributed file system.
 ///
@@ -234,7 +242,7 @@ pub(crate) struct VolumeWarmArgs {
     /// Id or name of the volume, or name of a cooperative cache.
     pub(crate) volume: String,
     /// Only this file or directory, named as in the volume: from the top of its source on.
-    #[arg(long, default_value = "", hide_default_value = true)]
+    #[arg(long, default_value = "", hide_default_value = true, value_parser = path_text())]
     pub(crate) path: String,
     /// The blocks stay until they are unpinned.
     #[arg(long)]
@@ -283,10 +291,10 @@ pub(crate) struct VolumeCreateArgs {
     #[arg(long, default_value = "exact", conflicts_with = "cache")]
     pub(crate) limit: LimitArg,
     /// Fill the scratch volume from this home path.
-    #[arg(long, value_name = "URL", conflicts_with = "cache")]
+    #[arg(long, value_name = "URL", conflicts_with = "cache", value_parser = path_text())]
     pub(crate) from: Option<String>,
     /// Make a cache volume of this home path.
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = path_text())]
     pub(crate) cache: Option<String>,
     /// Cooperative cache to take part in; the volume's name when not given. Volumes share blocks if
     /// they have this name and show the same source.
@@ -315,8 +323,10 @@ pub(crate) struct VolumeExtractArgs {
     /// Id or name of the volume.
     pub(crate) volume: String,
     /// Path of the file in the volume.
+    #[arg(value_parser = path_text())]
     pub(crate) path: String,
     /// Where it shall be at home.
+    #[arg(value_parser = path_text())]
     pub(crate) target: String,
 }
 

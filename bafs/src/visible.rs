@@ -1,19 +1,19 @@
 //! Text for a terminal: names, messages and outputs come from others, and what is in them must not
 //! steer it. The one place where that is decided.
 
-use bafs_proto::path::steers_text;
+use bafs_proto::path::{self, steers_text};
 
 /// One line without control and bidirectional characters, which would move, colour, clear or turn
 /// round what is shown.
 pub(crate) fn line(text: &str) -> String {
-    text.chars().map(shown).collect()
+    path::shown(text).chars().map(shown).collect()
 }
 
 /// Several lines, perhaps with tabs, without the other control characters.
 pub(crate) fn lines(text: &str) -> String {
     let is_layout = |c: char| matches!(c, '\n' | '\t');
     let shown = |c: char| if is_layout(c) { c } else { shown(c) };
-    text.chars().map(shown).collect()
+    path::shown(text).chars().map(shown).collect()
 }
 
 fn shown(c: char) -> char {
@@ -38,5 +38,6 @@ mod tests {
             "n\u{fffd}[31m1\u{fffd}\u{fffd}\u{fffd}\u{fffd}größe"
         );
         assert_eq!(lines(name), "n\u{fffd}[31m1\n\t\u{fffd}\u{fffd}größe");
+        assert_eq!(line(&path::from_bytes(b"\xe9\x1b")), "\\xE9\u{fffd}");
     }
 }

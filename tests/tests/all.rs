@@ -15,6 +15,7 @@ mod cluster_plan;
 mod cluster_report;
 mod cluster_run;
 mod cluster_sizes;
+mod cluster_sources;
 mod cluster_temporary;
 mod cluster_throw_away;
 mod cluster_uploads;

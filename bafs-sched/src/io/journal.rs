@@ -46,7 +46,8 @@ use crate::workflow::Workflow;
 /// and leave, and plans less often; advice names the nodes of several times (2026-11).
 /// 20 = caches tell what they got once more, and which home a name means is kept (2026-11).
 /// 21 = sizes that nobody declared follow the nodes and grow again, alike jobs of a pipeline are
-/// measured, agents say where they count nothing, and logs of jobs that failed go home (2026-11).
+/// measured, agents say where they count nothing, and logs of jobs that failed go home;
+/// volumes warn of what they do not have as their source has it (2026-11).
 pub const MAGIC: &[u8] = b"bafs-journal 21\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.

@@ -4,9 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::JobReport;
+use bafs_proto::path;
 use bafs_proto::report::VolumeUse;
+use bafs_proto::source_warning::SourceWarnings;
 
 use super::scheduler::Scheduler;
 use crate::workflow::{JobIndex, Mount, VolumeIndex, VolumeKind};
@@ -257,8 +259,26 @@ impl Scheduler {
         }
     }
 
+    /// A volume does not have all as its source has it: the parts of a cache say the same.
+    pub(super) fn volume_warned(&mut self, id: VolumeId, warnings: &SourceWarnings) {
+        let Some(volume) = self.volumes.get(id).map(|instance| instance.volume) else {
+            return;
+        };
+        let name = self.graph.workflow.volume(volume).name.clone();
+        for text in warnings.sentences(&name) {
+            self.tell(Warning {
+                job: None,
+                volume: Some(volume),
+                node: None,
+                text,
+            });
+        }
+    }
+
     /// Tells the user something, if it is not too much.
-    pub(super) fn tell(&mut self, warning: Warning) {
+    pub(super) fn tell(&mut self, mut warning: Warning) {
+        // Agents tell of files by their names, which may be bytes.
+        warning.text = path::shown(&warning.text).into_owned();
         if self.deeds.warnings.contains(&warning) {
             return;
         }

@@ -448,6 +448,7 @@ impl Scheduler {
                 volume,
                 received_bytes,
             } => self.volume_copied(volume, received_bytes),
+            Event::VolumeWarned { volume, warnings } => self.volume_warned(volume, &warnings),
             Event::VolumeCreateFailed { volume, error } => self.create_failed(volume, &error),
             Event::JobStarted { execution } => self.job_started(execution),
             Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),

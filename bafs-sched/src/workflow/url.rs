@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bafs_proto::path::steers_text;
+use bafs_proto::path::{from_bytes, steers_text};
 use serde::{Deserialize, Serialize};
 
 use super::limits::PATH_BYTES_MAX;
@@ -107,7 +107,7 @@ fn decode(path: &str) -> Option<String> {
         bytes.push(u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok()?);
         rest = behind;
     }
-    String::from_utf8(bytes).ok()
+    Some(from_bytes(&bytes))
 }
 
 impl fmt::Display for Url {

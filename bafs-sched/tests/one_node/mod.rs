@@ -12,6 +12,7 @@ use bafs_proto::message::{
     RenewedVolumes, Reply, Request, ServerKind, ServerList, WatchJobs,
 };
 use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{VolumeSpec, VolumeState, VolumeStatus};
@@ -165,6 +166,7 @@ impl Cluster {
             used_files: 0,
             received_bytes: 0,
             manifest: None,
+            warnings: SourceWarnings::default(),
             expires: Time(0),
         }
     }

@@ -315,8 +315,9 @@ impl Storage {
                     // Without it everything comes from the source.
                     older: call.base.and_then(|base| self.scratch(base).ok()),
                 };
-                let received_bytes = fill.run(&self.store.tree_in_making(spec.id)).await?;
-                self.volumes().filled(spec.id, received_bytes);
+                let filled = fill.run(&self.store.tree_in_making(spec.id)).await?;
+                self.volumes()
+                    .filled(spec.id, filled.received_bytes, filled.warnings);
                 Ok(None)
             }
             VolumeKind::Cache { .. } => {

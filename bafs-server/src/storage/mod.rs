@@ -7,14 +7,17 @@ mod extracts;
 mod fill;
 mod flush;
 mod holds;
+mod inside;
 mod life;
 mod links;
 mod listing;
+mod look_ahead;
 mod older;
 mod origin;
 mod store;
 mod table;
 mod trees;
+mod unreadable;
 mod watching;
 
 use std::collections::BTreeMap;
@@ -29,6 +32,7 @@ use bafs_proto::path::check_text;
 use bafs_proto::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -173,7 +177,11 @@ impl Storage {
         for row in rows {
             let id = row.spec.id;
             match self.status(row.clone()).await {
-                Ok(status) => volumes.push(status),
+                // They would not fit a page; who asks for one volume is told.
+                Ok(status) => volumes.push(VolumeStatus {
+                    warnings: SourceWarnings::default(),
+                    ..status
+                }),
                 Err(_) if self.volumes().get(id).is_none() => {}
                 Err(error) => {
                     tracing::warn!(volume = %id, %error, "volume not measured");
@@ -322,7 +330,7 @@ impl Storage {
         result
     }
 
-    async fn status(&self, row: Row) -> Result<VolumeStatus> {
+    async fn status(&self, mut row: Row) -> Result<VolumeStatus> {
         let id = row.spec.id;
         let (used_bytes, used_files) = match (row.state, &row.spec.kind) {
             (VolumeState::Ready, VolumeKind::Scratch { .. }) => {
@@ -340,6 +348,9 @@ impl Storage {
             }
             _ => (0, 0),
         };
+        if matches!(row.spec.kind, VolumeKind::Cache { .. }) {
+            row.warnings = self.caches.warnings(id);
+        }
         Ok(told(row, (used_bytes, used_files)))
     }
 
@@ -364,6 +375,7 @@ fn told(row: Row, (used_bytes, used_files): (u64, u64)) -> VolumeStatus {
         state,
         fault,
         received_bytes,
+        warnings,
         manifest,
         expires,
     } = row;
@@ -375,6 +387,7 @@ fn told(row: Row, (used_bytes, used_files): (u64, u64)) -> VolumeStatus {
         used_files,
         received_bytes,
         manifest,
+        warnings,
         expires,
     }
 }
