@@ -464,11 +464,7 @@ fn started(
 
 /// Rings for a volume whose operations mostly end in the thread that began them; where answers come
 /// from others, a ring would only be one thread more on their way.
-fn rings(
-    volume: &Arc<Volume>,
-    directory: &Path,
-    seat: Option<&Seat>,
-) -> Result<Rings, String> {
+fn rings(volume: &Arc<Volume>, directory: &Path, seat: Option<&Seat>) -> Result<Rings, String> {
     if seat.is_none() {
         return Err("volumes beyond the first share their readers".to_owned());
     }
@@ -496,11 +492,7 @@ fn serving(rings: &Result<Rings, String>) -> Serving {
 }
 
 /// Has the kernel's requests answered until its connection ends.
-fn serve_on(
-    session: Session<Bridge>,
-    bridge: Bridge,
-    rings: Option<Rings>,
-) -> io::Result<Server> {
+fn serve_on(session: Session<Bridge>, bridge: Bridge, rings: Option<Rings>) -> io::Result<Server> {
     if bridge.serving() == Serving::Shared {
         return readers::serve(session, bridge).map(Server::Shared);
     }

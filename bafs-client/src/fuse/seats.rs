@@ -84,7 +84,11 @@ mod tests {
         assert_eq!(threads_of(NonZeroUsize::new(2), 8), 2, "as for one volume");
         assert_eq!(entries_of(2, 1, 64), Some(RING_ENTRIES));
         assert_eq!(entries_of(16, 6, 64), None);
-        assert_eq!(entries_of(2, 1, 2), None, "where the agent has little memory");
+        assert_eq!(
+            entries_of(2, 1, 2),
+            None,
+            "where the agent has little memory"
+        );
     }
 
     #[test]

@@ -114,7 +114,11 @@ impl Rings {
             // A thread that is gone is seen below.
             let _ = served.start.send(Start { device, bridge });
         }
-        let told: Vec<_> = self.served.iter().map(|served| served.told.recv()).collect();
+        let told: Vec<_> = self
+            .served
+            .iter()
+            .map(|served| served.told.recv())
+            .collect();
         let mut refused = Ok(());
         for told in told {
             if let Err(error) = told.map_err(|_| io::Error::other("a thread ended"))? {

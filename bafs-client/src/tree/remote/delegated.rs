@@ -14,9 +14,7 @@ use tokio::sync::{Notify, watch};
 use super::{Session, Trouble};
 use crate::clock;
 use crate::errno::errno_of;
-use crate::limits::{
-    BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, DIRECTORY_PAGES_MAX, LOG_OPS_MAX,
-};
+use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, DIRECTORY_PAGES_MAX, LOG_OPS_MAX};
 use crate::logic::delegation::{Asked, Decision, Delegation, shuts};
 use crate::logic::learning::changes;
 use crate::logic::log::Room;
