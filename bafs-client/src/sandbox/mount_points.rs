@@ -118,8 +118,14 @@ impl MountPoints {
     ) -> io::Result<()> {
         let target = place.target();
         if place.missing.is_empty() {
-            self.join_all(&target, kind);
-            return fs::symlink_metadata(&target).map(drop);
+            self.join_all(&target, kind)?;
+            // Others may have removed it and made it again since it was looked for.
+            return match self.holds(&target)
+                || fs::symlink_metadata(&target).is_ok() && !is_ours(&target, kind)
+            {
+                true => Ok(()),
+                false => Err(io::ErrorKind::NotFound.into()),
+            };
         }
         if place.existing == Path::new("/") || is_ready(&place.existing) {
             return Ok(());
@@ -133,7 +139,7 @@ impl MountPoints {
     }
 
     /// Locks what jobs have made of a path that exists, from the top.
-    fn join_all(&mut self, target: &Path, kind: Kind) {
+    fn join_all(&mut self, target: &Path, kind: Kind) -> io::Result<()> {
         let paths: Vec<_> = target.ancestors().collect();
         for path in paths.into_iter().rev() {
             let kind = if path == target {
@@ -141,31 +147,38 @@ impl MountPoints {
             } else {
                 Kind::Directory
             };
-            self.join(path, kind);
+            self.join(path, kind)?;
         }
+        Ok(())
+    }
+
+    /// Whether what is there now is locked by this job.
+    fn holds(&self, path: &Path) -> bool {
+        let is_it = |used: &Used| used.path == path && is_same(path, &used.lock);
+        self.0.iter().any(is_it)
     }
 
     /// Locks a directory on the way to a mount point if jobs have made it.
-    fn join(&mut self, path: &Path, kind: Kind) {
+    fn join(&mut self, path: &Path, kind: Kind) -> io::Result<()> {
         for _ in 0..LOCK_ATTEMPTS {
-            if !is_ours(path, kind) || self.0.iter().any(|used| used.path == path) {
-                return;
+            if !is_ours(path, kind) || self.holds(path) {
+                return Ok(());
             }
-            match lock(path, kind) {
-                Ok(Some(used)) => return self.0.push(used),
-                Ok(None) => thread::sleep(LOCK_PAUSE),
-                Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "a mount point may go");
-                    return;
+            match lock(path, kind)? {
+                Some(used) => {
+                    self.0.push(used);
+                    return Ok(());
                 }
+                None => thread::sleep(LOCK_PAUSE),
             }
         }
+        Err(io::ErrorKind::WouldBlock.into())
     }
 
     /// Makes all that is missing of `target` below `existing`.
     fn add(&mut self, existing: &Path, target: &Path, kind: Kind) -> io::Result<()> {
         let is_local = is_local(existing)?;
-        self.join_all(existing, Kind::Directory);
+        self.join_all(existing, Kind::Directory)?;
         let missing = target.strip_prefix(existing).map_err(io::Error::other)?;
         let mut path = existing.to_owned();
         let mut names = missing.components().peekable();
@@ -199,7 +212,7 @@ impl MountPoints {
                 Ok(_) if !is_ours(path, kind) => return Ok(()),
                 Ok(_) => {}
             }
-            if self.0.iter().any(|used| used.path == path) {
+            if self.holds(path) {
                 return Ok(());
             }
             match lock(path, kind)? {
