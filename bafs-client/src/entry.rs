@@ -53,8 +53,8 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 /// Threads of the runtime: calls are short, and more threads than processors do not help.
 const WORKERS: usize = 2;
 
-/// Threads for what blocks, as the mounting and unmounting of a volume: those of all volumes of a job
-/// must not each have one.
+/// Threads for what blocks, as the mounting and unmounting of a volume: those of all volumes of a
+/// job must not each have one.
 const BLOCKING_MAX: usize = 32;
 
 /// `bafs agent`: runs the job that one line of JSON on standard input describes, and reports on

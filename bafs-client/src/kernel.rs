@@ -34,8 +34,8 @@ pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
     }
 }
 
-/// Blocks of so many bytes are taken from the kernel, and given back to it, one by one. Smaller ones
-/// are used again; a session's buffer is larger, and mostly never used.
+/// Blocks of so many bytes are taken from the kernel, and given back to it, one by one. Smaller
+/// ones are used again; a session's buffer is larger, and mostly never used.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES_MIN: libc::c_int = 4 << 20;
 

@@ -28,8 +28,8 @@ pub(crate) const SHARED_READERS_MAX: usize = 32;
 /// buffer for it.
 pub(crate) const SHARED_WRITE_BYTES: u32 = 256 << 10;
 
-/// Buffers of all rings of an agent, of a mebibyte each, and the fewest of one ring that are of use:
-/// some of them wait for the disk.
+/// Buffers of all rings of an agent, of a mebibyte each, and the fewest of one ring that are of
+/// use: some of them wait for the disk.
 pub(crate) const RING_BUFFERS_MAX: usize = 64;
 pub(crate) const RING_ENTRIES_MIN: usize = 4;
 

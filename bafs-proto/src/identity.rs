@@ -255,8 +255,8 @@ fn make_directory(directory: &Path) -> Result<()> {
         })
 }
 
-/// Keys are not put where somebody else could read or replace them: the directory of a role and that
-/// of the cluster belong to the caller or root, and not everybody may write there.
+/// Keys are not put where somebody else could read or replace them: the directory of a role and
+/// that of the cluster belong to the caller or root, and not everybody may write there.
 fn check_owner(directory: &Path) -> std::io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
     for place in [Some(directory), directory.parent()].into_iter().flatten() {

@@ -69,8 +69,8 @@ pub const OPS_MAX: usize = 4096;
 /// Largest capability token, in bytes.
 pub const TOKEN_BYTES_MAX: usize = 8 << 10;
 
-/// Most blocks of a capability token, with the first: each costs its reader a signature and a check.
-/// BAFS appends three: a grant, what is given to an agent, and what that shows with a call.
+/// Most blocks of a capability token, with the first: each costs its reader a signature and a
+/// check. BAFS appends three: a grant, what is given to an agent, and what that shows with a call.
 pub const TOKEN_BLOCKS_MAX: usize = 9;
 
 /// Most files that go home with one call: each has a path and a token in the head.

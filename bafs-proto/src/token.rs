@@ -318,8 +318,8 @@ impl Verifier {
         self.open(token)?.verify(server, resource, right, now)
     }
 
-    /// Checks the signatures of a token, which is most of the work; what it grants may then be asked
-    /// many times.
+    /// Checks the signatures of a token, which is most of the work; what it grants may then be
+    /// asked many times.
     ///
     /// # Errors
     /// `TokenInvalid`.

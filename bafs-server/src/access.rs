@@ -1,6 +1,6 @@
 //! Checks the capability of every request; remembers what it checked for a short while. Whoever
-//! asks chooses what a check costs, so that a check which is not remembered waits for its turn, away
-//! from the threads that answer: one at a time for each connection, and few for all of them.
+//! asks chooses what a check costs, so that a check which is not remembered waits for its turn,
+//! away from the threads that answer: one at a time for each connection, and few for all of them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

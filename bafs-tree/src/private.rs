@@ -60,8 +60,8 @@ impl Trust {
     }
 }
 
-/// Makes a directory that is the caller's alone, with what is missing above it, or checks that it is
-/// one; answers its path without links. Blocks.
+/// Makes a directory that is the caller's alone, with what is missing above it, or checks that it
+/// is one; answers its path without links. Blocks.
 ///
 /// # Errors
 /// `PermissionDenied` with who else could have prepared or replaced it; what the system says.

@@ -547,8 +547,8 @@ and `error` name files. Without RUN it is the only run whose logs are in this di
 Example:\n  bafs logs blast.bafs search7\n  bafs logs blast.bafs search7 --attempt 1 --stderr"
 )]
 pub(crate) struct LogsArgs {
-    /// Journal of the run, which may be under way, or its workflow if the journal is beside it; then
-    /// the name of the job.
+    /// Journal of the run, which may be under way, or its workflow if the journal is beside it;
+    /// then the name of the job.
     #[arg(value_name = "[RUN] JOB", num_args = 1..=2, required = true)]
     pub(crate) words: Vec<String>,
     /// This attempt of those that ended, from 1 on; the last one when not given.

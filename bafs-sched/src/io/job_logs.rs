@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 use super::servers::Servers;
 use crate::replay::describe_end;
 
-/// Most bytes of all logs of a run: those of successful attempts go first, the oldest of them first.
+/// Most bytes of all logs of a run: those of successful attempts go first, the oldest of them
+/// first.
 pub const LOGS_BYTES_MAX: u64 = 256 << 20;
 
 /// Most files of all logs of a run.

@@ -17,7 +17,8 @@ pub(super) struct Likeness {
     program: String,
     cpus: u32,
     place: usize,
-    /// Of all that the maker mounts: size, whether it may be written, and which cache it is, if one.
+    /// Of all that the maker mounts: size, whether it may be written, and which cache it is, if
+    /// one.
     mounts: Vec<(u64, bool, Option<VolumeIndex>)>,
     users: Vec<u32>,
 }

@@ -180,7 +180,8 @@ impl Scheduler {
         })
     }
 
-    /// The last of what was to be done for a log; the message of the job's failure says how it went.
+    /// The last of what was to be done for a log; the message of the job's failure says how it
+    /// went.
     fn end_log(&mut self, extract: ExtractId, tell: impl Fn(&str, &str) -> String) -> bool {
         let Some(log) = self.extractions.logs.0.remove(&extract) else {
             return false;

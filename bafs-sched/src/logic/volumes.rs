@@ -280,8 +280,8 @@ impl Volumes {
         self.begin(volume, server, id);
     }
 
-    /// Takes a volume out of use, which is [`State::Held`] or [`State::Deleting`] then; it keeps its
-    /// space until it is removed.
+    /// Takes a volume out of use, which is [`State::Held`] or [`State::Deleting`] then; it keeps
+    /// its space until it is removed.
     pub(super) fn retire(&mut self, id: VolumeId, state: State) {
         self.tally.one();
         assert!(!state.is_live(), "what is out of use is not live");

@@ -85,8 +85,8 @@ pub fn remove_unoccupied(export: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Makes a directory that only this user writes, if it is not there; what somebody else put there is
-/// refused, as a home of root would write where a link leads.
+/// Makes a directory that only this user writes, if it is not there; what somebody else put there
+/// is refused, as a home of root would write where a link leads.
 ///
 /// # Errors
 /// `PermissionDenied` for another user's; what the system says.

@@ -62,7 +62,8 @@ impl Store {
     /// Opens the store at `root`, made if it is not there. Blocks.
     ///
     /// # Errors
-    /// `Conflict` when another node serves it, `RightMissing` when another user may have prepared it,
+    /// `Conflict` when another node serves it, `RightMissing` when another user may have prepared
+    /// it,
     /// `ServerFault` when the disk refuses.
     pub fn open(root: &Path) -> Result<Self> {
         let fault = |e: &dyn std::fmt::Display| {

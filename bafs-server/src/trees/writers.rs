@@ -1,5 +1,5 @@
-//! What agents that have sessions are beside them: one that is about to end, one that has its share of
-//! the descriptors.
+//! What agents that have sessions are beside them: one that is about to end, one that has its share
+//! of the descriptors.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use crate::clock;
 const ENDING_MS: u64 = 1_000;
 const ENDING_LOOK: Duration = Duration::from_millis(10);
 
-/// An agent that was silent for so long, in milliseconds, is not waited for: it gives a sign of life
-/// each second.
+/// An agent that was silent for so long, in milliseconds, is not waited for: it gives a sign of
+/// life each second.
 const HEARD_MS: u64 = 1_500;
 
 impl TreeSessions {

@@ -1,5 +1,5 @@
-//! Answers in the kernel's own form (`fuse.h`), as they go by the ring, or by the device for volumes
-//! that share their readers. Decides nothing.
+//! Answers in the kernel's own form (`fuse.h`), as they go by the ring, or by the device for
+//! volumes that share their readers. Decides nothing.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
