@@ -9,7 +9,7 @@ pub mod doctor;
 pub mod door;
 pub mod entry;
 mod environment;
-pub mod errno;
+mod errno;
 pub mod fate;
 pub mod fuse;
 pub mod job;
