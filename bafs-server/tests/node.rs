@@ -11,15 +11,14 @@ use bafs_proto::ids::{
 };
 use bafs_proto::message::{
     CacheRef, CloseTree, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, JobCommand,
-    JobSpec, KillJob, ListSource, ListVolumes, OpenTree, QueryServers, ReadBlocks, ReadCounters,
-    ReadManifest, Reader, RenewVolumes, Reply, Request, RunFileOps, ShowVolume, SourceIdentity,
-    StartJob, TreeRef, WatchJobs,
+    JobSpec, KillJob, ListSource, OpenTree, QueryServers, ReadBlocks, ReadCounters, ReadManifest,
+    Reader, RenewVolumes, Reply, Request, RunFileOps, ShowVolume, SourceIdentity, StartJob,
+    TreeRef, WatchJobs,
 };
 use bafs_proto::net::{Awaited, Incoming, Peer, Service};
 use bafs_proto::replica::{ListVolumeTree, ReadVolumeFile};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_proto::volume::VolumeSpec;
 use bafs_proto::{ErrorClass, ErrorCode, Result};
 use bafs_server::catalog::Catalog;
 use bafs_server::node::Node;

@@ -3,7 +3,7 @@
 use crate::node::ask;
 use crate::storage_world::{ALL, FOREVER, World, spec};
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{DeleteVolume, ListVolumes, Reply, ShowVolume};
+use bafs_proto::message::{DeleteVolume, ListVolumes, Reply};
 use bafs_proto::token::{Resource, Token};
 use bafs_proto::volume::VolumeSpec;
 use futures_util::future::join_all;
