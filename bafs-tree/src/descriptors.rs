@@ -234,20 +234,31 @@ impl Drop for InTime {
 /// `EMFILE` when the process or its job would take the share of others; `ENFILE` when there is none
 /// left for one that has none.
 pub(crate) fn check_in_time(share: &DescriptorShare, opener: u32) -> Outcome<()> {
-    let (limit, kept) = (limit(), KEPT.load(Relaxed));
     // Whoever keeps descriptors for others' early opens has many connections too.
-    let others = match kept {
+    let others = match KEPT.load(Relaxed) {
         0 => SOLE_OTHERS_PART,
         _ => OTHERS_PART,
     };
-    let taken = limit / PART + limit / others + kept + IN_TIME.load(Relaxed);
-    let free = limit.saturating_sub(taken);
+    let free = free_beside(others);
     let (job, own) = share.held(opener);
     match is_within_share(free, job, own) {
         true => Ok(()),
         false if job == 0 => Err(errno::NFILE),
         false => Err(errno::MFILE),
     }
+}
+
+/// Descriptors that nothing has and nothing was promised, in a process that promises some: what is
+/// promised from now on comes out of what others leave for those who have few.
+pub fn free_descriptors() -> u64 {
+    free_beside(OTHERS_PART)
+}
+
+fn free_beside(others: u64) -> u64 {
+    let limit = limit();
+    let kept = KEPT.load(Relaxed);
+    let taken = limit / PART + limit / others + kept + IN_TIME.load(Relaxed);
+    limit.saturating_sub(taken)
 }
 
 /// Whether one who has `own` open, of a job that has `job`, may open one more of those that are

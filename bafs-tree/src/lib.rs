@@ -29,7 +29,7 @@ mod tree;
 pub use account::Limit;
 pub use below::{Marks, held_below, marks_below};
 pub use block_map::{BlockMap, BlockPlaces};
-pub use descriptors::{DescriptorShare, KeptDescriptors};
+pub use descriptors::{DescriptorShare, KeptDescriptors, free_descriptors};
 pub use private::private_directory;
 pub use removal::remove_tree;
 pub use session::Session;

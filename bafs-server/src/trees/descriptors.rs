@@ -5,20 +5,21 @@
 use std::sync::{PoisonError, RwLock};
 
 use bafs_proto::limits::EARLY_HANDLES_MAX;
-use bafs_tree::{KeptDescriptors, Session};
+use bafs_tree::{KeptDescriptors, Session, free_descriptors};
 use rustix::process::{Resource, getrlimit};
 
 /// Part of the process's descriptors that is kept for them; what is opened in time and what is
 /// only referred to needs the rest.
 const PART: u64 = 2;
 
-/// Part of what is left of that which one more session gets, so that later ones get some too.
+/// Part of what is left of that, and of what is free, which one more session gets: so that later
+/// ones get some too, and a job that comes late can open files in time.
 const SHARE: u64 = 4;
 
 /// Has one more session keep descriptors as long as it lasts, where others keep `kept`.
 pub(super) fn keep(session: &mut RwLock<Option<Session>>, kept: u64) -> KeptDescriptors {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let share = share(limit, kept);
+    let share = share(limit, kept, free_descriptors());
     let session = session.get_mut().unwrap_or_else(PoisonError::into_inner);
     let kept = session
         .as_mut()
@@ -26,8 +27,8 @@ pub(super) fn keep(session: &mut RwLock<Option<Session>>, kept: u64) -> KeptDesc
     kept.unwrap_or_default()
 }
 
-fn share(limit: u64, kept: u64) -> u32 {
-    let share = (limit / PART).saturating_sub(kept) / SHARE;
+fn share(limit: u64, kept: u64, free: u64) -> u32 {
+    let share = (limit / PART).saturating_sub(kept).min(free) / SHARE;
     u32::try_from(share).map_or(EARLY_HANDLES_MAX, |share| share.min(EARLY_HANDLES_MAX))
 }
 
@@ -40,16 +41,31 @@ mod tests {
         for limit in [0, 20, 1_024, 20_000, u64::MAX] {
             let mut kept = 0;
             for _ in 0..4_096 {
-                let one_more = u64::from(share(limit, kept));
+                let one_more = u64::from(share(limit, kept, u64::MAX));
                 assert!(one_more <= u64::from(EARLY_HANDLES_MAX));
                 kept += one_more;
             }
             assert!(kept <= limit / 2, "{kept} of {limit}");
         }
         assert_eq!(
-            share(1 << 20, 100 * u64::from(EARLY_HANDLES_MAX)),
+            share(1 << 20, 100 * u64::from(EARLY_HANDLES_MAX), u64::MAX),
             EARLY_HANDLES_MAX
         );
-        assert!(share(20_000, 9_000) > 0, "a later one gets some, too");
+        assert!(
+            share(20_000, 9_000, 2_000) > 0,
+            "a later one gets some, too"
+        );
+    }
+
+    #[test]
+    fn sessions_leave_free_descriptors_for_opens_in_time() {
+        // What one greedy job leaves, and many sessions after it.
+        let mut free = 200;
+        for _ in 0..10 {
+            free -= u64::from(share(3_000, 375, free));
+            assert!(free > 0);
+        }
+        assert_eq!(share(3_000, 0, 0), 0);
+        assert_eq!(share(20_000, 0, 12_000), EARLY_HANDLES_MAX);
     }
 }
