@@ -29,8 +29,17 @@ const OTHERS_PART: u64 = 8;
 const SOLE_OTHERS_PART: u64 = 16;
 
 /// So many times what is free a job may have open, and a process so many times what its job may
-/// still open: alone, seven eighths of all.
+/// still open.
 const OF_FREE: u64 = 8;
+
+/// Part of the descriptors for opens in time that is only for jobs that have few, and of those that
+/// a job may have for its processes that have few: however many others took all they could get, one
+/// after the other.
+const RESERVED_PART: u64 = 8;
+
+/// A job that has so many open, or a process, has not few.
+const FEW_OF_JOB: u64 = 64;
+const FEW_OF_PROCESS: u64 = 16;
 
 /// Descriptors that are kept for files whose opening was promised.
 static KEPT: AtomicU64 = AtomicU64::new(0);
@@ -239,34 +248,56 @@ pub(crate) fn check_in_time(share: &DescriptorShare, opener: u32) -> Outcome<()>
         0 => SOLE_OTHERS_PART,
         _ => OTHERS_PART,
     };
-    let free = free_beside(others);
+    let free = Free::beside(others);
     let (job, own) = share.held(opener);
-    match is_within_share(free, job, own) {
+    match free.admits(job, own) {
         true => Ok(()),
         false if job == 0 => Err(errno::NFILE),
         false => Err(errno::MFILE),
     }
 }
 
-/// Descriptors that nothing has and nothing was promised, in a process that promises some: what is
-/// promised from now on comes out of what others leave for those who have few.
+/// Descriptors that may be promised from now on: what comes out of what others leave for those who
+/// have few is not among them.
 pub fn free_descriptors() -> u64 {
-    free_beside(OTHERS_PART)
+    Free::beside(OTHERS_PART).beyond_reserve()
 }
 
-fn free_beside(others: u64) -> u64 {
-    let limit = limit();
-    let kept = KEPT.load(Relaxed);
-    let taken = limit / PART + limit / others + kept + IN_TIME.load(Relaxed);
-    limit.saturating_sub(taken)
+/// Descriptors that nothing has and nothing was promised.
+#[derive(Debug, Clone, Copy)]
+struct Free {
+    /// All that there can be.
+    most: u64,
+    now: u64,
 }
 
-/// Whether one who has `own` open, of a job that has `job`, may open one more of those that are
-/// `free`. The bound follows what is free, so that there is always some for one who has few,
-/// however many others take all they can get.
-fn is_within_share(free: u64, job: u64, own: u64) -> bool {
-    let of_job = free.saturating_mul(OF_FREE).saturating_sub(job);
-    own < of_job.saturating_mul(OF_FREE)
+impl Free {
+    fn beside(others: u64) -> Self {
+        let limit = limit();
+        let most = limit - limit / PART - limit / others;
+        let taken = KEPT.load(Relaxed) + IN_TIME.load(Relaxed);
+        let now = most.saturating_sub(taken);
+        Self { most, now }
+    }
+
+    fn beyond_reserve(self) -> u64 {
+        self.now.saturating_sub(self.most / RESERVED_PART)
+    }
+
+    /// Whether one who has `own` open, of a job that has `job`, may open one more. The bound follows
+    /// what is free: who is alone has nearly all, and of many who come at once each the same.
+    fn admits(self, job: u64, own: u64) -> bool {
+        let free = match job < FEW_OF_JOB {
+            true => self.now,
+            false => self.beyond_reserve(),
+        };
+        let whole = free.saturating_mul(OF_FREE);
+        let of_job = match own < FEW_OF_PROCESS {
+            true => whole,
+            false => whole - whole / RESERVED_PART,
+        };
+        own < of_job.saturating_sub(job).saturating_mul(OF_FREE)
+    }
 }
 
 /// Whether a file of the file system of `mount` can be opened by its handle.
@@ -295,14 +326,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// How many of `all` each of these jobs gets, of one process each, when all take what they can.
-    fn taken(all: u64, jobs: usize) -> Vec<u64> {
+    const ALL: u64 = 10_000;
+
+    /// Whether a process that has `own` open, of a job that has `job`, may open one more when `held`
+    /// are open.
+    fn admits(held: u64, job: u64, own: u64) -> bool {
+        let (most, now) = (ALL, ALL - held);
+        Free { most, now }.admits(job, own)
+    }
+
+    /// How many one more process can open, of a job that has `job`, when `held` are open.
+    fn most(held: u64, job: u64) -> u64 {
+        let opened = (0..).take_while(|own| admits(held + own, job + own, *own));
+        opened.count() as u64
+    }
+
+    /// How many each of these jobs gets, of one process each, when all take what they can at once.
+    fn taken(jobs: usize) -> Vec<u64> {
         let mut held = vec![0; jobs];
         loop {
             let mut is_over = true;
             for at in 0..jobs {
-                let free = all - held.iter().sum::<u64>();
-                if is_within_share(free, held[at], held[at]) {
+                if admits(held.iter().sum(), held[at], held[at]) {
                     held[at] += 1;
                     is_over = false;
                 }
@@ -316,25 +361,36 @@ mod tests {
     #[test]
     fn a_greedy_job_leaves_descriptors_for_others() {
         for jobs in [1, 2, 5, 20] {
-            let held = taken(10_000, jobs);
-            let free = 10_000 - held.iter().sum::<u64>();
-            assert!(free >= 40, "{jobs} jobs leave {free}");
-            // Another job, and another process of the first.
-            assert!((0..20).all(|few| is_within_share(free - few, few, few)));
-            assert!((0..3).all(|few| is_within_share(free - few, held[0] + few, few)));
+            let held = taken(jobs);
+            let all = held.iter().sum();
+            assert!(most(all, 0) >= FEW_OF_JOB, "{jobs} jobs: {held:?}");
+            let least = held.iter().min();
+            let difference = held.iter().max().zip(least).map(|(max, min)| max - min);
+            assert!(difference <= Some(1), "{held:?}");
         }
-        assert!(taken(10_000, 1)[0] > 8_500, "alone it has nearly all");
-        let both = taken(10_000, 2);
-        assert!(both[0].abs_diff(both[1]) <= 1, "{both:?}");
+        assert!(taken(1)[0] > ALL * 2 / 3, "alone it has nearly all");
+    }
+
+    #[test]
+    fn greedy_jobs_one_by_one_leave_descriptors_for_others() {
+        let mut held = 0;
+        for job in 0..15 {
+            let more = most(held, 0);
+            assert!(more >= FEW_OF_JOB, "job {job} opens {more}");
+            held += more;
+        }
     }
 
     #[test]
     fn a_greedy_process_leaves_descriptors_for_its_job() {
-        let held = taken(10_000, 1)[0];
-        let others = (0..).take_while(|few| is_within_share(10_000 - held - few, held + few, *few));
-        assert!(others.count() > 50);
-        assert!(!is_within_share(10_000 - held, held, held));
-        assert!(!is_within_share(0, 0, 0));
+        let mut held = most(0, 0);
+        assert!(!admits(held, held, held));
+        for process in 0..5 {
+            let more = most(held, held);
+            assert!(more >= FEW_OF_PROCESS, "process {process} opens {more}");
+            held += more;
+        }
+        assert!(!admits(ALL, 0, 0), "there are none");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::{World, exec, mounts_with, said, skip};
+use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -18,6 +20,19 @@ fn ready(name: &str) -> Result<Option<World>> {
     let world = exec::ready(name, "300MB")?;
     if let Some(world) = &world {
         world.json(&["volume", "create", "v", "--node", "n1", "--size", "50MB"])?;
+    }
+    Ok(world)
+}
+
+/// The same for root, who unmounts at once, and with a node whose door is shut if wished.
+fn ready_by(name: &str, has_door: bool) -> Result<Option<World>> {
+    if !nix::unistd::geteuid().is_root() {
+        skip(name, "only root unmounts at once");
+        return Ok(None);
+    }
+    let world = ready(name)?;
+    if let Some(world) = world.as_ref().filter(|_| !has_door) {
+        fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
     }
     Ok(world)
 }
@@ -127,16 +142,9 @@ fn mount_at(world: &World, point: &Path, options: &[&str]) -> Result<Child> {
 fn mount_that_was_unmounted_ends_well_before_the_next() -> Result<()> {
     let name = "mount_that_was_unmounted_ends_well_before_the_next";
     for (way, options, has_door) in WAYS {
-        let Some(world) = ready(name)? else {
+        let Some(world) = ready_by(name, has_door)? else {
             return Ok(());
         };
-        if !nix::unistd::geteuid().is_root() {
-            skip(name, "only root unmounts at once");
-            return Ok(());
-        }
-        if !has_door {
-            fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
-        }
         let point = tempfile::tempdir()?;
         let mut shown = mount_at(&world, point.path(), options)?;
         for turn in 0..4 {
@@ -180,6 +188,76 @@ fn mount_asked_to_end_is_waited_for_by_the_next() -> Result<()> {
         kill(Pid::from_raw(i32::try_from(next.id())?), Signal::SIGTERM)?;
         let ended = next.wait_with_output()?;
         ensure!(ended.status.success(), "{way}: {}", said(&ended));
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_with_an_open_file_is_busy() -> Result<()> {
+    let name = "mount_with_an_open_file_is_busy";
+    for (way, options, has_door) in WAYS {
+        let Some(world) = ready_by(name, has_door)? else {
+            return Ok(());
+        };
+        let point = tempfile::tempdir()?;
+        let shown = mount_at(&world, point.path(), options)?;
+        let mut open = fs::File::create(point.path().join("f"))?;
+        ensure!(umount2(point.path(), MntFlags::empty()) == Err(Errno::EBUSY));
+        open.write_all(way.as_bytes())?;
+        drop(open);
+        ensure!(fs::read(point.path().join("f"))? == way.as_bytes(), "{way}");
+        umount2(point.path(), MntFlags::empty())?;
+        let ended = shown.wait_with_output()?;
+        ensure!(ended.status.success(), "{way}: {}", said(&ended));
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_detached_goes_on_until_its_last_close() -> Result<()> {
+    let name = "mount_detached_goes_on_until_its_last_close";
+    for (way, options, has_door) in WAYS {
+        let Some(world) = ready_by(name, has_door)? else {
+            return Ok(());
+        };
+        let point = tempfile::tempdir()?;
+        let mut shown = mount_at(&world, point.path(), options)?;
+        let mut open = fs::File::create(point.path().join("f"))?;
+        umount2(point.path(), MntFlags::MNT_DETACH)?;
+        std::thread::sleep(Duration::from_millis(1_500));
+        ensure!(shown.try_wait()?.is_none(), "{way}: a file is open");
+        open.write_all(way.as_bytes())?;
+        open.sync_all()?;
+        drop(open);
+        let next = mount_at(&world, point.path(), options)?;
+        let ended = shown.wait_with_output()?;
+        ensure!(ended.status.success(), "{way}: {}", said(&ended));
+        ensure!(fs::read(point.path().join("f"))? == way.as_bytes(), "{way}");
+        umount2(point.path(), MntFlags::empty())?;
+        let ended = next.wait_with_output()?;
+        ensure!(ended.status.success(), "{way}: {}", said(&ended));
+    }
+    Ok(())
+}
+
+#[test]
+fn mounts_of_one_volume_end_at_once() -> Result<()> {
+    let name = "mounts_of_one_volume_end_at_once";
+    for (way, options, has_door) in WAYS {
+        let Some(world) = ready_by(name, has_door)? else {
+            return Ok(());
+        };
+        let (point, other) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        let writer = mount_at(&world, point.path(), options)?;
+        fs::write(point.path().join("f"), way)?;
+        let reader = mount_at(&world, other.path(), &["--read-only"])?;
+        ensure!(fs::read(other.path().join("f"))? == way.as_bytes(), "{way}");
+        umount2(point.path(), MntFlags::empty())?;
+        umount2(other.path(), MntFlags::empty())?;
+        for process in [writer, reader] {
+            let ended = process.wait_with_output()?;
+            ensure!(ended.status.success(), "{way}: {}", said(&ended));
+        }
     }
     Ok(())
 }
