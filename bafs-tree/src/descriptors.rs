@@ -284,8 +284,8 @@ impl Free {
         self.now.saturating_sub(self.most / RESERVED_PART)
     }
 
-    /// Whether one who has `own` open, of a job that has `job`, may open one more. The bound follows
-    /// what is free: who is alone has nearly all, and of many who come at once each the same.
+    /// Whether one who has `own` open, of a job that has `job`, may open one more. The bound
+    /// follows what is free: who is alone has nearly all, and of many at once each has the same.
     fn admits(self, job: u64, own: u64) -> bool {
         let free = match job < FEW_OF_JOB {
             true => self.now,
@@ -328,8 +328,8 @@ mod tests {
 
     const ALL: u64 = 10_000;
 
-    /// Whether a process that has `own` open, of a job that has `job`, may open one more when `held`
-    /// are open.
+    /// Whether a process that has `own` open, of a job that has `job`, may open one more when
+    /// `held` are open.
     fn admits(held: u64, job: u64, own: u64) -> bool {
         let (most, now) = (ALL, ALL - held);
         Free { most, now }.admits(job, own)
