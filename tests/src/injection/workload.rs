@@ -282,7 +282,9 @@ mod tests {
         let made = made.expect("results");
         let paths: Vec<&str> = made.iter().map(|file| file.path.as_str()).collect();
         assert_eq!(paths, ["out/bob/0", "out/bob/1", "out/bob/all"]);
-        assert!(made.iter().all(|file| file.content.len() > 60));
+        let lines = |at: usize| made[at].content.split(|&byte| byte == b'\n').count() - 1;
+        assert!(lines(0) > 1 && lines(1) > 1, "numbers and a checksum");
+        assert_eq!(lines(2), 8, "a checksum and three lines of each pipeline");
         assert_ne!(made[0].content, made[1].content);
     }
 }
