@@ -8,6 +8,7 @@ pub mod dice;
 pub mod disk;
 pub mod exec;
 pub mod foreign;
+pub mod netns;
 pub mod ring;
 pub mod stage;
 pub mod stand;

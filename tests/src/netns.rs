@@ -1,0 +1,336 @@
+//! Network name spaces on one bridge: links are cut both ways or one way, between any of them, and
+//! lose packets. What lives in them is `cluster.rs`. Needs root.
+//!
+//! Name spaces have no names on this machine: they end with the last process and the last file that
+//! holds them, so nothing is left even where a test is killed.
+
+mod cluster;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Write;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::sched::{CloneFlags, setns, unshare};
+
+pub use self::cluster::{NetCluster, SCHEDULER};
+use crate::said;
+
+/// The network that all are in; nobody else is.
+const NETWORK: &str = "10.77.0";
+
+/// Each name space has this link to the bridge.
+const LINK: &str = "eth0";
+
+/// Why name spaces and rules cannot be made here, if so.
+pub fn cannot() -> Option<String> {
+    let tried = Network::new().and_then(|mut network| {
+        network.add("a")?;
+        network.add("b")?;
+        network.block(&["a"], &["b"])?;
+        network.restore()
+    });
+    tried.err().map(|error| format!("{error:#}"))
+}
+
+/// Name spaces on one bridge, and what does not pass between them.
+#[derive(Debug)]
+pub struct Network {
+    bridge: File,
+    hosts: BTreeMap<String, Host>,
+    /// Packets of the first do not arrive at the second.
+    blocked: BTreeSet<(String, String)>,
+    /// So many of a hundred packets do not arrive at these.
+    losing: BTreeMap<String, u32>,
+}
+
+#[derive(Debug)]
+struct Host {
+    space: File,
+    number: usize,
+}
+
+impl Network {
+    /// A bridge to which nobody is linked.
+    ///
+    /// # Errors
+    /// What is not permitted here.
+    pub fn new() -> Result<Self> {
+        let bridge = new_space()?;
+        within(&bridge, || {
+            ip(&["link", "add", "bridge", "type", "bridge"])?;
+            ip(&["link", "set", "bridge", "up"])
+        })?;
+        Ok(Self {
+            bridge,
+            hosts: BTreeMap::new(),
+            blocked: BTreeSet::new(),
+            losing: BTreeMap::new(),
+        })
+    }
+
+    /// Adds a name space with a link to the bridge; its address is [`Self::address`].
+    ///
+    /// # Errors
+    /// What is not permitted here.
+    pub fn add(&mut self, name: &str) -> Result<()> {
+        let host = Host {
+            space: new_space()?,
+            number: self.hosts.len() + 1,
+        };
+        let link = format!("v{}", host.number);
+        // The tool takes a path in the place of the name that this name space does not have.
+        let space = format!("/proc/{}/fd/{}", std::process::id(), host.space.as_raw_fd());
+        let peer = ["peer", "name", LINK, "netns", &space];
+        within(&self.bridge, || {
+            ip(&[&["link", "add", &link, "type", "veth"], &peer[..]].concat())?;
+            ip(&["link", "set", &link, "master", "bridge", "up"])
+        })?;
+        let address = format!("{NETWORK}.{}/24", host.number);
+        within(&host.space, || {
+            ip(&["address", "add", &address, "dev", LINK])?;
+            ip(&["link", "set", "lo", "up"])?;
+            ip(&["link", "set", LINK, "up"])
+        })?;
+        self.hosts.insert(name.to_owned(), host);
+        Ok(())
+    }
+
+    /// Names of all, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.hosts.keys().map(String::as_str)
+    }
+
+    /// The address of a name space.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn address(&self, name: &str) -> Result<String> {
+        Ok(format!("{NETWORK}.{}", self.host(name)?.number))
+    }
+
+    /// Starts a program there.
+    ///
+    /// # Errors
+    /// When it does not start, or there is no such name space.
+    pub fn spawn(&self, name: &str, command: &mut Command) -> Result<Running> {
+        let child = within(&self.host(name)?.space, || Ok(command.spawn()?))?;
+        Ok(Running(child))
+    }
+
+    /// Takes the link of a name space away: nothing goes in or out.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn cut(&self, name: &str) -> Result<()> {
+        self.set_link(name, "down")
+    }
+
+    /// Gives a link back that [`Self::cut`] took.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn mend(&self, name: &str) -> Result<()> {
+        self.set_link(name, "up")
+    }
+
+    fn set_link(&self, name: &str, state: &str) -> Result<()> {
+        let link = format!("v{}", self.host(name)?.number);
+        within(&self.bridge, || ip(&["link", "set", &link, state]))
+    }
+
+    /// No packet of these arrives at those any more; the other way packets pass.
+    ///
+    /// # Errors
+    /// When there is none of such a name.
+    pub fn block(&mut self, sources: &[&str], targets: &[&str]) -> Result<()> {
+        for &target in targets {
+            let others = sources.iter().filter(|source| **source != target);
+            let blocked = others.map(|source| ((*source).to_owned(), target.to_owned()));
+            self.blocked.extend(blocked);
+            self.apply_rules(target)?;
+        }
+        Ok(())
+    }
+
+    /// No packet passes between these and those any more, in neither direction.
+    ///
+    /// # Errors
+    /// When there is none of such a name.
+    pub fn part(&mut self, some: &[&str], others: &[&str]) -> Result<()> {
+        self.block(some, others)?;
+        self.block(others, some)
+    }
+
+    /// So many of a hundred packets to a name space are lost from now on.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn lose(&mut self, name: &str, percent: u32) -> Result<()> {
+        self.losing.insert(name.to_owned(), percent);
+        self.apply_rules(name)
+    }
+
+    /// All packets arrive again; a link that was cut stays so.
+    ///
+    /// # Errors
+    /// The rules cannot be changed.
+    pub fn restore(&mut self) -> Result<()> {
+        self.blocked.clear();
+        self.losing.clear();
+        self.names().try_for_each(|name| self.apply_rules(name))
+    }
+
+    /// Packets of these arrive at those again.
+    ///
+    /// # Errors
+    /// The rules cannot be changed.
+    pub fn unblock(&mut self, sources: &[&str], targets: &[&str]) -> Result<()> {
+        self.blocked.retain(|(source, target)| {
+            !(sources.contains(&source.as_str()) && targets.contains(&target.as_str()))
+        });
+        targets.iter().try_for_each(|name| self.apply_rules(name))
+    }
+
+    fn apply_rules(&self, target: &str) -> Result<()> {
+        let here = |(_, at): &&(String, String)| at == target;
+        let mut drops = String::new();
+        for (source, _) in self.blocked.iter().filter(here) {
+            drops += &format!("ip saddr {} drop;\n", self.address(source)?);
+        }
+        if let Some(percent) = self.losing.get(target) {
+            // The tool takes no number that is not smaller than the modulus.
+            let some = format!("numgen random mod 100 < {percent}");
+            let which = if *percent < 100 { &some } else { "" };
+            drops += &format!("iifname {LINK} {which} drop;\n");
+        }
+        // Made and removed first, so that it is there to be removed; all at once.
+        let rules = format!(
+            "table ip cut {{}}\ndelete table ip cut\ntable ip cut {{\nchain arriving {{\n\
+             type filter hook input priority 0;\n{drops}}}\n}}\n"
+        );
+        within(&self.host(target)?.space, || nft(&rules))
+    }
+
+    fn host(&self, name: &str) -> Result<&Host> {
+        let host = self.hosts.get(name);
+        host.with_context(|| format!("there is no name space '{name}'"))
+    }
+}
+
+/// A program that is killed when nobody holds it any more.
+#[derive(Debug)]
+pub struct Running(Child);
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A network name space that lives as long as this file or a process in it.
+fn new_space() -> Result<File> {
+    let made = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).context("no network name space can be made")?;
+        Ok(File::open("/proc/thread-self/ns/net")?)
+    });
+    made.join().map_err(|_| anyhow!("a thread panicked"))?
+}
+
+/// Does something in a name space, on a thread that ends with it.
+fn within<T: Send>(space: &File, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let acting = scope.spawn(|| {
+            setns(space, CloneFlags::CLONE_NEWNET)?;
+            act()
+        });
+        acting.join().map_err(|_| anyhow!("a thread panicked"))?
+    })
+}
+
+fn ip(arguments: &[&str]) -> Result<()> {
+    let output = Command::new("ip").args(arguments).output();
+    let output = output.context("ip does not start")?;
+    ensure!(
+        output.status.success(),
+        "ip {arguments:?}: {}",
+        said(&output)
+    );
+    Ok(())
+}
+
+fn nft(rules: &str) -> Result<()> {
+    let mut child = Command::new("nft")
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("nft does not start")?;
+    let mut stdin = child.stdin.take().context("standard input is piped")?;
+    stdin.write_all(rules.as_bytes())?;
+    drop(stdin);
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success(), "nft {rules}: {}", said(&output));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answers(network: &Network, source: &str, target: &str) -> bool {
+        // A packet that arrives at a port where nobody listens is refused; one that does not is not.
+        let address = network.address(target).unwrap();
+        let script = format!("exec 3<>/dev/tcp/{address}/9");
+        let mut command = Command::new("timeout");
+        command
+            .args(["1", "bash", "-c", &script])
+            .stderr(Stdio::null());
+        let status = network.spawn(source, &mut command).unwrap().wait().unwrap();
+        status.code() != Some(124)
+    }
+
+    #[test]
+    fn cluster_links_are_cut_and_mended() {
+        if let Some(reason) = cannot() {
+            return crate::skip("cluster_links_are_cut_and_mended", &reason);
+        }
+        let mut network = Network::new().unwrap();
+        for name in ["a", "b", "c"] {
+            network.add(name).unwrap();
+        }
+        assert!(answers(&network, "a", "b") && answers(&network, "c", "b"));
+        network.block(&["b"], &["a"]).unwrap();
+        assert!(!answers(&network, "a", "b") && answers(&network, "c", "b"));
+        network.restore().unwrap();
+        network.part(&["a"], &["b", "c"]).unwrap();
+        assert!(!answers(&network, "a", "c") && answers(&network, "b", "c"));
+        network.restore().unwrap();
+        network.cut("b").unwrap();
+        assert!(!answers(&network, "a", "b") && answers(&network, "a", "c"));
+        network.mend("b").unwrap();
+        network.lose("b", 100).unwrap();
+        assert!(!answers(&network, "a", "b"));
+        network.restore().unwrap();
+        assert!(answers(&network, "a", "b"));
+    }
+}

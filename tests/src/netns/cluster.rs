@@ -1,0 +1,308 @@
+//! A cluster whose catalog, home, nodes and scheduler live in a network name space each. Cuts no
+//! link by itself.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::{Network, Running, within};
+use crate::{program, said};
+
+/// Where `bafs run` and the other commands of a user live.
+pub const SCHEDULER: &str = "scheduler";
+
+/// A server may take so long to end when it is asked to.
+const STOP: Duration = Duration::from_secs(3);
+
+#[derive(Debug)]
+struct Server {
+    args: Vec<String>,
+    running: Running,
+}
+
+/// A cluster of which each server, and the scheduler, has a name space of its own.
+#[derive(Debug)]
+pub struct NetCluster {
+    /// Servers by name. Dropped first: they end before their files go.
+    servers: BTreeMap<String, Server>,
+    /// Where they live: `catalog`, `home`, `n1`, `n2`, … and [`SCHEDULER`].
+    pub network: Network,
+    addresses: BTreeMap<String, String>,
+    /// What `bafs://home/` shows.
+    pub home: TempDir,
+    /// Stores (`n1`, …), logs (`n1.log`, …) and the identity.
+    pub directory: TempDir,
+}
+
+impl NetCluster {
+    /// Starts catalog, home and nodes `n1`, `n2`, … of these sizes, with so many slots each.
+    ///
+    /// # Errors
+    /// What is not permitted here, or a server that does not start.
+    pub fn start(node_sizes: &[&str], slots: u32) -> Result<Self> {
+        let mut cluster = Self {
+            servers: BTreeMap::new(),
+            network: Network::new()?,
+            addresses: BTreeMap::new(),
+            home: tempfile::tempdir()?,
+            directory: tempfile::tempdir()?,
+        };
+        cluster.network.add(SCHEDULER)?;
+        let identity = cluster.identity();
+        let made = Command::new(program())
+            .arg("init")
+            .arg(&identity)
+            .output()?;
+        ensure!(made.status.success(), "bafs init: {}", said(&made));
+        cluster.add_server("catalog", &["catalog"])?;
+        let export = cluster.home.path().to_string_lossy().into_owned();
+        let catalog = cluster.server_address("catalog")?.to_owned();
+        let home = ["home", "--export", &export, "--catalog", &catalog];
+        cluster.add_server("home", &home)?;
+        for (at, size) in node_sizes.iter().enumerate() {
+            let slots = slots.to_string();
+            cluster.add_node(
+                &format!("n{}", at + 1),
+                &["--size", size, "--slots", &slots],
+            )?;
+        }
+        cluster.wait_for_servers(node_sizes.len() + 1)?;
+        Ok(cluster)
+    }
+
+    /// Starts another node, with further words of its command line.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn add_node(&mut self, name: &str, more: &[&str]) -> Result<()> {
+        let store = self.store(name).to_string_lossy().into_owned();
+        let catalog = self.server_address("catalog")?.to_owned();
+        let own = [
+            "node",
+            "--store",
+            &store,
+            "--name",
+            name,
+            "--catalog",
+            &catalog,
+        ];
+        self.add_server(name, &[&own, more].concat())
+    }
+
+    /// Starts a server in a new name space of its name.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn add_server(&mut self, name: &str, args: &[&str]) -> Result<()> {
+        self.network.add(name)?;
+        let mut args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        args.extend([
+            "--listen".to_owned(),
+            format!("{}:0", self.network.address(name)?),
+        ]);
+        self.start_server(name, args)
+    }
+
+    fn start_server(&mut self, name: &str, mut args: Vec<String>) -> Result<()> {
+        let log = self.log(name);
+        let mut command = Command::new(program());
+        command.arg("--json").args(&args);
+        command.arg("--identity").arg(self.identity());
+        command.arg("--until-stdin-closes");
+        command.env_remove("BAFS_LISTEN").env_remove("BAFS_METRICS");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(OpenOptions::new().create(true).append(true).open(&log)?);
+        let mut running = self.network.spawn(name, &mut command)?;
+        let stdout = running.stdout.take().context("standard output is piped")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let told: Option<serde_json::Value> = serde_json::from_str(&line).ok();
+        let address = told.and_then(|told| told["listening"].as_str().map(str::to_owned));
+        let Some(address) = address else {
+            let why = std::fs::read_to_string(&log).unwrap_or_default();
+            bail!("{name} did not start: {}", why.trim());
+        };
+        // Where it is started again it is at the same address.
+        if let Some(listen) = args.iter().position(|arg| arg == "--listen") {
+            args[listen + 1].clone_from(&address);
+        }
+        self.addresses.insert(name.to_owned(), address);
+        self.servers
+            .insert(name.to_owned(), Server { args, running });
+        Ok(())
+    }
+
+    /// Where a server listens, `host:port`.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn server_address(&self, name: &str) -> Result<&str> {
+        let address = self.addresses.get(name);
+        Ok(address.with_context(|| format!("there is no server '{name}'"))?)
+    }
+
+    /// The store of a node.
+    pub fn store(&self, node: &str) -> PathBuf {
+        self.directory.path().join(node)
+    }
+
+    /// What a server said.
+    pub fn log(&self, server: &str) -> PathBuf {
+        self.directory.path().join(format!("{server}.log"))
+    }
+
+    /// The identity of all.
+    pub fn identity(&self) -> PathBuf {
+        self.directory.path().join("identity")
+    }
+
+    /// Kills a server as a power cut would; its address and its store stay for a restart.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn kill(&mut self, name: &str) -> Result<()> {
+        let server = self.server(name)?;
+        server.running.kill()?;
+        server.running.wait()?;
+        Ok(())
+    }
+
+    /// Starts a killed server again at its address.
+    ///
+    /// # Errors
+    /// When there is none of that name, or it does not start.
+    pub fn restart(&mut self, name: &str) -> Result<()> {
+        let args = self.server(name)?.args.clone();
+        self.start_server(name, args)
+    }
+
+    /// Sends a signal to a server.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn signal(&mut self, name: &str, signal: Signal) -> Result<()> {
+        let pid = self.server(name)?.running.id();
+        Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?)
+    }
+
+    fn server(&mut self, name: &str) -> Result<&mut Server> {
+        let server = self.servers.get_mut(name);
+        server.with_context(|| format!("there is no server '{name}'"))
+    }
+
+    /// A `bafs` command of a user of this cluster; to be started by [`Network::spawn`].
+    ///
+    /// # Errors
+    /// There is no catalog.
+    pub fn bafs(&self, args: &[&str]) -> Result<Command> {
+        let mut command = Command::new(program());
+        command
+            .args(args)
+            .env("BAFS_IDENTITY", self.identity())
+            .env("BAFS_CATALOG", self.server_address("catalog")?)
+            .stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Runs a command in the scheduler's name space to its end.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn output(&self, args: &[&str]) -> Result<Output> {
+        let mut command = self.bafs(args)?;
+        within(&self.network.host(SCHEDULER)?.space, || {
+            Ok(command.output()?)
+        })
+    }
+
+    /// Runs a command that must succeed, and returns its JSON.
+    ///
+    /// # Errors
+    /// What the command said when it failed.
+    pub fn json(&self, args: &[&str]) -> Result<serde_json::Value> {
+        let output = self.output(&[args, &["--json"]].concat())?;
+        ensure!(output.status.success(), "bafs {args:?}: {}", said(&output));
+        serde_json::from_slice(&output.stdout).with_context(|| said(&output))
+    }
+
+    /// Starts `bafs run` in the scheduler's name space; what it says goes to a file, after what
+    /// is there.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn run(&self, workflow: &Path, more: &[&str], told: &Path) -> Result<Running> {
+        let workflow = workflow.to_string_lossy();
+        let mut command = self.bafs(&[&["run", &workflow], more].concat())?;
+        let told = OpenOptions::new().create(true).append(true).open(told)?;
+        command.stdout(told.try_clone()?).stderr(told);
+        self.network.spawn(SCHEDULER, &mut command)
+    }
+
+    /// Waits until the catalog lists so many servers.
+    ///
+    /// # Errors
+    /// When it does not within 20 seconds.
+    pub fn wait_for_servers(&self, count: usize) -> Result<()> {
+        for _ in 0..200 {
+            let listed = self.json(&["servers"])?;
+            if listed
+                .as_array()
+                .is_some_and(|listed| listed.len() == count)
+            {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        bail!("the catalog does not list {count} servers")
+    }
+
+    /// Writes a file at home.
+    ///
+    /// # Errors
+    /// An I/O error.
+    pub fn put(&self, path: &str, content: &[u8]) -> Result<PathBuf> {
+        let path = self.home.path().join(path);
+        std::fs::create_dir_all(path.parent().context("a file has a directory")?)?;
+        std::fs::write(&path, content)?;
+        Ok(path)
+    }
+
+    /// Reads a file at home.
+    ///
+    /// # Errors
+    /// An I/O error, with the path.
+    pub fn get(&self, path: &str) -> Result<Vec<u8>> {
+        let path = self.home.path().join(path);
+        std::fs::read(&path).with_context(|| path.display().to_string())
+    }
+}
+
+impl Drop for NetCluster {
+    /// Ends servers in order, so that their mounts go; who does not end in time is killed.
+    fn drop(&mut self) {
+        for server in self.servers.values_mut() {
+            drop(server.running.stdin.take());
+            if let Ok(pid) = i32::try_from(server.running.id()) {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+                let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
+            }
+        }
+        let pause = Duration::from_millis(20);
+        for server in self.servers.values_mut() {
+            let mut waited = Duration::ZERO;
+            while matches!(server.running.try_wait(), Ok(None)) && waited < STOP {
+                std::thread::sleep(pause);
+                waited += pause;
+            }
+        }
+        self.servers.clear();
+    }
+}
