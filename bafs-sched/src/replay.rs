@@ -133,6 +133,18 @@ impl Teller {
                 let node = self.node(*server);
                 self.tell(&[&node], format!("node {node} answers no call: it is lost"));
             }
+            Event::CutOff { has_catalog, .. } => {
+                let who = if *has_catalog {
+                    "no node"
+                } else {
+                    "neither a node nor the catalog"
+                };
+                self.tell(
+                    &[],
+                    format!("{who} answers: the scheduler is cut off, and waits"),
+                );
+            }
+            Event::Reached => self.tell(&[], "nodes answer again: the run goes on".to_owned()),
             Event::VolumeCreateFailed { volume, error } => {
                 self.of_volume(*volume, &format!("could not be made: {error}"));
             }

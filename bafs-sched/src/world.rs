@@ -8,6 +8,7 @@
 mod chaos;
 mod deeds;
 mod faults;
+mod links;
 mod samples;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
 use crate::dice::Dice;
+use crate::io::contact::Contact;
 use crate::io::listing::Listing;
 use crate::logic::{Action, Event, MountedVolume, NodeSeen, Outcome, Scheduler, Settings, Space};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
@@ -61,6 +63,14 @@ struct Execution {
     runtime_ms: u64,
 }
 
+/// What does not pass between the scheduler and all others.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    until: Time,
+    /// What the scheduler sends arrives, but no answer does.
+    is_one_way: bool,
+}
+
 #[derive(Debug, Clone)]
 enum Due {
     Serve(Action),
@@ -96,6 +106,11 @@ pub struct World {
     due: BTreeMap<(Time, u64), Due>,
     next: u64,
     listing: Listing,
+    contact: Contact,
+    /// What does not pass between the scheduler and all others.
+    cut: Option<Cut>,
+    /// How often executions of each job came to their end, whoever heard of it.
+    completed: BTreeMap<JobIndex, u32>,
     /// Files that came home a second time with other content.
     mismatches: u64,
     /// The catalog lists nothing before this time.
@@ -145,6 +160,9 @@ impl World {
             due: BTreeMap::new(),
             next: 0,
             listing: Listing::default(),
+            contact: Contact::default(),
+            cut: None,
+            completed: BTreeMap::new(),
             failed: BTreeMap::new(),
             sent: BTreeMap::new(),
         };
@@ -217,6 +235,8 @@ impl World {
         let ((at, _), due) = self.due.pop_first().expect("a second always follows");
         self.now = at;
         match due {
+            Due::Serve(_) if self.cut.is_some_and(|cut| !cut.is_one_way) => self.wait_for_link(due),
+            Due::Tell(_) if self.cut.is_some() => self.wait_for_link(due),
             Due::Serve(action) => self.serve(action),
             Due::Tell(event) => self.tell(event),
             Due::End(server, execution) => self.end(server, execution),
@@ -264,6 +284,9 @@ impl World {
             self.at(back, Due::Serve(action));
             return;
         }
+        if matches!(action, Action::KillJob { server, .. } if self.scheduler.is_lost(server)) {
+            return;
+        }
         match action {
             Action::CreateVolume {
                 id,
@@ -300,7 +323,8 @@ impl World {
             } => self.serve_start(execution, job, server, volumes),
             Action::KillJob { execution, server } => {
                 if !self.is_alive(server) {
-                    self.at(CALL_MS, Due::Tell(Event::ServerSilent { server }));
+                    // It is killed when it is back, unless it is given up before.
+                    self.at(CALL_MS, Due::Serve(action));
                 } else if let Some(killed) = self.node(server).executions.remove(&execution) {
                     self.write_half(&killed);
                     let report = report(JobOutcome::Killed);
@@ -495,6 +519,7 @@ impl World {
             JobOutcome::Exited(1)
         } else {
             self.write(&ended);
+            *self.completed.entry(ended.job).or_default() += 1;
             JobOutcome::Exited(0)
         };
         if outcome != JobOutcome::Exited(0) {
@@ -538,11 +563,7 @@ impl World {
         let nodes: Vec<NodeSeen> = nodes
             .map(|(server, node)| deeds::seen(*server, node))
             .collect();
-        if self.now >= self.catalog_back
-            && let Some(news) = self.listing.news(&self.scheduler, nodes)
-        {
-            self.tell(news);
-        }
+        self.judge_silence(self.now >= self.catalog_back, nodes);
         self.at(POLL_MS, Due::Second);
     }
 }

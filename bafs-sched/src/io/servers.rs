@@ -23,9 +23,10 @@ use bafs_proto::volume::{
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
+use super::contact::Contact;
 use super::homes::{HomePath, Homes};
 use super::remote_io;
-use crate::driver::now;
+use crate::driver::{now, tick};
 use crate::logic::{Event, MountedVolume, Settings, Space};
 use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
@@ -38,6 +39,12 @@ const ALLOT_MS: u64 = 3_000;
 /// A home may take so long to appear in the catalog before its name counts as wrong, in
 /// milliseconds: adverts come every second and vanish after four.
 const HOME_MS: u64 = 6_000;
+
+/// A node says within so long that it is there, in milliseconds.
+const ASK_MS: u64 = 2_000;
+
+/// A call that nobody answers is made again so often because no node answered meanwhile.
+const DOUBTS_MAX: u32 = 3;
 
 /// A node shows within so long what a cache keeps, in milliseconds; it is not asked again.
 const LOOK_MS: u64 = 3_000;
@@ -60,6 +67,8 @@ pub(crate) struct Servers {
     pub(crate) pool: Pool,
     pub(crate) bearer: Arc<Bearer>,
     pub(crate) homes: Arc<Mutex<Homes>>,
+    /// Who answers.
+    pub(crate) contact: Arc<Mutex<Contact>>,
     pub(crate) workflow: Arc<Workflow>,
     pub(crate) run: RunId,
     pub(crate) settings: Arc<Settings>,
@@ -471,7 +480,45 @@ impl Servers {
         deadline: Deadline,
     ) -> Result<C::Reply> {
         let token = self.show(address, call.clone().into(), deadline.left_ms().into())?;
-        self.pool.call(address, &token, call, deadline).await
+        let answer = self.pool.call(address, &token, call, deadline).await;
+        // One call may be late for other reasons: silence begins with its end.
+        self.note_contact(address, tick(), &answer);
+        answer
+    }
+
+    /// Asks a node whether it is there.
+    pub(crate) async fn ask(&self, address: &str) {
+        let call = RenewVolumes {
+            volumes: Vec::new(),
+            lifetime_ms: 0,
+        };
+        // Any answer tells it, a refusal too.
+        let _ = self.once(address, call, Deadline::after_ms(ASK_MS)).await;
+    }
+
+    /// Takes note of whether a call that was made at this time was answered.
+    pub(super) fn note_contact<R>(&self, address: &str, since: Time, answer: &Result<R>) {
+        let mut contact = self.contact();
+        match answer {
+            Err(error) if is_silence(error) => contact.unanswered(address, since, tick()),
+            _ => contact.answered(address, tick()),
+        }
+    }
+
+    pub(crate) fn contact(&self) -> std::sync::MutexGuard<'_, Contact> {
+        self.contact.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits as long as the scheduler is cut off; answers whether it was, so that a call which was
+    /// made at this time, and which nobody answered, is to be made again.
+    pub(super) async fn was_cut_off_since(&self, since: Time) -> bool {
+        let is_in_doubt = self.contact().is_nobody_heard_since(since);
+        let mut was_cut_off = false;
+        while self.contact().is_cut_off() {
+            was_cut_off = true;
+            tokio::time::sleep(PAUSE).await;
+        }
+        was_cut_off || is_in_doubt
     }
 
     /// The token that a call shows: good for nothing else, and at no other node.
@@ -495,13 +542,24 @@ impl Servers {
         body: Bytes,
         ms: u64,
     ) -> Result<C::Reply> {
-        let deadline = Deadline::after_ms(ms);
-        let token = self.show(address, call.clone().into(), Patience::longest_ms(ms))?;
-        let answer = self
-            .pool
-            .call_until(address, &token, call, body, deadline)
-            .await;
-        answer.map(|(reply, _)| reply)
+        let mut doubts = 0;
+        loop {
+            let (since, deadline) = (tick(), Deadline::after_ms(ms));
+            let token = self.show(address, call.clone().into(), Patience::longest_ms(ms))?;
+            let (call, body) = (call.clone(), body.clone());
+            let asked = self.pool.call_until(address, &token, call, body, deadline);
+            let answer = asked.await.map(|(reply, _)| reply);
+            self.note_contact(address, since, &answer);
+            match &answer {
+                Err(error) if is_silence(error) && doubts < DOUBTS_MAX => {
+                    doubts += 1;
+                    if !self.was_cut_off_since(since).await {
+                        return answer;
+                    }
+                }
+                _ => return answer,
+            }
+        }
     }
 }
 

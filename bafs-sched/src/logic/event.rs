@@ -39,6 +39,16 @@ pub enum Event {
         /// Which.
         server: ServerId,
     },
+    /// No node answered for longer than `lost_after_ms`: the scheduler is cut off, until some node
+    /// answers, or each of them is silent for so long that it is given up.
+    CutOff {
+        /// For how long no node answers, in milliseconds.
+        silent_ms: u64,
+        /// Whether the catalog answers.
+        has_catalog: bool,
+    },
+    /// A node answers a scheduler that was cut off.
+    Reached,
     /// A volume is ready.
     VolumeCreated {
         /// Which.

@@ -17,6 +17,7 @@ mod computing;
 mod copies;
 mod course;
 mod crossings;
+mod cut_off;
 mod declared;
 pub mod division;
 mod event;

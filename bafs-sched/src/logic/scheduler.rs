@@ -10,6 +10,7 @@ use super::attempt::{Attempt, Stage};
 use super::blockade::Ways;
 use super::chains::Urgency;
 use super::checkpoint::Checkpoints;
+use super::cut_off::CutOff;
 use super::declared::Deeds;
 use super::event::{Event, NodeSeen};
 use super::extraction::Extractions;
@@ -57,6 +58,8 @@ pub struct Scheduler {
     pub(super) now: Time,
     pub(super) phase: Phase,
     pub(super) is_cancelled: bool,
+    /// Since when no node answers, if the scheduler is cut off.
+    pub(super) cut_off: Option<CutOff>,
     pub(super) graph: Graph,
     pub(super) volumes: Volumes,
     pub(super) fleet: Fleet,
@@ -152,6 +155,7 @@ impl Scheduler {
             now: Time(0),
             phase: Phase::Gathering,
             is_cancelled: false,
+            cut_off: None,
             sizes: Sizes::new(&graph),
             steering: Steering::new(&graph),
             warming: Warming::new(&graph),
@@ -236,21 +240,22 @@ impl Scheduler {
         // Clocks of machines step back now and then; the core's time does not.
         self.now = self.now.max(now);
         self.checkpoints.observe(self.now, self.fleet.alive);
-        while let Some(timer) = self.timers.take_due(self.now) {
+        while !self.has_time_stopped()
+            && let Some(timer) = self.timers.take_due(self.now)
+        {
             self.fire(timer);
         }
         self.apply(event);
-        self.advance();
+        if !self.has_time_stopped() {
+            self.advance();
+        }
         actions.append(&mut self.out);
     }
 
     /// When [`Event::Tick`] is due at the latest.
     pub fn next_timer(&self) -> Option<Time> {
-        if self.phase == Phase::Over {
-            None
-        } else {
-            self.timers.next()
-        }
+        let is_none_due = self.phase == Phase::Over || self.has_time_stopped();
+        (!is_none_due).then(|| self.timers.next()).flatten()
     }
 
     /// How the workflow ended, once nothing of it is left.
@@ -442,7 +447,12 @@ impl Scheduler {
         match event {
             Event::ServersSeen { nodes, missed } => self.servers_seen(nodes, &missed),
             Event::SharesSeen { shares } => self.shares_seen(shares),
-            Event::ServerSilent { server } => self.lose_server(server),
+            Event::ServerSilent { server } => self.server_silent(server),
+            Event::CutOff {
+                silent_ms,
+                has_catalog,
+            } => self.begin_cut_off(silent_ms, has_catalog),
+            Event::Reached => self.end_cut_off(),
             Event::VolumeCreated { volume } => self.volume_created(volume),
             Event::VolumeCopied {
                 volume,
@@ -478,10 +488,17 @@ impl Scheduler {
         }
     }
 
-    /// While no scheduler ran nothing could be heard and nobody was waited for: what was to happen
-    /// after so long happens as much later.
+    /// While no scheduler ran nothing could be heard and nobody was waited for.
     fn skip_absence(&mut self, now: Time) {
         let away_ms = now.ms_since(self.now);
+        self.put_off(away_ms);
+        if let Some(cut_off) = &mut self.cut_off {
+            cut_off.since = cut_off.since.plus_ms(away_ms);
+        }
+    }
+
+    /// What was to happen after so long happens as much later.
+    pub(super) fn put_off(&mut self, away_ms: u64) {
         self.timers.put_off(away_ms);
         self.patience = self.patience.map(|until| until.plus_ms(away_ms));
         self.lacks_room_since = self.lacks_room_since.map(|since| since.plus_ms(away_ms));

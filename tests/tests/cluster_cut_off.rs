@@ -1,0 +1,156 @@
+//! The scheduler, or a group of nodes, is cut off from the others for a while: everybody is there
+//! when the link returns, and so is the work.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use bafs_proto::message::JobOutcome;
+use bafs_sched::io::journal::read;
+use bafs_sched::logic::{Event, Scheduler};
+use bafs_tests::netns::{self, NetCluster, SCHEDULER};
+use bafs_tests::{cannot_mount, skip};
+
+const NODES: [&str; 5] = ["200MB"; 5];
+const WIDTH: u32 = 24;
+const DEPTH: u32 = 3;
+const JOBS: u64 = (WIDTH * DEPTH + 1) as u64;
+
+/// The link is cut so long after the run began.
+const BEFORE: Duration = Duration::from_secs(9);
+
+/// A run that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(200);
+
+/// 24 pipelines of three stages, each job of which passes on what it read and adds a line; one more
+/// job gathers what they wrote.
+fn workflow() -> String {
+    let mut text = String::new();
+    let mut gather = String::new();
+    for p in 0..WIDTH {
+        for at in 0..DEPTH {
+            let before = if at > 0 { "cat /in/out;" } else { "" };
+            text += &format!(
+                "volume v{p}_{at} scratch 1 MB files 16\njob j{p}_{at} {{\n\
+                 executable = /bin/sh\n\
+                 arguments = -c \"sleep 2; ({before} echo {p} {at}) > /out/out\"\n}}\n\
+                 mount v{p}_{at} j{p}_{at} /out\n"
+            );
+            if at > 0 {
+                let last = at - 1;
+                text += &format!("parent j{p}_{last} child j{p}_{at}\n");
+                text += &format!("mount v{p}_{last} j{p}_{at} /in ro\n");
+            }
+        }
+        let last = DEPTH - 1;
+        gather += &format!("parent j{p}_{last} child all\nmount v{p}_{last} all /in/{p} ro\n");
+    }
+    text + "volume sum scratch 1 MB files 16\njob all {\nexecutable = /bin/sh\n\
+            arguments = -c \"cat /in/*/out | sort -n > /out/sum\"\n}\nmount sum all /out\n\
+            extract sum sum bafs://home/sum\n"
+        + &gather
+}
+
+fn expected() -> String {
+    let lines = (0..WIDTH).flat_map(|p| (0..DEPTH).map(move |at| format!("{p} {at}\n")));
+    lines.collect()
+}
+
+/// How often each job was told to have ended well.
+fn completions(journal: &Path) -> BTreeMap<String, u32> {
+    let history = read(journal).expect("a journal");
+    let header = history.header;
+    let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings);
+    let mut counts = BTreeMap::new();
+    for (now, event) in history.records {
+        if let Event::JobEnded { execution, report } = &event
+            && report.outcome == JobOutcome::Exited(0)
+            && let Some((job, _)) = scheduler.execution(*execution)
+        {
+            let name = scheduler.workflow().job(job).name.clone();
+            *counts.entry(name).or_default() += 1;
+        }
+        scheduler.step(now, event, &mut Vec::new());
+    }
+    counts
+}
+
+/// What came of a run.
+#[derive(Debug)]
+struct Ended {
+    is_complete: bool,
+    jobs: u64,
+    again: Vec<String>,
+    said: String,
+}
+
+/// Runs the workflow; when some of it is done `disturb` does what it does, and may start the run
+/// once more.
+fn run(
+    more: &[&str],
+    disturb: impl FnOnce(&mut NetCluster, &dyn Fn(&NetCluster) -> netns::Running, &mut netns::Running),
+) -> Ended {
+    let mut cluster = NetCluster::start(&NODES, 2).expect("a cluster");
+    let path = cluster
+        .put("run.bafs", workflow().as_bytes())
+        .expect("a workflow");
+    let told = cluster.directory.path().join("told");
+    let journal = cluster.home.path().join("run.bafs.journal");
+    let start = |cluster: &NetCluster| cluster.run(&path, more, &told).expect("bafs run");
+    let mut running = start(&cluster);
+    std::thread::sleep(BEFORE);
+    disturb(&mut cluster, &start, &mut running);
+    let mut waited = Duration::ZERO;
+    let status = loop {
+        if let Some(status) = running.try_wait().expect("a child") {
+            break Some(status);
+        }
+        if waited > LIMIT {
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        waited += Duration::from_millis(200);
+    };
+    let said = std::fs::read_to_string(&told).expect("what it said");
+    let counts = completions(&journal);
+    let sum = cluster.get("sum").unwrap_or_default();
+    let is_same = sum == expected().as_bytes();
+    let again = counts.iter().filter(|(_, count)| **count > 1);
+    Ended {
+        is_complete: is_same && status.is_some_and(|status| status.success()),
+        jobs: counts.len() as u64,
+        again: again.map(|(name, _)| name.clone()).collect(),
+        said,
+    }
+}
+
+#[track_caller]
+fn is_fine(ended: &Ended) {
+    println!("completed again: {}\n{}", ended.again.len(), ended.said);
+    assert!(ended.is_complete, "{ended:?}");
+    assert_eq!(ended.jobs, JOBS, "{ended:?}");
+    assert!(ended.again.is_empty(), "{:?}", ended.again);
+}
+
+fn cannot(test: &str) -> bool {
+    let why = cannot_mount().or_else(netns::cannot);
+    if let Some(why) = &why {
+        skip(test, why);
+    }
+    why.is_some()
+}
+
+fn cut(cluster: &NetCluster, seconds: u64) {
+    cluster.network.cut(SCHEDULER).expect("cut");
+    std::thread::sleep(Duration::from_secs(seconds));
+    cluster.network.mend(SCHEDULER).expect("mend");
+}
+
+#[test]
+fn cluster_keeps_its_work_while_the_scheduler_is_cut_off() {
+    if cannot("cluster_keeps_its_work_while_the_scheduler_is_cut_off") {
+        return;
+    }
+    let ended = run(&[], |cluster, _, _| cut(cluster, 14));
+    is_fine(&ended);
+}
