@@ -539,6 +539,7 @@ impl Driver {
                 source,
             } => self.send_home((extract, index), source),
             Action::ProbeVolumes { server, volumes } => self.renew_on(server, volumes, 0),
+            Action::FindVolumes { server, volumes } => self.find(server, volumes),
             Action::Finish { .. } => {}
         }
     }

@@ -152,6 +152,11 @@ impl Teller {
                 let copied = self.volumes.get(volume).map(|(volume, _)| *volume);
                 self.touched.extend(copied);
             }
+            Event::VolumesFound { found, .. } => {
+                let text = "is there again with its node, and is used if nothing has begun in its \
+                            place";
+                found.iter().for_each(|id| self.of_volume(*id, text));
+            }
             Event::VolumesProbed { lost, .. } => {
                 lost.iter().for_each(|id| self.of_volume(*id, "is lost"));
             }
@@ -338,7 +343,9 @@ impl Teller {
                 self.extracts.insert(*extract, *index);
                 self.of_extract(*extract, "is sent home");
             }
-            Action::LookAtCache { .. } | Action::ProbeVolumes { .. } => {}
+            Action::LookAtCache { .. }
+            | Action::ProbeVolumes { .. }
+            | Action::FindVolumes { .. } => {}
             Action::Finish { outcome } => self.finished(outcome),
         }
     }

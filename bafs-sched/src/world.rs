@@ -348,6 +348,12 @@ impl World {
                     self.at(10, Due::Tell(Event::VolumesProbed { server, lost }));
                 }
             }
+            Action::FindVolumes { server, volumes } => {
+                let mut found = volumes;
+                let (is_there, there) = (self.is_alive(server), &self.nodes[&server].volumes);
+                found.retain(|id| is_there && there.contains_key(id));
+                self.at(10, Due::Tell(Event::VolumesFound { server, found }));
+            }
             Action::Finish { .. } => {}
         }
     }

@@ -62,6 +62,18 @@ fn event(words: &[&str]) -> Event {
         "silent" => Event::ServerSilent {
             server: node(words[1]).id,
         },
+        "cutoff" => Event::CutOff {
+            silent_ms: 8_000,
+            has_catalog: words.get(1) == Some(&"catalog"),
+        },
+        "reached" => Event::Reached,
+        "found" => Event::VolumesFound {
+            server: node(words[1]).id,
+            found: words[2..]
+                .iter()
+                .map(|id| VolumeId(id.parse().expect("a number")))
+                .collect(),
+        },
         "created" => Event::VolumeCreated {
             volume: VolumeId(number(1)),
         },
@@ -160,6 +172,10 @@ fn describe(scheduler: &Scheduler, action: &Action) -> String {
             format!("extract {} from {} to {target}", extract.0, source.id.0)
         }
         Action::ProbeVolumes { server, .. } => format!("probe n{}", server.0),
+        Action::FindVolumes { server, volumes } => {
+            let volumes: Vec<_> = volumes.iter().map(|id| id.0).collect();
+            format!("find {volumes:?} on n{}", server.0)
+        }
         Action::Finish { outcome } => format!("finish {outcome:?}"),
     }
 }

@@ -154,3 +154,95 @@ fn cluster_keeps_its_work_while_the_scheduler_is_cut_off() {
     let ended = run(&[], |cluster, _, _| cut(cluster, 14));
     is_fine(&ended);
 }
+
+#[test]
+fn cluster_keeps_copies_while_the_scheduler_is_cut_off() {
+    if cannot("cluster_keeps_copies_while_the_scheduler_is_cut_off") {
+        return;
+    }
+    let ended = run(&["--checkpoint", "always"], |cluster, _, _| {
+        cut(cluster, 14)
+    });
+    is_fine(&ended);
+}
+
+#[test]
+fn cluster_keeps_its_work_over_a_short_cut() {
+    if cannot("cluster_keeps_its_work_over_a_short_cut") {
+        return;
+    }
+    let ended = run(&[], |cluster, _, _| cut(cluster, 8));
+    is_fine(&ended);
+}
+
+#[test]
+fn cluster_run_resumes_within_a_cut() {
+    if cannot("cluster_run_resumes_within_a_cut") {
+        return;
+    }
+    let ended = run(&[], |cluster, start, running| {
+        cluster.network.cut(SCHEDULER).expect("cut");
+        std::thread::sleep(Duration::from_secs(3));
+        running.kill().expect("kill");
+        running.wait().expect("a child");
+        *running = start(cluster);
+        std::thread::sleep(Duration::from_secs(14));
+        cluster.network.mend(SCHEDULER).expect("mend");
+    });
+    is_fine(&ended);
+}
+
+/// Whatever passes in one direction only is no talk.
+#[test]
+fn cluster_keeps_its_work_over_one_way_cuts() {
+    if cannot("cluster_keeps_its_work_over_one_way_cuts") {
+        return;
+    }
+    let others = ["catalog", "home", "n1", "n2", "n3", "n4", "n5"];
+    let ended = run(&[], |cluster, _, _| {
+        let pause = || std::thread::sleep(Duration::from_secs(14));
+        cluster.network.block(&[SCHEDULER], &others).expect("mute");
+        pause();
+        cluster.network.restore().expect("restore");
+        std::thread::sleep(Duration::from_secs(3));
+        cluster.network.block(&others, &[SCHEDULER]).expect("deaf");
+        pause();
+        cluster.network.restore().expect("restore");
+    });
+    is_fine(&ended);
+}
+
+/// The catalog sees no node, which the scheduler does.
+#[test]
+fn cluster_keeps_its_work_while_the_catalog_is_cut_off() {
+    if cannot("cluster_keeps_its_work_while_the_catalog_is_cut_off") {
+        return;
+    }
+    let nodes = ["n1", "n2", "n3", "n4", "n5"];
+    let ended = run(&[], |cluster, _, _| {
+        cluster.network.part(&["catalog"], &nodes).expect("part");
+        std::thread::sleep(Duration::from_secs(20));
+        cluster.network.restore().expect("restore");
+    });
+    is_fine(&ended);
+}
+
+/// Two nodes are apart from all others, which go on without them; the run ends right.
+#[test]
+fn cluster_goes_on_without_a_group_that_is_cut_off() {
+    if cannot("cluster_goes_on_without_a_group_that_is_cut_off") {
+        return;
+    }
+    let group = ["n1", "n2"];
+    let others = ["catalog", "home", "n3", "n4", "n5", SCHEDULER];
+    let ended = run(&[], |cluster, _, _| {
+        cluster.network.part(&group, &others).expect("part");
+        std::thread::sleep(Duration::from_secs(14));
+        cluster.network.restore().expect("restore");
+    });
+    println!("completed again: {:?}\n{}", ended.again, ended.said);
+    assert!(ended.is_complete, "{ended:?}");
+    assert_eq!(ended.jobs, JOBS, "{ended:?}");
+    let is_told = ended.said.contains("cut off");
+    assert!(!is_told, "most of it was reached: {}", ended.said);
+}

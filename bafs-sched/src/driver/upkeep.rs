@@ -155,6 +155,20 @@ impl Driver {
         });
     }
 
+    /// Asks a node that is back which of these volumes it has; one that does not answer has none.
+    pub(super) fn find(&mut self, server: ServerId, volumes: Vec<VolumeId>) {
+        let (servers, notes, place) =
+            (self.servers.clone(), self.notes.clone(), self.place(server));
+        self.tasks.spawn(async move {
+            let mut found = volumes.clone();
+            match servers.renew(&place, volumes, 0).await {
+                Ok(lost) => found.retain(|id| !lost.contains(id)),
+                Err(_) => found.clear(),
+            }
+            send(&notes, Some(Event::VolumesFound { server, found })).await;
+        });
+    }
+
     /// Asks what a part of a cache keeps. Who cannot say so is not asked again.
     pub(super) fn look_at_cache(&mut self, volume: VolumeId, server: ServerId) {
         let (servers, notes, place) =

@@ -247,3 +247,147 @@ impl Contact {
 fn longest_ms(settings: &Settings) -> u64 {
     settings.volume_lifetime_ms.max(settings.stuck_wait_ms)
 }
+
+#[cfg(test)]
+mod tests {
+    use bafs_proto::ids::RunId;
+
+    use super::*;
+    use crate::logic::{NodeSeen, Space};
+    use crate::workflow::parse_workflow;
+
+    const LOST_MS: u64 = 6_000;
+
+    struct Cluster {
+        scheduler: Scheduler,
+        contact: Contact,
+        now: Time,
+    }
+
+    impl Cluster {
+        fn of(nodes: u64) -> Self {
+            let text = "job a {\nexecutable = x\n}\n";
+            let parsed = parse_workflow("w", text, &|_| unreachable!()).unwrap();
+            let settings = Settings::default();
+            let mut scheduler = Scheduler::new(RunId(1), parsed.workflow, settings);
+            let capacity = Space {
+                bytes: 1_000,
+                files: 10,
+            };
+            let nodes = (1..=nodes).map(|id| NodeSeen::alone(ServerId(id), capacity, 1));
+            let seen = Event::seen(nodes.collect());
+            scheduler.step(Time(1), seen, &mut Vec::new());
+            Self {
+                scheduler,
+                contact: Contact::default(),
+                now: Time(1_000_000),
+            }
+        }
+
+        /// Seconds in which only these nodes answer, and perhaps the catalog. The job of the first
+        /// node is waited for.
+        fn pass(&mut self, seconds: u64, there: &[u64], listed: Option<&[u64]>) -> Vec<Event> {
+            let mut told = Vec::new();
+            for _ in 0..seconds {
+                self.now = self.now.plus_ms(1_000);
+                if let Some(listed) = listed {
+                    let listed = listed.iter().copied().map(ServerId);
+                    self.contact.listed(listed, self.now);
+                }
+                let mut asked = self.contact.to_ask(&self.scheduler, self.now);
+                asked.push((ServerId(1), "n1:1".to_owned()));
+                for (server, address) in asked {
+                    match there.contains(&server.0) {
+                        true => self.contact.answered(&address, self.now),
+                        false => self.contact.unanswered(&address, self.now, self.now),
+                    }
+                }
+                for event in self.contact.judge(&self.scheduler, self.now) {
+                    self.scheduler
+                        .step(self.now, event.clone(), &mut Vec::new());
+                    told.push(event);
+                }
+            }
+            told
+        }
+    }
+
+    fn silent(id: u64) -> Event {
+        Event::ServerSilent {
+            server: ServerId(id),
+        }
+    }
+
+    #[test]
+    fn one_silent_node_is_lost_while_others_answer() {
+        let mut cluster = Cluster::of(3);
+        assert_eq!(cluster.pass(2, &[1, 2, 3], Some(&[1, 2, 3])), []);
+        let told = cluster.pass(LOST_MS / 1_000 + 2, &[2, 3], Some(&[2, 3]));
+        assert_eq!(told, [silent(1)]);
+    }
+
+    #[test]
+    fn silence_of_all_nodes_is_a_cut_off_scheduler() {
+        for catalog in [None, Some(&[][..])] {
+            let mut cluster = Cluster::of(5);
+            cluster.pass(2, &[1, 2, 3, 4, 5], Some(&[1, 2, 3, 4, 5]));
+            let told = cluster.pass(60, &[], catalog);
+            assert!(matches!(told[..], [Event::CutOff { .. }]), "{told:?}");
+            assert!(cluster.scheduler.is_cut_off());
+            // One is back, then the others: none is given up meanwhile.
+            assert_eq!(cluster.pass(3, &[4], None), [Event::Reached]);
+            assert_eq!(cluster.pass(30, &[1, 2, 3, 4, 5], None), []);
+        }
+    }
+
+    #[test]
+    fn a_single_silent_node_is_waited_for() {
+        let mut cluster = Cluster::of(1);
+        cluster.pass(2, &[1], Some(&[1]));
+        let told = cluster.pass(60, &[], Some(&[]));
+        assert!(matches!(told[..], [Event::CutOff { .. }]), "{told:?}");
+    }
+
+    #[test]
+    fn who_is_not_back_after_a_cut_is_lost() {
+        let mut cluster = Cluster::of(3);
+        cluster.pass(2, &[1, 2, 3], Some(&[1, 2, 3]));
+        cluster.pass(30, &[], None);
+        assert_eq!(cluster.pass(1, &[2, 3], None), [Event::Reached]);
+        assert_eq!(cluster.pass(4, &[2, 3], None), [], "it may be later");
+        assert_eq!(cluster.pass(8, &[2, 3], None), [silent(1)]);
+    }
+
+    #[test]
+    fn a_listed_node_that_is_silent_is_given_up_later() {
+        let mut cluster = Cluster::of(2);
+        cluster.pass(2, &[1, 2], Some(&[1, 2]));
+        assert_eq!(cluster.pass(50, &[2], Some(&[1, 2])), []);
+        assert_eq!(cluster.pass(20, &[2], Some(&[1, 2])), [silent(1)]);
+    }
+
+    #[test]
+    fn a_cut_that_outlasts_the_volumes_ends_with_their_loss() {
+        let mut cluster = Cluster::of(2);
+        cluster.pass(2, &[1, 2], None);
+        let seconds = Settings::default().volume_lifetime_ms / 1_000;
+        let told = cluster.pass(seconds - 1, &[], None);
+        assert!(matches!(told[..], [Event::CutOff { .. }]), "{told:?}");
+        assert_eq!(cluster.pass(2, &[], None), [silent(1), silent(2)]);
+        assert!(!cluster.scheduler.is_cut_off());
+    }
+
+    #[test]
+    fn an_unlisted_node_that_answers_is_heard() {
+        let mut cluster = Cluster::of(2);
+        cluster.pass(2, &[1, 2], Some(&[1, 2]));
+        let missed = Event::ServersSeen {
+            nodes: Vec::new(),
+            missed: vec![ServerId(2)],
+        };
+        cluster.scheduler.step(cluster.now, missed, &mut Vec::new());
+        cluster.pass(1, &[1, 2], Some(&[1]));
+        let (contact, scheduler) = (&cluster.contact, &cluster.scheduler);
+        assert!(contact.is_heard(scheduler, ServerId(2), cluster.now));
+    }
+}

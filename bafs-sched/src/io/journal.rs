@@ -44,7 +44,8 @@ use crate::workflow::Workflow;
 /// that need their room (2026-11). 19 = a core that keeps to what was simulated while nodes come
 /// and leave, and plans less often; advice names the nodes of several times (2026-11).
 /// 20 = caches tell what they got once more, and which home a name means is kept (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 20\n";
+/// 21 = a scheduler that is cut off waits; volumes of nodes that come back are used again (2026-11).
+pub const MAGIC: &[u8] = b"bafs-journal 21\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;

@@ -82,7 +82,9 @@ pub(crate) async fn watch(servers: Servers, watched: Watched, notes: mpsc::Sende
         }
         for event in events {
             if let Event::JobEnded { execution, .. } | Event::JobUnknown { execution } = &event {
-                watched.send_modify(|watched| drop(watched.executions.remove(execution)));
+                watched.send_modify(|watched| {
+                    watched.executions.remove(execution);
+                });
             }
             if notes.send(Note::Event(event)).await.is_err() {
                 return;

@@ -99,6 +99,13 @@ pub enum Event {
         /// Volumes that are gone.
         lost: Vec<VolumeId>,
     },
+    /// A node that was given up is back, and was asked for volumes that it had.
+    VolumesFound {
+        /// Which node.
+        server: ServerId,
+        /// Those that it has.
+        found: Vec<VolumeId>,
+    },
     /// A part of a cache was looked at.
     CacheSeen {
         /// Which.

@@ -42,6 +42,7 @@ mod progress;
 mod queues;
 mod recover;
 mod release;
+mod returned;
 mod reweigh;
 mod rules;
 mod safety;

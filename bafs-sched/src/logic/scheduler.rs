@@ -20,6 +20,7 @@ use super::guide::Guided;
 use super::leaving::Leaving;
 use super::progress::{JobFailure, Outcome, Progress};
 use super::queues::Queues;
+use super::returned::Left;
 use super::rules::Admission;
 use super::safety::Claims;
 use super::settings::Settings;
@@ -72,6 +73,8 @@ pub struct Scheduler {
     pub(super) checkpoints: Checkpoints,
     /// Volumes that a server may still have although they were given up: to be deleted there.
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
+    /// Those of them that can be used again if their node comes back and has them.
+    pub(super) left: BTreeMap<VolumeId, Left>,
     /// Parts of caches that are being deleted: what they leave is free in a moment.
     pub(super) leaving: Leaving,
     /// Steps until jobs are tried again on nodes that have nothing to do.
@@ -169,6 +172,7 @@ impl Scheduler {
             extractions,
             checkpoints: Checkpoints::default(),
             stale: BTreeMap::new(),
+            left: BTreeMap::new(),
             leaving: Leaving::default(),
             away_rest: 0,
             strays: BTreeMap::new(),
@@ -376,11 +380,12 @@ impl Scheduler {
                 State::Ready | State::Copy => {}
             }
         }
-        for (&id, &server) in self
-            .stale
-            .iter()
-            .filter(|(id, server)| !self.is_lost(**server) || self.late.contains(id))
-        {
+        let asked = self.asked_for().into_iter();
+        actions.extend(asked.map(|(server, volumes)| Action::FindVolumes { server, volumes }));
+        let is_asked_for = |id: &VolumeId| self.left.get(id).is_some_and(Left::is_asked_for);
+        for (&id, &server) in self.stale.iter().filter(|(id, server)| {
+            !is_asked_for(*id) && !self.is_lost(**server) || self.late.contains(id)
+        }) {
             actions.push(Action::DeleteVolume { id, server });
         }
         let strays = self.strays.iter();
@@ -474,6 +479,7 @@ impl Scheduler {
                 self.note_again(volume, again_bytes);
             }
             Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
+            Event::VolumesFound { server, found } => self.volumes_found(server, &found),
             Event::FileExtracted { extract, bytes } => self.file_extracted(extract, bytes),
             Event::ExtractFailed { extract, error } => self.extract_failed(extract, &error),
             Event::VolumeDeleted { volume } => self.volume_deleted(volume),

@@ -277,6 +277,7 @@ impl World {
             | Action::CopyVolume { server, .. }
             | Action::DeleteVolume { server, .. }
             | Action::StartJob { server, .. }
+            | Action::FindVolumes { server, .. }
             | Action::KillJob { server, .. } => *server,
             _ => return None,
         };
