@@ -173,7 +173,8 @@ impl Scheduler {
                 self.release_if_unneeded(volume);
             }
         }
-        for pipeline in jobs.iter().map(|job| self.graph.pipeline(*job)) {
+        for job in jobs {
+            let pipeline = self.graph.pipeline(*job);
             self.begin_pipeline(pipeline);
             self.release_kept(pipeline);
             self.end_pipeline_if_final(pipeline);

@@ -8,6 +8,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
 use super::{CALL_MS, Content, Due, Execution, Faults, Node, NodeSpec, World};
+use crate::io::contact::Contact;
 use crate::io::listing::Listing;
 use crate::logic::{Action, Event, Outcome, Scheduler, Settings, Space};
 use crate::workflow::{Workflow, parse_workflow};
