@@ -1,21 +1,24 @@
 //! Opens the volumes of a job: which tree, which mode, whose files. Mounts nothing.
 
+use std::fs;
 use std::io::Write;
+use std::path::PathBuf;
 
-use bafs_proto::ids::AgentId;
+use bafs_proto::file_op::{Caller, FileOp, FileReply};
+use bafs_proto::ids::{AgentId, InodeNo};
 use bafs_proto::limits::OP_DEADLINE_MS_DEFAULT;
 use bafs_proto::message::{MountSpec, MountTarget, TreeRef};
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, Result};
 use nix::unistd::{getegid, geteuid};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::door::NotOpened;
 use crate::fate::{Fate, Loss};
 use crate::logic::directory::Owner;
-use crate::sandbox::Privilege;
-use crate::tree::{self, CacheTree, Place, Promise, RemoteTree, Server, Tree};
+use crate::sandbox::{Privilege, is_root_of_machine};
+use crate::tree::{self, CacheTree, Done, Place, Promise, RemoteTree, Server, Tree};
 use crate::usage::Usage;
 use crate::volume::{Mode, Ownership, Volume};
 
@@ -48,6 +51,35 @@ pub struct Agent {
     pub place: Place,
     /// How it works, as the command line says.
     pub choices: Choices,
+    /// Where a job's temporary files go; the host's directories if `None`.
+    pub temporary: Option<TemporaryPlace>,
+}
+
+/// Where a job's own directories for temporary files are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemporaryPlace {
+    /// A directory of this host for one job. Who made it removes it.
+    pub directory: PathBuf,
+    /// The most bytes of memory that the job's processes share by name.
+    pub memory_bytes: u64,
+}
+
+impl TemporaryPlace {
+    /// Removes what a job left, also in directories that it closed to itself.
+    pub(crate) fn clear(&self) {
+        for entry in fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if entry.file_type().is_ok_and(|file| file.is_dir())
+                && let Err(error) = bafs_tree::remove_tree(&entry.path())
+            {
+                let path = entry.path();
+                tracing::warn!(%error, path = %path.display(), "temporary files stay");
+            }
+        }
+    }
 }
 
 /// What the command line says about how an agent works.
@@ -78,6 +110,31 @@ pub enum Explain {
     Yes,
 }
 
+/// Whose files are on an ordinary user's own mount. Files of a node of another user are shown as
+/// this user's: the token said what may be done with them, and the kernel would refuse it.
+async fn owner_on_host(tree: &Tree) -> Ownership {
+    let own = Owner {
+        uid: geteuid().as_raw(),
+        gid: getegid().as_raw(),
+    };
+    let (told, answer) = oneshot::channel();
+    let done: Done = Box::new(move |result, _| {
+        let _ = told.send(result);
+    });
+    let op = FileOp::GetAttr {
+        ino: InodeNo::ROOT,
+        handle: None,
+    };
+    tree.run(Caller::default(), op, &[], done);
+    match answer.await {
+        Ok(Ok(FileReply::Attr(attr))) if attr.uid != own.uid => Ownership::One {
+            shown: own,
+            stored: own,
+        },
+        _ => Ownership::AsStored,
+    }
+}
+
 impl Agent {
     /// An agent that mounts by this right. A deadline of 0 means the default.
     pub fn new(pool: Pool, privilege: Privilege, op_deadline_ms: u64) -> Self {
@@ -100,6 +157,7 @@ impl Agent {
             op_deadline_ms,
             place: Place::Job,
             choices: Choices::default(),
+            temporary: None,
         }
     }
 
@@ -127,6 +185,9 @@ impl Agent {
             (Tree::Inline(_), Ownership::One { shown, .. }) => {
                 let stored = shown;
                 Ownership::One { shown, stored }
+            }
+            (_, Ownership::AsStored) if self.place == Place::Host && !is_root_of_machine() => {
+                owner_on_host(&tree).await
             }
             (_, ownership) => ownership,
         };

@@ -22,9 +22,9 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::agent::{Agent, Choices};
+use crate::agent::{Agent, Choices, TemporaryPlace};
 use crate::doctor;
-use crate::fuse::{MountError, MountKind, Mounted, open_device};
+use crate::fuse::{End, MountError, MountKind, Mounted, open_device};
 use crate::job::{JobEnd, JobIo, Wish, run_job, silence_of};
 use crate::keeper::Kept;
 use crate::limits::SPEC_BYTES_MAX;
@@ -41,7 +41,7 @@ pub const EXIT_ENVIRONMENT: u8 = 75;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 
-/// How often a mount is looked at for an unmount by somebody else.
+/// How often a mount's keeper is looked at.
 const MOUNT_LOOK: Duration = Duration::from_millis(200);
 
 /// Signals within this time are one request, in milliseconds.
@@ -53,12 +53,23 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 /// Threads of the runtime: calls are short, and more threads than processors do not help.
 const WORKERS: usize = 2;
 
+/// Threads for what blocks, as the mounting and unmounting of a volume: those of all volumes of a
+/// job must not each have one.
+const BLOCKING_MAX: usize = 32;
+
 /// `bafs agent`: runs the job that one line of JSON on standard input describes, and reports on
 /// standard output in one line. The end of standard input kills the job. Empty lines before the
 /// report say that the agent still works: who started it kills one that is stuck.
 ///
+/// What the job printed goes to files that begin with `printed`, before the report does.
+///
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
-pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
+pub fn agent_main(
+    identity_dir: &Path,
+    printed: Option<&Path>,
+    choices: Choices,
+    temporary: Option<TemporaryPlace>,
+) -> ExitCode {
     let entered = enter_private();
     let mut input = BufReader::new(io::stdin());
     let end = read_spec(&mut input).and_then(|spec| {
@@ -83,10 +94,15 @@ pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
             privilege,
             JobIo::Captured,
             wish,
-            choices,
+            (choices, temporary),
         )))
     });
     let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
+    if let Some(prefix) = printed
+        && let Err(error) = end.printed.write(prefix)
+    {
+        tracing::warn!(%error, "what the job printed is not kept");
+    }
     let mut output = io::stdout().lock();
     let written = serde_json::to_writer(&mut output, &end.report)
         .map_err(io::Error::from)
@@ -110,7 +126,12 @@ pub fn agent_main(identity_dir: &Path, choices: Choices) -> ExitCode {
 /// Exit codes: the job's own; 128 and the signal's number; 127 or 126 when the program is missing
 /// or cannot be executed; 75 when the environment failed, with a line of JSON on standard error.
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
-pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCode {
+pub fn exec_main(
+    spec: JobSpec,
+    identity: Identity,
+    choices: Choices,
+    temporary: Option<TemporaryPlace>,
+) -> ExitCode {
     let mut asked = Asked::Terminate;
     let end = enter_private()
         .map_err(|error| unsupported(&error))
@@ -119,7 +140,8 @@ pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCod
             runtime.block_on(async {
                 let wish = wish_by_signals()?;
                 let (wished, io) = (wish.clone(), JobIo::Inherited);
-                let end = serve_job(spec, &identity, privilege, io, wish, choices).await;
+                let chosen = (choices, temporary.clone());
+                let end = serve_job(spec, &identity, privilege, io, wish, chosen).await;
                 if let Wish::Heard(heard) | Wish::End(heard) | Wish::Kill(heard) = *wished.borrow()
                 {
                     asked = heard;
@@ -127,7 +149,13 @@ pub fn exec_main(spec: JobSpec, identity: Identity, choices: Choices) -> ExitCod
                 Ok(end)
             })
         });
+    if let Some(temporary) = temporary {
+        temporary.clear();
+    }
     let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
+    for warning in &end.warnings {
+        complain(&format!("bafs: {warning}"));
+    }
     match end.report.outcome {
         JobOutcome::Exited(code) => ExitCode::from(code as u8),
         JobOutcome::Signaled(signal) => ExitCode::from(128u8.wrapping_add(signal as u8)),
@@ -168,12 +196,13 @@ async fn serve_job(
     privilege: Privilege,
     io: JobIo,
     wish: watch::Receiver<Wish>,
-    choices: Choices,
+    (choices, temporary): (Choices, Option<TemporaryPlace>),
 ) -> JobEnd {
     let prepared = pool(identity).and_then(|pool| {
         let sandbox = Sandbox::prepare(privilege).map_err(|error| unsupported(&error))?;
         let mut agent = Agent::new(pool, privilege, spec.op_deadline_ms);
         agent.choices = choices;
+        agent.temporary = temporary;
         Ok((agent, sandbox))
     });
     match prepared {
@@ -208,15 +237,16 @@ async fn show(
     let result = loop {
         tokio::select! {
             _ = wish.wait_for(|wish| *wish != Wish::None) => break Ok(()),
+            end = mounted.over() => break match end {
+                End::Unmounted => Ok(()),
+                End::Aborted => Err(aborted(&name)),
+            },
             Some(loss) = lost.recv() => match volume.fate().loss() {
                 Some(_) => break Err(loss.error),
                 // Here is no job to end, and the volume is still good for others.
                 None => complain(&format!("bafs: {}", loss.error)),
             },
             () = tokio::time::sleep(MOUNT_LOOK) => {
-                if mounted.is_over() {
-                    break mounted.id().map_or(Ok(()), |_| Err(aborted(&name)));
-                }
                 if kept.is_gone() {
                     tokio::task::block_in_place(|| renew(&mut kept, &mounted));
                 }
@@ -240,6 +270,8 @@ async fn show(
     }
     // What was answered already may have failed at the very end.
     let result = match volume.fate().loss() {
+        // The next writer came after the unmount: nothing is lost that was home by then.
+        Some(_) if volume.fate().is_succeeded() && !volume.owes() => result,
         Some(loss) => result.and_then(|()| Err(loss.clone())),
         None => result,
     };
@@ -303,11 +335,14 @@ fn read_spec(input: &mut impl BufRead) -> Result<JobSpec> {
 }
 
 fn runtime() -> Result<Runtime> {
+    // Before there are threads.
+    memory::bound_allocator();
     // A thread that a ring's thread starts would stay on its one processor.
     let own = Pid::from_raw(0);
     let all = sched_getaffinity(own);
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
+        .max_blocking_threads(BLOCKING_MAX)
         .on_thread_start(move || {
             let spread = all.and_then(|all| sched_setaffinity(own, &all));
             if let Err(error) = spread {

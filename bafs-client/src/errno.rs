@@ -9,7 +9,7 @@ use nix::libc;
 const ERRNO_MAX: i32 = 511;
 
 /// What a system call answers when the protocol failed with `code`.
-pub fn errno_of(code: ErrorCode) -> Errno {
+pub(crate) fn errno_of(code: ErrorCode) -> Errno {
     use ErrorCode as Code;
     Errno(match code {
         // The retries are over when this is asked: the environment failed, and EIO is what a
@@ -32,7 +32,8 @@ pub fn errno_of(code: ErrorCode) -> Errno {
         | Code::VersionMismatch
         | Code::Conflict
         | Code::WrongState
-        | Code::TooLarge => libc::EIO,
+        | Code::TooLarge
+        | Code::TemporaryFull => libc::EIO,
         Code::NotFound => libc::ENOENT,
         Code::Unsupported => libc::EOPNOTSUPP,
         // Damaged bytes must never reach the program, as bad as that is for it.
@@ -46,7 +47,7 @@ pub fn errno_of(code: ErrorCode) -> Errno {
 ///
 /// `ENOSYS` would switch the operation off for the whole mount, and a number that the kernel
 /// does not accept would leave the caller waiting.
-pub fn passed_through(errno: Errno) -> Errno {
+pub(crate) fn passed_through(errno: Errno) -> Errno {
     match errno.0 {
         libc::ENOSYS => Errno(libc::EOPNOTSUPP),
         1..=ERRNO_MAX => errno,

@@ -2,9 +2,10 @@
 //! final. Decides nothing about jobs.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use bafs_proto::{Error, ErrorClass};
+use bafs_proto::{Error, ErrorClass, ErrorCode};
 use tokio::sync::{mpsc, watch};
 
 /// A volume that is lost, with the reason.
@@ -20,12 +21,23 @@ pub struct Loss {
 #[derive(Debug, Clone)]
 pub struct Fate(Arc<Shared>);
 
-#[derive(Debug)]
+/// Says whether the kernel asks nothing of a volume any more, as it was unmounted.
+pub(crate) type IsOver = Box<dyn Fn() -> bool + Send + Sync>;
+
 struct Shared {
     volume: String,
     loss: OnceLock<Error>,
+    is_over: OnceLock<IsOver>,
+    /// The next writer came after the end of the mount.
+    is_succeeded: AtomicBool,
     signal: watch::Sender<bool>,
     losses: mpsc::UnboundedSender<Loss>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Fate({}, {:?})", self.volume, self.loss)
+    }
 }
 
 impl Fate {
@@ -34,15 +46,41 @@ impl Fate {
         Self(Arc::new(Shared {
             volume: volume.to_owned(),
             loss: OnceLock::new(),
+            is_over: OnceLock::new(),
+            is_succeeded: AtomicBool::new(false),
             signal: watch::Sender::new(false),
             losses,
         }))
     }
 
+    /// From now on `is_over` says whether the volume was unmounted. Another writer that comes after
+    /// that takes nothing away.
+    pub(crate) fn ends_by(&self, is_over: IsOver) {
+        let _ = self.0.is_over.set(is_over);
+    }
+
+    /// Whether the volume was unmounted, as far as that is known.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.is_over.get().is_some_and(|is_over| is_over())
+    }
+
+    /// Whether it was another writer that ended the use of the volume, after its unmount. Whatever
+    /// was not brought home by then is lost all the same.
+    pub(crate) fn is_succeeded(&self) -> bool {
+        self.0.is_succeeded.load(Ordering::Acquire)
+    }
+
     /// Records that the volume is lost, unless it was lost before.
     pub fn lose(&self, error: Error) {
         let error = error.context(format_args!("volume {}", self.0.volume));
+        let is_succeeded = error.code == ErrorCode::Fenced && self.is_over();
         if self.0.loss.set(error.clone()).is_ok() {
+            if is_succeeded {
+                tracing::debug!(volume = %self.0.volume, %error, "the next writer came");
+                self.0.is_succeeded.store(true, Ordering::Release);
+                self.0.signal.send_replace(true);
+                return;
+            }
             tracing::warn!(volume = %self.0.volume, %error, "volume lost");
             self.0.signal.send_replace(true);
             // Nobody listens when the job is over already.
@@ -103,6 +141,26 @@ mod tests {
     use bafs_proto::ErrorCode;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_writer_after_the_unmount_takes_nothing_away() {
+        for (code, is_over, is_succeeded) in [
+            (ErrorCode::Fenced, true, true),
+            (ErrorCode::Fenced, false, false),
+            (ErrorCode::VolumeLost, true, false),
+        ] {
+            let (losses, mut heard) = mpsc::unbounded_channel();
+            let fate = Fate::new("v", losses);
+            fate.ends_by(Box::new(move || is_over));
+            fate.lose(Error::new(code, "another"));
+            assert_eq!(fate.is_succeeded(), is_succeeded);
+            assert_eq!(heard.try_recv().is_err(), is_succeeded, "{code:?}");
+            assert!(
+                fate.loss().is_some(),
+                "nothing is asked of the server any more"
+            );
+        }
+    }
 
     #[tokio::test]
     async fn the_first_loss_is_the_one_that_counts() {

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,17 +14,19 @@ use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, TemporaryPlace};
+use crate::environment::{environment, temporary_of};
 use crate::fate::Loss;
 use crate::fuse::{MountKind, Mounted};
-use crate::limits::{GRACE, REPORT_PAGES_BYTES_MAX, REPORT_RUNS_MAX, SILENCE_MIN};
+use crate::limits::{GRACE, SILENCE_MIN};
 use crate::logic::directory::SINGLE_FILE_NAME;
-use crate::logic::pages::joined;
-use crate::output::Tail;
+use crate::memory;
+use crate::output::{Collector, NamedFile, Printed};
 use crate::pulse::Pulse;
+use crate::report::bound_pages;
 use crate::sandbox::{
     self, Access, Identity, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, Output,
-    RunningJob, Sandbox, Session, VolumeBind, job_environment,
+    RunningJob, Sandbox, Session, StartError, VOLUMES_MAX, VolumeBind,
 };
 use crate::signals::Asked;
 use crate::volume::Volume;
@@ -70,6 +72,10 @@ pub struct JobEnd {
     pub lost_volume: Option<String>,
     /// Why the program never ran, when it did not.
     pub not_started: Option<NotStartedReason>,
+    /// What its user must know to understand a failure.
+    pub warnings: Vec<String>,
+    /// What it printed, if that was collected.
+    pub printed: Printed,
 }
 
 impl JobEnd {
@@ -86,6 +92,8 @@ impl JobEnd {
             report,
             lost_volume: volume,
             not_started: None,
+            warnings: Vec::new(),
+            printed: Printed::default(),
         }
     }
 }
@@ -101,6 +109,12 @@ pub async fn run_job(
     io: JobIo,
     mut wish: watch::Receiver<Wish>,
 ) -> JobEnd {
+    if spec.mounts.len() > VOLUMES_MAX {
+        let (count, name) = (spec.mounts.len(), &spec.name);
+        let text = format!("job {name} has {count} mounts; a job may have at most {VOLUMES_MAX}");
+        return JobEnd::environment(Error::new(ErrorCode::BadPath, text), None);
+    }
+    memory::expect_volumes(spec.mounts.len());
     let (losses, mut lost) = mpsc::unbounded_channel();
     let opened = tokio::select! {
         opened = mount_all(agent, sandbox, &spec, losses) => opened,
@@ -121,23 +135,39 @@ pub async fn run_job(
         asked => watch::channel(asked.at_once()).1,
     };
     let silence = silence_of(agent);
-    let (ended, tail) = match start(sandbox, &spec, &mounts, io, silence) {
-        Ok((running, tail, beating)) => {
+    let temporary = agent.temporary.as_ref();
+    let (ended, collector) = match start(sandbox, &spec, &mounts, temporary, io, silence) {
+        Ok((running, collector, beating)) => {
             let ended = accompany(running, &mut lost, wish, &mounts).await;
             if let Some(beating) = beating {
                 beating.abort();
             }
-            (ended, tail)
+            (ended, collector)
         }
         Err(error) => (Err(Stop::Environment(error)), None),
+    };
+    let printed = match collector {
+        Some(collector) => {
+            let named = named_files(&spec.command, &mounts);
+            Some(collector.finish(named, !is_success(&ended)).await)
+        }
+        None => None,
     };
     let volumes = release(mounts, is_success(&ended)).await;
     let loss = lost.try_recv().ok();
     let mut end = judge(ended, loss);
     end.report.volumes = volumes;
     bound_pages(&mut end.report.volumes);
-    if let Some(tail) = tail {
-        end.report.output_tail = tail.text().await;
+    if let Some((printed, tail)) = printed {
+        (end.printed, end.report.output_tail) = (printed, tail);
+        // What explains a failure is read with it.
+        for warning in &end.warnings {
+            let tail = &mut end.report.output_tail;
+            if !tail.is_empty() && !tail.ends_with('\n') {
+                tail.push('\n');
+            }
+            tail.push_str(&format!("bafs: {warning}\n"));
+        }
     }
     end
 }
@@ -232,9 +262,10 @@ fn start(
     sandbox: &Sandbox,
     spec: &JobSpec,
     mounts: &[Bound],
+    temporary: Option<&TemporaryPlace>,
     io: JobIo,
     silence: Duration,
-) -> Result<(RunningJob, Option<Tail>, Option<AbortHandle>), Error> {
+) -> Result<(RunningJob, Option<Collector>, Option<AbortHandle>), Error> {
     let unable = |error: &dyn std::fmt::Display| {
         Error::new(
             // The machine gave no process or descriptor now; it may later.
@@ -248,9 +279,11 @@ fn start(
         JobIo::Captured => Session::Own,
         JobIo::Inherited => Session::Terminal,
     };
+    let environment = environment(command, &spec.name, &volumes, temporary);
+    let temporary = temporary.map(|place| temporary_of(place, command, &environment));
     let plan = JobPlan {
         job: spec.name.clone(),
-        environment: environment(command, &spec.name, &volumes),
+        environment,
         volumes,
         program: command.executable.clone().into(),
         arguments: command.arguments.iter().map(OsString::from).collect(),
@@ -262,8 +295,9 @@ fn start(
         .into(),
         identity: Identity::Caller,
         session,
+        temporary,
     };
-    let (streams, tail) = streams(command, io).map_err(|error| unable(&error))?;
+    let (streams, collector) = streams(command, io).map_err(|error| unable(&error))?;
     let (watched, beating) = match pulse(io).map_err(|error| unable(&error))? {
         Some((pulse, watched)) => {
             let beating = tokio::spawn(Arc::new(pulse).beat_on());
@@ -271,10 +305,16 @@ fn start(
         }
         None => (None, None),
     };
-    let running = sandbox
-        .start_watched(plan, streams, watched)
-        .map_err(|error| unable(&error))?;
-    Ok((running, tail, beating))
+    let running = sandbox.start_watched(plan, streams, watched);
+    let running = running.map_err(|error| match error {
+        // No machine could ever start it.
+        StartError::Plan(error) => Error::new(
+            ErrorCode::BadPath,
+            format!("cannot start job {}: {error}", spec.name),
+        ),
+        StartError::Process(error) => unable(&error),
+    })?;
+    Ok((running, collector, beating))
 }
 
 /// Signs of life for the job's outer stage. Not on a terminal: there a person may stop agent and
@@ -292,37 +332,18 @@ pub(crate) fn silence_of(agent: &Agent) -> Duration {
     Duration::from_millis(agent.op_deadline_ms).max(SILENCE_MIN)
 }
 
-/// What the job asks for wins over what it inherits, and over what we add.
-fn environment(
-    command: &JobCommand,
-    job: &str,
-    volumes: &[VolumeBind],
-) -> Vec<(OsString, OsString)> {
-    let mut environment = job_environment(std::env::vars_os(), job, volumes);
-    environment.retain(|(name, _)| {
-        name.to_str()
-            .is_none_or(|name| !command.environment.contains_key(name))
-    });
-    let own = command.environment.iter();
-    environment.extend(own.map(|(name, value)| (name.into(), value.into())));
-    environment
-}
-
-fn streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Option<Tail>)> {
+fn streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Option<Collector>)> {
     let file = |path: &Option<String>| path.as_ref().map(|path| Output::Path(path.into()));
     let (stdout, stderr) = (file(&command.stdout), file(&command.stderr));
     Ok(match io {
         JobIo::Captured => {
-            let (tail, to) = Tail::collect()?;
+            let (collector, [to_stdout, to_stderr]) = Collector::collect()?;
             let streams = JobStreams {
-                stdout: match stdout {
-                    Some(stdout) => stdout,
-                    None => Output::Descriptor(to.try_clone()?),
-                },
-                stderr: stderr.unwrap_or(Output::Descriptor(to)),
+                stdout: stdout.unwrap_or(Output::Descriptor(to_stdout)),
+                stderr: stderr.unwrap_or(Output::Descriptor(to_stderr)),
                 ..JobStreams::batch()
             };
-            (streams, Some(tail))
+            (streams, Some(collector))
         }
         JobIo::Inherited => {
             let streams = JobStreams {
@@ -333,6 +354,27 @@ fn streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Opti
             (streams, None)
         }
     })
+}
+
+/// The files of volumes that took standard output and standard error of a job that is over. What is
+/// read of them from here on is no use that the job made of its volumes.
+fn named_files(command: &JobCommand, mounts: &[Bound]) -> [Option<NamedFile>; 2] {
+    let named = |path: &Option<String>| {
+        let path = Path::new(path.as_deref()?);
+        let is_there = |bound: &&Bound| path.starts_with(&bound.bind.path);
+        let inner = mounts.iter().filter(is_there);
+        let bound = inner.max_by_key(|bound| bound.bind.path.as_os_str().len())?;
+        let is_lost = bound.volume.fate().loss().is_some();
+        if is_lost || bound.volume.is_single_file() {
+            return None;
+        }
+        bound.volume.stop_counting_reads();
+        Some(NamedFile {
+            volume: bound.bind.source.clone(),
+            path: path.strip_prefix(&bound.bind.path).ok()?.to_owned(),
+        })
+    };
+    [named(&command.stdout), named(&command.stderr)]
 }
 
 /// Waits for the job's end, and brings it about when a volume is lost or somebody asks for it.
@@ -452,9 +494,9 @@ async fn let_go(bound: Bound) -> VolumeUse {
     }
     // The job is dead: nothing has to wait for a server that is away.
     volume.stop_waiting();
-    let held = volume.held().await;
+    let (held, is_changed) = (volume.held().await, volume.is_changed().await);
     volume.close(bound.keep_ms).await;
-    volume.usage_holding(held)
+    volume.usage_holding(held, is_changed)
 }
 
 fn judge(ended: Result<sandbox::JobReport, Stop>, late_loss: Option<Loss>) -> JobEnd {
@@ -484,6 +526,7 @@ fn judge(ended: Result<sandbox::JobReport, Stop>, late_loss: Option<Loss>) -> Jo
     let mut end = JobEnd::environment(interrupted(), None);
     end.report.outcome = outcome;
     end.not_started = not_started;
+    end.warnings = ended.warnings;
     with_times(end, ended.wall, usage)
 }
 
@@ -535,58 +578,9 @@ fn interrupted() -> Error {
     Error::new(ErrorCode::ServerFault, "the job was interrupted")
 }
 
-/// Keeps the report within the size of a message: the most scattered files lose detail, and what is
-/// still too much has none. A report that cannot be read would be worse than one that tells less.
-fn bound_pages(volumes: &mut [VolumeUse]) {
-    let pages = || volumes.iter().flat_map(|volume| &volume.pages);
-    let files = pages().count();
-    let runs: usize = pages().map(|pages| pages.runs.len()).sum();
-    if runs > REPORT_RUNS_MAX {
-        let share = (REPORT_RUNS_MAX / files.max(1)).max(1);
-        for pages in volumes.iter_mut().flat_map(|volume| &mut volume.pages) {
-            pages.runs = joined(std::mem::take(&mut pages.runs), share);
-        }
-    }
-    let mut left = REPORT_PAGES_BYTES_MAX;
-    for volume in volumes {
-        let text = serde_json::to_string(&volume.pages);
-        match left.checked_sub(text.map_or(usize::MAX, |text| text.len())) {
-            Some(rest) => left = rest,
-            None => {
-                tracing::warn!(
-                    volume = volume.name,
-                    "too many pages were read to tell which"
-                );
-                volume.pages.clear();
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use bafs_proto::report::TouchedPages;
-
     use super::*;
-
-    #[test]
-    fn a_report_of_very_many_files_is_short_enough_to_be_read() {
-        let pages = |path: &str, files| {
-            let path = path.to_owned();
-            let (size, runs) = (1, vec![(0, 1), (5, 1)]);
-            vec![TouchedPages { path, size, runs }; files]
-        };
-        let used = |pages| VolumeUse {
-            pages,
-            ..crate::usage::Usage::new().report("v", None, |_| None)
-        };
-        let long = "\n".repeat(2_000);
-        let mut volumes = vec![used(pages("a", 15_000)), used(pages(&long, 3_000))];
-        bound_pages(&mut volumes);
-        assert_eq!(volumes[0].pages[0].runs, [(0, 6)], "detail is lost first");
-        assert_eq!(volumes[0].pages.len(), 15_000);
-        assert_eq!(volumes[1].pages, []);
-    }
 
     #[test]
     fn what_may_pass_is_told_from_what_is_missing() {

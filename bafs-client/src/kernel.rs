@@ -34,6 +34,31 @@ pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
     }
 }
 
+/// Blocks of so many bytes are taken from the kernel, and given back to it, one by one. Smaller
+/// ones are used again; a session's buffer is larger, and mostly never used.
+#[cfg(target_env = "gnu")]
+const MAPPED_BYTES_MIN: libc::c_int = 4 << 20;
+
+/// What an arena keeps free at its end, in bytes, and how many arenas there are.
+#[cfg(target_env = "gnu")]
+const ARENA_FREE_BYTES: libc::c_int = 8 << 20;
+#[cfg(target_env = "gnu")]
+const ARENAS_MAX: libc::c_int = 8;
+
+/// Bounds what the allocator keeps that nobody uses.
+pub(crate) fn bound_allocator() {
+    #[cfg(target_env = "gnu")]
+    for (parameter, value) in [
+        (libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN),
+        (libc::M_TRIM_THRESHOLD, ARENA_FREE_BYTES),
+        (libc::M_ARENA_MAX, ARENAS_MAX),
+    ] {
+        // SAFETY: the call takes two integers and changes what the allocator does from then on.
+        // It refuses values that it cannot use, and works as before then.
+        unsafe { libc::mallopt(parameter, value) };
+    }
+}
+
 /// Who sent a signal that a key of the terminal stands for: the kernel.
 const SI_KERNEL: i32 = 0x80;
 

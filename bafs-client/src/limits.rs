@@ -13,6 +13,26 @@ pub(crate) const BELIEVE: Duration = Duration::from_secs(24 * 3600);
 pub(crate) const SESSION_THREADS_MIN: usize = 2;
 pub(crate) const SESSION_THREADS_MAX: usize = 16;
 
+/// Volumes of one agent that have readers of their own, which is fastest; others share theirs.
+pub(crate) const SEATS_MAX: usize = 8;
+
+/// Threads of all those volumes together: each has a buffer of a mebibyte, which takes memory once
+/// a large write came.
+pub(crate) const OWN_READERS_MAX: usize = 32;
+
+/// Threads that read for all other volumes, at most: operations on this machine wait for its disk
+/// in them.
+pub(crate) const SHARED_READERS_MAX: usize = 32;
+
+/// The largest write that is asked of a volume that shares its readers, in bytes: each reader has a
+/// buffer for it.
+pub(crate) const SHARED_WRITE_BYTES: u32 = 256 << 10;
+
+/// Buffers of all rings of an agent, of a mebibyte each, and the fewest of one ring that are of
+/// use: some of them wait for the disk.
+pub(crate) const RING_BUFFERS_MAX: usize = 64;
+pub(crate) const RING_ENTRIES_MIN: usize = 4;
+
 /// Requests that one ring takes at once. Those that wait for the disk in threads of their own (to
 /// sync, to copy) keep their place; the rest must not wait for them. Each has buffers of a
 /// mebibyte, which take memory once they were used, and the kernel uses the same few again.
@@ -41,7 +61,7 @@ pub(crate) const DIRECTORY_PAGE_BYTES: u32 = 24 << 10;
 pub(crate) const COPY_BYTES_MAX: u64 = 64 << 20;
 
 /// Blocks of one cache volume that the agent keeps, in bytes: enough for read-ahead of several
-/// files at once, while the page cache of the kernel does the real caching.
+/// files at once, while the page cache of the kernel does the real caching. One is kept at least.
 pub(crate) const BLOCK_BUFFER_BYTES: usize = 16 << 20;
 
 /// What an agent keeps of data that pass through it when nobody says otherwise, in bytes: some
@@ -91,6 +111,17 @@ pub(crate) const TOUCHED_FILES_MAX: usize = 100_000;
 /// Runs of pages in one report, over all volumes: 16 bytes each, and a report must fit a header.
 pub(crate) const REPORT_RUNS_MAX: usize = 20_000;
 
+/// Files of a directory that is shown to a job as it is which are compared with what they were; of
+/// more nobody knows. A look takes a tenth of a second.
+pub(crate) const MARKED_FILES_MAX: u64 = 50_000;
+
+/// Time of a change is told in ticks of the kernel, of 10 ms at the most: what a job does is told
+/// apart from what was done before.
+pub(crate) const TICK_OF_FILES: Duration = Duration::from_millis(12);
+
+/// How often an agent looks at what the disk below such a directory has free.
+pub(crate) const DISK_LOOK: Duration = Duration::from_millis(50);
+
 /// Text of all pages in a report, in bytes: who reads it takes 16 MiB as a whole.
 pub(crate) const REPORT_PAGES_BYTES_MAX: usize = 8 << 20;
 
@@ -131,6 +162,7 @@ pub(crate) const LOG_BYTES_MAX: u64 = 32 << 20;
 /// Operations that were answered and have not reached the server, at about 300 bytes. An fsync
 /// waits for all of them: a server runs some 20,000 in a second. Enough for so many at 200 ms.
 pub(crate) const LOG_OPS_MAX: u64 = 4_096;
+pub(crate) const LOG_OP_BYTES: u64 = 300;
 
 /// Operations of one batch: their answers fit a header.
 pub(crate) const BATCH_OPS_MAX: usize = 1_024;

@@ -2,12 +2,16 @@
 //! that the kernel does not take it first when memory is short. Knows no operation.
 
 use std::fs;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bafs_proto::limits::IO_BYTES_MAX;
 use tokio::runtime::Handle;
 
-use crate::limits::{BLOCK_BUFFER_BYTES, MEMORY_BYTES_DEFAULT};
+use crate::kernel;
+use crate::limits::{
+    BLOCK_BUFFER_BYTES, LOG_BYTES_MAX, LOG_OP_BYTES, MEMORY_BYTES_DEFAULT, RING_BUFFERS_MAX,
+};
 
 /// Where the kernel keeps how soon it takes a process, from -1000 (never) to 1000.
 const OWN_SCORE: &str = "/proc/self/oom_score_adj";
@@ -15,8 +19,21 @@ const OWN_SCORE: &str = "/proc/self/oom_score_adj";
 /// With an agent its job's volumes go, and what the job computed: better the job's own process.
 const SCORE: i32 = -500;
 
-/// Of the whole, what is for operations under way; the rest is for blocks that are kept.
+/// Of the whole, what is for operations under way, for blocks that are kept, and for what was
+/// answered and not brought to its server.
 const UNDER_WAY_PERCENT: u64 = 50;
+const BLOCKS_PERCENT: u64 = 25;
+const LOGS_PERCENT: u64 = 25;
+
+/// Volumes of this process, as far as that was said.
+static VOLUMES: AtomicUsize = AtomicUsize::new(1);
+
+/// What all logs hold that were answered and have not reached their servers, in bytes.
+static LOGS_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Fewer volumes get no more blocks than these would; a volume keeps one at least.
+const VOLUMES_USUAL: usize = 4;
+const BLOCK_BYTES: usize = 64 << 10;
 
 static BUDGET: OnceLock<Budget> = OnceLock::new();
 
@@ -27,6 +44,22 @@ static SCORE_BEFORE: OnceLock<String> = OnceLock::new();
 /// without one the default holds. A few megabytes are the least with which anything works.
 pub fn bound(bytes_max: u64) {
     let _ = BUDGET.set(Budget::new(bytes_max));
+}
+
+/// This process will show so many volumes, among which what it may keep is divided.
+pub(crate) fn expect_volumes(count: usize) {
+    VOLUMES.store(count.max(1), Ordering::Relaxed);
+}
+
+/// Volumes that this process shows.
+pub(crate) fn volumes() -> usize {
+    VOLUMES.load(Ordering::Relaxed)
+}
+
+/// Has the allocator give back what is large and free, and share its arenas among threads. Without
+/// that an unused buffer of a session takes memory, and each thread keeps what others could use.
+pub(crate) fn bound_allocator() {
+    kernel::bound_allocator();
 }
 
 /// Asks the kernel to take others first when memory is short, if it lets us.
@@ -59,7 +92,36 @@ pub(crate) fn hold(bytes: usize) -> Held {
 
 /// Most bytes of blocks that a cache volume keeps.
 pub(crate) fn blocks_bytes_max() -> usize {
-    budget().blocks_bytes_max
+    budget().blocks_bytes_max(volumes())
+}
+
+/// Buffers that all rings may have together.
+pub(crate) fn ring_buffers_max() -> usize {
+    let bytes = budget().under_way_bytes_max / 2;
+    (bytes / IO_BYTES_MAX as usize).min(RING_BUFFERS_MAX)
+}
+
+/// What one volume's log takes of the memory for all logs, until it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct LogShare(AtomicU64);
+
+impl LogShare {
+    /// The log holds so many operations, with so many bytes of data, now. Whether that is too much:
+    /// of this log, or of all together. An empty log never is.
+    pub(crate) fn is_too_much(&self, ops: u64, data_bytes: u64) -> bool {
+        let bytes = data_bytes + ops * LOG_OP_BYTES;
+        let before = self.0.swap(bytes, Ordering::AcqRel);
+        let change = bytes.wrapping_sub(before);
+        let all = LOGS_BYTES.fetch_add(change, Ordering::AcqRel);
+        let all = all.wrapping_add(change);
+        ops > 0 && (data_bytes > LOG_BYTES_MAX || all > budget().logs_bytes_max)
+    }
+}
+
+impl Drop for LogShare {
+    fn drop(&mut self) {
+        LOGS_BYTES.fetch_sub(self.0.load(Ordering::Acquire), Ordering::AcqRel);
+    }
 }
 
 fn budget() -> &'static Budget {
@@ -69,7 +131,8 @@ fn budget() -> &'static Budget {
 #[derive(Debug)]
 struct Budget {
     under_way_bytes_max: usize,
-    blocks_bytes_max: usize,
+    all_blocks_bytes_max: usize,
+    logs_bytes_max: u64,
     used: Mutex<usize>,
     freed: Condvar,
 }
@@ -87,11 +150,17 @@ impl Budget {
         Self {
             // The largest operation must fit: asked for, and copied once.
             under_way_bytes_max: part(UNDER_WAY_PERCENT).max(2 * IO_BYTES_MAX as usize),
-            // As if there were four cache volumes at most; more are rare, and small.
-            blocks_bytes_max: part((100 - UNDER_WAY_PERCENT) / 4).min(BLOCK_BUFFER_BYTES),
+            all_blocks_bytes_max: part(BLOCKS_PERCENT),
+            logs_bytes_max: bytes_max / 100 * LOGS_PERCENT,
             used: Mutex::default(),
             freed: Condvar::new(),
         }
+    }
+
+    /// Most bytes of blocks of each of so many volumes.
+    fn blocks_bytes_max(&self, volumes: usize) -> usize {
+        let share = self.all_blocks_bytes_max / volumes.max(VOLUMES_USUAL);
+        share.clamp(BLOCK_BYTES, BLOCK_BUFFER_BYTES)
     }
 
     fn hold(&'static self, bytes: usize) -> Held {
@@ -129,6 +198,32 @@ impl Drop for Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_are_divided_among_all_volumes() {
+        let budget = Budget::new(256 << 20);
+        let each = |volumes| budget.blocks_bytes_max(volumes);
+        assert!(each(1) > 15 << 20 && each(1) <= 16 << 20);
+        assert_eq!(each(1), each(4), "few volumes have what they had");
+        for volumes in [5, 6, 100, 1_024] {
+            assert!(each(volumes) >= 64 << 10);
+            assert!(each(volumes) * volumes <= 64 << 20, "{volumes}");
+        }
+    }
+
+    #[test]
+    fn logs_of_all_volumes_share_one_bound() {
+        let (first, second) = (LogShare::default(), LogShare::default());
+        assert!(!first.is_too_much(1, 30 << 20));
+        assert!(first.is_too_much(1, 33 << 20), "too much for one");
+        assert!(!first.is_too_much(1, 31 << 20));
+        assert!(!second.is_too_much(1, 31 << 20));
+        let third = LogShare::default();
+        assert!(third.is_too_much(4, 4 << 20), "too much for all");
+        assert!(!third.is_too_much(0, 0), "an empty log would wait for ever");
+        drop(first);
+        assert!(!third.is_too_much(4, 4 << 20), "there is room again");
+    }
 
     #[test]
     fn room_is_given_up_to_the_bound_and_again_when_it_is_free() {

@@ -1,15 +1,21 @@
-//! Keeps the end of what a job prints, for messages. Interprets nothing.
+//! Keeps the beginning and the end of what a job prints, on pipes or into files of its volumes: for
+//! messages, and as logs of the job. Interprets nothing.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, Read};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use bafs_proto::limits::{JOB_LOG_HEAD_BYTES, JOB_LOG_TAIL_BYTES};
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use tokio::sync::watch;
 
 use crate::limits::OUTPUT_TAIL_BYTES;
@@ -17,80 +23,393 @@ use crate::limits::OUTPUT_TAIL_BYTES;
 /// How long the end of a job's output is waited for, once the job is over.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// The end of one job's output. Cheap to clone; clones share it.
+/// How long the files that took a job's output may take to be read: their server may be away.
+const READ_MAX: Duration = Duration::from_secs(10);
+
+/// Pause after a look at the pipes that the kernel had no memory for.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Standard output, then standard error.
+const STREAMS: usize = 2;
+
+/// Beginning and end of one stream.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct HeadTail {
+    head: Vec<u8>,
+    tail: VecDeque<u8>,
+    /// All bytes of the stream.
+    total: u64,
+}
+
+impl HeadTail {
+    fn push(&mut self, bytes: &[u8]) {
+        self.total += bytes.len() as u64;
+        let room = JOB_LOG_HEAD_BYTES - self.head.len();
+        let (first, rest) = bytes.split_at(room.min(bytes.len()));
+        self.head.extend(first);
+        push_within(&mut self.tail, rest, JOB_LOG_TAIL_BYTES);
+    }
+
+    /// Of a file, which nobody writes any more.
+    fn of_file(file: &File) -> io::Result<Self> {
+        let length = file.metadata()?.len();
+        let mut head = vec![0; JOB_LOG_HEAD_BYTES.min(capped(length))];
+        file.read_exact_at(&mut head, 0)?;
+        let rest = length - head.len() as u64;
+        let mut tail = vec![0; JOB_LOG_TAIL_BYTES.min(capped(rest))];
+        let start = length - tail.len() as u64;
+        file.read_exact_at(&mut tail, start)?;
+        Ok(Self {
+            head,
+            tail: tail.into(),
+            total: length,
+        })
+    }
+
+    /// What of it is kept, with a line where the middle is missing.
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.head.clone();
+        let left_out = self.total - (self.head.len() + self.tail.len()) as u64;
+        if left_out > 0 {
+            bytes.extend(format!("\n[... {left_out} bytes left out ...]\n").bytes());
+        }
+        bytes.extend(&self.tail);
+        bytes
+    }
+}
+
+fn capped(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
+}
+
+/// Adds bytes to the end of what is kept; what was first goes where that is too much.
+fn push_within(kept: &mut VecDeque<u8>, bytes: &[u8], most: usize) {
+    let bytes = &bytes[bytes.len().saturating_sub(most)..];
+    let excess = (kept.len() + bytes.len()).saturating_sub(most);
+    kept.drain(..excess);
+    kept.extend(bytes);
+}
+
+/// What a job printed, as far as it is kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Printed {
+    /// Beginning and end of standard output.
+    pub stdout: Vec<u8>,
+    /// The same of standard error.
+    pub stderr: Vec<u8>,
+}
+
+impl Printed {
+    /// Leaves it in files that begin with `prefix`; none where nothing was printed.
+    ///
+    /// # Errors
+    /// What the disk answers.
+    pub fn write(&self, prefix: &Path) -> io::Result<()> {
+        for (ending, bytes) in [("out", &self.stdout), ("err", &self.stderr)] {
+            if bytes.is_empty() {
+                continue;
+            }
+            OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(prefix.with_extension(ending))?
+                .write_all(bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// A file of a volume that takes one of a job's streams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedFile {
+    /// Where this process sees the volume.
+    pub(crate) volume: PathBuf,
+    /// The file's path in it.
+    pub(crate) path: PathBuf,
+}
+
+impl NamedFile {
+    /// Opens it without leaving its volume, and without waiting for a writer of a pipe that a job
+    /// put there.
+    fn open(&self) -> io::Result<File> {
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let volume = openat(CWD, &self.volume, directory, Mode::empty())?;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let file = File::from(openat2(volume, &self.path, flags, Mode::empty(), within)?);
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(io::Error::other("it is no regular file any more")),
+        }
+    }
+
+    async fn read(self) -> Option<HeadTail> {
+        let path = self.path.display().to_string();
+        let reading = tokio::task::spawn_blocking(move || HeadTail::of_file(&self.open()?));
+        let why = match tokio::time::timeout(READ_MAX, reading).await {
+            Ok(Ok(Ok(read))) => return Some(read),
+            Ok(Ok(Err(error))) => error.to_string(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("it was not there within {} s", READ_MAX.as_secs()),
+        };
+        tracing::warn!(path, why, "what the job printed into a file cannot be read");
+        None
+    }
+}
+
+/// What a job prints on pipes. Cheap to clone; clones share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Tail(Arc<Kept>);
+pub(crate) struct Collector(Arc<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    bytes: Mutex<VecDeque<u8>>,
+    streams: Mutex<Streams>,
     /// Whether nobody has the output open any more, and all of it came.
     is_whole: watch::Sender<bool>,
 }
 
-impl Tail {
-    /// A tail that takes what is written to the returned descriptor, until its last copy closes.
-    pub(crate) fn collect() -> io::Result<(Self, OwnedFd)> {
-        let (from, to) = pipe2(OFlag::O_CLOEXEC)?;
-        let tail = Self::default();
-        let filled = tail.clone();
+#[derive(Debug, Default)]
+struct Streams {
+    each: [HeadTail; STREAMS],
+    /// The end of both together, as they came.
+    tail: VecDeque<u8>,
+}
+
+impl Collector {
+    /// Takes what is written to the returned descriptors, standard output and standard error,
+    /// until their last copies close.
+    pub(crate) fn collect() -> io::Result<(Self, [OwnedFd; STREAMS])> {
+        let (from_stdout, stdout) = pipe2(OFlag::O_CLOEXEC)?;
+        let (from_stderr, stderr) = pipe2(OFlag::O_CLOEXEC)?;
+        let collector = Self::default();
+        let filled = collector.clone();
         thread::Builder::new()
             .name("bafs-output".to_owned())
             .spawn(move || {
-                let mut from = File::from(from);
-                let mut piece = vec![0; OUTPUT_TAIL_BYTES];
-                while let Ok(length @ 1..) = from.read(&mut piece) {
-                    filled.push(&piece[..length]);
-                }
+                filled.drain(vec![(0, from_stdout.into()), (1, from_stderr.into())]);
                 filled.0.is_whole.send_replace(true);
             })?;
-        Ok((tail, to))
+        Ok((collector, [stdout, stderr]))
     }
 
-    /// What a job that is over printed last, at most 64 KiB; bytes that are no text are replaced.
-    pub(crate) async fn text(&self) -> String {
+    /// One thread for both: what comes at about the same time stays in order.
+    fn drain(&self, mut open: Vec<(usize, File)>) {
+        let mut piece = vec![0; OUTPUT_TAIL_BYTES];
+        while !open.is_empty() {
+            let watched = open
+                .iter()
+                .map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN));
+            let mut watched: Vec<PollFd<'_>> = watched.collect();
+            if poll(&mut watched, None).is_err() {
+                // It passes; a pipe that nobody empties would stop the job.
+                thread::sleep(PAUSE);
+                continue;
+            }
+            let is_ready = watched.iter().map(|pipe| !pipe.revents().is_empty());
+            let mut is_ready = is_ready.collect::<Vec<_>>().into_iter();
+            open.retain_mut(|(stream, pipe)| {
+                if is_ready.next() != Some(true) {
+                    return true;
+                }
+                match pipe.read(&mut piece) {
+                    Ok(length @ 1..) => {
+                        self.push(*stream, &piece[..length]);
+                        true
+                    }
+                    Err(error) => error.kind() == io::ErrorKind::Interrupted,
+                    Ok(0) => false,
+                }
+            });
+        }
+    }
+
+    fn push(&self, stream: usize, bytes: &[u8]) {
+        let kept = self.0.streams.lock();
+        let mut kept = kept.unwrap_or_else(PoisonError::into_inner);
+        kept.each[stream].push(bytes);
+        push_within(&mut kept.tail, bytes, OUTPUT_TAIL_BYTES);
+    }
+
+    /// What a job that is over printed, and its last words, at most 64 KiB; bytes that are no text
+    /// are replaced there. `named` are files that took a stream in place of the pipe; their last
+    /// words are told of a job that failed.
+    pub(crate) async fn finish(
+        &self,
+        named: [Option<NamedFile>; STREAMS],
+        has_failed: bool,
+    ) -> (Printed, String) {
+        let [stdout, stderr] = named;
+        let is_named = stdout.is_some() || stderr.is_some();
+        // What went to one file is told once.
+        let stderr_apart = stderr.filter(|file| Some(file) != stdout.as_ref());
+        let mut files = Vec::new();
+        for file in [stdout, stderr_apart] {
+            files.push(match file {
+                Some(file) => file.read().await,
+                None => None,
+            });
+        }
         // On a busy machine the thread above may be behind. Who was started otherwise than by the
         // job may keep its output open for as long as it likes.
         let mut whole = self.0.is_whole.subscribe();
         let _ = tokio::time::timeout(END_MAX, whole.wait_for(|is_whole| *is_whole)).await;
-        let kept = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes: Vec<u8> = kept.iter().copied().collect();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-
-    fn push(&self, bytes: &[u8]) {
-        let mut kept = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.extend(bytes);
-        let excess = kept.len().saturating_sub(OUTPUT_TAIL_BYTES);
-        kept.drain(..excess);
+        let kept = self.0.streams.lock();
+        let kept = kept.unwrap_or_else(PoisonError::into_inner);
+        let each = files.iter().zip(&kept.each);
+        let each: Vec<Vec<u8>> = each
+            .map(|(file, piped)| file.as_ref().unwrap_or(piped).bytes())
+            .collect();
+        let mut tail = kept.tail.clone();
+        if is_named && has_failed {
+            tail.clear();
+            // Of both the end of standard error is told last: there is why it failed.
+            for bytes in &each {
+                if tail.back().is_some_and(|last| *last != b'\n') && !bytes.is_empty() {
+                    tail.push_back(b'\n');
+                }
+                push_within(&mut tail, bytes, OUTPUT_TAIL_BYTES);
+            }
+        }
+        let tail: Vec<u8> = tail.into();
+        let mut each = each.into_iter();
+        let printed = Printed {
+            stdout: each.next().unwrap_or_default(),
+            stderr: each.next().unwrap_or_default(),
+        };
+        (printed, String::from_utf8_lossy(&tail).into_owned())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
+
+    const NONE: [Option<NamedFile>; STREAMS] = [None, None];
+
+    #[test]
+    fn buffer_keeps_head_and_tail() {
+        let mut kept = HeadTail::default();
+        let all: Vec<u8> = (0..600_000u32).map(|at| (at % 251) as u8).collect();
+        for piece in all.chunks(7_001) {
+            kept.push(piece);
+        }
+        let bytes = kept.bytes();
+        let left_out = all.len() - JOB_LOG_HEAD_BYTES - JOB_LOG_TAIL_BYTES;
+        let line = format!("\n[... {left_out} bytes left out ...]\n");
+        assert_eq!(bytes[..JOB_LOG_HEAD_BYTES], all[..JOB_LOG_HEAD_BYTES]);
+        let (middle, tail) = bytes[JOB_LOG_HEAD_BYTES..].split_at(line.len());
+        assert_eq!(middle, line.as_bytes());
+        assert_eq!(tail, &all[all.len() - JOB_LOG_TAIL_BYTES..]);
+    }
+
+    #[test]
+    fn buffer_keeps_short_output_whole() {
+        let all = vec![b'x'; JOB_LOG_HEAD_BYTES + JOB_LOG_TAIL_BYTES];
+        for length in [0, 1, JOB_LOG_HEAD_BYTES, JOB_LOG_HEAD_BYTES + 1, all.len()] {
+            let mut kept = HeadTail::default();
+            kept.push(&all[..length]);
+            assert_eq!(kept.bytes(), all[..length], "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn file_is_kept_as_pipe_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let all: Vec<u8> = (0..700_000u32).map(|at| (at % 241) as u8).collect();
+        for length in [0, 1, 70_000, 300_000, all.len()] {
+            std::fs::write(&path, &all[..length]).unwrap();
+            let mut piped = HeadTail::default();
+            piped.push(&all[..length]);
+            let read = HeadTail::of_file(&File::open(&path).unwrap()).unwrap();
+            assert!(read == piped, "{length} bytes");
+        }
+    }
+
+    #[tokio::test]
+    async fn streams_are_kept_apart_and_together() {
+        let (collector, [stdout, stderr]) = Collector::collect().unwrap();
+        let (mut stdout, mut stderr) = (File::from(stdout), File::from(stderr));
+        stdout.write_all(b"out\n").unwrap();
+        drop(stdout);
+        thread::sleep(Duration::from_millis(100));
+        stderr.write_all(b"err\n").unwrap();
+        drop(stderr);
+        let (printed, tail) = collector.finish(NONE, true).await;
+        assert_eq!(
+            (&printed.stdout[..], &printed.stderr[..]),
+            (&b"out\n"[..], &b"err\n"[..])
+        );
+        assert_eq!(tail, "out\nerr\n");
+    }
 
     #[tokio::test]
     async fn the_end_is_kept_and_waited_for() {
-        let (tail, to) = Tail::collect().unwrap();
+        let (collector, [stdout, stderr]) = Collector::collect().unwrap();
+        drop(stderr);
         let job = thread::spawn(move || {
-            let mut to = File::from(to);
+            let mut to = File::from(stdout);
             to.write_all(&vec![b'x'; 3 * OUTPUT_TAIL_BYTES]).unwrap();
             to.write_all(b"the end\xff").unwrap();
         });
-        let text = tail.text().await;
+        let (_, text) = collector.finish(NONE, true).await;
         job.join().unwrap();
         assert!(text.ends_with("the end\u{fffd}"));
-        assert_eq!(tail.0.bytes.lock().unwrap().len(), OUTPUT_TAIL_BYTES);
+        assert_eq!(text.len(), OUTPUT_TAIL_BYTES + '\u{fffd}'.len_utf8() - 1);
     }
 
     #[tokio::test]
     async fn who_keeps_the_output_open_is_not_waited_for() {
-        let (tail, to) = Tail::collect().unwrap();
-        let mut kept = File::from(to);
+        let (collector, [stdout, _stderr]) = Collector::collect().unwrap();
+        let mut kept = File::from(stdout);
         kept.write_all(b"before").unwrap();
-        assert_eq!(tail.text().await, "before");
+        assert_eq!(collector.finish(NONE, true).await.1, "before");
+    }
+
+    fn named(volume: &Path, path: &str) -> Option<NamedFile> {
+        Some(NamedFile {
+            volume: volume.to_owned(),
+            path: path.into(),
+        })
+    }
+
+    #[tokio::test]
+    async fn failed_job_tells_the_end_of_its_files() {
+        let volume = tempfile::tempdir().unwrap();
+        std::fs::write(volume.path().join("log.out"), "progress").unwrap();
+        std::fs::write(volume.path().join("log.err"), "why\n").unwrap();
+        let (collector, _) = Collector::collect().unwrap();
+        let files = || {
+            [
+                named(volume.path(), "log.out"),
+                named(volume.path(), "log.err"),
+            ]
+        };
+        let (printed, tail) = collector.finish(files(), true).await;
+        assert_eq!(tail, "progress\nwhy\n");
+        assert_eq!(printed.stderr, b"why\n");
+        let (printed, tail) = collector.finish(files(), false).await;
+        assert_eq!(tail, "", "of success nothing is told");
+        assert_eq!(printed.stdout, b"progress");
+        let both = [
+            named(volume.path(), "log.err"),
+            named(volume.path(), "log.err"),
+        ];
+        assert_eq!(collector.finish(both, true).await.1, "why\n");
+    }
+
+    #[tokio::test]
+    async fn log_is_not_read_outside_its_volume() {
+        let volume = tempfile::tempdir().unwrap();
+        let secret = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(secret.path(), "secret").unwrap();
+        std::os::unix::fs::symlink(secret.path(), volume.path().join("link")).unwrap();
+        nix::unistd::mkfifo(&volume.path().join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let (collector, _) = Collector::collect().unwrap();
+        let files = [named(volume.path(), "link"), named(volume.path(), "pipe")];
+        let (printed, tail) = collector.finish(files, true).await;
+        assert_eq!((printed, tail), (Printed::default(), String::new()));
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bafs_proto::file_op::{Errno, FileOp, Name, TreeStat};
 use bafs_proto::ids::InodeNo;
+use bafs_proto::path::from_bytes;
 use bafs_proto::report::{TouchedPages, VolumeUse};
 
 use nix::libc;
@@ -27,10 +28,14 @@ pub struct Usage {
     /// Files opened for reading, and changes of files or directories.
     opened: AtomicU64,
     changes: AtomicU64,
+    /// What is neither, but tells the job something.
+    looked: AtomicU64,
     refused_for_space: AtomicU64,
     /// The first of each; nothing is remembered once both are known.
     firsts: Mutex<Firsts>,
     has_firsts: AtomicBool,
+    /// Whether the job is over, so that it reads nothing any more.
+    reads_no_more: AtomicBool,
     /// Files that count as read wholly.
     whole: Mutex<BTreeSet<InodeNo>>,
     /// `None` when touched pages are not counted.
@@ -61,7 +66,7 @@ struct Firsts {
 
 impl Firsts {
     fn path_in(&self, parent: InodeNo, name: &Name) -> String {
-        let name = String::from_utf8_lossy(name).into_owned();
+        let name = from_bytes(name);
         if parent == InodeNo::ROOT {
             return name;
         }
@@ -117,12 +122,17 @@ impl Usage {
         firsts.changed = Some(String::new());
     }
 
+    /// What is read and opened for reading from now on does not count.
+    pub fn stop_counting_reads(&self) {
+        self.reads_no_more.store(true, Ordering::Relaxed);
+    }
+
     /// An operation was asked for: takes note of what it opens or changes.
     pub fn asked(&self, op: &FileOp) {
         match op {
             FileOp::Open { ino, flags } => {
                 let mode = flags & libc::O_ACCMODE;
-                if mode != libc::O_WRONLY {
+                if mode != libc::O_WRONLY && !self.reads_no_more.load(Ordering::Relaxed) {
                     self.opened.fetch_add(1, Ordering::Relaxed);
                     self.note_first(|firsts| {
                         let path = path_of(&firsts.names, *ino);
@@ -147,6 +157,19 @@ impl Usage {
             | FileOp::SetXattr { ino, .. }
             | FileOp::RemoveXattr { ino, .. } => {
                 self.changed(|firsts| path_of(&firsts.names, *ino));
+            }
+            // The kernel asks for the top of a volume by itself, and for these before it writes.
+            FileOp::GetAttr { ino, .. } if *ino == InodeNo::ROOT => {}
+            FileOp::GetXattr { name, .. } if name.starts_with(b"security.") => {}
+            FileOp::Lookup { .. }
+            | FileOp::GetAttr { .. }
+            | FileOp::ReadLink { .. }
+            | FileOp::OpenDirectory { .. }
+            | FileOp::ReadDirectory { .. }
+            | FileOp::GetXattr { .. }
+            | FileOp::ListXattr { .. }
+            | FileOp::StatFs => {
+                self.looked.fetch_add(1, Ordering::Relaxed);
             }
             _ => {}
         }
@@ -211,6 +234,9 @@ impl Usage {
 
     /// Bytes were read.
     pub fn read(&self, ino: InodeNo, offset: u64, bytes: u64) {
+        if self.reads_no_more.load(Ordering::Relaxed) {
+            return;
+        }
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
         let Some(mut touched) = self.touched() else {
             return;
@@ -284,6 +310,8 @@ impl Usage {
         VolumeUse {
             opened: self.opened.load(Ordering::Relaxed),
             changes: self.changes.load(Ordering::Relaxed),
+            looked: self.looked.load(Ordering::Relaxed),
+            is_uncounted: false,
             first_read: firsts.read.clone().or(first_page).unwrap_or_default(),
             first_changed: firsts.changed.clone().unwrap_or_default(),
             held_bytes: held.map_or(0, |stat| used(stat.size_bytes, stat.free_bytes)),
@@ -313,6 +341,19 @@ impl Usage {
     }
 }
 
+/// A report of a volume where nobody counts operations, if that is so: all that is known is whether
+/// anything differs from what it was.
+pub fn uncounted(used: VolumeUse, is_changed: Option<bool>) -> VolumeUse {
+    match is_changed {
+        Some(is_changed) => VolumeUse {
+            is_uncounted: true,
+            changes: u64::from(is_changed),
+            ..used
+        },
+        None => used,
+    }
+}
+
 fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -337,7 +378,7 @@ fn path_of(names: &BTreeMap<InodeNo, (InodeNo, Name)>, ino: InodeNo) -> String {
         let Some((parent, name)) = names.get(&at) else {
             break;
         };
-        path.insert(0, String::from_utf8_lossy(name).into_owned());
+        path.insert(0, from_bytes(name));
         at = *parent;
     }
     format!("{NUMBERED}{ino}")
@@ -360,6 +401,47 @@ mod tests {
         usage.asked(&FileOp::Open { ino, flags });
         let used = usage.report("v", None, |_| None);
         assert_eq!(used.first_read, "d/f");
+    }
+
+    #[test]
+    fn lookups_and_listings_count_as_looks() {
+        let looked = |op: FileOp| {
+            let usage = Usage::new();
+            usage.asked(&op);
+            let used = usage.report("v", None, |_| None);
+            assert_eq!((used.opened, used.changes), (0, 0), "{op:?}");
+            used.looked
+        };
+        let (ino, root) = (InodeNo(5), InodeNo::ROOT);
+        let xattr = |name: &[u8]| FileOp::GetXattr {
+            ino,
+            name: name.to_vec(),
+        };
+        let parent = root;
+        let name = b"ready".to_vec();
+        assert_eq!(looked(FileOp::Lookup { parent, name }), 1);
+        assert_eq!(looked(FileOp::OpenDirectory { ino: root }), 1);
+        assert_eq!(looked(FileOp::ReadLink { ino }), 1);
+        assert_eq!(looked(xattr(b"user.done")), 1);
+        assert_eq!(looked(FileOp::ListXattr { ino: root }), 1);
+        // Nothing that a program asked for.
+        assert_eq!(looked(xattr(b"security.capability")), 0);
+        assert_eq!(looked(FileOp::Forget { ino, count: 1 }), 0);
+    }
+
+    #[test]
+    fn reads_after_the_job_do_not_count() {
+        let usage = Usage::with_pages();
+        usage.stop_counting_reads();
+        let (ino, flags) = (InodeNo(6), libc::O_RDONLY);
+        usage.asked(&FileOp::Open { ino, flags });
+        usage.read(ino, 0, 5_000);
+        usage.read_whole(ino, 5_000);
+        usage.wrote(3);
+        let used = usage.report("v", None, |_| None);
+        assert_eq!((used.read_bytes, used.written_bytes), (0, 3));
+        assert_eq!((used.opened, used.pages.len()), (0, 0));
+        assert_eq!(used.first_read, "");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::logic::directory::Owner;
 use crate::memory;
 use crate::privileged::{Privileged, without_privilege};
 use crate::tree::{Done, Tree};
-use crate::usage::Usage;
+use crate::usage::{Usage, uncounted};
 
 /// What the kernel may believe, and for how long: the volume's kind decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,13 +163,23 @@ impl Volume {
 
     /// What the job did to it so far.
     pub fn usage(&self) -> VolumeUse {
-        self.usage_holding(None)
+        self.usage_holding(None, None)
     }
 
-    /// As [`Self::usage`], with what [`Self::held`] answered.
-    pub fn usage_holding(&self, held: Option<TreeStat>) -> VolumeUse {
+    /// The job is over: whoever reads from here on does so for us.
+    pub fn stop_counting_reads(&self) {
+        self.usage.stop_counting_reads();
+    }
+
+    /// As [`Self::usage`], with what [`Self::held`] and [`Self::is_changed`] answered.
+    pub fn usage_holding(&self, held: Option<TreeStat>, is_changed: Option<bool>) -> VolumeUse {
         let describe = |ino| self.tree.describe(ino);
-        self.usage.report(&self.name, held, describe)
+        uncounted(self.usage.report(&self.name, held, describe), is_changed)
+    }
+
+    /// Whether anything differs from what it was before the job, where nobody counts operations.
+    pub async fn is_changed(&self) -> Option<bool> {
+        self.tree.is_changed(self.mode.read_only).await
     }
 
     /// What a volume that may be written holds now; nothing when it does not answer. Of one that
@@ -230,6 +240,11 @@ impl Volume {
         self.tree.stop_waiting();
     }
 
+    /// Whether changes were answered that have not reached the server.
+    pub fn owes(&self) -> bool {
+        self.tree.owes()
+    }
+
     /// Ends the session with the server, and asks it to keep what was written so long, in
     /// milliseconds.
     pub async fn close(&self, keep_ms: u64) {
@@ -254,7 +269,10 @@ impl Volume {
             Ok(op) => op,
             Err(errno) => return done(Err(errno), &[]),
         };
-        self.usage.asked(&op);
+        // What it holds the agent asks for itself.
+        if caller.pid != 0 || !matches!(op, FileOp::StatFs) {
+            self.usage.asked(&op);
+        }
         let seen = Seen::of(&op, &self.mode, &self.usage);
         self.run_seen(caller, op, data, seen, done);
     }

@@ -129,9 +129,11 @@ fn need(address: &str, request: &Request) -> Result<Need> {
             HandOverOf::Tree { tree: of, .. } => (tree(of), BOTH),
             HandOverOf::Cache { volume, .. } => (Resource::Volume(*volume), READ),
         },
-        Request::StartJob(_) | Request::WatchJobs(_) | Request::KillJob(_) | Request::Allot(_) => {
-            (Resource::Jobs, MANAGE)
-        }
+        Request::StartJob(_)
+        | Request::WatchJobs(_)
+        | Request::ReadJobOutput(_)
+        | Request::KillJob(_)
+        | Request::Allot(_) => (Resource::Jobs, MANAGE),
         Request::Advertise(_)
         | Request::BeginPut(_)
         | Request::PutRange(_)

@@ -1,8 +1,11 @@
 //! The closed set of numbered errors and their classes; no mapping to errno (the agent's part).
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use crate::limits::ERROR_DETAIL_BYTES_MAX;
+use crate::path::shown;
 
 /// Result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -106,6 +109,8 @@ error_codes! {
     BadPath = 407, Invalid;
     /// What a volume is to be filled with is larger than the volume may be, on every server.
     TooLarge = 408, Invalid;
+    /// A job's temporary files take more than its share of the node.
+    TemporaryFull = 409, Invalid;
 
     /// Too few free bytes for the reservation.
     NoSpaceBytes = 500, NoSpace;
@@ -138,9 +143,13 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error with a text for the person who reads it; an over-long text is cut.
+    /// An error with a text for the person who reads it; an over-long text is cut, and bytes of
+    /// names that are no text are shown as numbers.
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
         let mut detail = detail.into();
+        if let Cow::Owned(shown) = shown(&detail) {
+            detail = shown;
+        }
         if detail.len() > ERROR_DETAIL_BYTES_MAX {
             let mut end = ERROR_DETAIL_BYTES_MAX;
             while !detail.is_char_boundary(end) {

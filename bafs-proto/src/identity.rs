@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rcgen::{
@@ -246,6 +246,7 @@ fn make_directory(directory: &Path) -> Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(directory)
+        .and_then(|()| check_owner(directory))
         .map_err(|e| {
             Error::new(
                 ErrorCode::ServerFault,
@@ -254,13 +255,42 @@ fn make_directory(directory: &Path) -> Result<()> {
         })
 }
 
+/// Keys are not put where somebody else could read or replace them: the directory of a role and
+/// that of the cluster belong to the caller or root, and not everybody may write there.
+fn check_owner(directory: &Path) -> std::io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    for place in [Some(directory), directory.parent()].into_iter().flatten() {
+        let place = match place.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => place,
+        };
+        let found = fs::metadata(place)?;
+        let is_sticky = found.mode() & 0o1000 != 0;
+        let is_open = found.mode() & 0o002 != 0 && !is_sticky;
+        if is_open || ![own, 0].contains(&found.uid()) {
+            let text = format!(
+                "other users may write to {} or own it; choose a directory that is not there yet",
+                place.display()
+            );
+            return Err(std::io::Error::new(
+                std::io::ErrorKind::PermissionDenied,
+                text,
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
+    let removed = match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    };
+    let mut options = fs::OpenOptions::new();
+    // A new file: another one may be a link, or open to others.
+    options.write(true).create_new(true).mode(0o600);
+    removed
+        .and_then(|()| options.open(path))
         .and_then(|mut file| file.write_all(bytes))
         .map_err(|e| {
             Error::new(
@@ -322,6 +352,30 @@ fn fault(error: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_follow_no_link_and_are_the_owners_alone() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let cluster = tempfile::tempdir().expect("a directory");
+        let agent = cluster.path().join("agent");
+        fs::create_dir(&agent).expect("a directory");
+        let elsewhere = cluster.path().join("elsewhere");
+        fs::write(&elsewhere, "kept").expect("a file");
+        symlink(&elsewhere, agent.join(KEY)).expect("a link");
+        let authority = Authority::generate().expect("keys");
+        let identity = authority.issue(Role::Agent, Token::none()).expect("keys");
+        identity.save(&agent).expect("files");
+        assert_eq!(fs::read(&elsewhere).expect("a file"), b"kept");
+        let mode = fs::symlink_metadata(agent.join(KEY)).expect("a key").mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        let open = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(cluster.path(), open).expect("chmod");
+        let refused = identity.save(&agent).expect_err("anybody may replace it");
+        assert!(
+            refused.detail.contains("other users may write to"),
+            "{refused}"
+        );
+    }
 
     #[test]
     fn who_lacks_an_identity_is_told_what_to_do() {

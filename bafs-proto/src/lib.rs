@@ -21,6 +21,8 @@ pub mod net;
 pub mod path;
 pub mod replica;
 pub mod report;
+pub mod source;
+pub mod source_warning;
 pub mod time;
 pub mod token;
 pub mod volume;
@@ -47,8 +49,13 @@ pub use error::{Error, ErrorClass, ErrorCode, Result};
 /// volume are of one file, how long home is silent for a peer, what is
 /// too large for a volume, what a disk has free; 16 = a mount says whether its kernel may collect
 /// writes; 17 = a server says at hello which one it is, and who names a home says which one is
-/// meant; 18 = who came at the address of a server without its store says so (`StoreLost`).
-pub const PROTOCOL_VERSION: u32 = 18;
+/// meant; 18 = who came at the address of a server without its store says so (`StoreLost`);
+/// 19 = a job says which directories for temporary files are the host's;
+/// agents report whether a job looked at a volume, and of which volumes nothing is counted;
+/// what a job printed is read from its node;
+/// names in paths are bytes, volumes tell what they do not have as their source has it,
+/// directories that cannot be read are entries, a manifest has the top of its source.
+pub const PROTOCOL_VERSION: u32 = 19;
 
 /// Application-layer protocol name that both ends of a connection must offer.
 pub const ALPN: &[u8] = b"bafs/1";

@@ -30,11 +30,28 @@ pub const BLOCK_BYTES_MAX: u32 = 4 << 20;
 /// touch little fetch little (`docs/decisions/0007`), large enough to fill a wide-area link.
 pub const BLOCK_BYTES_DEFAULT: u32 = 64 << 10;
 
+/// Of each stream of a job's output so many bytes are kept from its beginning, where programs say
+/// what they are about to do.
+pub const JOB_LOG_HEAD_BYTES: usize = 64 << 10;
+
+/// So many are kept from its end, where they say why they failed.
+pub const JOB_LOG_TAIL_BYTES: usize = 192 << 10;
+
+/// What is kept of one stream at most, with the line that says what was left out.
+pub const JOB_LOG_BYTES_MAX: usize = JOB_LOG_HEAD_BYTES + JOB_LOG_TAIL_BYTES + 128;
+
 /// Longest file name, in bytes (`NAME_MAX`).
 pub const NAME_BYTES_MAX: usize = 255;
 
 /// Longest path, in bytes, without the final zero (`PATH_MAX`).
 pub const PATH_BYTES_MAX: usize = 4095;
+
+/// Most mounts of one job: each costs a session of its agent, and a few mounts in the kernel.
+pub const JOB_MOUNTS_MAX: usize = 1_024;
+
+/// Most bytes of the names and paths of a job's mounts together: they travel in the head that
+/// starts the job, beside a token for each.
+pub const JOB_MOUNT_BYTES_MAX: usize = 256 << 10;
 
 /// Longest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
 pub const XATTR_BYTES_MAX: usize = 64 << 10;
@@ -51,6 +68,10 @@ pub const OPS_MAX: usize = 4096;
 
 /// Largest capability token, in bytes.
 pub const TOKEN_BYTES_MAX: usize = 8 << 10;
+
+/// Most blocks of a capability token, with the first: each costs its reader a signature and a
+/// check. BAFS appends three: a grant, what is given to an agent, and what that shows with a call.
+pub const TOKEN_BLOCKS_MAX: usize = 9;
 
 /// Most files that go home with one call: each has a path and a token in the head.
 pub const PACK_FILES_MAX: usize = 64;

@@ -25,6 +25,10 @@ use crate::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
 use crate::report::VolumeUse;
+pub use crate::report::{JobOutput, ReadJobOutput};
+pub use crate::source::{
+    ListSource, SourceEntry, SourceIdentity, SourceKind, SourcePage, StatSource,
+};
 use crate::token::Token;
 use crate::volume::{VolumeSpec, VolumeStatus};
 
@@ -178,6 +182,8 @@ calls! {
     PutFile => PutReceipt,
     ReadSources => SourceData,
     PutFiles => PutResults,
+    // what a job printed
+    ReadJobOutput => JobOutput,
 }
 
 /// Done, nothing to say.
@@ -275,67 +281,6 @@ pub struct ServerList {
 }
 
 // ------------------------------------------------------------------------------------- home
-
-/// What a source file is; a change of any part makes it another file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct SourceIdentity {
-    /// Size in bytes.
-    pub size: u64,
-    /// Modification time in nanoseconds since the Unix epoch.
-    pub mtime_ns: i64,
-    /// When anything of a file changed last, its rights and names included, in the same measure:
-    /// nobody can set it back. 0 where the home tells no such time, and for what is no file.
-    pub ctime_ns: i64,
-}
-
-/// Kind of a source entry.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SourceKind {
-    /// A regular file.
-    File,
-    /// A directory.
-    Directory,
-    /// A symbolic link with its target.
-    Symlink(Vec<u8>),
-}
-
-/// A file, directory or link of a source tree.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SourceEntry {
-    /// Path below what was listed, without a leading slash; empty for that itself.
-    pub path: String,
-    /// What it is.
-    pub kind: SourceKind,
-    /// Size and time.
-    pub identity: SourceIdentity,
-    /// Permission bits.
-    pub mode: u32,
-}
-
-/// Lists a home path with everything below it, in path order.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ListSource {
-    /// Path below the export; may be a single file.
-    pub path: String,
-    /// Goes on after this entry's path; `None` starts.
-    pub after: Option<String>,
-}
-
-/// A page of a listing. The listing ends with the first page whose `more` is false.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SourcePage {
-    /// Entries, in path order (bytewise, components compared one by one).
-    pub entries: Vec<SourceEntry>,
-    /// Whether entries follow.
-    pub more: bool,
-}
-
-/// Looks at one home path.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StatSource {
-    /// Path below the export.
-    pub path: String,
-}
 
 /// Reads a range of a home file; the data are the body of the reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -658,6 +603,8 @@ pub struct ManifestPage {
     pub manifest: Digest,
     /// Block size in bytes.
     pub block_bytes: u32,
+    /// The directory that the volume is at its top; its path is empty.
+    pub top: SourceEntry,
     /// Entries from `first` on, in path order; the place in the whole is the [`FileIndex`].
     pub entries: Vec<SourceEntry>,
     /// Whether entries follow.
@@ -739,6 +686,8 @@ pub struct JobCommand {
     pub stdout: Option<String>,
     /// File in the job's name space that takes standard error; `None` keeps only its end.
     pub stderr: Option<String>,
+    /// Which of `/tmp`, `/var/tmp` and `/dev/shm` are the host's; the others are the job's own.
+    pub share: Vec<String>,
 }
 
 /// A volume in a job's name space.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::ExecutionId;
 use crate::message::JobReport;
 
 /// What a job did to one of its volumes.
@@ -16,8 +17,16 @@ pub struct VolumeUse {
     /// Files that were opened for reading.
     pub opened: u64,
     /// Changes of files and directories: opened for writing, created, renamed, removed, given
-    /// other attributes. Not seen where a job works on the directory itself (a watched volume).
+    /// other attributes. Where a job works on the directory itself (a watched volume) 1 when
+    /// anything there is not as it was, or nobody knows.
     pub changes: u64,
+    /// Other operations: names looked up, attributes asked for, directories listed.
+    #[serde(default)]
+    pub looked: u64,
+    /// Whether the job works on the directory itself: then nothing that it read, looked at or was
+    /// refused is counted.
+    #[serde(default)]
+    pub is_uncounted: bool,
     /// Path of the first file that was read, empty if none was.
     pub first_read: String,
     /// Path of the first file that was changed, empty if none was.
@@ -26,7 +35,8 @@ pub struct VolumeUse {
     pub held_bytes: u64,
     /// See `held_bytes`.
     pub held_files: u64,
-    /// Bytes that the disk which it lies on had free at the end; nothing when that is not known.
+    /// Bytes that the disk which it lies on had free at the end, where nothing is counted at the
+    /// least; nothing when that is not known.
     #[serde(default)]
     pub disk_bytes: Option<u64>,
     /// Files, in the same way.
@@ -54,6 +64,22 @@ pub struct TouchedPages {
     pub size: u64,
     /// Runs of pages of 4096 bytes.
     pub runs: Vec<(u64, u64)>,
+}
+
+/// Reads what an execution printed that has ended: beginning and end of standard output and of
+/// standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadJobOutput {
+    /// This execution.
+    pub execution: ExecutionId,
+}
+
+/// What an execution printed. The body has that of standard output, then that of standard error;
+/// where the middle of one was left out, a line in it says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobOutput {
+    /// So many bytes of the body are of standard output.
+    pub stdout_bytes: u32,
 }
 
 impl JobReport {

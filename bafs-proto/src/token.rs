@@ -6,13 +6,16 @@
 
 use std::fmt;
 
-use biscuit_auth::builder::{Algorithm, AuthorizerBuilder, Binary, BlockBuilder, Op, Rule, Unary};
-use biscuit_auth::{Authorizer, AuthorizerLimits, Biscuit, KeyPair, PrivateKey, PublicKey};
+use biscuit_auth::builder::{
+    Algorithm, AuthorizerBuilder, Binary, BlockBuilder, Check, CheckKind, Expression, Op, Rule,
+    Term, Unary,
+};
+use biscuit_auth::{AuthorizerLimits, Biscuit, KeyPair, PrivateKey, PublicKey, UnverifiedBiscuit};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::ids::{RunId, VolumeId};
-use crate::limits::TOKEN_BYTES_MAX;
+use crate::limits::{TOKEN_BLOCKS_MAX, TOKEN_BYTES_MAX};
 use crate::time::Time;
 
 /// What may be done to a resource.
@@ -252,15 +255,37 @@ impl Verifier {
             expires.0,
             pairs.join(" || ")
         );
-        self.parse(token)?
-            .append(
-                BlockBuilder::new()
-                    .check(check.as_str())
-                    .map_err(malformed)?,
-            )
+        let parsed = self.parse(token)?;
+        if parsed.block_count() >= TOKEN_BLOCKS_MAX {
+            let text = format!(
+                "the token was narrowed {} times, which is the most; grant from the identity that \
+                 it came from",
+                TOKEN_BLOCKS_MAX - 1
+            );
+            return Err(Error::new(ErrorCode::TokenInvalid, text));
+        }
+        let block = BlockBuilder::new().check(check.as_str());
+        let bytes = parsed
+            .append(block.map_err(malformed)?)
             .and_then(|token| token.to_vec())
-            .map(Token)
-            .map_err(malformed)
+            .map_err(malformed)?;
+        if bytes.len() > TOKEN_BYTES_MAX {
+            let text = "a token cannot name so much at once; make several";
+            return Err(Error::new(ErrorCode::Malformed, text));
+        }
+        Ok(Token(bytes))
+    }
+
+    /// When a token is good for nothing any more; `None` if that is never.
+    ///
+    /// # Errors
+    /// As [`Verifier::open`].
+    pub fn expires(&self, token: &Token) -> Result<Option<Time>> {
+        let facts = AuthorizerBuilder::new().build(&self.parse(token)?);
+        let authorizer = facts.map_err(malformed)?;
+        let (_, _, checks, _) = authorizer.dump();
+        let earliest = expiry(&checks).map(|end| Time(u64::try_from(end).unwrap_or(0)));
+        Ok(earliest)
     }
 
     /// Checks that `token` grants `right` on `resource` at the time `now`, to somebody who is no
@@ -290,24 +315,16 @@ impl Verifier {
         right: Right,
         now: Time,
     ) -> Result<()> {
-        let parsed = self.parse(token)?;
-        if authorize(&parsed, server, resource, right, now)? {
-            return Ok(());
-        }
-        let wanted = format!("'{}' on '{}'", right.name(), resource.text());
-        // The same question at the beginning of time tells expiry from a missing right.
-        if authorize(&parsed, server, resource, right, Time(0))? {
-            let text = format!(
-                "the token for {wanted} has expired: here it is {}. Is the clock of the machine \
-                 that shows it right? Compare `date -u` on both; if they agree, get a new token",
-                now.utc()
-            );
-            return Err(Error::new(ErrorCode::TokenExpired, text));
-        }
-        Err(Error::new(
-            ErrorCode::RightMissing,
-            format!("the token does not grant {wanted}"),
-        ))
+        self.open(token)?.verify(server, resource, right, now)
+    }
+
+    /// Checks the signatures of a token, which is most of the work; what it grants may then be
+    /// asked many times.
+    ///
+    /// # Errors
+    /// `TokenInvalid`.
+    pub fn open(&self, token: &Token) -> Result<OpenToken> {
+        self.parse(token).map(OpenToken)
     }
 
     fn parse(&self, token: &Token) -> Result<Biscuit> {
@@ -318,57 +335,121 @@ impl Verifier {
         if token.0.len() > TOKEN_BYTES_MAX {
             return Err(invalid("the token is too large".to_owned()));
         }
-        Biscuit::from(&token.0, self.0)
-            .map_err(|e| invalid(format!("the token is not signed by this cluster: {e}")))
+        let foreign = |e| invalid(format!("the token is not signed by this cluster: {e}"));
+        let unverified = UnverifiedBiscuit::from(&token.0).map_err(foreign)?;
+        // Before any signature: whoever holds a token chooses how many blocks it has.
+        if unverified.block_count() > TOKEN_BLOCKS_MAX {
+            let text = format!(
+                "the token has {} blocks; at most {TOKEN_BLOCKS_MAX} are read",
+                unverified.block_count()
+            );
+            return Err(invalid(text));
+        }
+        if unverified
+            .external_public_keys()
+            .iter()
+            .any(Option::is_some)
+        {
+            return Err(invalid(NOT_OURS.to_owned()));
+        }
+        unverified.verify(self.0).map_err(|e| foreign(e.into()))
     }
 }
 
-fn authorize(
-    token: &Biscuit,
-    server: Option<&str>,
-    resource: &Resource,
-    right: Right,
-    now: Time,
-) -> Result<bool> {
-    let place = server.map(|server| format!("server({}); ", quote(server)));
-    let facts = format!(
-        "{}resource({}); operation({}); time({}); \
-         allow if grant($p, $o), operation($o), resource($r), $r.starts_with($p);",
-        place.unwrap_or_default(),
-        quote(&resource.text()),
-        quote(right.name()),
-        now.0
-    );
-    // The library's default of 1 ms is shorter than a pre-emption on a busy machine.
-    let limits = AuthorizerLimits {
-        max_time: std::time::Duration::from_secs(1),
-        ..AuthorizerLimits::default()
-    };
-    let built = AuthorizerBuilder::new()
-        .set_limits(limits)
-        .code(facts)
-        .and_then(|builder| builder.build(token));
-    let Ok(mut authorizer) = built else {
-        return Ok(false);
-    };
-    if !is_plain(&authorizer, 3 + usize::from(server.is_some())) {
-        let text = "the token was narrowed by what is no program of BAFS";
-        return Err(Error::new(ErrorCode::TokenInvalid, text));
+/// A token of this cluster whose signatures were checked.
+#[derive(Debug, Clone)]
+pub struct OpenToken(Biscuit);
+
+impl OpenToken {
+    /// Checks that the token grants `right` on `resource` at the time `now` by the server that
+    /// others reach at `server`. Evaluates it once at most, whatever the answer is.
+    ///
+    /// # Errors
+    /// As [`Verifier::verify`].
+    pub fn verify(
+        &self,
+        server: Option<&str>,
+        resource: &Resource,
+        right: Right,
+        now: Time,
+    ) -> Result<()> {
+        let place = server.map(|server| format!("server({}); ", quote(server)));
+        let facts = format!(
+            "{}resource({}); operation({}); time({}); \
+             allow if grant($p, $o), operation($o), resource($r), $r.starts_with($p);",
+            place.unwrap_or_default(),
+            quote(&resource.text()),
+            quote(right.name()),
+            now.0
+        );
+        // The library's default of 1 ms is shorter than a pre-emption on a busy machine.
+        let limits = AuthorizerLimits {
+            max_time: std::time::Duration::from_secs(1),
+            ..AuthorizerLimits::default()
+        };
+        let wanted = || format!("'{}' on '{}'", right.name(), resource.text());
+        let missing = || {
+            let text = format!("the token does not grant {}", wanted());
+            Error::new(ErrorCode::RightMissing, text)
+        };
+        let built = AuthorizerBuilder::new()
+            .set_limits(limits)
+            .code(facts)
+            .and_then(|builder| builder.build(&self.0));
+        let mut authorizer = built.map_err(|_| missing())?;
+        let (facts, rules, checks, _) = authorizer.dump();
+        let granted = facts.iter().filter(|fact| fact.predicate.name == "grant");
+        let asked = facts.len() - granted.count();
+        let is_ours = rules.is_empty() && asked == 3 + usize::from(server.is_some());
+        if !is_ours || !checks.iter().all(is_plain) {
+            return Err(Error::new(ErrorCode::TokenInvalid, NOT_OURS));
+        }
+        if expiry(&checks).is_some_and(|end| i64::try_from(now.0).is_ok_and(|now| now >= end)) {
+            let text = format!(
+                "the token for {} has expired: here it is {}. Is the clock of the machine that \
+                 shows it right? Compare `date -u` on both; if they agree, get a new token",
+                wanted(),
+                now.utc()
+            );
+            return Err(Error::new(ErrorCode::TokenExpired, text));
+        }
+        authorizer.authorize().map(drop).map_err(|_| missing())
     }
-    Ok(authorizer.authorize().is_ok())
 }
+
+/// Why a token is refused that has more than [`Signer`] and [`Verifier`] write.
+const NOT_OURS: &str = "the token was narrowed by what is no program of BAFS";
 
 /// What a check may ask for: there is one of each, so that a check has one combination to look at.
 const ASKED: [&str; 4] = ["resource", "operation", "time", "server"];
 
-/// Whether a token has only what [`Signer`] and [`Verifier`] write, and beside it there are `asked`
-/// facts. Whoever holds a token may append what they like to it, and the library minds its time
-/// between the steps of an evaluation only: five facts joined with themselves take it hours.
-fn is_plain(authorizer: &Authorizer, asked: usize) -> bool {
-    let (facts, rules, checks, _) = authorizer.dump();
-    let granted = facts.iter().filter(|fact| fact.predicate.name == "grant");
-    let mut queries = checks.iter().flat_map(|check| &check.queries);
-    rules.is_empty() && facts.len() - granted.count() == asked && queries.all(is_plain_query)
+/// Whether a check is one that [`Signer`] or [`Verifier`] writes. Whoever holds a token may append
+/// what they like to it, and the library minds its time between the steps of an evaluation only:
+/// five facts joined with themselves take it hours.
+fn is_plain(check: &Check) -> bool {
+    check.kind == CheckKind::One && check.queries.iter().all(is_plain_query)
+}
+
+/// The first time at which one of the checks fails, whatever is asked.
+fn expiry(checks: &[Check]) -> Option<i64> {
+    let end = |query: &Rule| query.expressions.iter().filter_map(bound_of_time).min();
+    let ends = checks.iter().filter_map(|check| {
+        let ends: Option<Vec<_>> = check.queries.iter().map(end).collect();
+        ends?.into_iter().max()
+    });
+    ends.min()
+}
+
+/// The number in `$t < number`, which only the time is compared with.
+fn bound_of_time(expression: &Expression) -> Option<i64> {
+    match expression.ops.as_slice() {
+        [
+            Op::Value(Term::Variable(_)),
+            Op::Value(Term::Integer(end)),
+            Op::Binary(Binary::LessThan),
+        ] => Some(*end),
+        _ => None,
+    }
 }
 
 fn is_plain_query(query: &Rule) -> bool {
@@ -591,6 +672,58 @@ mod tests {
         Token::from_bytes(appended.to_vec().expect("bytes"))
     }
 
+    fn with_blocks(verifier: &Verifier, token: &Token, blocks: usize) -> Token {
+        let more =
+            |token: Token, _| append_by_hand(&token, verifier, "check if time($t), $t < 900");
+        (1..blocks).fold(token.clone(), more)
+    }
+
+    #[test]
+    fn blocks_are_bounded_before_signatures_are_checked() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let jobs = [Resource::Jobs];
+        let token = signer.grant(&jobs, &[Right::Manage], DAY).expect("grant");
+        let most = with_blocks(&verifier, &token, TOKEN_BLOCKS_MAX);
+        let ask = |verifier: &Verifier, token: &Token| {
+            verifier.verify(token, &Resource::Jobs, Right::Manage, Time(1))
+        };
+        assert_eq!(ask(&verifier, &most), Ok(()));
+        let more = with_blocks(&verifier, &token, TOKEN_BLOCKS_MAX + 1);
+        // Who knows another key finds no signature good, and does not come so far.
+        for verifier in [&verifier, &Signer::generate().verifier()] {
+            let refused = ask(verifier, &more).expect_err("too many blocks");
+            assert_eq!(refused.code, ErrorCode::TokenInvalid);
+            assert!(refused.detail.contains("at most 9 are read"), "{refused}");
+        }
+        let narrowed = verifier.narrow(&most, &jobs, &[Right::Manage], DAY);
+        let refused = narrowed.expect_err("nobody would read it");
+        assert!(refused.detail.contains("narrowed 8 times"), "{refused}");
+    }
+
+    #[test]
+    fn a_token_expires_with_its_shortest_narrowing() {
+        let signer = Signer::generate();
+        let verifier = signer.verifier();
+        let jobs = [Resource::Jobs];
+        let token = signer.grant(&jobs, &[Right::Read], DAY).expect("grant");
+        assert_eq!(verifier.expires(&token), Ok(Some(DAY)));
+        for (until, expires) in [(500, 500), (5_000, 1_000), (u64::MAX >> 1, 1_000)] {
+            let narrow = verifier.narrow(&token, &jobs, &[Right::Read], Time(until));
+            let narrow = narrow.expect("narrow");
+            assert_eq!(verifier.expires(&narrow), Ok(Some(Time(expires))));
+            let ask = |now| code(verifier.verify(&narrow, &Resource::Jobs, Right::Read, Time(now)));
+            assert_eq!(ask(expires - 1), None);
+            assert_eq!(ask(expires), Some(ErrorCode::TokenExpired));
+        }
+        let odd = append_by_hand(
+            &token,
+            &verifier,
+            "check if time($t), $t < 5 or time($t), $t < 9",
+        );
+        assert_eq!(verifier.expires(&odd), Ok(Some(Time(9))));
+    }
+
     #[test]
     fn what_takes_long_to_evaluate_is_refused_at_once() {
         let signer = Signer::generate();
@@ -618,6 +751,8 @@ mod tests {
             "check if grant($a, $b), grant($c, $d)".to_owned(),
             "check if time($t), time($u)".to_owned(),
             "f($t) <- time($t)".to_owned(),
+            "check all time($t), $t < 100".to_owned(),
+            "reject if time($t), $t < 1".to_owned(),
             "check if resource($r), $r.matches(\"((a{100}){100}){10}\")".to_owned(),
             format!("check if {loops}"),
         ] {

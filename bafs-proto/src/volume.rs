@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::hash::Digest;
 use crate::ids::{ServerId, VolumeId};
+use crate::source_warning::SourceWarnings;
 use crate::time::Time;
 
 /// What a volume is made of.
@@ -167,6 +168,8 @@ pub struct VolumeStatus {
     /// For a cache volume: digest of the list of source files with sizes and times, equal on all
     /// servers that show the same state of the source.
     pub manifest: Option<Digest>,
+    /// What it does not have as its source has it; empty in a list of volumes.
+    pub warnings: SourceWarnings,
     /// When the volume is deleted unless someone shows interest.
     pub expires: Time,
 }

@@ -1,6 +1,7 @@
 //! Runs a workflow: select a fact, journal it, step, do what the core asks. Decides nothing.
 
 mod clock;
+mod output;
 mod upkeep;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use self::clock::Clock;
+use self::output::Outputs;
 use crate::io::contact::Contact;
 use crate::io::copying::Copying;
 use crate::io::homes::{FileHome, Homes};
@@ -55,6 +57,8 @@ pub struct RunOptions {
     pub identity: Identity,
     /// The journal. If it exists, the run that it tells of goes on.
     pub journal: PathBuf,
+    /// The directory that takes what jobs print, if that is to be kept.
+    pub logs: Option<PathBuf>,
     /// How it is run; those in an existing journal win.
     pub settings: Settings,
     /// The home that stands for `file:///…`, if there is one.
@@ -191,6 +195,7 @@ struct Driver {
     read_wishes: u64,
     /// Parts of nodes, where others use them too.
     shares: Option<Shares>,
+    outputs: Outputs,
 }
 
 impl Driver {
@@ -217,10 +222,12 @@ impl Driver {
         let mut ledger = Ledger::default();
         let last = history.records.last().map_or(Time(0), |(at, _)| *at);
         let is_resumed = !history.records.is_empty();
+        let mut outputs = Outputs::open(options.logs.as_deref(), header.run);
         let mut homes = Homes::of(options.file_home.clone(), &workflow);
         for (now, event) in history.records {
             homes.keep(&event);
             ledger.note(&scheduler, now, &event);
+            outputs.recall(&scheduler, &ledger, &event);
             scheduler.step(now, event, &mut Vec::new());
         }
         ledger.resumed(&scheduler, &options.journal, &options.settings);
@@ -257,6 +264,7 @@ impl Driver {
             wishes_of: options.journal.clone(),
             read_wishes: 0,
             shares,
+            outputs,
         };
         Ok((driver, receiver))
     }
@@ -268,6 +276,9 @@ impl Driver {
         }
         for (execution, server) in self.scheduler.running().collect::<Vec<_>>() {
             self.watch(server, execution);
+        }
+        if self.scheduler.outcome().is_none() {
+            self.keep_earlier_outputs();
         }
     }
 
@@ -381,6 +392,7 @@ impl Driver {
         let mut actions = Vec::new();
         for (now, event) in records {
             self.ledger.note(&self.scheduler, now, &event);
+            self.keep_output(&event);
             self.tell_failure(now, &event);
             let started = match &event {
                 Event::JobStarted { execution } => Some(*execution),
@@ -488,11 +500,9 @@ impl Driver {
             } => {
                 let place = self.place(server);
                 self.tasks.spawn(async move {
-                    send(
-                        &notes,
-                        Some(servers.create(now, id, volume, &place, size).await),
-                    )
-                    .await;
+                    for event in servers.create(now, id, volume, &place, size).await {
+                        send(&notes, Some(event)).await;
+                    }
                 });
             }
             Action::CopyVolume {
@@ -511,7 +521,9 @@ impl Driver {
                     base,
                 };
                 self.tasks.spawn(async move {
-                    send(&notes, Some(servers.copy(now, copying).await)).await;
+                    for event in servers.copy(now, copying).await {
+                        send(&notes, Some(event)).await;
+                    }
                 });
             }
             Action::WarmVolume { id, server } => self.warm(id, server),
@@ -546,6 +558,7 @@ impl Driver {
 
     async fn finish(mut self) -> Result<RunReport> {
         self.tasks.shutdown().await;
+        self.outputs.finish().await;
         self.leave_results().await;
         self.unshare().await;
         if self.scheduler.settings().is_private_at_home()

@@ -9,7 +9,9 @@ use bafs_proto::time::Time;
 use serde::Serialize;
 
 use crate::io::journal::History;
-use crate::logic::{Action, Decision, Event, NodeSeen, Outcome, Receipt, Scheduler, Wish};
+use crate::logic::{
+    Action, Decision, Event, NodeSeen, Outcome, Receipt, Scheduler, Wish, describe_signal,
+};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// One thing that happened or was decided.
@@ -176,7 +178,7 @@ impl Teller {
                 self.of_job(*execution, "is not known there any more");
             }
             Event::JobEnded { execution, report } => {
-                self.of_job(*execution, &ended(report));
+                self.of_job(*execution, &describe_end(report));
             }
             Event::FileExtracted { extract, bytes } => {
                 self.of_extract(*extract, &format!("is at home: {bytes} bytes"));
@@ -188,6 +190,7 @@ impl Teller {
             Event::CancelRequested => self.tell(&[], "the user cancels the run".to_owned()),
             Event::Resumed { .. } => self.tell(&[], "a scheduler takes up the journal".to_owned()),
             Event::VolumeCreated { .. }
+            | Event::VolumeWarned { .. }
             | Event::SharesSeen { .. }
             | Event::VolumeDeleted { .. }
             | Event::VolumeDeleteFailed { .. }
@@ -341,7 +344,11 @@ impl Teller {
             Action::KillJob { execution, .. } => self.of_job(*execution, "is killed"),
             Action::ExtractFile { extract, index, .. } => {
                 self.extracts.insert(*extract, *index);
-                self.of_extract(*extract, "is sent home");
+                let what = match self.scheduler.is_failed_log(*extract) {
+                    true => "is sent home, as the log of a job that failed",
+                    false => "is sent home",
+                };
+                self.of_extract(*extract, what);
             }
             Action::LookAtCache { .. }
             | Action::ProbeVolumes { .. }
@@ -445,12 +452,15 @@ fn seconds(ms: u64) -> String {
     format!("{}.{:01}", ms / 1_000, ms % 1_000 / 100)
 }
 
-fn ended(report: &JobReport) -> String {
+/// How an attempt ended, as the rest of a sentence that begins with its name.
+pub(crate) fn describe_end(report: &JobReport) -> String {
     let after = format!("after {} s", seconds(report.wall_ms));
     match &report.outcome {
         JobOutcome::Exited(0) => format!("is done {after}"),
         JobOutcome::Exited(code) => format!("exits with code {code} {after}"),
-        JobOutcome::Signaled(signal) => format!("is ended by signal {signal} {after}"),
+        JobOutcome::Signaled(signal) => {
+            format!("is ended by {} {after}", describe_signal(*signal))
+        }
         JobOutcome::NotStarted(why) => format!("could not be started: {why}"),
         // Its agent ended before it could say how long it took.
         JobOutcome::Environment(error) if report.wall_ms == 0 => {

@@ -120,6 +120,11 @@ impl Ledger {
         self.jobs.insert(job, summary);
     }
 
+    /// How many executions of a job ended so far.
+    pub(crate) fn attempts(&self, job: JobIndex) -> u32 {
+        self.jobs.get(&job).map_or(0, |summary| summary.attempts)
+    }
+
     /// The report of a run that is over.
     pub fn report(self, scheduler: &Scheduler, outcome: Outcome) -> RunReport {
         let declared = scheduler.warnings().iter();

@@ -381,3 +381,62 @@ fn what_nodes_keep_for_a_run_counts_before_an_older_list() {
     let is_made = |action: &&Action| matches!(action, Action::CreateVolume { .. });
     assert_eq!(asked.iter().filter(is_made).count(), 4, "{asked:?}");
 }
+
+/// `count` jobs that write a volume each, and one that mounts them all.
+fn gathering(count: u32, size: &str) -> String {
+    let mut text = job("sum");
+    for p in 0..count {
+        text += &job(&format!("m{p}"));
+        text += &format!(
+            "volume v{p} scratch {size}\nmount v{p} m{p} /o\nmount v{p} sum /in/{p} ro\n\
+             parent m{p} child sum\n"
+        );
+    }
+    text
+}
+
+/// However many jobs its pipeline has: all of them would run before that was found out.
+#[test]
+fn gathering_that_never_fits_is_refused_at_once() {
+    let told = refusal(&gathering(40, "30 MB files 5"), &[1_000]);
+    for part in [
+        "'sum'",
+        "'v0'",
+        "35 more",
+        "1.2 GB",
+        "1.0 GB",
+        "200.0 MB too little",
+    ] {
+        assert!(told.contains(part), "{part} is not in: {told}");
+    }
+    let told = refusal(&gathering(100, "64 KB"), &[1_000]);
+    for part in [
+        "'sum'",
+        "102400 files",
+        "100000 files",
+        "2400 files too little",
+    ] {
+        assert!(told.contains(part), "{part} is not in: {told}");
+    }
+}
+
+#[test]
+fn gathering_of_pieces_that_fit_no_nodes_is_refused() {
+    let told = refusal(&gathering(20, "60 MB files 5"), &[100; 15]);
+    for part in ["'sum'", "20 of them need 60.0 MB", "room for 15"] {
+        assert!(told.contains(part), "{part} is not in: {told}");
+    }
+    let (_, outcome) = run(1, &gathering(20, "50 MB files 5"), nodes(&[100; 15], 1));
+    assert_eq!(outcome, Outcome::Complete, "two of these lie on each node");
+}
+
+#[test]
+fn a_cache_part_counts_beside_what_a_job_makes() {
+    let text = job("a")
+        + "volume data cache bafs://home/data 60 MB files 5\n\
+         volume v scratch 99900 KB files 5\nmount v a /v\nmount data a /in\n";
+    let told = refusal(&text, &[100, 100]);
+    for part in ["'a'", "on its own node", "100.1 MB", "100.0 MB"] {
+        assert!(told.contains(part), "{part} is not in: {told}");
+    }
+}

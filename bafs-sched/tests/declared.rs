@@ -1,7 +1,10 @@
 //! Jobs that do not do what the workflow declares: what is warned of, with which names, and that
 //! nothing is where they do.
 
-use bafs_sched::logic::{Event, Outcome, Settings, Space};
+use bafs_proto::ids::{RunId, ServerId};
+use bafs_proto::source_warning::{SourceWarnings, WarningReason};
+use bafs_proto::time::Time;
+use bafs_sched::logic::{Action, Event, NodeSeen, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::parse_workflow;
 use bafs_sched::world::{Faults, NodeSpec, World};
 
@@ -77,9 +80,46 @@ fn reading_what_nobody_wrote_is_told_with_who_should_have() {
 }
 
 #[test]
+fn warnings_of_a_source_are_told_once() {
+    let none = |path: &str| Err(path.to_owned());
+    let text = TEXT.replace("JOB", "{\n  executable = x\n}");
+    let workflow = parse_workflow("w.bafs", &text, &none).expect("right");
+    let mut scheduler = Scheduler::new(RunId(1), workflow.workflow, Settings::default());
+    let space = Space {
+        bytes: 100_000_000,
+        files: 100_000,
+    };
+    let nodes = [1, 2].map(|id| NodeSeen::alone(ServerId(id), space, 1));
+    let mut actions = Vec::new();
+    scheduler.step(Time(1), Event::seen(nodes.to_vec()), &mut actions);
+    let made = actions.iter().filter_map(|action| match action {
+        Action::CreateVolume { id, .. } => Some(*id),
+        _ => None,
+    });
+    let made: Vec<_> = made.collect();
+    assert!(!made.is_empty());
+    for volume in made.iter().chain(&made).copied() {
+        let mut warnings = SourceWarnings::default();
+        warnings.add("lost+found", WarningReason::UnreadableDirectory);
+        let warned = Event::VolumeWarned { volume, warnings };
+        scheduler.step(Time(2), warned, &mut actions);
+    }
+    let told = scheduler.warnings().iter();
+    let mut told: Vec<_> = told.map(|warning| warning.text.clone()).collect();
+    assert!(
+        told.iter().all(|text| text.contains("'lost+found'")),
+        "{told:?}"
+    );
+    let count = told.len();
+    told.dedup();
+    assert_eq!(told.len(), count);
+    assert!(count > 0);
+}
+
+#[test]
 fn a_mount_that_is_never_used_is_named_with_its_path() {
     let found = warnings(&[("w", "f", true, false), ("r", "b", false, false)]);
-    check(only(&found), &["'r'", "never read", "'b'", "/b"]);
+    check(only(&found), &["'r'", "did nothing in", "'b'", "/b"]);
 }
 
 /// Jobs w and x change v, and r reads it between them and writes o, which e reads at the end.

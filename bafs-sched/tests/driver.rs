@@ -47,6 +47,7 @@ pub(crate) fn options(journal: &Path, cancel: &Cancel) -> RunOptions {
             .issue(Role::Scheduler, token.expect("token"))
             .expect("identity"),
         journal: journal.to_owned(),
+        logs: None,
         settings: Settings {
             nodes_wait_ms: 2_000,
             ..Settings::default()
@@ -141,7 +142,9 @@ async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
             Request::DeleteVolume(call) => Resource::Volume(call.volume),
             Request::ExtractFile(call) => Resource::Volume(call.volume),
             Request::ShowCache(call) => Resource::Volume(call.volume),
-            Request::StartJob(_) | Request::WatchJobs(_) => Resource::Jobs,
+            Request::StartJob(_) | Request::WatchJobs(_) | Request::ReadJobOutput(_) => {
+                Resource::Jobs
+            }
             Request::RenewVolumes(_) => continue,
             other => panic!("nobody said what {} shows", other.name()),
         };

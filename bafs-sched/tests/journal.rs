@@ -6,7 +6,8 @@ use bafs_proto::ErrorCode;
 use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
 use bafs_sched::io::journal::{Header, Journal, MAGIC, Record, read};
-use bafs_sched::logic::{Action, Event, Outcome, Scheduler, Settings, Space};
+use bafs_sched::io::steer;
+use bafs_sched::logic::{Action, Event, Outcome, Scheduler, Settings, Space, Wish};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 use bafs_sched::world::{Faults, NodeSpec, World};
 
@@ -52,6 +53,23 @@ fn records() -> Vec<Record> {
     let mut world = World::new(7, workflow(), Settings::default(), nodes, Faults::default());
     assert_eq!(world.run(100_000), Outcome::Complete);
     world.records
+}
+
+#[test]
+fn journals_are_readable_by_their_owners_alone() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let (_directory, path) = scratch();
+    let mode = |path: &Path| std::fs::metadata(path).expect("it is there").mode() & 0o777;
+    drop(Journal::open(&path, header).expect("open"));
+    assert_eq!(mode(&path), 0o600);
+    // One of an earlier version, which is continued.
+    let open = std::fs::Permissions::from_mode(0o644);
+    std::fs::set_permissions(&path, open).expect("chmod");
+    drop(Journal::open(&path, header).expect("open again"));
+    assert_eq!(mode(&path), 0o600);
+    let job = steer::find(&header().workflow, "a").expect("a job");
+    steer::tell(&path, &header(), Wish::Cancel { job }).expect("told");
+    assert_eq!(mode(&steer::path(&path)), 0o600);
 }
 
 fn scratch() -> (tempfile::TempDir, PathBuf) {

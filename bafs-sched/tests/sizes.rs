@@ -5,7 +5,7 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::dice::Dice;
-use bafs_sched::logic::{Action, Event, NodeSeen, Outcome, Scheduler, Settings, Space};
+use bafs_sched::logic::{Action, Event, NodeSeen, NodeShare, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 use bafs_sched::world::{Faults, NodeSpec, World};
 
@@ -320,4 +320,160 @@ fn what_was_measured_is_made_no_larger_than_the_nodes_that_run_jobs() {
         world.needs.insert(format!("x{p}"), megabytes(12));
     }
     assert_eq!(world.run(10_000_000), Outcome::Complete);
+}
+
+/// `width` jobs that write volumes of unknown size, and one that reads them all.
+fn gathering(width: u32) -> Workflow {
+    let mut text = "job all JOB\nvolume out scratch 1 MB\nmount out all /out\n\
+                    extract out list bafs://home/list\n"
+        .to_owned();
+    for p in 0..width {
+        text += &format!(
+            "volume w{p} scratch unknown\njob s{p} JOB\nmount w{p} s{p} /w\n\
+             mount w{p} all /in/{p} ro\nparent s{p} child all\n"
+        );
+    }
+    parse(&text)
+}
+
+#[test]
+fn gathered_unknown_sizes_run_every_job_once() {
+    for (seed, width, held) in [(1, 12, 13), (2, 12, 3), (3, 40, 3), (4, 3, 45)] {
+        for nodes in [1, 4] {
+            let node = NodeSpec {
+                capacity: Space {
+                    bytes: 200_000_000,
+                    files: 1_000_000,
+                },
+                slots: 4,
+            };
+            let (settings, faults) = (Settings::default(), Faults::default());
+            let nodes = vec![node; nodes];
+            let mut world = World::new(seed, gathering(width), settings, nodes, faults);
+            for p in 0..width {
+                world.needs.insert(format!("w{p}"), megabytes(held));
+            }
+            assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+            let progress = world.scheduler.progress();
+            assert_eq!(progress.executions, progress.jobs_total, "seed {seed}");
+            assert_eq!(world.scheduler.warnings(), [], "seed {seed}");
+        }
+    }
+}
+
+/// The one that is measured may need less than all others.
+#[test]
+fn gathered_sizes_grow_together_when_the_measured_one_was_small() {
+    let node = NodeSpec {
+        capacity: Space {
+            bytes: 200_000_000,
+            files: 1_000_000,
+        },
+        slots: 1,
+    };
+    let (settings, faults) = (Settings::default(), Faults::default());
+    let mut world = World::new(1, gathering(12), settings, vec![node], faults);
+    world.needs.insert("w0".to_owned(), megabytes(1));
+    for p in 1..12 {
+        world.needs.insert(format!("w{p}"), megabytes(11));
+    }
+    assert_eq!(world.run(10_000_000), Outcome::Complete);
+    let progress = world.scheduler.progress();
+    let again = progress.executions - progress.jobs_total;
+    assert!(
+        again <= 1,
+        "{again} jobs ran twice: {:?}",
+        world.scheduler.warnings()
+    );
+}
+
+#[test]
+fn undeclared_sizes_grow_until_they_fit() {
+    for seed in 0..SEEDS {
+        let mut world = world(seed, workflow(4, "unknown"));
+        for p in 0..4 {
+            world.needs.insert(format!("x{p}"), megabytes(1));
+            world.needs.insert(format!("y{p}"), megabytes(1));
+        }
+        // Far more than all others of its like have shown.
+        world.needs.insert("y2".to_owned(), megabytes(150));
+        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+        let told = world.scheduler.warnings();
+        assert!(told.len() > 1, "more than once: {told:?}");
+        for warning in told {
+            assert!(!warning.text.contains("declare"), "{}", warning.text);
+        }
+    }
+}
+
+#[test]
+fn undeclared_sizes_beyond_all_nodes_fail_without_blaming_a_declaration() {
+    let mut world = world(1, workflow(2, "unknown"));
+    world.needs.insert("x0".to_owned(), megabytes(500));
+    let Outcome::Failed { jobs, .. } = world.run(10_000_000) else {
+        panic!("it cannot succeed");
+    };
+    assert_eq!(jobs[0].name, "a0");
+    let reason = &jobs[0].reason;
+    assert!(
+        reason.contains("needs more than") && !reason.contains("declared"),
+        "{reason}"
+    );
+}
+
+/// What other runs hold at the moment says nothing of the node.
+#[test]
+fn made_up_sizes_follow_the_node_and_not_its_free_space() {
+    let text = "job a JOB\nvolume x scratch unknown\nmount x a /v\n";
+    let settings = Settings {
+        user: Some("alice".to_owned()),
+        ..Settings::default()
+    };
+    let mut scheduler = Scheduler::new(RunId(1), parse(text), settings);
+    let mut actions = Vec::new();
+    let mut seen = node(1, 700);
+    seen.foreign = Space {
+        files: 10,
+        ..megabytes(685)
+    };
+    scheduler.step(Time(0), Event::seen(vec![seen.clone()]), &mut actions);
+    let shares = |space| Event::SharesSeen {
+        shares: vec![NodeShare {
+            server: ServerId(1),
+            space,
+            slots: 1,
+            is_shared: true,
+            is_over: false,
+        }],
+    };
+    let few = Space {
+        files: 900,
+        ..megabytes(15)
+    };
+    scheduler.step(Time(10), shares(few), &mut actions);
+    for now in [20, 10_000, 60_000] {
+        scheduler.step(Time(now), Event::seen(vec![seen.clone()]), &mut actions);
+        scheduler.step(Time(now + 1), Event::Tick, &mut actions);
+    }
+    let made = |actions: &[Action]| {
+        let sizes = actions.iter().filter_map(|action| match action {
+            Action::CreateVolume { size, .. } => Some(size.bytes),
+            _ => None,
+        });
+        sizes.collect::<Vec<u64>>()
+    };
+    let none = Vec::<u64>::new();
+    assert_eq!(
+        made(&actions),
+        none,
+        "it waits for a part that is worth a measurement"
+    );
+    assert_eq!(scheduler.outcome(), None);
+    let all = Space {
+        files: 1_000,
+        ..megabytes(700)
+    };
+    scheduler.step(Time(70_000), shares(all), &mut actions);
+    assert_eq!(made(&actions).len(), 1);
+    assert!(made(&actions)[0] > 300_000_000, "{actions:?}");
 }

@@ -108,15 +108,18 @@ fn event(words: &[&str]) -> Event {
             extract: ExtractId(number(1)),
             bytes: 1,
         },
-        "denied" | "misplaced" | "unsendable" | "gone" => Event::ExtractFailed {
-            extract: ExtractId(number(1)),
-            error: match words[0] {
-                "denied" => Error::new(ErrorCode::RightMissing, "no credentials here"),
-                "misplaced" => Error::new(ErrorCode::Unsupported, "it is not below the export"),
-                "unsendable" => Error::new(ErrorCode::BadPath, "it is a directory"),
-                _ => Error::new(ErrorCode::VolumeLost, "it is not here"),
-            },
-        },
+        "denied" | "misplaced" | "unsendable" | "gone" | "unreachable_home" => {
+            Event::ExtractFailed {
+                extract: ExtractId(number(1)),
+                error: match words[0] {
+                    "unreachable_home" => Error::new(ErrorCode::HomeUnreachable, "no answer"),
+                    "denied" => Error::new(ErrorCode::RightMissing, "no credentials here"),
+                    "misplaced" => Error::new(ErrorCode::Unsupported, "it is not below the export"),
+                    "unsendable" => Error::new(ErrorCode::BadPath, "it is a directory"),
+                    _ => Error::new(ErrorCode::VolumeLost, "it is not here"),
+                },
+            }
+        }
         "undeleted" => Event::VolumeDeleteFailed {
             volume: VolumeId(number(1)),
         },

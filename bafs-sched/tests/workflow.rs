@@ -431,3 +431,13 @@ fn words_of_a_job_are_those_that_linux_takes() {
         );
     }
 }
+
+#[test]
+fn jobs_share_directories_of_the_host() {
+    let text = "job a {\nexecutable = x\nshare = /var/tmp\n}\njob b {\nexecutable = x\n}\n\
+                job c {\nexecutable = x\n}\nshare /tmp a b\nshare /tmp/ a\nshare /dev/shm b\n";
+    let jobs = workflow(text).jobs;
+    assert_eq!(jobs[0].command.share, ["/tmp", "/var/tmp"]);
+    assert_eq!(jobs[1].command.share, ["/dev/shm", "/tmp"]);
+    assert!(jobs[2].command.share.is_empty());
+}

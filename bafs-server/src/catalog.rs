@@ -112,7 +112,19 @@ impl Catalog {
 
 impl Service for Catalog {
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
-        Box::pin(async move { Ok((self.answer(incoming)?, Bytes::new())) })
+        Box::pin(async move {
+            let right = match incoming.request {
+                Request::Advertise(_) => Right::Write,
+                _ => Right::Read,
+            };
+            let need = (Arc::new(incoming.token.clone()), Resource::Catalog, right);
+            if !self.access.knows([&need]) {
+                self.access
+                    .prepare(&incoming.peer.address, vec![need])
+                    .await;
+            }
+            Ok((self.answer(incoming)?, Bytes::new()))
+        })
     }
 }
 

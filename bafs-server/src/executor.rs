@@ -4,6 +4,7 @@
 mod agent;
 mod log;
 mod starts;
+mod temporary;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -13,14 +14,17 @@ use std::time::Duration;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExecutionId;
 use bafs_proto::message::{
-    Done, JobOutcome, JobReport, JobReports, JobState, KillJob, StartJob, WatchJobs,
+    Done, JobOutcome, JobOutput, JobReport, JobReports, JobState, KillJob, ReadJobOutput, StartJob,
+    WatchJobs,
 };
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result, codec};
+use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use self::starts::Starts;
+pub use self::temporary::{Disk, TemporaryShare, memory_bytes};
 use crate::counters::Counters;
 use crate::fault;
 use crate::full_disk::FullDisk;
@@ -60,6 +64,10 @@ pub struct ExecutorConfig {
     pub starts: PathBuf,
     /// Where the volumes of this node are: while that is gone, no job tells anything.
     pub volumes: PathBuf,
+    /// Where temporary files of jobs are.
+    pub temporary: PathBuf,
+    /// What each slot has for them.
+    pub share: TemporaryShare,
 }
 
 /// Jobs of this node.
@@ -234,6 +242,33 @@ impl Executor {
                 return Ok(JobReports { reports });
             }
         }
+    }
+
+    /// What an execution printed that has ended.
+    ///
+    /// # Errors
+    /// `NotFound` when it has not ended here or its log is gone, `ServerFault` when the disk does
+    /// not give it.
+    pub async fn read_output(&self, call: ReadJobOutput) -> Result<(JobOutput, Bytes)> {
+        let (id, logs) = (call.execution, self.config.logs.clone());
+        let has_ended = matches!(
+            self.state().executions.get(&id),
+            Some(Execution::Ended { .. })
+        );
+        let reading = tokio::task::spawn_blocking(move || log::read_printed(&logs, id, has_ended));
+        let read = reading.await.map_err(std::io::Error::other);
+        let read = read.and_then(|read| read).map_err(|error| {
+            let text = format!("what execution {id} printed: {error}");
+            Error::new(ErrorCode::ServerFault, text)
+        })?;
+        let gone = || {
+            let text = format!("nothing is kept of what execution {id} printed");
+            Error::new(ErrorCode::NotFound, text)
+        };
+        let (stdout, stderr) = read.ok_or_else(gone)?;
+        let stdout_bytes = u32::try_from(stdout.len()).unwrap_or(u32::MAX);
+        let body = [stdout, stderr].concat();
+        Ok((JobOutput { stdout_bytes }, body.into()))
     }
 
     /// Kills all agents at once, and takes no more jobs.

@@ -10,10 +10,15 @@ const FULL_BYTES: u64 = 16 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct FullDisk(AtomicBool);
 
+/// Whether a disk with so many bytes free is full.
+pub(crate) fn is_full(free_bytes: u64) -> bool {
+    free_bytes < FULL_BYTES
+}
+
 impl FullDisk {
     /// Somebody found no space where the disk has so many bytes free, `None` if that is unknown.
     pub(crate) fn found(&self, free_bytes: Option<u64>) {
-        if free_bytes.is_some_and(|free| free < FULL_BYTES) {
+        if free_bytes.is_some_and(is_full) {
             self.0.store(true, Ordering::Relaxed);
         }
     }

@@ -1,8 +1,11 @@
 //! Entries of a source tree as they travel, whoever shows it: home or a volume. Opens no file.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
+
 use bafs_proto::limits::HEAD_BYTES_MAX;
 use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind};
-use rustix::fs::{FileType, Stat};
+use rustix::fs::{FileType, Mode, OFlags, Stat, openat};
+use rustix::io::Errno;
 
 /// Most bytes of entries in one page, by [`entry_bytes`]: a page must fit a header together with
 /// what is around it.
@@ -14,7 +17,7 @@ pub(crate) fn entry_bytes(entry: &SourceEntry) -> usize {
     const NUMBERS: usize = 64;
     let target = match &entry.kind {
         SourceKind::Symlink(target) => target.len(),
-        SourceKind::File | SourceKind::Directory => 0,
+        SourceKind::File | SourceKind::Directory | SourceKind::UnreadableDirectory => 0,
     };
     NUMBERS + entry.path.len() + target
 }
@@ -66,10 +69,44 @@ pub(crate) fn entry(
     }))
 }
 
+/// A directory of a source, as whoever shows it may use it.
+pub(crate) enum OpenedDirectory {
+    /// It may be listed, and what is in it looked at.
+    Readable(OwnedFd),
+    /// It may not.
+    Unreadable,
+}
+
+/// Opens the directory `name` in `parent` for listing, unless it is a link.
+///
+/// # Errors
+/// What the system says, but not that it may not be read.
+pub(crate) fn open_directory(
+    parent: BorrowedFd<'_>,
+    name: &[u8],
+) -> rustix::io::Result<OpenedDirectory> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = openat(parent, name, flags | OFlags::RDONLY, Mode::empty()).and_then(|opened| {
+        // Whoever may list a directory may perhaps not go into it.
+        openat(&opened, c".", flags | OFlags::PATH, Mode::empty())?;
+        Ok(opened)
+    });
+    match opened {
+        Ok(opened) => Ok(OpenedDirectory::Readable(opened)),
+        Err(Errno::ACCESS | Errno::PERM) => Ok(OpenedDirectory::Unreadable),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
+
     use bafs_proto::codec;
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+    use super::*;
 
     #[test]
     fn an_entry_is_never_larger_than_it_is_counted() {
@@ -91,6 +128,32 @@ mod tests {
             let encoded = codec::encode(&entry).expect("encode");
             assert!(encoded.len() <= entry_bytes(&entry));
         }
+    }
+
+    #[test]
+    fn unlistable_directories_are_unreadable() {
+        let root = tempfile::tempdir().expect("directory");
+        for (name, mode) in [("open", 0o500), ("listed", 0o400), ("entered", 0o100)] {
+            let path = root.path().join(name);
+            std::fs::create_dir(&path).expect("mkdir");
+            let bits = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(path, bits).expect("chmod");
+        }
+        let at = root.path().to_owned();
+        let act = move || {
+            // As anybody but root.
+            let mut own = capabilities(None).expect("capabilities");
+            let all = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+            own.effective.remove(all);
+            set_capabilities(None, own).expect("give up");
+            let parent = rustix::fs::open(at, OFlags::PATH, Mode::empty()).expect("open");
+            ["open", "listed", "entered"].map(|name| {
+                let opened = open_directory(parent.as_fd(), name.as_bytes()).expect("opened");
+                matches!(opened, OpenedDirectory::Readable(_))
+            })
+        };
+        let readable = std::thread::spawn(act).join().expect("join");
+        assert_eq!(readable, [true, false, false]);
     }
 
     #[test]

@@ -5,7 +5,9 @@
 mod descriptors;
 mod remembered;
 mod replay;
+mod reply;
 mod root;
+mod writers;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,17 +16,15 @@ use std::time::Duration;
 
 use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
-use bafs_proto::ids::Epoch;
-use bafs_proto::limits::{
-    BODY_BYTES_MAX, DIRECTORY_BYTES_MAX, HEAD_BYTES_MAX, OPS_MAX, PATH_BYTES_MAX, XATTR_BYTES_MAX,
-};
+use bafs_proto::ids::{AgentId, Epoch};
+use bafs_proto::limits::OPS_MAX;
 use bafs_proto::message::{
     CloseTree, FileResults, GivenNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
 use bafs_proto::time::Time;
 use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::{KeptDescriptors, Session, Tree};
+use bafs_tree::{DescriptorShare, KeptDescriptors, Session, Tree};
 use bytes::Bytes;
 use tokio::sync::watch;
 
@@ -35,6 +35,7 @@ use crate::lives;
 use descriptors::keep;
 use remembered::Remembered;
 use replay::{Answer, Begin, Replay};
+use reply::{fits, read_bytes};
 pub(crate) use root::Root;
 
 /// A session ends when it is silent for so long, in milliseconds.
@@ -46,10 +47,6 @@ pub(crate) const SAY_SO: Duration = Duration::from_secs(1);
 
 /// Most sessions at once; each may hold many open files.
 const SESSIONS_MAX: usize = 4096;
-
-/// Most bytes of names and values in one reply; the other half of its header has room for the rest
-/// of as many results as a batch can have.
-const NAMED_BYTES_MAX: usize = HEAD_BYTES_MAX as usize / 2;
 
 /// Sessions of agents with trees. Cheap to clone; clones share the sessions.
 #[derive(Clone)]
@@ -71,12 +68,15 @@ struct State {
     sessions: BTreeMap<(TreeRef, Epoch), Arc<Open>>,
     /// Sessions that were taken out and may still run something.
     ending: Vec<(TreeRef, Weak<Open>)>,
+    /// What agents have open, of those that have sessions.
+    shares: BTreeMap<AgentId, DescriptorShare>,
     fenced: Remembered<(TreeRef, Epoch)>,
     dropped: Remembered<TreeRef>,
 }
 
 /// One agent's session.
 struct Open {
+    agent: AgentId,
     writable: bool,
     /// Descriptors that are kept for what its agent opens early.
     kept: KeptDescriptors,
@@ -132,7 +132,7 @@ impl TreeSessions {
     pub async fn open(&self, tree: Arc<Tree>, open: OpenTree) -> Result<TreeSession> {
         let OpenTree {
             tree: name,
-            agent: _,
+            agent,
             writable,
             resumes,
         } = open;
@@ -142,11 +142,13 @@ impl TreeSessions {
                         synced may be missing";
             return Err(Error::new(ErrorCode::VolumeLost, text));
         }
-        let mut own = tree.session(writable);
+        let share = self.lock().share_of(agent);
+        let mut own = tree.session(writable).that_counts_for(share);
         if resumes.is_some() {
             own = own.that_resumes();
         }
         let session = Open {
+            agent,
             writable,
             kept: KeptDescriptors::default(),
             last_seen: Mutex::new(clock::now()),
@@ -575,33 +577,6 @@ fn has_no_space(op: &FileOp, result: &FileResult) -> bool {
         Ok(_) => matches!(op, FileOp::Write { .. }) && !is_done(op, result),
         Err(errno) => errno.0 == nix::errno::Errno::ENOSPC as i32,
     }
-}
-
-/// Bytes that a batch reads at most, as far as they fit a reply.
-fn read_bytes(ops: &[FileOp]) -> usize {
-    let bytes: u64 = ops
-        .iter()
-        .map(|op| match op {
-            FileOp::Read { length, .. } => u64::from(*length),
-            _ => 0,
-        })
-        .sum();
-    bytes.min(u64::from(BODY_BYTES_MAX)) as usize
-}
-
-/// Whether the most that `op` can answer still fits the reply, beside the bytes in its body and
-/// the names and values in its header.
-fn fits(op: &FileOp, body_bytes: usize, named_bytes: usize) -> bool {
-    let more = match op {
-        FileOp::Read { length, .. } => {
-            return body_bytes + *length as usize <= BODY_BYTES_MAX as usize;
-        }
-        FileOp::ReadDirectory { .. } => DIRECTORY_BYTES_MAX as usize,
-        FileOp::GetXattr { .. } | FileOp::ListXattr { .. } => XATTR_BYTES_MAX,
-        FileOp::ReadLink { .. } => PATH_BYTES_MAX,
-        _ => return true,
-    };
-    named_bytes + more <= NAMED_BYTES_MAX
 }
 
 /// Ends sessions off the async threads: closing may wait for an operation that runs.

@@ -8,6 +8,7 @@ mod extraction;
 mod filling;
 mod hand_over;
 mod home;
+mod home_names;
 mod home_reading;
 mod home_world;
 mod homes;

@@ -9,11 +9,11 @@ use bafs_proto::ErrorCode;
 use bafs_proto::ids::{ExecutionId, VolumeId};
 use bafs_proto::message::{
     JobCommand, JobOutcome, JobReport, JobSpec, JobState, KillJob, MountSpec, MountTarget,
-    StartJob, WatchJobs,
+    ReadJobOutput, StartJob, WatchJobs,
 };
 use bafs_proto::time::Deadline;
 use bafs_server::counters::Counters;
-use bafs_server::executor::{Executor, ExecutorConfig};
+use bafs_server::executor::{Executor, ExecutorConfig, TemporaryShare};
 
 /// An executor with two slots whose agent is this script.
 fn executor(directory: &Path, script: &str) -> Arc<Executor> {
@@ -28,6 +28,12 @@ fn executor(directory: &Path, script: &str) -> Arc<Executor> {
         logs: directory.to_owned(),
         starts: directory.join("starts"),
         volumes: directory.to_owned(),
+        temporary: directory.join("temporary"),
+        share: TemporaryShare {
+            bytes: 1 << 20,
+            files: 100,
+            memory_bytes: 1 << 20,
+        },
     };
     Executor::open(config, Counters::default()).expect("executor")
 }
@@ -128,7 +134,10 @@ async fn an_agent_gets_the_job_and_its_report_is_kept() {
         serde_json::from_str::<JobSpec>(lines[0]).expect("job"),
         given(1, 1).job
     );
-    assert_eq!(lines[1], "agent --identity /some/identity");
+    let printed = directory.path().join(ExecutionId(1).to_string());
+    let printed = format!(" --printed {}", printed.display());
+    assert!(lines[1].starts_with("agent --identity /some/identity "));
+    assert!(lines[1].ends_with(&printed), "{}", lines[1]);
     let log = directory.path().join(format!("{}.log", ExecutionId(1)));
     assert_eq!(std::fs::read_to_string(log).expect("log"), "words\n");
     assert_eq!(state(&executor, 9, 0).await, None);
@@ -314,4 +323,41 @@ async fn what_a_node_began_before_it_restarted_does_not_run_again() {
     assert_eq!(outcome(&after, 3).await, JobOutcome::Exited(0));
     let ran = std::fs::read_to_string(directory.path().join("ran")).expect("ran");
     assert_eq!(ran.lines().count(), 2, "each once");
+}
+
+#[tokio::test]
+async fn output_is_told_once_its_job_ended() {
+    let directory = tempfile::tempdir().expect("directory");
+    let line = report(JobOutcome::Exited(1));
+    // It is given the beginning of the files' names last.
+    let script = format!(
+        "read line; for printed; do :; done; echo out > $printed.out; echo why > $printed.err; \
+         echo '{line}'"
+    );
+    let executor = executor(directory.path(), &script);
+    let ask = |id| {
+        executor.read_output(ReadJobOutput {
+            execution: ExecutionId(id),
+        })
+    };
+    let unknown = ask(1).await.expect_err("it is not known");
+    assert_eq!(unknown.code, ErrorCode::NotFound);
+    executor.start(start(1)).expect("start");
+    assert_eq!(outcome(&executor, 1).await, JobOutcome::Exited(1));
+    let (told, body) = ask(1).await.expect("it has ended");
+    assert_eq!((told.stdout_bytes, &body[..]), (4, &b"out\nwhy\n"[..]));
+}
+
+#[tokio::test]
+async fn silent_job_has_an_empty_output() {
+    let directory = tempfile::tempdir().expect("directory");
+    let line = report(JobOutcome::Exited(0));
+    let executor = executor(directory.path(), &format!("read line; echo '{line}'"));
+    executor.start(start(1)).expect("start");
+    assert_eq!(outcome(&executor, 1).await, JobOutcome::Exited(0));
+    let call = ReadJobOutput {
+        execution: ExecutionId(1),
+    };
+    let (told, body) = executor.read_output(call).await.expect("it has ended");
+    assert_eq!((told.stdout_bytes, body.len()), (0, 0));
 }

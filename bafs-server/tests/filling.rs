@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::storage_world::{A, HOME, Home, World, from_home, from_volume, noise, spec, tree};
 use bafs_proto::ErrorCode;
@@ -52,6 +53,31 @@ async fn a_filled_volume_takes_no_more_disk_than_it_reserved() {
     assert_eq!(exact.expect("status").state, VolumeState::Ready);
     let short = world.create(B, copy(13, large.used_bytes - 1)).await;
     assert_eq!(short.expect("status").state, VolumeState::Failed);
+    drop(node);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fill_with_too_few_files_copies_nothing() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let home = Arc::new(Home::default());
+    home.add("in", SourceKind::Directory);
+    // Several pages of the listing.
+    for number in 0..20 {
+        home.file(&format!("in/{number:02}"), b"x", 0o644);
+    }
+    world.network.listen(HOME, home.clone());
+    let node = world.node(A, world.config(store.path())).await;
+    let files = |id, size_files| VolumeSpec {
+        size_files,
+        ..spec(id, from_home("in"))
+    };
+    let short = world.create(A, files(1, 19)).await.expect("status");
+    let fault = short.fault.as_ref().expect("it does not fit");
+    assert_eq!(fault.code, ErrorCode::TooLarge);
+    assert_eq!(home.reads.load(Ordering::Relaxed), 0, "nothing was copied");
+    let enough = world.create(A, files(2, 20)).await.expect("status");
+    assert_eq!(enough.state, VolumeState::Ready, "{enough:?}");
+    assert_eq!(enough.used_files, 20);
     drop(node);
 }
 

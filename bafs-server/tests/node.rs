@@ -325,6 +325,71 @@ async fn a_listing_shows_what_the_token_may_see() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn deleted_volume_hides_no_other_from_a_listing() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node("a:1", world.config(store.path())).await;
+    let small = |id| VolumeSpec {
+        size_bytes: 4096,
+        size_files: 10,
+        ..spec(id, None)
+    };
+    let kept: Vec<u128> = vec![1, 1_000];
+    for id in &kept {
+        world.create("a:1", small(*id)).await.expect("create");
+    }
+    let (mut beside, mut id) = (0, 2);
+    while id < 260 {
+        let fresh = id..id + 8;
+        for id in fresh.clone() {
+            world.create("a:1", small(id)).await.expect("create");
+        }
+        let deleting = fresh.clone().map(|id| {
+            let call = DeleteVolume {
+                volume: VolumeId(id),
+            };
+            world.call("a:1", call)
+        });
+        let listing = (0..8).map(|_| world.call("a:1", ListVolumes::default()));
+        let (deleted, listed) = tokio::join!(
+            futures_all(deleting.collect()),
+            futures_all(listing.collect())
+        );
+        for done in deleted {
+            done.expect("deleted");
+        }
+        for list in listed {
+            let volumes = list.expect("no listing fails").volumes;
+            let ids: Vec<u128> = volumes.iter().map(|it| it.spec.id.0).collect();
+            assert!(kept.iter().all(|id| ids.contains(id)), "{ids:?}");
+            beside += ids.len() - kept.len();
+        }
+        id = fresh.end;
+    }
+    assert!(beside > 0, "nothing was listed beside what stays");
+}
+
+/// Waits for all of some futures at once.
+async fn futures_all<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
+    let mut futures: Vec<_> = futures.into_iter().map(Box::pin).collect();
+    let mut results: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (future, result) in futures.iter_mut().zip(&mut results) {
+            if result.is_none()
+                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *result = Some(value);
+            }
+        }
+        match results.iter().all(Option::is_some) {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+    results.into_iter().flatten().collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_long_listing_comes_in_pages() {
     let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
     let node = world.node("a:1", world.config(store.path())).await;

@@ -10,8 +10,8 @@ use crate::storage_world::{
 };
 use bafs_proto::ErrorCode;
 use bafs_proto::bearer::Bearer;
-use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{DeleteVolume, Done, ListVolumes, ShowVolume, SourceKind};
+use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::message::{DeleteVolume, Done, ExtractFile, ListVolumes, ShowVolume, SourceKind};
 use bafs_proto::time::Deadline;
 use bafs_proto::volume::{Replacement, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 
@@ -438,4 +438,40 @@ async fn a_cache_volume_that_no_table_knows_is_removed_at_the_start() {
     std::fs::remove_file(store.path().join("table.redb")).expect("remove");
     world.node(A, world.config(store.path())).await;
     assert!(!place.exists(), "its space would never be free again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_deceive_readers_are_refused() {
+    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let _node = world.node(A, world.config(store.path())).await;
+    for bad in ["ok\u{202e}gnp", "a\u{200b}", "a\u{1b}[31m", "\u{2066}x"] {
+        let named = VolumeSpec {
+            name: bad.to_owned(),
+            ..spec(1, None)
+        };
+        let owned = VolumeSpec {
+            owner: format!("me\n{bad}"),
+            ..spec(1, None)
+        };
+        for spec in [named, owned] {
+            let refused = world.create(A, spec).await.expect_err("refused");
+            assert_eq!(refused.code, ErrorCode::BadPath, "{refused}");
+            assert!(
+                !refused.detail.contains(['\u{202e}', '\u{1b}']),
+                "{refused}"
+            );
+        }
+    }
+    world.create(A, spec(1, None)).await.expect("create");
+    let call = ExtractFile {
+        volume: VolumeId(1),
+        path: "f".to_owned(),
+        extract: ExtractId(1),
+        home: HOME.to_owned(),
+        home_id: None,
+        target: "out/\u{202e}x".to_owned(),
+        home_token: world.token.clone(),
+    };
+    let refused = world.call(A, call).await;
+    assert_eq!(refused.expect_err("refused").code, ErrorCode::BadPath);
 }

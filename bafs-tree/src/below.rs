@@ -3,11 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, open, openat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, open, openat, statat};
 use rustix::io::Errno;
 
 /// Bytes and files below a directory, of one file system. What comes and goes meanwhile, or is
@@ -17,7 +19,66 @@ use rustix::io::Errno;
 /// The directory cannot be looked at, or there are no descriptors left to look below it: then
 /// nobody knows what it holds.
 pub fn held_below(root: &Path) -> io::Result<(u64, u64)> {
-    let (mut bytes, mut files, mut seen) = (0, 0, BTreeSet::new());
+    let (mut bytes, mut files) = (0, 0);
+    let _whole = walk(root, &mut |stat| {
+        bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        files += 1;
+        ControlFlow::Continue(())
+    })?;
+    Ok((bytes, files))
+}
+
+/// How the files of a directory were at a time: what is created, removed, renamed, written or given
+/// other attributes since makes another one of it. Reading makes none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Marks {
+    files: u64,
+    sum: u64,
+    /// The time of the latest change, in nanoseconds since 1970.
+    pub latest_ns: i128,
+}
+
+/// [`Marks`] of a directory and all below it; nothing where there are more files than `files_max`.
+///
+/// # Errors
+/// As [`held_below`].
+pub fn marks_below(root: &Path, files_max: u64) -> io::Result<Option<Marks>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let top = fstat(open(root, flags, Mode::empty())?)?;
+    let mut marks = Marks {
+        files: 0,
+        sum: 0,
+        latest_ns: i128::MIN,
+    };
+    marks.add(&top);
+    let is_whole = walk(root, &mut |stat| {
+        marks.add(stat);
+        match marks.files > files_max {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    })?;
+    Ok(is_whole.is_continue().then_some(marks))
+}
+
+impl Marks {
+    fn add(&mut self, stat: &Stat) {
+        let changed_ns = i128::from(stat.st_ctime) * 1_000_000_000 + i128::from(stat.st_ctime_nsec);
+        let mut hasher = DefaultHasher::new();
+        (stat.st_ino, changed_ns).hash(&mut hasher);
+        self.files += 1;
+        // In whatever order they come.
+        self.sum = self.sum.wrapping_add(hasher.finish());
+        self.latest_ns = self.latest_ns.max(changed_ns);
+    }
+}
+
+/// Gives what is told of each file below a directory, until that is enough.
+fn walk(
+    root: &Path,
+    look: &mut dyn FnMut(&Stat) -> ControlFlow<()>,
+) -> io::Result<ControlFlow<()>> {
+    let mut seen = BTreeSet::new();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = open(root, flags, Mode::empty())?;
     let device = fstat(&top)?.st_dev;
@@ -50,11 +111,12 @@ pub fn held_below(root: &Path) -> io::Result<(u64, u64)> {
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
                 pending.push((directory.clone(), name.to_owned()));
             }
-            bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-            files += 1;
+            if look(&stat).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
         }
     }
-    Ok((bytes, files))
+    Ok(ControlFlow::Continue(()))
 }
 
 #[cfg(test)]
@@ -78,6 +140,46 @@ mod tests {
         assert!((8192..65_536).contains(&bytes), "{bytes}");
         // What cannot be looked at is not empty.
         assert!(held_below(&root.join("absent")).is_err());
+    }
+
+    #[test]
+    fn marks_tell_changes_and_not_reading() {
+        let directory = tempfile::tempdir().expect("directory");
+        let root = directory.path();
+        std::fs::create_dir(root.join("d")).expect("directory");
+        std::fs::write(root.join("d/f"), [1; 8192]).expect("write");
+        std::fs::write(root.join("g"), "g").expect("write");
+        // Times of files move on in ticks of the kernel.
+        let tick = || std::thread::sleep(std::time::Duration::from_millis(20));
+        let marks = || marks_below(root, 100).expect("walk").expect("few files");
+        let is_new = |change: &dyn Fn()| {
+            let before = marks();
+            tick();
+            change();
+            marks() != before
+        };
+        let in_place = || {
+            let file = std::fs::OpenOptions::new().write(true).open(root.join("g"));
+            io::Write::write_all(&mut file.expect("open"), b"h").expect("write");
+        };
+        assert!(!is_new(&|| drop(
+            std::fs::read(root.join("d/f")).expect("read")
+        )));
+        assert!(!is_new(&|| {
+            let listed = std::fs::read_dir(root.join("d")).expect("list");
+            assert!(listed.count() > 0);
+        }));
+        assert!(is_new(&in_place), "as many bytes");
+        assert!(is_new(
+            &|| std::fs::rename(root.join("g"), root.join("h")).expect("rename")
+        ));
+        assert!(is_new(
+            &|| std::fs::create_dir(root.join("d/e")).expect("directory")
+        ));
+        assert!(is_new(
+            &|| std::fs::remove_file(root.join("d/f")).expect("remove")
+        ));
+        assert_eq!(marks_below(root, 3).expect("walk"), None, "too many");
     }
 
     #[test]

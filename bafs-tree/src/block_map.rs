@@ -21,6 +21,9 @@ use crate::shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
 /// but the node writes them, so they need not withstand more than chance.
 const BLOCK_WORDS: usize = 3;
 
+/// Counts behind what agents say of blocks.
+const COUNTS: usize = 2;
+
 /// What an agent says of a block: it used it, or it found other bytes than the map says.
 const USED: u32 = 1;
 const DOUBTED: u32 = 2;
@@ -46,7 +49,7 @@ impl BlockPlaces {
         let block_bytes = u64::from(block_bytes.max(1));
         Self::new(entries.iter().map(|entry| match entry.kind {
             SourceKind::File => entry.identity.size.div_ceil(block_bytes),
-            SourceKind::Directory | SourceKind::Symlink(_) => 0,
+            SourceKind::Directory | SourceKind::UnreadableDirectory | SourceKind::Symlink(_) => 0,
         }))
     }
 
@@ -57,7 +60,7 @@ impl BlockPlaces {
             next = next.checked_add(count)?;
             firsts.push(u32::try_from(next).ok()?);
         }
-        // One number more is needed for what was read.
+        // Two numbers more are needed for what was read.
         (next < (SHARED_WORDS_MAX / BLOCK_WORDS) as u64).then_some(Self { firsts })
     }
 
@@ -86,7 +89,8 @@ pub struct BlockMap {
     places: BlockPlaces,
     /// For each block a mark, 0 if it may not be read, and a part of its digest.
     present: SharedWords,
-    /// What agents say of each block since the node last looked, and how many KiB they read.
+    /// What agents say of each block since the node last looked, and how many KiB and how many
+    /// blocks they read.
     used: SharedWords,
 }
 
@@ -99,7 +103,8 @@ impl BlockMap {
         let length = places.count() + 1;
         let marks = length * BLOCK_WORDS;
         let (present, present_file) = SharedWords::create(marks, SharedAccess::Read)?;
-        let (used, used_file) = SharedWords::create(length, SharedAccess::Write)?;
+        let counted = places.count() + COUNTS;
+        let (used, used_file) = SharedWords::create(counted, SharedAccess::Write)?;
         let map = Self {
             places,
             present,
@@ -116,7 +121,7 @@ impl BlockMap {
         let length = places.count() + 1;
         Ok(Self {
             present: SharedWords::map(present, length * BLOCK_WORDS, SharedAccess::Read)?,
-            used: SharedWords::map(used, length, SharedAccess::Write)?,
+            used: SharedWords::map(used, places.count() + COUNTS, SharedAccess::Write)?,
             places,
         })
     }
@@ -185,16 +190,20 @@ impl BlockMap {
         word.is_some_and(|word| word.load(Relaxed) == DOUBTED && word.swap(0, Relaxed) == DOUBTED)
     }
 
-    /// Counts what was read without asking.
-    pub fn note_read(&self, kib: u32) {
-        if let Some(counted) = self.used.words().and_then(|words| words.last()) {
-            counted.fetch_add(kib, Relaxed);
+    /// Counts what was read without asking: so many KiB, of so many blocks.
+    pub fn note_read(&self, kib: u32, blocks: u32) {
+        let words = self.used.words().unwrap_or_default();
+        let counts = words.get(self.places.count()..).unwrap_or_default();
+        for (count, more) in counts.iter().zip([kib, blocks]) {
+            count.fetch_add(more, Relaxed);
         }
     }
 
-    /// How much was read without asking so far, in KiB, modulo 2³².
-    pub fn read_kib(&self) -> u32 {
-        self.used.load(self.places.count(), Relaxed).unwrap_or(0)
+    /// How much was read without asking so far, in KiB and in blocks or parts of them, each modulo
+    /// 2³².
+    pub fn read_counts(&self) -> [u32; COUNTS] {
+        let first = self.places.count();
+        [first, first + 1].map(|at| self.used.load(at, Relaxed).unwrap_or(0))
     }
 
     /// The blocks that were used since this was called last, in order of files and blocks.
@@ -300,9 +309,9 @@ mod tests {
             right(1)()
         }));
         assert_eq!(node.take_uses(), []);
-        agent.note_read(3);
-        agent.note_read(4);
-        assert_eq!(node.read_kib(), 7);
+        agent.note_read(3, 1);
+        agent.note_read(4, 2);
+        assert_eq!(node.read_counts(), [7, 3]);
     }
 
     #[test]

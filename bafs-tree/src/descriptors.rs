@@ -5,7 +5,7 @@
 //! never another one under its number. They need a privilege, and a file system that has them;
 //! without, all descriptors stay open.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -24,6 +24,13 @@ const OPEN_MAX: u64 = 1 << 16;
 
 /// Part of the process's descriptors that is left for connections and the like.
 const OTHERS_PART: u64 = 8;
+
+/// The same where no opens were promised.
+const SOLE_OTHERS_PART: u64 = 16;
+
+/// So many times what is free a job may have open, and a process so many times what its job may
+/// still open: alone, seven eighths of all.
+const OF_FREE: u64 = 8;
 
 /// Descriptors that are kept for files whose opening was promised.
 static KEPT: AtomicU64 = AtomicU64::new(0);
@@ -156,40 +163,99 @@ impl Drop for Kept {
     }
 }
 
+/// What one job has open, over all its sessions with this process: it may have so many files open
+/// as leave some for others, and a process of it as leave some for its others. Clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct DescriptorShare(Arc<Mutex<Held>>);
+
+#[derive(Debug, Default)]
+struct Held {
+    all: u64,
+    /// By the process that opened it.
+    by_opener: HashMap<u32, u64>,
+}
+
+impl DescriptorShare {
+    /// The share of all sessions that are given none: of an agent, which works for one job.
+    pub(crate) fn of_process() -> Self {
+        static OWN: OnceLock<DescriptorShare> = OnceLock::new();
+        OWN.get_or_init(Self::default).clone()
+    }
+
+    /// Whether nobody else has this share.
+    pub fn is_unused(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
+    fn held(&self, opener: u32) -> (u64, u64) {
+        let held = lock(&self.0);
+        let own = held.by_opener.get(&opener).copied();
+        (held.all, own.unwrap_or(0))
+    }
+}
+
 /// Something that is open and was not promised.
 #[derive(Debug)]
-pub(crate) struct InTime(());
+pub(crate) struct InTime {
+    share: DescriptorShare,
+    opener: u32,
+}
 
 impl InTime {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(share: &DescriptorShare, opener: u32) -> Self {
         IN_TIME.fetch_add(1, Relaxed);
-        Self(())
+        let mut held = lock(&share.0);
+        held.all += 1;
+        *held.by_opener.entry(opener).or_default() += 1;
+        drop(held);
+        let share = share.clone();
+        Self { share, opener }
     }
 }
 
 impl Drop for InTime {
     fn drop(&mut self) {
         IN_TIME.fetch_sub(1, Relaxed);
+        let mut held = lock(&self.share.0);
+        held.all -= 1;
+        if let Some(own) = held.by_opener.get_mut(&self.opener) {
+            *own -= 1;
+            if *own == 0 {
+                held.by_opener.remove(&self.opener);
+            }
+        }
     }
 }
 
-/// Whether one more may be opened that was not promised: those that come at the same moment may
-/// all be it. Where nothing is promised, only the system says no.
+/// Whether a process of a job may have one more opened that was not promised: those that come at
+/// the same moment may all be it.
 ///
 /// # Errors
-/// `ENFILE` when the rest is kept for what was promised.
-pub(crate) fn check_in_time() -> Outcome<()> {
-    let kept = KEPT.load(Relaxed);
-    if kept == 0 {
-        return Ok(());
-    }
-    let limit = limit();
-    let others = limit / PART + limit / OTHERS_PART;
-    let left = limit.saturating_sub(others).saturating_sub(kept);
-    match IN_TIME.load(Relaxed) < left {
+/// `EMFILE` when the process or its job would take the share of others; `ENFILE` when there is none
+/// left for one that has none.
+pub(crate) fn check_in_time(share: &DescriptorShare, opener: u32) -> Outcome<()> {
+    let (limit, kept) = (limit(), KEPT.load(Relaxed));
+    // Whoever keeps descriptors for others' early opens has many connections too.
+    let others = match kept {
+        0 => SOLE_OTHERS_PART,
+        _ => OTHERS_PART,
+    };
+    let taken = limit / PART + limit / others + kept + IN_TIME.load(Relaxed);
+    let free = limit.saturating_sub(taken);
+    let (job, own) = share.held(opener);
+    match is_within_share(free, job, own) {
         true => Ok(()),
-        false => Err(errno::NFILE),
+        false if job == 0 => Err(errno::NFILE),
+        false => Err(errno::MFILE),
     }
+}
+
+/// Whether one who has `own` open, of a job that has `job`, may open one more of those that are
+/// `free`. The bound follows what is free, so that there is always some for one who has few,
+/// however many others take all they can get.
+fn is_within_share(free: u64, job: u64, own: u64) -> bool {
+    let of_job = free.saturating_mul(OF_FREE).saturating_sub(job);
+    own < of_job.saturating_mul(OF_FREE)
 }
 
 /// Whether a file of the file system of `mount` can be opened by its handle.
@@ -212,4 +278,61 @@ fn limit() -> u64 {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // No holder leaves what it changes half-changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of `all` each of these jobs gets, of one process each, when all take what they can.
+    fn taken(all: u64, jobs: usize) -> Vec<u64> {
+        let mut held = vec![0; jobs];
+        loop {
+            let mut is_over = true;
+            for at in 0..jobs {
+                let free = all - held.iter().sum::<u64>();
+                if is_within_share(free, held[at], held[at]) {
+                    held[at] += 1;
+                    is_over = false;
+                }
+            }
+            if is_over {
+                return held;
+            }
+        }
+    }
+
+    #[test]
+    fn a_greedy_job_leaves_descriptors_for_others() {
+        for jobs in [1, 2, 5, 20] {
+            let held = taken(10_000, jobs);
+            let free = 10_000 - held.iter().sum::<u64>();
+            assert!(free >= 40, "{jobs} jobs leave {free}");
+            // Another job, and another process of the first.
+            assert!((0..20).all(|few| is_within_share(free - few, few, few)));
+            assert!((0..3).all(|few| is_within_share(free - few, held[0] + few, few)));
+        }
+        assert!(taken(10_000, 1)[0] > 8_500, "alone it has nearly all");
+        let both = taken(10_000, 2);
+        assert!(both[0].abs_diff(both[1]) <= 1, "{both:?}");
+    }
+
+    #[test]
+    fn a_greedy_process_leaves_descriptors_for_its_job() {
+        let held = taken(10_000, 1)[0];
+        let others = (0..).take_while(|few| is_within_share(10_000 - held - few, held + few, *few));
+        assert!(others.count() > 50);
+        assert!(!is_within_share(10_000 - held, held, held));
+        assert!(!is_within_share(0, 0, 0));
+    }
+
+    #[test]
+    fn what_is_closed_is_no_longer_held() {
+        let share = DescriptorShare::default();
+        let (first, second) = (InTime::new(&share, 7), InTime::new(&share, 8));
+        assert_eq!((share.held(7), share.held(9)), ((2, 1), (2, 0)));
+        drop((first, second));
+        assert_eq!(share.held(7), (0, 0));
+        assert!(lock(&share.0).by_opener.is_empty());
+    }
 }

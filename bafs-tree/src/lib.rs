@@ -2,7 +2,7 @@
 //!
 //! Knows no network, no token and no lease. Reading order: [`Tree`], [`Session`]. Apart from them:
 //! [`SharedWords`], numbers that processes share, and [`BlockMap`] in them,
-//! [`held_below`] and [`remove_tree`].
+//! [`held_below`], [`remove_tree`] and [`private_directory`].
 
 mod kernel;
 
@@ -19,6 +19,7 @@ mod handles;
 mod inodes;
 mod listing;
 mod names;
+mod private;
 mod removal;
 mod room;
 mod session;
@@ -26,9 +27,10 @@ mod shared;
 mod tree;
 
 pub use account::Limit;
-pub use below::held_below;
+pub use below::{Marks, held_below, marks_below};
 pub use block_map::{BlockMap, BlockPlaces};
-pub use descriptors::KeptDescriptors;
+pub use descriptors::{DescriptorShare, KeptDescriptors};
+pub use private::private_directory;
 pub use removal::remove_tree;
 pub use session::Session;
 pub use shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};

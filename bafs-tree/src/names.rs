@@ -113,12 +113,12 @@ impl Session {
             Ok((anchor, stat)) => {
                 let fd = opened.ok_or(errno::STALE)?;
                 let attr = self.admit(anchor, &stat);
-                self.opened(attr, fd, false)
+                self.opened((attr, making.caller.pid), fd, false)
             }
             Err(errno::EXIST) if flags & OFlags::EXCL.bits().cast_signed() == 0 => {
                 let (anchor, stat) = Anchor::find(&parent, &name)?;
                 let attr = self.admit(anchor, &stat);
-                self.open(attr.ino, flags)
+                self.open((attr.ino, flags), making.caller.pid)
                     .inspect_err(|_| self.forget(attr.ino, 1))
             }
             Err(error) => Err(error),

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 use crate::account::Identity;
 use crate::anchor::{Anchor, identity};
 use crate::attributes::attr;
-use crate::descriptors::{InTime, Kept, KeptDescriptors, check_in_time};
+use crate::descriptors::{DescriptorShare, InTime, Kept, KeptDescriptors, check_in_time};
 use crate::directory::Stream;
 use crate::errno::{self, Outcome};
 use crate::handles::{Handle, Handles, OpenDirectory, OpenFile};
@@ -29,6 +29,7 @@ pub struct Session {
     resumes: bool,
     tells_births: bool,
     kept: Kept,
+    share: DescriptorShare,
     _seat: Arc<()>,
 }
 
@@ -44,6 +45,7 @@ impl Session {
             resumes: false,
             tells_births: true,
             kept: Kept::default(),
+            share: DescriptorShare::of_process(),
         }
     }
 
@@ -54,6 +56,12 @@ impl Session {
     pub fn keep_descriptors(&mut self, count: u32) -> KeptDescriptors {
         self.kept = Kept::new(count);
         self.kept.shared()
+    }
+
+    /// A session whose open files count for the job that has this share.
+    #[must_use]
+    pub fn that_counts_for(self, share: DescriptorShare) -> Self {
+        Self { share, ..self }
     }
 
     /// A session for an agent that need not know when files were made: all changes come from it, so
@@ -87,10 +95,11 @@ impl Session {
     /// # Errors
     /// The errno that the same system call gives on the host; `ESTALE` for a number that the
     /// session does not know, `EROFS` for a change in a session that is not writable, `ENOSPC`
-    /// at the tree's limit, `ENFILE` when the process has no descriptor left.
+    /// at the tree's limit, `EMFILE` beyond the caller's share of the descriptors of this process,
+    /// `ENFILE` when none is left.
     pub fn run(&self, caller: Caller, op: &FileOp, data: &[u8], out: &mut Vec<u8>) -> FileResult {
         if opens(op) && !self.resumes {
-            check_in_time()?;
+            check_in_time(&self.share, caller.pid)?;
         }
         self.run_promised(caller, op, data, out)
     }
@@ -160,9 +169,9 @@ impl Session {
                 (*target, *target_offset),
                 *length,
             ),
-            FileOp::Open { ino, flags } => self.open(*ino, *flags),
+            FileOp::Open { ino, flags } => self.open((*ino, *flags), caller.pid),
             FileOp::Release { handle } => self.release(*handle),
-            FileOp::OpenDirectory { ino } => self.open_directory(*ino),
+            FileOp::OpenDirectory { ino } => self.open_directory(*ino, caller.pid),
             FileOp::ReadDirectory {
                 handle,
                 cookie,
@@ -323,7 +332,7 @@ impl Session {
         }
     }
 
-    pub(crate) fn open(&self, ino: InodeNo, flags: i32) -> FileResult {
+    pub(crate) fn open(&self, (ino, flags): (InodeNo, i32), opener: u32) -> FileResult {
         let anchor = self.anchor(ino)?;
         if anchor.kind() == FileType::Directory {
             return Err(errno::ISDIR);
@@ -355,7 +364,7 @@ impl Session {
             _ => open()?,
         };
         let stat = fstat(&fd).map_err(errno::of)?;
-        self.opened(attr(ino, &stat), fd, !writes)
+        self.opened((attr(ino, &stat), opener), fd, !writes)
     }
 
     /// A file that the agent refers to and that has at least so many bytes, open for somebody else
@@ -370,7 +379,12 @@ impl Session {
     }
 
     /// Keeps an open file.
-    pub(crate) fn opened(&self, attr: Attr, fd: OwnedFd, reads_only: bool) -> FileResult {
+    pub(crate) fn opened(
+        &self,
+        (attr, opener): (Attr, u32),
+        fd: OwnedFd,
+        reads_only: bool,
+    ) -> FileResult {
         let anchor = {
             let mut inodes = self.inodes();
             let anchor = inodes.get(attr.ino)?;
@@ -382,7 +396,7 @@ impl Session {
             fd,
             reads_only,
             anchor,
-            in_time: Some(InTime::new()),
+            in_time: Some(InTime::new(&self.share, opener)),
         });
         let handle = self.handles().insert(Handle::File(file));
         Ok(FileReply::Opened { handle, attr })
@@ -411,7 +425,7 @@ impl Session {
         }
     }
 
-    fn open_directory(&self, ino: InodeNo) -> FileResult {
+    fn open_directory(&self, ino: InodeNo, opener: u32) -> FileResult {
         let anchor = match (self.anchor(ino), self.last_attr(ino)) {
             (Err(_), Some(attr)) => {
                 // A program's working directory, say: it opens as everywhere, and is empty.
@@ -435,7 +449,7 @@ impl Session {
             ino,
             stream,
             anchor,
-            _in_time: InTime::new(),
+            _in_time: InTime::new(&self.share, opener),
         });
         let handle = self.handles().insert(Handle::Directory(directory));
         Ok(FileReply::Opened {

@@ -4,14 +4,22 @@ mod plan;
 mod servers;
 mod wrong_use;
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use bafs_proto::path::from_bytes;
 use bafs_sched::logic::CheckpointPolicy;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
 pub(crate) use wrong_use::{EXIT_WRONG_USE, WrongUse};
+
+/// A path, or a URL with one, whose names need not be UTF-8.
+fn path_text() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().map(|path| from_bytes(path.as_bytes()))
+}
 
 /// A user-space, batch-aware distributed file system.
 ///
@@ -99,6 +107,8 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Tell what happened to a job, a volume or a node of a run, and why.
     Why(WhyArgs),
+    /// Print what a job printed: its standard output and standard error.
+    Logs(LogsArgs),
     /// Show how far a run is, from the journal that it writes.
     Status(StatusArgs),
     /// Write what a run did as one page: who ran where and when, space, failures, copies, ledger.
@@ -232,7 +242,7 @@ pub(crate) struct VolumeWarmArgs {
     /// Id or name of the volume, or name of a cooperative cache.
     pub(crate) volume: String,
     /// Only this file or directory, named as in the volume: from the top of its source on.
-    #[arg(long, default_value = "", hide_default_value = true)]
+    #[arg(long, default_value = "", hide_default_value = true, value_parser = path_text())]
     pub(crate) path: String,
     /// The blocks stay until they are unpinned.
     #[arg(long)]
@@ -281,10 +291,10 @@ pub(crate) struct VolumeCreateArgs {
     #[arg(long, default_value = "exact", conflicts_with = "cache")]
     pub(crate) limit: LimitArg,
     /// Fill the scratch volume from this home path.
-    #[arg(long, value_name = "URL", conflicts_with = "cache")]
+    #[arg(long, value_name = "URL", conflicts_with = "cache", value_parser = path_text())]
     pub(crate) from: Option<String>,
     /// Make a cache volume of this home path.
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = path_text())]
     pub(crate) cache: Option<String>,
     /// Cooperative cache to take part in; the volume's name when not given. Volumes share blocks if
     /// they have this name and show the same source.
@@ -313,8 +323,10 @@ pub(crate) struct VolumeExtractArgs {
     /// Id or name of the volume.
     pub(crate) volume: String,
     /// Path of the file in the volume.
+    #[arg(value_parser = path_text())]
     pub(crate) path: String,
     /// Where it shall be at home.
+    #[arg(value_parser = path_text())]
     pub(crate) target: String,
 }
 
@@ -401,6 +413,10 @@ pub(crate) struct ExecArgs {
     pub(crate) memory: MemoryArgs,
     #[command(flatten)]
     pub(crate) delegate: DelegateArgs,
+    /// Show the program the host's directory of this name; else /tmp, /var/tmp and /dev/shm are
+    /// empty, its own, and gone with it.
+    #[arg(long, value_name = "DIR", value_parser = bafs_sched::workflow::SHARED_DIRECTORIES)]
+    pub(crate) share: Vec<String>,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub(crate) program: Vec<String>,
@@ -524,6 +540,29 @@ pub(crate) struct WhyArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    override_usage = "bafs logs [OPTIONS] [RUN] JOB",
+    after_help = "Of each stream the first 64 KiB and the last 192 KiB are kept, also where `output` \
+and `error` name files. Without RUN it is the only run whose logs are in this directory.\n\n\
+Example:\n  bafs logs blast.bafs search7\n  bafs logs blast.bafs search7 --attempt 1 --stderr"
+)]
+pub(crate) struct LogsArgs {
+    /// Journal of the run, which may be under way, or its workflow if the journal is beside it;
+    /// then the name of the job.
+    #[arg(value_name = "[RUN] JOB", num_args = 1..=2, required = true)]
+    pub(crate) words: Vec<String>,
+    /// This attempt of those that ended, from 1 on; the last one when not given.
+    #[arg(long, value_name = "N")]
+    pub(crate) attempt: Option<u32>,
+    /// Only standard output.
+    #[arg(long)]
+    pub(crate) stdout: bool,
+    /// Only standard error.
+    #[arg(long)]
+    pub(crate) stderr: bool,
+}
+
+#[derive(Debug, Args)]
 #[command(after_help = "Example:\n  bafs prefer blast.bafs search7")]
 pub(crate) struct PreferArgs {
     /// Journal of the run, or its workflow if the journal is beside it.
@@ -630,6 +669,15 @@ pub(crate) struct AgentArgs {
     /// Directory of the agent's identity.
     #[arg(long)]
     pub(crate) identity: PathBuf,
+    /// Directory for the temporary files of its job; the host's when not given.
+    #[arg(long, value_name = "DIR", requires = "shared_memory")]
+    pub(crate) temporary: Option<PathBuf>,
+    /// Memory that processes of the job may share by name.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) shared_memory: Option<String>,
+    /// What files with the job's output begin with.
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) printed: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) delegate: DelegateArgs,
 }

@@ -157,11 +157,14 @@ impl Client {
         let id = wanted.parse::<VolumeId>().ok();
         volumes.retain(|(_, v)| Some(v.spec.id) == id || v.spec.name == wanted);
         if volumes.is_empty() {
-            let asleep = match silent.as_slice() {
-                [] => String::new(),
-                nodes => format!(" (nodes that do not tell theirs: {})", nodes.join("; ")),
-            };
-            bail!("no volume '{wanted}' on any live node{asleep}; see `bafs volume list`");
+            if !silent.is_empty() {
+                bail!(
+                    "volume '{wanted}' is on none of the nodes that answer; not asked could be: {}; \
+                     try again when they do",
+                    silent.join("; ")
+                );
+            }
+            bail!("no volume '{wanted}' on any live node; see `bafs volume list`");
         }
         Ok(volumes)
     }

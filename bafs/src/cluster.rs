@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bafs_proto::net::channel;
+use bafs_server::executor::{Disk, TemporaryShare};
 use bafs_server::{clock, home};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::init;
 use crate::own_directory::OwnDirectory;
+use crate::rate::parse_bytes;
 
 /// Tokens of a throw-away cluster are good for a week: longer than any demo.
 const TOKENS_MS: u64 = 7 * 24 * 3600 * 1000;
@@ -91,11 +93,17 @@ impl Cluster {
         }
         cluster.spawn("home", home)?;
         let slots = spec.slots.to_string();
+        let share = temporary_share(spec, cluster.directory.path())?;
+        let (tmp, memory) = (
+            format!("{} B", share.bytes),
+            format!("{} B", share.memory_bytes),
+        );
         for (index, size) in spec.node_sizes.iter().enumerate() {
             let name = format!("n{}", index + 1);
             let store = path_text(&cluster.directory.path().join(&name))?;
             let mut args = words(&["node", "--store", &store, "--size", size, "--name", &name]);
             args.extend(words(&["--slots", &slots, "--catalog", &catalog]));
+            args.extend(words(&["--tmp", &tmp, "--shared-memory", &memory]));
             cluster.spawn(&name, args)?;
         }
         Ok(cluster)
@@ -293,6 +301,17 @@ impl Drop for Cluster {
 
 fn words(text: &[&str]) -> Vec<String> {
     text.iter().map(|word| (*word).to_owned()).collect()
+}
+
+/// What each slot has for temporary files: all nodes are on one disk and in one memory.
+fn temporary_share(spec: &ClusterSpec, directory: &Path) -> Result<TemporaryShare> {
+    let sizes = spec.node_sizes.iter().map(|size| parse_bytes(size));
+    let offered = sizes.sum::<Result<u64>>().context("the size of a node")?;
+    let nodes = u32::try_from(spec.node_sizes.len())?;
+    let slots = nodes.saturating_mul(spec.slots);
+    let disk = Disk::of(directory).context("cannot look at the disk")?;
+    let share = TemporaryShare::beside_volumes(disk, offered, offered, slots);
+    Ok(share)
 }
 
 fn path_text(path: &Path) -> Result<String> {

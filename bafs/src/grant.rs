@@ -34,17 +34,23 @@ pub(crate) async fn grant(args: GrantArgs, output: Output) -> Result<()> {
     // The catalog tells where volumes are; to write there is to pose as a server.
     let granted: [(&[Resource], &[Right]); 2] =
         [(&[Resource::Catalog], &[Right::Read]), (&volumes, rights)];
-    let expires = clock::now().plus_ms(args.days.saturating_mul(DAY_MS));
+    let asked = clock::now().plus_ms(args.days.saturating_mul(DAY_MS));
     let verifier = &client.identity.verifier;
     let token = verifier
-        .narrow_each(&client.identity.token, &granted, expires)
+        .narrow_each(&client.identity.token, &granted, asked)
         .context("cannot narrow the token")?;
+    // A token is good no longer than the one that it was made of.
+    let expires = verifier.expires(&token)?.unwrap_or(asked);
+    let shortened = match expires < asked {
+        true => ", when the identity that it was made with expires",
+        false => "",
+    };
     let agent = init::load(&args.client.identity, Role::Agent)?;
     let narrow = Identity { token, ..agent };
     narrow.save(&init::directory_of(&args.to, Role::Agent))?;
     output.say(
         &format!(
-            "made {0}, which can {1} {2} for {3} days\n\
+            "made {0}, which can {1} {2} until {3}{7}\n\
              Next: copy {0} to the machine, and there\n  \
              bafs mount {4} DIRECTORY{5} --identity {0} --catalog {6}",
             args.to.display(),
@@ -54,10 +60,11 @@ pub(crate) async fn grant(args: GrantArgs, output: Output) -> Result<()> {
                 "read and write"
             },
             args.volumes.join(", "),
-            args.days,
+            expires.utc(),
             args.volumes[0],
             if args.read_only { " --read-only" } else { "" },
             args.client.catalog,
+            shortened,
         ),
         &serde_json::json!({ "identity": args.to, "expires": expires }),
     )

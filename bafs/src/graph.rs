@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::{Context, Result, anyhow, bail};
+use bafs_proto::path::steers_text;
 use bafs_sched::io::journal;
 use bafs_sched::logic::JobState;
 use bafs_sched::replay::replay;
@@ -121,7 +122,7 @@ fn quoted(text: &str) -> String {
             '"' => quoted += "\\\"",
             '\\' => quoted += "\\\\",
             '\n' => quoted += "\\n",
-            c if c.is_control() => quoted.push('\u{fffd}'),
+            c if steers_text(c) => quoted.push('\u{fffd}'),
             c => quoted.push(c),
         }
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
-use bafs_client::agent::{Choices, Explain};
+use bafs_client::agent::{Choices, Explain, TemporaryPlace};
 use bafs_client::entry::EXIT_ENVIRONMENT;
 use bafs_client::sandbox::{self, JobPlan, Session, VolumeBind};
 use bafs_client::tree::Promise;
@@ -16,11 +16,14 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role};
 use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
+use bafs_server::executor::memory_bytes;
 use serde_json::json;
 
 use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs, WrongUse};
 use crate::client::Client;
 use crate::init;
+use crate::own_directory::OwnDirectory;
+use crate::rate::parse_bytes;
 
 const SECOND_MS: u64 = 1000;
 
@@ -49,12 +52,22 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         .map(|text| parse_mount(text))
         .collect::<Result<Vec<_>>>()?;
     refuse_places(&wanted)?;
-    match prepare(args, &wanted) {
-        Ok((spec, identity)) => Ok(bafs_client::entry::exec_main(
-            spec,
-            identity,
-            choices(args.explain, args.delegate, Promise::Synced),
-        )),
+    let prepared = prepare(args, &wanted).and_then(|(spec, identity)| {
+        // Removed when the program is over; what a killed one leaves, the next removes.
+        let directory = OwnDirectory::create("exec", false)?;
+        Ok((spec, identity, directory))
+    });
+    match prepared {
+        Ok((spec, identity, directory)) => {
+            let choices = choices(args.explain, args.delegate, Promise::Synced);
+            let place = TemporaryPlace {
+                directory: directory.path().to_owned(),
+                memory_bytes: memory_bytes() / 2,
+            };
+            let code = bafs_client::entry::exec_main(spec, identity, choices, Some(place));
+            drop(directory);
+            Ok(code)
+        }
         Err(NotBegun { error, .. }) if WrongUse::is_why(&error) => Err(error),
         // 1 would be the program's own.
         Err(not_begun) => Ok(environment_failed(&not_begun)),
@@ -75,6 +88,7 @@ fn prepare(args: &ExecArgs, wanted: &[Wanted]) -> Result<(JobSpec, Identity), No
             directory: directory.to_string_lossy().into_owned(),
             stdout: None,
             stderr: None,
+            share: args.share.clone(),
         },
         mounts,
         op_deadline_ms: args.op_deadline.saturating_mul(SECOND_MS),
@@ -147,7 +161,19 @@ fn refuse_no_directory(directory: &Path) -> Result<()> {
 /// Runs `bafs agent`.
 pub(crate) fn agent(args: &AgentArgs) -> ExitCode {
     let choices = choices(false, args.delegate, Promise::Synced);
-    bafs_client::entry::agent_main(&args.identity, choices)
+    let memory = args.shared_memory.as_deref().map(parse_bytes);
+    let memory_bytes = match memory.transpose().context("--shared-memory") {
+        Ok(bytes) => bytes.unwrap_or(0),
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "bafs: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let temporary = args.temporary.clone().map(|directory| TemporaryPlace {
+        directory,
+        memory_bytes,
+    });
+    bafs_client::entry::agent_main(&args.identity, args.printed.as_deref(), choices, temporary)
 }
 
 fn choices(explain: bool, DelegateArgs { delegate }: DelegateArgs, promise: Promise) -> Choices {
@@ -204,6 +230,7 @@ fn refuse_places(wanted: &[Wanted]) -> Result<()> {
         directory: PathBuf::new(),
         identity: sandbox::Identity::Caller,
         session: Session::Own,
+        temporary: None,
     };
     plan.check().or_else(|error| wrong(error.to_string()))
 }

@@ -15,6 +15,7 @@ mod init;
 mod input_file;
 mod job;
 mod live;
+mod logs;
 mod metrics;
 mod output;
 mod own_directory;
@@ -116,6 +117,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Report(args) => report::run(&args, output)?,
         Command::Graph(args) => graph::run(&args, output)?,
         Command::Why(args) => history::why(&args, output)?,
+        Command::Logs(args) => logs::logs(&args, output)?,
         Command::Doctor(args) => return doctor::run(&args, output),
         command => return run_async(command, output),
     }

@@ -1,8 +1,8 @@
 //! Temporary directories that say whether their owner lives, and removal of those whose owner was
 //! killed. Ends no process.
 
-use std::fs::{self, File};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -36,6 +36,7 @@ impl OwnDirectory {
         let prefix = format!("{PREFIX}{purpose}-{}-", std::process::id());
         let mut directory = tempfile::Builder::new()
             .prefix(&prefix)
+            .permissions(Permissions::from_mode(0o700))
             .tempdir_in(&place)
             .with_context(|| format!("cannot create a directory in {}", place.display()))?;
         directory.disable_cleanup(keep);

@@ -25,6 +25,7 @@ use crate::client::Client;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::display::Display;
 use crate::init;
+use crate::logs;
 use crate::metrics::{self, Shown};
 use crate::output::Output;
 use crate::plan;
@@ -54,6 +55,8 @@ const VARIABILITY_PPM: u64 = 100_000;
 pub(crate) struct Way {
     /// File of the journal.
     pub(crate) journal: PathBuf,
+    /// Directory for what jobs print, if that is kept.
+    pub(crate) logs: Option<PathBuf>,
     /// How it is run.
     pub(crate) settings: Settings,
     /// For people or for machines.
@@ -75,12 +78,37 @@ pub(crate) async fn run(args: RunArgs, output: Output) -> Result<ExitCode> {
         Some(nodes) => run_local(&args, workflow, nodes, output).await?,
         None => run_remote(&args, workflow, output).await?,
     };
-    output.say(&explain(&report), &report)?;
+    output.say(
+        &(explain(&report) + &where_logs_are(&args, &report)),
+        &report,
+    )?;
     Ok(if report.outcome == Outcome::Complete {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// The journal of a run on a cluster that is there.
+fn journal_of(args: &RunArgs) -> PathBuf {
+    let named = args.journal.clone();
+    named.unwrap_or_else(|| logs::beside(&args.workflow, "journal"))
+}
+
+/// How to see all that a job printed which failed.
+fn where_logs_are(args: &RunArgs, report: &RunReport) -> String {
+    let Outcome::Failed { jobs, .. } = &report.outcome else {
+        return String::new();
+    };
+    let run = args.journal.as_ref().unwrap_or(&args.workflow).display();
+    let directory = logs::directory_of(&journal_of(args));
+    match jobs.first() {
+        Some(failure) if directory.is_dir() => {
+            let name = &failure.name;
+            format!("\nmore of what a job printed: bafs logs {run} {name}")
+        }
+        _ => String::new(),
+    }
 }
 
 fn settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
@@ -167,6 +195,11 @@ async fn run_local(
             .journal
             .clone()
             .unwrap_or_else(|| cluster.directory().join("journal")),
+        logs: local::place_of_logs(
+            logs::directory_of(&journal_of(args)),
+            &spec.export,
+            &workflow,
+        ),
         settings: tokio::task::block_in_place(|| settings(args, &workflow))?,
         output,
         kill_after_jobs: None,
@@ -289,6 +322,7 @@ pub(crate) async fn on_cluster(
         catalog: cluster.catalog().to_owned(),
         identity: client.identity.clone(),
         journal: way.journal.clone(),
+        logs: way.logs.clone(),
         settings: way.settings.clone(),
         file_home: Some(FileHome {
             address: cluster.home().to_owned(),
@@ -330,16 +364,13 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
         );
     };
     let identity: Identity = init::load(identity_dir, Role::Scheduler)?;
-    let default_journal = || {
-        let mut name = args.workflow.clone().into_os_string();
-        name.push(".journal");
-        PathBuf::from(name)
-    };
+    let journal = journal_of(args);
     let cancel = Cancel::default();
     let options = RunOptions {
         catalog: catalog.clone(),
         identity,
-        journal: args.journal.clone().unwrap_or_else(default_journal),
+        logs: Some(logs::directory_of(&journal)),
+        journal,
         settings: tokio::task::block_in_place(|| settings(args, &workflow))?,
         file_home: None,
         cancel: cancel.clone(),

@@ -150,6 +150,18 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
             .map(parse_bytes)
             .transpose()
             .context("--agent-memory")?,
+        temporary_bytes: args
+            .tmp
+            .as_deref()
+            .map(parse_bytes)
+            .transpose()
+            .context("--tmp")?,
+        shared_memory_bytes: args
+            .shared_memory
+            .as_deref()
+            .map(parse_bytes)
+            .transpose()
+            .context("--shared-memory")?,
         agent_identity: init::directory_of(&args.server.identity, Role::Agent),
         homes: homes.unwrap_or_default(),
     };

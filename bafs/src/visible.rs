@@ -1,20 +1,23 @@
 //! Text for a terminal: names, messages and outputs come from others, and what is in them must not
 //! steer it. The one place where that is decided.
 
-/// One line without control characters, which would move, colour or clear what is shown.
+use bafs_proto::path::{self, steers_text};
+
+/// One line without control and bidirectional characters, which would move, colour, clear or turn
+/// round what is shown.
 pub(crate) fn line(text: &str) -> String {
-    text.chars().map(shown).collect()
+    path::shown(text).chars().map(shown).collect()
 }
 
 /// Several lines, perhaps with tabs, without the other control characters.
 pub(crate) fn lines(text: &str) -> String {
     let is_layout = |c: char| matches!(c, '\n' | '\t');
     let shown = |c: char| if is_layout(c) { c } else { shown(c) };
-    text.chars().map(shown).collect()
+    path::shown(text).chars().map(shown).collect()
 }
 
 fn shown(c: char) -> char {
-    if c.is_control() {
+    if steers_text(c) {
         char::REPLACEMENT_CHARACTER
     } else {
         c
@@ -27,11 +30,14 @@ mod tests {
 
     #[test]
     fn names_steer_no_terminal() {
+        let bidi = "ok\u{202e}gnp\u{2066}.\u{2028}";
+        assert_eq!(lines(bidi), "ok\u{fffd}gnp\u{fffd}.\u{fffd}");
         let name = "n\u{1b}[31m1\n\t\u{7}\u{9b}größe";
         assert_eq!(
             line(name),
             "n\u{fffd}[31m1\u{fffd}\u{fffd}\u{fffd}\u{fffd}größe"
         );
         assert_eq!(lines(name), "n\u{fffd}[31m1\n\t\u{fffd}\u{fffd}größe");
+        assert_eq!(line(&path::from_bytes(b"\xe9\x1b")), "\\xE9\u{fffd}");
     }
 }

@@ -342,7 +342,7 @@ fn status_text(node: &Advert, status: &VolumeStatus) -> String {
             format!("; kept until {until}, longer while it is in use")
         }
     };
-    format!(
+    let mut text = format!(
         "{} {} on {}: {} volume, {:?}, {} of {} bytes and {} of {} files used{kept}{}",
         status.spec.id,
         status.spec.name,
@@ -357,7 +357,11 @@ fn status_text(node: &Advert, status: &VolumeStatus) -> String {
             Some(fault) => format!("; {fault}"),
             None => String::new(),
         }
-    )
+    );
+    for warning in status.warnings.sentences(&status.spec.name) {
+        text.push_str(&format!("\n  warning: {warning}"));
+    }
+    text
 }
 
 fn describe(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
@@ -375,6 +379,8 @@ fn describe(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
         "used_files": status.used_files,
         "size_files": status.spec.size_files,
         "manifest": status.manifest.map(|digest| digest.to_string()),
+        "warnings": status.warnings.named,
+        "warnings_omitted": status.warnings.more,
         "expires": status.expires,
     })
 }
@@ -394,6 +400,7 @@ fn owner() -> String {
 mod tests {
     use bafs_proto::ids::ServerId;
     use bafs_proto::message::ServerKind;
+    use bafs_proto::source_warning::SourceWarnings;
     use bafs_proto::time::Time;
     use clap::Parser;
 
@@ -434,6 +441,7 @@ mod tests {
             used_files: 0,
             received_bytes: 0,
             manifest: None,
+            warnings: SourceWarnings::default(),
             expires: Time(1_785_765_901_000),
         };
         let told = status_text(&node, &status);

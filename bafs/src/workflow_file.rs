@@ -29,6 +29,13 @@ pub(crate) fn load(path: &Path) -> Result<Workflow> {
     }
 }
 
+/// The same of one that is read for its names only: nothing is said of it.
+pub(crate) fn load_quietly(path: &Path) -> Option<Workflow> {
+    let text = input_file::read_text(path, FILE_BYTES_MAX).ok()?;
+    let checked = parse_workflow(&path.to_string_lossy(), &text, &read);
+    checked.ok().map(|checked| checked.workflow)
+}
+
 /// A job description file.
 fn read(path: &str) -> Result<String, String> {
     let text = input_file::read_text(Path::new(path), DESCRIPTION_BYTES_MAX);

@@ -344,6 +344,7 @@ impl Speaker {
             directory: "/".to_owned(),
             stdout: None,
             stderr: None,
+            share: Vec::new(),
         };
         let mount = MountSpec {
             name: "data".to_owned(),

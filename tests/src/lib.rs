@@ -8,10 +8,12 @@ pub mod dice;
 pub mod disk;
 pub mod exec;
 pub mod foreign;
+pub mod injection;
 pub mod netns;
 pub mod ring;
 pub mod stage;
 pub mod stand;
+pub mod volumes;
 
 use std::fs::OpenOptions;
 use std::io::Write;

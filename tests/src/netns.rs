@@ -298,7 +298,8 @@ mod tests {
     use super::*;
 
     fn answers(network: &Network, source: &str, target: &str) -> bool {
-        // A packet that arrives at a port where nobody listens is refused; one that does not is not.
+        // A packet that arrives at a port where nobody listens is refused; one that does not is
+        // not.
         let address = network.address(target).unwrap();
         let script = format!("exec 3<>/dev/tcp/{address}/9");
         let mut command = Command::new("timeout");

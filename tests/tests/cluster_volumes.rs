@@ -440,3 +440,47 @@ fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
     ensure!(read.stdout == b"hello\n", "{}", said(&read));
     Ok(())
 }
+
+#[test]
+fn cluster_volume_is_found_while_others_are_deleted() -> Result<()> {
+    let world = world(&["40MB"])?;
+    let create = |name: &str| {
+        let args = ["volume", "create", name, "--node", "n1", "--size", "100KB"];
+        world.json(&args)
+    };
+    let kept = create("kept")?;
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mut others = Vec::new();
+        for number in 0..3 {
+            let (create, is_over, world) = (&create, &is_over, &world);
+            others.push(scope.spawn(move || -> Result<u32> {
+                let mut rounds = 0;
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let name = format!("t{number}-{rounds}");
+                    create(&name)?;
+                    world.json(&["volume", "delete", &name])?;
+                    rounds += 1;
+                }
+                Ok(rounds)
+            }));
+        }
+        let mut looks = Ok(());
+        for _ in 0..40 {
+            looks = world.json(&["volume", "show", "kept"]).and_then(|shown| {
+                ensure!(shown["id"] == kept["id"], "{shown}");
+                Ok(())
+            });
+            if looks.is_err() {
+                break;
+            }
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        let mut rounds = 0;
+        for other in others {
+            rounds += other.join().expect("a thread ends")?;
+        }
+        ensure!(rounds > 10, "{rounds} deletions: nothing was tested");
+        looks
+    })
+}

@@ -5,11 +5,12 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, exec, mounts_with, skip};
+use bafs_tests::{World, exec, mounts_with, said, skip};
+use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -99,6 +100,110 @@ fn mount_on_the_host_comes_and_goes() -> Result<()> {
             "the directory is as before"
         );
     }
+    Ok(())
+}
+
+/// Ways to mount, and whether the node's door is open.
+const WAYS: [(&str, &[&str], bool); 4] = [
+    ("inline", &[], true),
+    ("calls", &["--delegate=false"], false),
+    ("early", &[], false),
+    ("collected", &["--write-back"], false),
+];
+
+/// Mounts `v` on a directory, and waits until it is there.
+fn mount_at(world: &World, point: &Path, options: &[&str]) -> Result<Child> {
+    let path = point.to_string_lossy();
+    let mut command = world.bafs(&["mount", "v", &path]);
+    let process = command.args(options).stderr(Stdio::piped()).spawn()?;
+    ensure!(
+        becomes(|| !mounts_with(&path).is_empty()),
+        "the volume is not mounted"
+    );
+    Ok(process)
+}
+
+#[test]
+fn mount_that_was_unmounted_ends_well_before_the_next() -> Result<()> {
+    let name = "mount_that_was_unmounted_ends_well_before_the_next";
+    for (way, options, has_door) in WAYS {
+        let Some(world) = ready(name)? else {
+            return Ok(());
+        };
+        if !nix::unistd::geteuid().is_root() {
+            skip(name, "only root unmounts at once");
+            return Ok(());
+        }
+        if !has_door {
+            fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
+        }
+        let point = tempfile::tempdir()?;
+        let mut shown = mount_at(&world, point.path(), options)?;
+        for turn in 0..4 {
+            let text = format!("turn {turn}");
+            fs::write(point.path().join("f"), &text)?;
+            umount2(point.path(), MntFlags::empty())?;
+            let next = mount_at(&world, point.path(), options)?;
+            let ended = std::mem::replace(&mut shown, next).wait_with_output()?;
+            ensure!(ended.status.success(), "{way}: {}", said(&ended));
+            ensure!(!said(&ended).contains("lost"), "{way}: {}", said(&ended));
+            ensure!(
+                fs::read(point.path().join("f"))? == text.as_bytes(),
+                "{way}"
+            );
+        }
+        umount2(point.path(), MntFlags::empty())?;
+        ensure!(shown.wait()?.success());
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_asked_to_end_is_waited_for_by_the_next() -> Result<()> {
+    let name = "mount_asked_to_end_is_waited_for_by_the_next";
+    for (way, options, has_door) in WAYS {
+        let Some(world) = ready(name)? else {
+            return Ok(());
+        };
+        if !has_door {
+            fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
+        }
+        let point = tempfile::tempdir()?;
+        let other = tempfile::tempdir()?;
+        let shown = mount_at(&world, point.path(), options)?;
+        fs::write(point.path().join("f"), way)?;
+        kill(Pid::from_raw(i32::try_from(shown.id())?), Signal::SIGTERM)?;
+        let next = mount_at(&world, other.path(), options)?;
+        let ended = shown.wait_with_output()?;
+        ensure!(ended.status.success(), "{way}: {}", said(&ended));
+        ensure!(fs::read(other.path().join("f"))? == way.as_bytes(), "{way}");
+        kill(Pid::from_raw(i32::try_from(next.id())?), Signal::SIGTERM)?;
+        let ended = next.wait_with_output()?;
+        ensure!(ended.status.success(), "{way}: {}", said(&ended));
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_whose_files_are_open_is_still_fenced() -> Result<()> {
+    let name = "mount_whose_files_are_open_is_still_fenced";
+    let Some(world) = ready(name)? else {
+        return Ok(());
+    };
+    let (point, other) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let shown = mount_at(&world, point.path(), &[])?;
+    let open = fs::File::create(point.path().join("f"))?;
+    let next = mount_at(&world, other.path(), &[])?;
+    let ended = shown.wait_with_output()?;
+    ensure!(ended.status.code() == Some(75), "{}", said(&ended));
+    ensure!(
+        said(&ended).contains("another agent writes"),
+        "{}",
+        said(&ended)
+    );
+    drop(open);
+    kill(Pid::from_raw(i32::try_from(next.id())?), Signal::SIGTERM)?;
+    ensure!(next.wait_with_output()?.status.success());
     Ok(())
 }
 

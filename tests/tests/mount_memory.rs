@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use bafs_tests::volumes::{Reach, run_with_volumes};
 use bafs_tests::{World, cannot_mount, said, skip};
 
 /// What the agent may use for data that pass through it, in MiB.
@@ -75,6 +76,31 @@ fn mount_moves_much_data_with_little_memory() -> Result<()> {
 #[ignore = "moves 10 GiB twice"]
 fn mount_moves_ten_gib_with_little_memory() -> Result<()> {
     write_and_read("mount_moves_ten_gib_with_little_memory", 1280, 8)
+}
+
+/// Nothing is under way when the volumes are small: what their agent takes is what it takes beside.
+fn stays_small(name: &str, count: usize) -> Result<()> {
+    if let Some(reason) = cannot_mount() {
+        skip(name, &reason);
+        return Ok(());
+    }
+    for reach in [Reach::Inline, Reach::Calls] {
+        let ran = run_with_volumes(count, reach)?;
+        eprintln!("{count} volumes, {reach:?}: {ran:?}");
+        ensure!(ran.agent_mib <= REST_MIB, "{reach:?}: {ran:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn mount_of_a_hundred_volumes_takes_little_memory() -> Result<()> {
+    stays_small("mount_of_a_hundred_volumes_takes_little_memory", 100)
+}
+
+#[test]
+#[ignore = "mounts a thousand volumes twice"]
+fn mount_of_a_thousand_volumes_takes_little_memory() -> Result<()> {
+    stays_small("mount_of_a_thousand_volumes_takes_little_memory", 1_000)
 }
 
 #[test]

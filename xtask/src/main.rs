@@ -47,6 +47,12 @@ enum Command {
     Ci,
     /// Check the rules that the compiler does not know.
     Tidy,
+    /// Measure how long the sentences of the documents are.
+    Prose {
+        /// `--json` prints a JSON object on the last line.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Install the system packages, or say how.
     Setup {
         /// What they are needed for.
@@ -75,6 +81,7 @@ fn main() -> ExitCode {
         Command::Test { arguments } => test::command(&arguments),
         Command::Ci => ci::run(),
         Command::Tidy => tidy::run(),
+        Command::Prose { arguments } => tidy::prose(&arguments),
         Command::Setup { purpose } => setup::ensure(purpose),
         Command::Bench { name, arguments } => bench::run(name.as_deref(), &arguments),
         Command::Soak { arguments } => soak::run(&arguments),

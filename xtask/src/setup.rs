@@ -95,6 +95,12 @@ const PACKAGES: &[Package] = &[
         first_needed_by: Purpose::Test,
     },
     Package {
+        name: "openmpi-bin",
+        why: "mpirun, whose sessions of several jobs must not meet",
+        gives: Gives::Programs(&["mpirun"]),
+        first_needed_by: Purpose::Test,
+    },
+    Package {
         name: "git",
         why: "a program that must work on a mount",
         gives: Gives::Programs(&["git"]),

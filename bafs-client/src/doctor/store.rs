@@ -27,7 +27,7 @@ const TRASH_S_MAX: i64 = 600;
 const LOOKS_MAX: usize = 1 << 20;
 
 /// The parts of a store that may be large.
-const PARTS: [&str; 5] = ["volumes", "cache", "making", "trash", "logs"];
+const PARTS: [&str; 6] = ["volumes", "cache", "making", "trash", "logs", "temporary"];
 
 /// What a disk has in all and free.
 struct Room {

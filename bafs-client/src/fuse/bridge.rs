@@ -4,12 +4,14 @@ use std::sync::{Arc, OnceLock};
 
 use bafs_proto::file_op::{Attr, Caller, FileOp};
 use bafs_proto::ids::{HandleId, InodeNo};
+use bafs_proto::limits::IO_BYTES_MAX;
 use fuser::{FileHandle, FopenFlags, INodeNo, InitFlags, KernelConfig, Notifier};
 
 use super::answers::{AnswerEmpty, AnswerEntry};
 use super::collected::Collected;
 use super::replies;
 use super::whole::WholeFiles;
+use crate::limits::SHARED_WRITE_BYTES;
 use crate::tree::Done;
 use crate::volume::Volume;
 
@@ -21,10 +23,20 @@ pub(super) struct Bridge {
     pub(super) volume: Arc<Volume>,
     /// What the kernel and we agreed on; set before its first request.
     agreed: Arc<OnceLock<Agreed>>,
-    /// Whether the ring may be asked for.
-    wants_ring: bool,
+    serving: Serving,
     /// The way to tell the kernel something that it did not ask for; set once there is a session.
     pub(super) notifier: Arc<OnceLock<Notifier>>,
+}
+
+/// Who takes the kernel's requests for a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Serving {
+    /// Threads of its own, by its device.
+    Own,
+    /// A ring for each processor, beside such threads.
+    Rings,
+    /// Threads that read for all volumes beyond the first.
+    Shared,
 }
 
 /// What the kernel and we agreed on when the volume was mounted.
@@ -42,17 +54,21 @@ pub(super) struct Agreed {
 }
 
 impl Bridge {
-    pub(super) fn new(volume: Arc<Volume>, wants_ring: bool) -> Self {
+    pub(super) fn new(volume: Arc<Volume>, serving: Serving) -> Self {
         Self {
             volume,
             agreed: Arc::default(),
-            wants_ring,
+            serving,
             notifier: Arc::default(),
         }
     }
 
     pub(super) fn agreed(&self) -> &Agreed {
         self.agreed.get_or_init(Agreed::default)
+    }
+
+    pub(super) fn serving(&self) -> Serving {
+        self.serving
     }
 
     /// A file that was never opened is known by its number.
@@ -146,6 +162,14 @@ impl Bridge {
             .run_without_privilege(caller, (ino, mode), op, data, finish);
     }
 
+    /// The largest write that the kernel may send, in bytes.
+    pub(super) fn write_bytes_max(&self) -> u32 {
+        match self.serving {
+            Serving::Own | Serving::Rings => IO_BYTES_MAX,
+            Serving::Shared => SHARED_WRITE_BYTES,
+        }
+    }
+
     /// Asks the kernel for what suits the volume, as far as it offers that.
     ///
     /// Not asked for: `FUSE_ATOMIC_O_TRUNC`, with which `open(O_RDONLY | O_TRUNC)` of a running
@@ -158,15 +182,17 @@ impl Bridge {
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_CACHE_SYMLINKS
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
+            | InitFlags::FUSE_ABORT_ERROR
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         let mode = self.volume.mode();
         if mode.stateless {
             wanted |= InitFlags::FUSE_NO_OPEN_SUPPORT | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
         }
-        if mode.whole_files {
+        // The readers that volumes share have no way to give the kernel a file.
+        if mode.whole_files && self.serving != Serving::Shared {
             wanted |= InitFlags::FUSE_PASSTHROUGH;
         }
-        if self.wants_ring {
+        if self.serving == Serving::Rings {
             wanted |= InitFlags::FUSE_OVER_IO_URING;
         }
         if mode.collects {

@@ -5,12 +5,16 @@ mod answers;
 mod bridge;
 mod collected;
 mod convert;
+mod ending;
 mod handlers;
 mod mount;
 mod operations;
+mod readers;
 mod replies;
 mod requests;
 mod ring;
+mod seats;
 mod whole;
 
+pub use ending::End;
 pub use mount::{MountError, MountKind, Mounted, open_device};

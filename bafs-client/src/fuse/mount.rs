@@ -3,7 +3,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,12 +17,14 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
 use thiserror::Error;
 
-use super::bridge::Bridge;
+use super::bridge::{Bridge, Serving};
 use super::collected::Collected;
+use super::ending::{End, Over, serve_on};
 use super::ring::{Refused, Rings};
+use super::seats::{Seat, session_threads};
 use crate::clock;
 use crate::doctor::{connections, mounts};
-use crate::limits::{COLLECTED_PART, DETACH, SESSION_THREADS_MAX, SESSION_THREADS_MIN};
+use crate::limits::{COLLECTED_PART, DETACH};
 use crate::logic::mount_table;
 use crate::volume::Volume;
 
@@ -96,10 +97,15 @@ pub struct Mounted {
     /// Number of the kernel's connection, by which it can be aborted.
     connection: Option<u32>,
     fusermount: Option<SessionUnmounter>,
+    /// The thread that serves it, if it does not share its readers.
     server: Option<JoinHandle<()>>,
+    over: Over,
+    is_detached: bool,
     way: String,
     /// Writes that the kernel collects, if it does.
     collected: Option<Collected>,
+    /// Its right to readers of its own.
+    _seat: Option<Seat>,
 }
 
 impl Mounted {
@@ -116,10 +122,12 @@ impl Mounted {
         match kind {
             MountKind::Own => Self::mount_by(volume, directory, open_device()?),
             MountKind::Fusermount => {
-                let rings = rings(&volume, directory);
-                let mut begun = mount_by_fusermount(&volume, directory, rings.is_ok())?;
+                // Nobody shows more than one volume in this way.
+                let seat = Seat::take();
+                let rings = rings(&volume, directory, seat.as_ref());
+                let mut begun = mount_by_fusermount(&volume, directory, serving(&rings))?;
                 let unmounter = begun.session.unmount_callable();
-                Self::serve(volume, directory, begun, rings, Some(unmounter))
+                Self::serve(volume, directory, begun, (rings, seat), Some(unmounter))
             }
         }
     }
@@ -133,16 +141,21 @@ impl Mounted {
         directory: &Path,
         device: OwnedFd,
     ) -> Result<Self, MountError> {
-        let rings = rings(&volume, directory);
-        let begun = mount_own(&volume, directory, device, rings.is_ok())?;
-        Self::serve(volume, directory, begun, rings, None)
+        let seat = Seat::take();
+        let rings = rings(&volume, directory, seat.as_ref());
+        let serving = match seat {
+            Some(_) => serving(&rings),
+            None => Serving::Shared,
+        };
+        let begun = mount_own(&volume, directory, device, serving)?;
+        Self::serve(volume, directory, begun, (rings, seat), None)
     }
 
     fn serve(
         volume: Arc<Volume>,
         directory: &Path,
         Begun { session, bridge }: Begun,
-        rings: Result<Rings, String>,
+        (rings, seat): (Result<Rings, String>, Option<Seat>),
         fusermount: Option<SessionUnmounter>,
     ) -> Result<Self, MountError> {
         let mut mounted = Self {
@@ -151,8 +164,11 @@ impl Mounted {
             connection: None,
             fusermount,
             server: None,
+            over: Arc::default(),
+            is_detached: true,
             way: String::new(),
             collected: bridge.agreed().collected.clone(),
+            _seat: seat,
         };
         let rings = match begin(rings, &session, &bridge) {
             Ok(Ok(rings)) => {
@@ -169,18 +185,12 @@ impl Mounted {
                 return Err(MountError::Handshake(error));
             }
         };
-        let serving = thread::Builder::new()
-            .name("bafs-volume".to_owned())
-            .spawn(move || {
-                if let Err(error) = session.run() {
-                    tracing::debug!(%error, "FUSE session ended");
-                }
-                if let Some(rings) = rings {
-                    rings.stop();
-                }
-            });
-        match serving {
-            Ok(serving) => mounted.server = Some(serving),
+        if bridge.serving() == Serving::Shared && mounted.volume.mode().whole_files {
+            mounted.way.push_str("; it asks for large files too");
+        }
+        let over = Arc::clone(&mounted.over);
+        match serve_on(session, bridge, (rings, over)) {
+            Ok(server) => (mounted.server, mounted.is_detached) = (server, false),
             Err(error) => {
                 mounted.take_away();
                 return Err(MountError::Thread(error));
@@ -220,7 +230,7 @@ impl Mounted {
 
     /// Has the kernel send what it collected for programs that go on. Blocks, for a while at most.
     pub fn sync(&self) {
-        if let Some(collected) = &self.collected {
+        if let Some(collected) = self.collected.as_ref().filter(|_| !self.is_over()) {
             collected.sync(self.volume.fate(), &self.directory);
         }
     }
@@ -231,9 +241,17 @@ impl Mounted {
         self.detach();
     }
 
-    /// Whether nobody serves the mount any more: it is gone, or its connection was aborted.
+    /// How the kernel's connection ended, once it has.
+    pub async fn over(&self) -> End {
+        let mut over = self.over.subscribe();
+        let end = over.wait_for(Option::is_some).await;
+        // Its sender is ours.
+        end.ok().and_then(|end| *end).unwrap_or(End::Aborted)
+    }
+
+    /// Whether the kernel asks nothing any more.
     pub fn is_over(&self) -> bool {
-        self.server.as_ref().is_none_or(JoinHandle::is_finished)
+        self.over.borrow().is_some()
     }
 
     /// The kernel's number of the mount while it is there.
@@ -244,14 +262,20 @@ impl Mounted {
     }
 
     fn detach(&mut self) {
-        let Some(server) = self.server.take() else {
+        if std::mem::replace(&mut self.is_detached, true) {
             return;
-        };
-        if server.is_finished() {
-            let _ = server.join();
-            // Somebody else took the mount away, and what lives there now is not ours; or the
-            // connection was aborted, and ours is dead.
-            mounts::take_dead_away(&self.directory);
+        }
+        // Its readers may hear of the end later than we do. What lives there now may have the
+        // number of our connection.
+        if self.is_over() || self.volume.fate().is_over() {
+            if self.finishes(DETACH) {
+                self.join();
+            }
+            // The connection was aborted, and ours is dead. A look at somebody else's, that is
+            // being made, would wait for it.
+            if *self.over.borrow() != Some(End::Unmounted) || self.id().is_some() {
+                mounts::take_dead_away(&self.directory);
+            }
             return;
         }
         if self.is_on_top() {
@@ -264,10 +288,10 @@ impl Mounted {
             Some(_) => DETACH / 20,
             None => DETACH / 2,
         };
-        if !finishes(&server, patience) {
+        if !self.finishes(patience) {
             // Somebody still holds a file of it. Whoever waits for an answer gets an error.
             self.abort();
-            if !finishes(&server, DETACH / 2) {
+            if !self.finishes(DETACH / 2) {
                 tracing::warn!(
                     "the kernel keeps the connection of {}",
                     self.directory.display()
@@ -275,8 +299,28 @@ impl Mounted {
                 return;
             }
         }
-        // A panic of the serving thread was reported when it happened.
-        let _ = server.join();
+        self.join();
+    }
+
+    fn finishes(&self, longest: Duration) -> bool {
+        let start = clock::now();
+        let mut pause = Duration::from_micros(100);
+        while !self.is_over() {
+            if start.elapsed() >= longest {
+                return false;
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+        true
+    }
+
+    /// Nothing of it is left when this returns.
+    fn join(&mut self) {
+        if let Some(server) = self.server.take() {
+            // A panic of the serving thread was reported when it happened.
+            let _ = server.join();
+        }
     }
 
     /// Whether a look at the directory meets this mount, and not one that was made there since.
@@ -358,37 +402,18 @@ impl Drop for Mounted {
     }
 }
 
-fn finishes(thread: &JoinHandle<()>, longest: Duration) -> bool {
-    let start = clock::now();
-    let mut pause = Duration::from_micros(100);
-    while !thread.is_finished() {
-        if start.elapsed() >= longest {
-            return false;
-        }
-        thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(20));
-    }
-    true
-}
-
 fn config() -> Config {
     let mut config = Config::default();
     config.acl = SessionACL::All;
-    config.n_threads = Some(session_threads(thread::available_parallelism().ok()));
+    config.n_threads = Some(session_threads());
     config
-}
-
-/// Threads that serve one volume on a machine of so many processors.
-fn session_threads(processors: Option<NonZeroUsize>) -> usize {
-    let processors = processors.map_or(SESSION_THREADS_MIN, NonZeroUsize::get);
-    processors.clamp(SESSION_THREADS_MIN, SESSION_THREADS_MAX)
 }
 
 fn mount_own(
     volume: &Arc<Volume>,
     directory: &Path,
     device: OwnedFd,
-    wants_ring: bool,
+    serving: Serving,
 ) -> Result<Begun, MountError> {
     let options = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other,max_read={}",
@@ -416,7 +441,7 @@ fn mount_own(
             "see what is mounted there (`findmnt`)",
         )
     })?;
-    started(volume, wants_ring, |bridge| {
+    started(volume, serving, |bridge| {
         Session::from_fd(bridge, device, SessionACL::All, config())
     })
     .map_err(|error| {
@@ -435,10 +460,10 @@ struct Begun {
 /// Starts a session whose bridge can also speak without being asked.
 fn started(
     volume: &Arc<Volume>,
-    wants_ring: bool,
+    serving: Serving,
     start: impl FnOnce(Bridge) -> io::Result<Session<Bridge>>,
 ) -> io::Result<Begun> {
-    let bridge = Bridge::new(Arc::clone(volume), wants_ring);
+    let bridge = Bridge::new(Arc::clone(volume), serving);
     let session = start(bridge.clone())?;
     bridge.notifier.get_or_init(|| session.notifier());
     Ok(Begun { session, bridge })
@@ -446,7 +471,10 @@ fn started(
 
 /// Rings for a volume whose operations mostly end in the thread that began them; where answers come
 /// from others, a ring would only be one thread more on their way.
-fn rings(volume: &Arc<Volume>, directory: &Path) -> Result<Rings, String> {
+fn rings(volume: &Arc<Volume>, directory: &Path, seat: Option<&Seat>) -> Result<Rings, String> {
+    if seat.is_none() {
+        return Err("volumes beyond the first share their readers".to_owned());
+    }
     if !volume.answers_here() {
         return Err("other threads answer most of its operations".to_owned());
     }
@@ -461,6 +489,13 @@ fn rings(volume: &Arc<Volume>, directory: &Path) -> Result<Rings, String> {
             thread::spawn(move || give_up(&directory));
         }) as Arc<dyn Fn() + Send + Sync>),
     )
+}
+
+fn serving(rings: &Result<Rings, String>) -> Serving {
+    match rings {
+        Ok(_) => Serving::Rings,
+        Err(_) => Serving::Own,
+    }
 }
 
 /// Whoever waits for an answer of the volume mounted here gets an error instead.
@@ -522,7 +557,7 @@ pub fn open_device() -> Result<OwnedFd, MountError> {
 fn mount_by_fusermount(
     volume: &Arc<Volume>,
     directory: &Path,
-    wants_ring: bool,
+    serving: Serving,
 ) -> Result<Begun, MountError> {
     drop(open_device()?);
     let mut options = vec![
@@ -542,7 +577,7 @@ fn mount_by_fusermount(
     second.mount_options = options;
     second.acl = SessionACL::Owner;
     let by = |config| {
-        started(volume, wants_ring, |bridge| {
+        started(volume, serving, |bridge| {
             Session::new(bridge, directory, config)
         })
     };
@@ -566,17 +601,5 @@ fn refused(directory: &Path, source: io::Error, other: &'static str) -> MountErr
         directory: directory.to_owned(),
         source,
         remedy,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_processor_serves_a_volume_up_to_a_bound() {
-        for (processors, threads) in [(1, 2), (2, 2), (8, 8), (64, 16)] {
-            assert_eq!(session_threads(NonZeroUsize::new(processors)), threads);
-        }
     }
 }

@@ -8,7 +8,6 @@ use std::time::SystemTime;
 
 use bafs_proto::file_op::AttrChange;
 use bafs_proto::ids::InodeNo;
-use bafs_proto::limits::IO_BYTES_MAX;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, INodeNo, IoctlFlags, KernelConfig,
     LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
@@ -27,7 +26,7 @@ const BACKGROUND_MAX: u16 = 64;
 impl Filesystem for Bridge {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         self.negotiate(config);
-        let _ = config.set_max_write(IO_BYTES_MAX);
+        let _ = config.set_max_write(self.write_bytes_max());
         let _ = config.set_max_background(BACKGROUND_MAX);
         Ok(())
     }

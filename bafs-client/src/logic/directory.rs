@@ -8,9 +8,13 @@ use bafs_proto::file_op::{
 use bafs_proto::ids::{FileIndex, InodeNo};
 use bafs_proto::message::{SourceEntry, SourceKind};
 use bafs_proto::path::check_relative;
+use bafs_proto::path::to_bytes;
 use bafs_proto::{Error, ErrorCode, Result};
 
 const NANOSECONDS: i64 = 1_000_000_000;
+
+/// Whoever holds the volume's token may read it: the owner's bits must not say otherwise.
+const OWNER_READS_DIRECTORY: u32 = 0o500;
 
 /// Name under which a volume that is one single file appears in its tree.
 pub const SINGLE_FILE_NAME: &str = "file";
@@ -49,6 +53,8 @@ struct Node {
 #[derive(Debug)]
 enum Content {
     Directory(BTreeMap<Name, usize>),
+    /// A directory that the home may not read.
+    Closed,
     File(FileIndex),
     Symlink(Vec<u8>),
 }
@@ -63,18 +69,23 @@ pub struct File {
 }
 
 impl Directory {
-    /// Builds the tree from the manifest's entries in order. Directories that the manifest leaves
-    /// out are added.
+    /// Builds the tree from the manifest's `top`, which is a directory, and its entries in order.
+    /// Directories that the manifest leaves out are added.
     ///
     /// # Errors
     /// `BadPath` or `Malformed` when the entries are no tree.
-    pub fn build(entries: Vec<SourceEntry>, owner: Owner, block_bytes: u32) -> Result<Self> {
+    pub fn build(
+        top: &SourceEntry,
+        entries: Vec<SourceEntry>,
+        owner: Owner,
+        block_bytes: u32,
+    ) -> Result<Self> {
         let root = Node {
             parent: 0,
             path: String::new(),
-            mode: S_IFDIR | 0o555,
+            mode: S_IFDIR | (top.mode & 0o777) | OWNER_READS_DIRECTORY,
             size: 0,
-            mtime_ns: 0,
+            mtime_ns: top.identity.mtime_ns,
             links: 2,
             content: Content::Directory(BTreeMap::new()),
         };
@@ -97,6 +108,12 @@ impl Directory {
     /// [`SINGLE_FILE_NAME`].
     pub fn is_single_file(&self) -> bool {
         self.is_single_file
+    }
+
+    /// Whether this is a directory that cannot be opened, as the home may not read it.
+    pub fn is_closed(&self, ino: InodeNo) -> bool {
+        let at = self.place(ino);
+        at.is_some_and(|at| matches!(self.nodes[at].content, Content::Closed))
     }
 
     /// Finds a name in a directory; `None` when `parent` is none or the name is not there.
@@ -207,11 +224,15 @@ impl Directory {
         } = entry;
         let (kind_bits, content) = match kind {
             SourceKind::Directory => (S_IFDIR, Content::Directory(BTreeMap::new())),
+            SourceKind::UnreadableDirectory => (S_IFDIR, Content::Closed),
             SourceKind::File => (S_IFREG, Content::File(index)),
             SourceKind::Symlink(target) => (S_IFLNK, Content::Symlink(target)),
         };
-        // Whoever holds the volume's token may read it: the owner's bits must not say otherwise.
-        let readable = if kind_bits == S_IFDIR { 0o500 } else { 0o400 };
+        let readable = match &content {
+            Content::Directory(_) => OWNER_READS_DIRECTORY,
+            Content::Closed => 0,
+            Content::File(_) | Content::Symlink(_) => 0o400,
+        };
         let mode = kind_bits | (mode & 0o777) | readable;
         let path = match (path.is_empty(), &content) {
             (true, Content::Directory(_)) => {
@@ -225,7 +246,7 @@ impl Directory {
             (false, _) => path,
         };
         let size = match &content {
-            Content::Directory(_) => 0,
+            Content::Directory(_) | Content::Closed => 0,
             Content::File(_) => identity.size,
             Content::Symlink(target) => target.len() as u64,
         };
@@ -243,9 +264,9 @@ impl Directory {
     ) -> Result<()> {
         let (parent_path, name) = path.rsplit_once('/').unwrap_or(("", &path));
         let parent = self.directory_at(parent_path)?;
-        let name = name.as_bytes().to_vec();
+        let name = to_bytes(name).into_owned();
         let number = self.nodes.len();
-        let is_directory = matches!(content, Content::Directory(_));
+        let is_directory = matches!(content, Content::Directory(_) | Content::Closed);
         let Content::Directory(children) = &mut self.nodes[parent].content else {
             return Err(no_tree(&path));
         };
@@ -284,7 +305,7 @@ impl Directory {
             let Content::Directory(children) = &self.nodes[at].content else {
                 return Err(no_tree(path));
             };
-            let found = children.get(name.as_bytes()).copied();
+            let found = children.get(&*to_bytes(name)).copied();
             at = match found {
                 Some(child) => child,
                 None => {
@@ -355,7 +376,8 @@ mod tests {
     }
 
     fn build(entries: Vec<SourceEntry>) -> Result<Directory> {
-        Directory::build(entries, Owner { uid: 7, gid: 8 }, 65_536)
+        let top = entry("", SourceKind::Directory, 0);
+        Directory::build(&top, entries, Owner { uid: 7, gid: 8 }, 65_536)
     }
 
     fn names(tree: &Directory, ino: InodeNo, cookie: u64) -> Vec<String> {

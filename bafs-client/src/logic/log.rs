@@ -76,6 +76,11 @@ impl Log {
         self.entries.is_empty()
     }
 
+    /// Whether an operation of such a kind waits.
+    pub fn has(&self, is_such: impl Fn(&FileOp) -> bool) -> bool {
+        self.entries.iter().any(|entry| is_such(&entry.op))
+    }
+
     /// Bytes of data that wait.
     pub fn bytes(&self) -> u64 {
         self.bytes

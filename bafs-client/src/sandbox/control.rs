@@ -61,8 +61,13 @@ pub(super) enum Report {
     /// The job's init exists; its process id as the agent sees it.
     Init(i32),
     NotStarted(NotStarted),
-    /// The program runs; the notes name host entries that it cannot see.
-    Started(Vec<String>),
+    /// The program runs.
+    Started {
+        /// Host entries that it cannot see.
+        missing: Vec<String>,
+        /// What a user must know to understand a failure of the job.
+        warnings: Vec<String>,
+    },
     /// The job's main process ended.
     Ended(ProcessEnd),
     /// No process of the job is left but its init, which now exits.
@@ -172,7 +177,14 @@ mod tests {
     #[test]
     fn a_line_over_the_limit_is_refused() {
         let (one, other) = UnixStream::pair().unwrap();
-        send(&one, &Report::Started(vec!["x".repeat(200)])).unwrap();
+        send(
+            &one,
+            &Report::Started {
+                missing: vec!["x".repeat(200)],
+                warnings: vec![],
+            },
+        )
+        .unwrap();
         assert!(receive::<Report>(&mut BufReader::new(other), 100).is_err());
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The most volumes that one job may have; each costs a session and a few mounts.
-pub const VOLUMES_MAX: usize = 1_024;
+/// The most volumes that one job may have.
+pub const VOLUMES_MAX: usize = bafs_proto::limits::JOB_MOUNTS_MAX;
 
 /// The most entries of one host directory that are bound one by one to make room for a mount
 /// point in it. The kernel allows 100,000 mounts in a name space by default.

@@ -14,10 +14,12 @@
 //! * No mount outlives the agent and its jobs, and none is visible on the host.
 //! * No process of a job outlives its init, the outer stage, or the agent: the kernel kills
 //!   the rest of a process name space together with its process 1.
-//! * Nothing is created on the host, neither for the root nor for a path that does not exist
-//!   there. A host directory in which such a path is made appears read-only to the job, except
-//!   for its entries, which are the host's own; a sticky directory such as `/tmp` stays
-//!   writable, and new entries in it vanish with the job.
+//! * Nothing stays on the host. A mount point that does not exist there is made for as long as jobs
+//!   use it, so that the directory above stays what it is. Where it cannot be made, and in `/`,
+//!   a stand-in in memory takes the place of that directory: it has the host's own entries, and
+//!   the job can make none in it.
+//! * The job's processes have ids that no other job of the machine has, as far as that is possible,
+//!   and `/tmp`, `/var/tmp` and `/dev/shm` are its own.
 //!
 //! The order of calls: [`dispatch_job_init`] first in `main`, then [`enter_private`], both
 //! with one thread; [`Sandbox::prepare`]; mount; [`Sandbox::start`].
@@ -25,17 +27,21 @@
 mod check;
 mod control;
 mod executable;
+mod holder;
 mod identity;
 mod layout;
 mod limits;
+mod mount_points;
 mod mounts;
 mod outcome;
 mod plan;
 mod privilege;
 mod probe;
+mod process_ids;
 mod root;
 mod running;
 mod stages;
+mod temporary;
 
 pub use check::{Check, Standing, check};
 pub use limits::{KILL_MAX, SHADOWED_ENTRIES_MAX, VOLUMES_MAX};
@@ -48,3 +54,4 @@ pub use privilege::{EnterError, Privilege, enter_private, is_root_of_machine};
 pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
 pub(crate) use stages::{KEEPER, LOOK, SELF, SUBCOMMAND};
 pub use stages::{dispatch_job_init, job_init_main};
+pub use temporary::{TEMPORARY_VARIABLES, Temporary, paths_named_in};

@@ -53,6 +53,18 @@ pub(super) fn memory(target: &Path, mode: u32) -> Result<()> {
     )
 }
 
+/// Mounts an empty tree in memory, of at most so many bytes, where anybody may make files.
+pub(super) fn bounded_memory(target: &Path, bytes: u64) -> Result<()> {
+    let options = format!("mode=1777,size={bytes}");
+    mount(
+        Some("bafs"),
+        target,
+        Some("tmpfs"),
+        memory_flags(),
+        Some(options.as_str()),
+    )
+}
+
 /// Forbids further changes of a tree that [`memory`] made, though not of mounts below it.
 pub(super) fn seal_memory(target: &Path) -> Result<()> {
     remount(target, memory_flags() | MsFlags::MS_RDONLY)

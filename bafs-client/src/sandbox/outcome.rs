@@ -82,4 +82,6 @@ pub struct JobReport {
     pub wall: Duration,
     /// Host entries that could not be shown in the job's name space, with reasons.
     pub notes: Vec<String>,
+    /// What a user must know to understand a failure of the job.
+    pub warnings: Vec<String>,
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::limits::VOLUMES_MAX;
+use super::temporary::Temporary;
 
 /// What the job may do to a volume through its mount path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +80,8 @@ pub struct JobPlan {
     pub identity: Identity,
     /// Whether the job shares the agent's terminal.
     pub session: Session,
+    /// The job's own directories for temporary files; without them it sees the host's.
+    pub temporary: Option<Temporary>,
 }
 
 /// Where the job's standard input comes from.
@@ -307,17 +310,17 @@ fn variable_of(volume: &str) -> String {
 }
 
 /// Paths travel byte for byte: a file name need not be UTF-8.
-mod exact_path {
+pub(super) mod exact_path {
     use std::ffi::OsString;
     use std::path::{Path, PathBuf};
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
         path.as_os_str().serialize(to)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
         OsString::deserialize(from).map(PathBuf::from)
     }
 }
@@ -344,6 +347,7 @@ mod tests {
             directory: "/".into(),
             identity: Identity::Caller,
             session: Session::Own,
+            temporary: None,
         }
     }
 

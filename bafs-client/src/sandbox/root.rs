@@ -13,12 +13,13 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::unistd::pivot_root;
 
-use super::layout::{self, HostTree, Kind, Place};
+use super::layout::{self, HostTree, Kind, Place, Shadows};
 use super::limits::{NOTES_MAX, SHADOWED_ENTRIES_MAX};
 use super::mounts;
 use super::outcome::{NotStarted, NotStartedReason};
 use super::plan::{VolumeBind, check_overlaps};
 use super::privilege::errno_of;
+use super::temporary::{Private, SHARED_MEMORY, Shown, Temporary};
 
 /// While the root is being built, a tree in memory is `/` and holds these three.
 const HOST: &str = "/host";
@@ -32,8 +33,13 @@ const CARRIERS: [&str; 2] = ["/tmp", "/proc"];
 /// and leaves the host's root behind.
 ///
 /// `base` carries the agent's own mount points; the job sees what lies under it instead.
-/// Returns the host entries that could not be shown, with reasons.
-pub(super) fn enter(volumes: &[VolumeBind], base: &Path) -> Result<Vec<String>, NotStarted> {
+/// Returns the host entries that could not be shown, with reasons, and what a user must know.
+pub(super) fn enter(
+    volumes: &[VolumeBind],
+    base: &Path,
+    temporary: Option<&Temporary>,
+) -> Result<Notes, NotStarted> {
+    let mut privates = privates(temporary)?;
     let sources = volumes
         .iter()
         .map(find_source)
@@ -41,7 +47,7 @@ pub(super) fn enter(volumes: &[VolumeBind], base: &Path) -> Result<Vec<String>, 
     let places: Vec<_> = volumes
         .iter()
         .zip(&sources)
-        .map(|(volume, (_, kind))| layout::place(&Host, &volume.path, *kind))
+        .map(|(volume, (_, kind))| layout::place(&Shown(&Host, &privates), &volume.path, *kind))
         .collect();
     // Symbolic links of the host can make two different paths one.
     let targets: Vec<_> = places.iter().map(Place::target).collect();
@@ -66,9 +72,25 @@ pub(super) fn enter(volumes: &[VolumeBind], base: &Path) -> Result<Vec<String>, 
     mounts::detach(&below(HOST, base)).map_err(refused_at("uncover", base))?;
 
     let mut notes = Notes::default();
-    let shadows = layout::shadows(&places);
-    for (directory, hidden) in &shadows {
+    let mut shadows = layout::shadows(&places);
+    for private in &mut privates {
+        // There a job may make what it wants, mount points as well.
+        if let Some(hidden) = shadows.remove(&private.target) {
+            private.entries.retain(|name| !hidden.contains(name));
+        }
+    }
+    let is_inside = |path: &Path| privates.iter().any(|it| path.starts_with(&it.target));
+    for (directory, hidden) in shadows.iter().filter(|(path, _)| !is_inside(path)) {
         stand_in(directory, hidden, &mut notes)?;
+    }
+    for private in &privates {
+        cover(private, &mut notes)?;
+    }
+    for (directory, hidden) in shadows.iter().filter(|(path, _)| is_inside(path)) {
+        stand_in(directory, hidden, &mut notes)?;
+    }
+    if let Some(temporary) = temporary.filter(|it| it.has_own_memory()) {
+        cover_memory(temporary.memory_bytes)?;
     }
     for (index, (volume, place)) in volumes.iter().zip(&places).enumerate() {
         install(volume, place, sources[index].1, &staged(index))?;
@@ -78,11 +100,56 @@ pub(super) fn enter(volumes: &[VolumeBind], base: &Path) -> Result<Vec<String>, 
         seal(directory)?;
     }
     leave_memory()?;
-    Ok(notes.0)
+    shadows.remove(base);
+    notes.warn_of(&shadows);
+    Ok(notes)
+}
+
+/// The host directories that the job does not see, from before the root is left.
+fn privates(temporary: Option<&Temporary>) -> Result<Vec<Private>, NotStarted> {
+    let found = temporary.map(|temporary| {
+        temporary.prepare()?;
+        temporary.privates(&Host)
+    });
+    let found = found.transpose().map_err(|error| {
+        let directory = temporary.map(|temporary| temporary.directory.display());
+        let step = format!(
+            "make directories for temporary files in {} ({error})",
+            directory.map_or_else(String::new, |path| path.to_string())
+        );
+        refused(step, errno_of(&error))
+    });
+    found.map(Option::unwrap_or_default)
+}
+
+/// Shows the job its own directory in place of a host's, with those entries of the host's that its
+/// description names.
+fn cover(private: &Private, notes: &mut Notes) -> Result<(), NotStarted> {
+    let (host, target) = (below(HOST, &private.target), below(NEW, &private.target));
+    mounts::bind(&below(HOST, &private.source), &target)
+        .map_err(refused_at("cover", &private.target))?;
+    for name in &private.entries {
+        let from = host.join(name);
+        let shown = fs::symlink_metadata(&from)
+            .and_then(|found| show(&from, &target.join(name), found.file_type()));
+        if let Err(error) = shown {
+            notes.add(&private.target.join(name), &error);
+        }
+    }
+    Ok(())
+}
+
+/// Gives the job shared memory of its own, where the host has any.
+fn cover_memory(bytes: u64) -> Result<(), NotStarted> {
+    let target = below(NEW, Path::new(SHARED_MEMORY));
+    if !target.is_dir() {
+        return Ok(());
+    }
+    mounts::bounded_memory(&target, bytes).map_err(refused_at("cover", Path::new(SHARED_MEMORY)))
 }
 
 /// The host as this process sees it before it steps away.
-struct Host;
+pub(super) struct Host;
 
 impl HostTree for Host {
     fn resolve(&self, path: &Path) -> Option<(PathBuf, Kind)> {
@@ -264,15 +331,36 @@ fn seal(directory: &Path) -> Result<(), NotStarted> {
     mounts::seal_memory(&at).map_err(refused_at("seal", directory))
 }
 
-/// Host entries that could not be shown; the list is for people and therefore short.
-#[derive(Default)]
-struct Notes(Vec<String>);
+/// What the job's view of the host lacks; the lists are for people and therefore short.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    /// Host entries that could not be shown.
+    pub(super) missing: Vec<String>,
+    /// What a user must know to understand a failure of the job.
+    pub(super) warnings: Vec<String>,
+}
 
 impl Notes {
     fn add(&mut self, path: &Path, error: &io::Error) {
         // What vanished while we looked was nobody's loss.
-        if error.kind() != io::ErrorKind::NotFound && self.0.len() < NOTES_MAX {
-            self.0.push(format!("{}: {error}", path.display()));
+        if error.kind() != io::ErrorKind::NotFound && self.missing.len() < NOTES_MAX {
+            self.missing.push(format!("{}: {error}", path.display()));
+        }
+    }
+
+    /// Tells of directories that are not what they are on the host; `/` never is.
+    fn warn_of(&mut self, shadows: &Shadows) {
+        let shadows = shadows.iter().filter(|(path, _)| *path != Path::new("/"));
+        for (directory, hidden) in shadows.take(NOTES_MAX) {
+            for name in hidden.iter().take(1) {
+                let (directory, point) = (directory.display(), directory.join(name));
+                self.warnings.push(format!(
+                    "{directory} cannot be written by this job, because the mount point {} is \
+                     missing there and this user cannot make it: make it on the node \
+                     (mkdir -p), or mount at a path below /tmp or a new name in /",
+                    point.display()
+                ));
+            }
         }
     }
 }

@@ -20,6 +20,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
+use super::holder::Holder;
 use super::limits::{KILL_ASKED, KILL_MAX, REPORT_BYTES_MAX};
 use super::mounts;
 use super::outcome::{JobOutcome, JobReport, JobUsage, NotStarted};
@@ -144,7 +145,12 @@ impl Sandbox {
                     Ok(child) => {
                         memory::expose(child.id());
                         let _ = started.send(Ok(()));
+                        let points = Holder::start(&order.plan, Path::new(&order.base));
+                        // Without them the job has stand-ins, and is told so.
+                        let points = points.unwrap_or_default();
                         let report = watched.watch(child, &order, passed);
+                        // No process of the job uses them any more.
+                        drop(points);
                         // Nobody may be waiting any more.
                         let _ = finished.send(report);
                     }
@@ -225,6 +231,7 @@ fn unwatched() -> JobReport {
         usage: None,
         wall: Duration::ZERO,
         notes: Vec::new(),
+        warnings: Vec::new(),
     }
 }
 
@@ -332,6 +339,7 @@ struct Told {
     end: Option<ProcessEnd>,
     usage: Option<JobUsage>,
     notes: Vec<String>,
+    warnings: Vec<String>,
     started: Option<Instant>,
     wall: Duration,
 }
@@ -404,8 +412,9 @@ impl Shared {
             match report {
                 Report::Init(number) => self.meet_init(number),
                 Report::NotStarted(refusal) => told.not_started = Some(refusal),
-                Report::Started(notes) => {
-                    told.notes = notes;
+                Report::Started { missing, warnings } => {
+                    told.notes = missing;
+                    told.warnings = warnings;
                     told.started = Some(clock::now());
                     self.let_run();
                 }
@@ -453,6 +462,7 @@ impl Told {
             usage: self.usage,
             wall: self.wall,
             notes: self.notes,
+            warnings: self.warnings,
         }
     }
 }

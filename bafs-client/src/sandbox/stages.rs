@@ -3,7 +3,7 @@
 //! the job's death. Neither decides how an end is judged.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, create_dir_all};
 use std::io::{self, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -27,9 +27,9 @@ use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
 use super::executable::{SHELL, explain, find, is_script, same_file};
 use super::limits::REPORT_BYTES_MAX;
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
-use super::plan::{JobPlan, Session};
-use super::root::refused;
-use super::{identity, probe, root};
+use super::plan::{Access, JobPlan, Session, VolumeBind};
+use super::root::{Notes, refused};
+use super::{holder, identity, probe, process_ids, root};
 use crate::pulse::{PulseEnd, watch};
 use crate::{doctor, keeper, kernel};
 
@@ -37,6 +37,7 @@ use crate::{doctor, keeper, kernel};
 pub(crate) const SUBCOMMAND: &str = "job-init";
 pub(super) const OUTER: &str = "outer";
 pub(super) const PROBE: &str = "probe";
+pub(super) const HOLDER: &str = "holder";
 pub(crate) const KEEPER: &str = "keeper";
 pub(crate) const LOOK: &str = "look";
 const INNER: &str = "inner";
@@ -65,6 +66,7 @@ pub fn job_init_main(arguments: impl IntoIterator<Item = OsString>) -> ! {
         Some(OUTER) => outer(&job, arguments.next().as_deref()),
         Some(INNER) => inner(),
         Some(PROBE) => probe::answer(),
+        Some(HOLDER) => holder::main(),
         Some(KEEPER) => keeper::main(std::iter::once(job).chain(arguments)),
         Some(LOOK) => doctor::mounts::look(Path::new(&job)),
         _ => Err(io::Error::other("job-init is for the agent's own use")),
@@ -136,7 +138,8 @@ fn inner() -> io::Result<()> {
     thread::Builder::new()
         .name("lifeline".to_owned())
         .spawn(move || obey(&mut requests, &passed))?;
-    control::send(&socket, &Report::Started(notes))?;
+    let Notes { missing, warnings } = notes;
+    control::send(&socket, &Report::Started { missing, warnings })?;
     control::send(&socket, &Report::Ended(reap_until(job)?))?;
     // A shell that a signal ends leaves programs that heard it as well, and may save something. The
     // agent has them killed when they take too long.
@@ -160,11 +163,25 @@ fn stage_socket() -> io::Result<UnixStream> {
         .map(UnixStream::from)
 }
 
-fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Vec<String>), NotStarted> {
+fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Notes), NotStarted> {
     let plan = &order.plan;
+    let proc = Path::new("/proc");
+    // On the host's list; the job's own knows this process as 1.
+    let own = process_ids::own_id(proc);
+    let own = own.map_err(|error| refused("read /proc/self", errno_of(&error)))?;
+    let are_apart = process_ids::set_apart(own, proc);
     // Directories of the new root get the modes we say, and the job gets the agent's mask.
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    let notes = root::enter(&plan.volumes, Path::new(&order.base))?;
+    let base = Path::new(&order.base);
+    let mut notes = root::enter(&plan.volumes, base, plan.temporary.as_ref())?;
+    // A container may show its /proc/sys read-only, where the job's own can be written.
+    if let Err(error) = are_apart.or_else(|_| process_ids::set_apart(own, proc)) {
+        notes.warnings.push(format!(
+            "process ids begin at 2, as in other jobs of this machine: \
+             /proc/sys/kernel/ns_last_pid cannot be written ({error}); take a kernel with \
+             CONFIG_CHECKPOINT_RESTORE, and in a container a /proc/sys that can be written"
+        ));
+    }
     rustix::process::umask(mask);
     limit_descriptors(order.descriptors)?;
     identity::take_on(&plan.identity, order.privilege)?;
@@ -181,6 +198,7 @@ fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Vec<String>), NotS
             plan.directory.display()
         ),
     })?;
+    make_directories(&order.streams[1..], &order.plan.volumes)?;
     let streams = open_streams(&order.streams, passed)?;
     // Blocked signals would be inherited; init itself gets none that it does not handle.
     SigSet::empty()
@@ -236,6 +254,23 @@ fn spawn(plan: &JobPlan, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Result<Pid, N
     let child = child.map_err(|error| explain(&program, &error))?;
     // Dropping the child leaves the process alone; `reap_until` collects it with the others.
     Ok(Pid::from_raw(child.id() as i32))
+}
+
+/// Makes the directories of output files in volumes: in one that is new nobody could have made
+/// them. Those of the host are left as they are.
+fn make_directories(outputs: &[Stream], volumes: &[VolumeBind]) -> Result<(), NotStarted> {
+    let is_inside = |path: &Path| {
+        let mut volumes = volumes.iter().filter(|it| it.access == Access::ReadWrite);
+        volumes.any(|volume| path.starts_with(&volume.path))
+    };
+    for output in outputs {
+        if let Stream::Path(path) = output
+            && let Some(directory) = Path::new(path).parent().filter(|path| is_inside(path))
+        {
+            create_dir_all(directory).map_err(|error| unusable(path, &error))?;
+        }
+    }
+    Ok(())
 }
 
 fn open_streams(streams: &[Stream; 3], passed: Vec<OwnedFd>) -> Result<[OwnedFd; 3], NotStarted> {

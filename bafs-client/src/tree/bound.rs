@@ -1,20 +1,25 @@
 //! A scratch volume of this machine whose directory itself is shown to the job: the kernel does the
 //! rest, no operation comes here but the question what it holds. The server keeps the lease,
-//! watches the space, and may want the volume back.
+//! watches the space, and may want the volume back. What nobody counts is looked at here: what the
+//! disk had free at the least, and whether anything is not as it was when the job began.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{FileOp, FileReply, FileResult, TreeStat};
-use bafs_tree::held_below;
+use bafs_tree::{Marks, held_below, marks_below};
+use rustix::fs::statvfs;
 use tokio::task::JoinHandle;
 
 use super::{Done, RemoteTree};
 use crate::door::DoorConnection;
 use crate::errno::errno_of;
 use crate::fate::Fate;
+use crate::limits::{DISK_LOOK, MARKED_FILES_MAX, TICK_OF_FILES};
 
 /// A directory that is shown to the job.
 #[derive(Debug)]
@@ -24,11 +29,48 @@ pub struct BoundTree {
     /// Open for as long as something of the job may write.
     lock: Mutex<Option<OwnedFd>>,
     watching: JoinHandle<()>,
+    least: Arc<LeastFree>,
+    looking: JoinHandle<()>,
+    /// How it was before the job; nothing where that takes too long to find out.
+    before: Option<Marks>,
+}
+
+/// What the disk had free at the least.
+#[derive(Debug)]
+struct LeastFree {
+    bytes: AtomicU64,
+    files: AtomicU64,
+}
+
+impl LeastFree {
+    fn new() -> Self {
+        let unknown = || AtomicU64::new(u64::MAX);
+        Self {
+            bytes: unknown(),
+            files: unknown(),
+        }
+    }
+
+    fn look(&self, directory: &Path) {
+        let Ok(disk) = statvfs(directory) else {
+            return;
+        };
+        let bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
+        self.bytes.fetch_min(bytes, Ordering::Relaxed);
+        // Some file systems count no files.
+        if disk.f_files > 0 {
+            self.files.fetch_min(disk.f_favail, Ordering::Relaxed);
+        }
+    }
+
+    fn known(amount: &AtomicU64) -> Option<u64> {
+        Some(amount.load(Ordering::Relaxed)).filter(|amount| *amount < u64::MAX)
+    }
 }
 
 impl BoundTree {
     /// Watches over a directory that will be bound. Must be called within a tokio runtime.
-    pub(super) fn new(
+    pub(super) async fn new(
         directory: PathBuf,
         lease: RemoteTree,
         lock: Option<OwnedFd>,
@@ -40,11 +82,20 @@ impl BoundTree {
             fate.lose(connection.over().await);
             std::future::pending::<()>().await;
         });
+        let before = marks_of(&directory).await;
+        if let Some(wait) = before.and_then(until_told_apart) {
+            tokio::time::sleep(wait).await;
+        }
+        let least = Arc::new(LeastFree::new());
+        let looking = tokio::spawn(look_on(Arc::clone(&least), directory.clone()));
         Self {
             directory,
             lease,
             lock: Mutex::new(lock),
             watching,
+            least,
+            looking,
+            before,
         }
     }
 
@@ -53,15 +104,24 @@ impl BoundTree {
         &self.directory
     }
 
+    /// Whether anything there is not as it was, or nobody knows.
+    pub(super) async fn is_changed(&self) -> bool {
+        let Some(before) = self.before else {
+            return true;
+        };
+        marks_of(&self.directory).await != Some(before)
+    }
+
     /// Answers what the directory holds, which is counted for that; nothing else is asked here.
     pub(super) fn run(&self, op: &FileOp, done: Done) {
         if !matches!(op, FileOp::StatFs) {
             return done(Err(errno_of(ErrorCode::Unsupported)), &[]);
         }
-        let directory = self.directory.clone();
+        let (directory, least) = (self.directory.clone(), Arc::clone(&self.least));
         // Nobody waits for it but who asked.
         drop(tokio::task::spawn_blocking(move || {
-            done(count(&directory), &[]);
+            least.look(&directory);
+            done(count(&directory, &least), &[]);
         }));
     }
 
@@ -74,6 +134,7 @@ impl BoundTree {
                 .take(),
         );
         self.watching.abort();
+        self.looking.abort();
         self.lease.close(keep_ms).await;
     }
 }
@@ -81,20 +142,55 @@ impl BoundTree {
 impl Drop for BoundTree {
     fn drop(&mut self) {
         self.watching.abort();
+        self.looking.abort();
     }
+}
+
+/// Looks at the disk for ever: a program that finds it full may remove what it wrote, and end.
+async fn look_on(least: Arc<LeastFree>, directory: PathBuf) {
+    loop {
+        let (seen, at) = (Arc::clone(&least), directory.clone());
+        // A disk that hangs holds up no thread of the runtime.
+        if tokio::task::spawn_blocking(move || seen.look(&at))
+            .await
+            .is_err()
+        {
+            return;
+        }
+        tokio::time::sleep(DISK_LOOK).await;
+    }
+}
+
+async fn marks_of(directory: &Path) -> Option<Marks> {
+    let directory = directory.to_owned();
+    let marked = tokio::task::spawn_blocking(move || marks_below(&directory, MARKED_FILES_MAX));
+    marked.await.ok()?.ok()?
+}
+
+/// How long to wait until a change has another time than the latest one before.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "compared with times that the kernel gives files"
+)]
+fn until_told_apart(before: Marks) -> Option<Duration> {
+    let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    let since_ns = i128::try_from(now_ns.as_nanos()).ok()? - before.latest_ns;
+    // Times of another clock tell nothing.
+    let since = Duration::from_nanos(u64::try_from(since_ns).ok()?);
+    TICK_OF_FILES.checked_sub(since)
 }
 
 /// What a directory holds, as a volume that has no room beyond it: nobody knows here how much it
 /// may hold.
-fn count(directory: &Path) -> FileResult {
+fn count(directory: &Path, least: &LeastFree) -> FileResult {
     let (bytes, files) = held_below(directory).map_err(|_| errno_of(ErrorCode::ServerFault))?;
     Ok(FileReply::StatFs(TreeStat {
         size_bytes: bytes,
         free_bytes: 0,
         size_files: files,
         free_files: 0,
-        disk_bytes: None,
-        disk_files: None,
+        disk_bytes: LeastFree::known(&least.bytes),
+        disk_files: LeastFree::known(&least.files),
     }))
 }
 
@@ -107,11 +203,22 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         std::fs::write(directory.path().join("a"), [1; 8192]).expect("write");
         std::fs::create_dir(directory.path().join("d")).expect("directory");
-        let Ok(FileReply::StatFs(held)) = count(directory.path()) else {
+        let least = LeastFree::new();
+        let Ok(FileReply::StatFs(held)) = count(directory.path(), &least) else {
             panic!("it is there");
         };
         assert_eq!((held.size_files, held.free_files), (2, 0));
         assert!((8192..65_536).contains(&held.size_bytes) && held.free_bytes == 0);
-        assert!(count(&directory.path().join("absent")).is_err());
+        assert!(count(&directory.path().join("absent"), &least).is_err());
+    }
+
+    #[test]
+    fn the_disk_is_told_as_it_was_at_the_least() {
+        let directory = tempfile::tempdir().expect("directory");
+        let least = LeastFree::new();
+        assert_eq!(LeastFree::known(&least.bytes), None);
+        least.bytes.store(5, Ordering::Relaxed);
+        least.look(directory.path());
+        assert_eq!(LeastFree::known(&least.bytes), Some(5));
     }
 }

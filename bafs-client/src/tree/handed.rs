@@ -45,7 +45,8 @@ pub async fn take(
     let why = match bindable(&parcel, place) {
         Ok(directory) => {
             let lock = parcel.files.into_iter().nth(1);
-            let tree = BoundTree::new(directory, lease, lock, parcel.connection, fate.clone());
+            let tree =
+                BoundTree::new(directory, lease, lock, parcel.connection, fate.clone()).await;
             return Ok((Tree::Bound(tree), None));
         }
         Err(why) => why,

@@ -75,6 +75,14 @@ impl Tree {
         }
     }
 
+    /// Whether changes were answered that have not reached the server.
+    pub(crate) fn owes(&self) -> bool {
+        match self {
+            Self::Remote(tree) => tree.owes(),
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => false,
+        }
+    }
+
     /// What the tree held, and its disk, when the latest of its operations was told, if they are
     /// told later than they are answered.
     pub(crate) fn latest_stat(&self) -> Option<TreeStat> {
@@ -99,6 +107,15 @@ impl Tree {
     pub fn directory(&self) -> Option<&Path> {
         match self {
             Self::Bound(tree) => Some(tree.directory()),
+            Self::Remote(_) | Self::Cache(_) | Self::Local(_) | Self::Inline(_) => None,
+        }
+    }
+
+    /// Whether anything in a directory that is shown as it is differs from what it was, or nobody
+    /// knows; nothing where operations are counted.
+    pub(crate) async fn is_changed(&self, read_only: bool) -> Option<bool> {
+        match self {
+            Self::Bound(tree) => Some(!read_only && tree.is_changed().await),
             Self::Remote(_) | Self::Cache(_) | Self::Local(_) | Self::Inline(_) => None,
         }
     }

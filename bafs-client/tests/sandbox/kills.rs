@@ -143,7 +143,7 @@ fn check_nothing_left_of(who: Who, identity: Identity, act: impl FnOnce(&World))
     let mut world = World::new(who, &script)
         .meeting()
         .volume("/mydata")
-        .volume("/usr/share/xyz/db");
+        .volume("/xyz/share/db");
     std::fs::set_permissions(world.path(""), Permissions::from_mode(0o777)).unwrap();
     world.task.plan.identity = identity;
     let mut agent = world.spawn();
@@ -167,7 +167,7 @@ fn an_agent_killed_early_leaves_nothing(who: Who) {
     let before = Host::look();
     // From before the first stage to after the job's start, in steps.
     for millis in 0..30 {
-        let world = World::new(who, &format!("{HIDE} sleep 600")).volume("/usr/share/xyz/db");
+        let world = World::new(who, &format!("{HIDE} sleep 600")).volume("/xyz/share/db");
         let mut agent = world.spawn();
         std::thread::sleep(Duration::from_millis(millis));
         agent.kill().unwrap();

@@ -9,6 +9,7 @@ mod agent;
 mod ends;
 mod kills;
 mod paths;
+mod temporary;
 mod world;
 
 use std::env;
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
     if env::args().nth(1).as_deref() == Some(agent::ROLE) {
         return agent::main();
     }
-    let cases = [paths::CASES, ends::CASES, kills::CASES].concat();
+    let cases = [paths::CASES, temporary::CASES, ends::CASES, kills::CASES].concat();
     let trials = cases.into_iter().flat_map(|(name, run)| {
         [Who::Root, Who::User].map(|who| trial(format!("{who:?}::{name}").to_lowercase(), who, run))
     });

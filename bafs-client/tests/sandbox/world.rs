@@ -13,7 +13,7 @@ use std::time::Duration;
 use std::{env, thread};
 
 use bafs_client::sandbox::{
-    Access, Identity, JobOutcome, JobPlan, Session, VolumeBind, job_environment,
+    Access, Identity, JobOutcome, JobPlan, Session, Temporary, VolumeBind, job_environment,
 };
 use nix::unistd::geteuid;
 use tempfile::TempDir;
@@ -121,6 +121,7 @@ impl World {
             directory: "/".into(),
             identity: Identity::Caller,
             session: Session::Own,
+            temporary: None,
         };
         let task = Task {
             plan,
@@ -142,6 +143,17 @@ impl World {
         let source = format!("@{}", self.task.mounts);
         self.task.mounts += 1;
         self.bind(source, path, Access::ReadWrite);
+        self
+    }
+
+    /// Gives the job directories of its own for temporary files.
+    pub(crate) fn temporary(mut self) -> Self {
+        self.task.plan.temporary = Some(Temporary {
+            directory: self.path("temporary"),
+            memory_bytes: 1 << 20,
+            shared: BTreeSet::new(),
+            named: Vec::new(),
+        });
         self
     }
 

@@ -189,6 +189,7 @@ impl Fake {
                 let page = ManifestPage {
                     manifest,
                     block_bytes: BLOCK_BYTES,
+                    top: entry_of(&self.root, ""),
                     entries: page,
                     more,
                 };
@@ -312,42 +313,43 @@ fn has_operations(request: &Request) -> bool {
     matches!(request, Request::RunFileOps(run) if !run.ops.is_empty())
 }
 
+fn entry_of(at: &Path, name: &str) -> SourceEntry {
+    use std::os::unix::ffi::OsStringExt;
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::symlink_metadata(at).unwrap();
+    let kind = if metadata.is_dir() {
+        SourceKind::Directory
+    } else if metadata.is_symlink() {
+        let target = std::fs::read_link(at).unwrap();
+        SourceKind::Symlink(target.into_os_string().into_vec())
+    } else {
+        SourceKind::File
+    };
+    SourceEntry {
+        path: name.to_owned(),
+        kind,
+        identity: SourceIdentity {
+            size: metadata.len(),
+            mtime_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
+            ctime_ns: 0,
+        },
+        mode: metadata.mode() & 0o777,
+    }
+}
+
 fn manifest(root: &Path) -> Vec<SourceEntry> {
     fn walk(root: &Path, at: &Path, entries: &mut Vec<SourceEntry>) {
-        use std::os::unix::ffi::OsStringExt;
-        use std::os::unix::fs::MetadataExt;
         let mut names: Vec<_> = std::fs::read_dir(at)
             .unwrap()
             .map(|entry| entry.unwrap().path())
             .collect();
         names.sort();
         for path in names {
-            let metadata = std::fs::symlink_metadata(&path).unwrap();
-            let kind = if metadata.is_dir() {
-                SourceKind::Directory
-            } else if metadata.is_symlink() {
-                let target = std::fs::read_link(&path).unwrap();
-                SourceKind::Symlink(target.into_os_string().into_vec())
-            } else {
-                SourceKind::File
-            };
-            let mtime_ns = metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec();
-            entries.push(SourceEntry {
-                path: path
-                    .strip_prefix(root)
-                    .unwrap()
-                    .to_str()
-                    .unwrap()
-                    .to_owned(),
-                kind,
-                identity: SourceIdentity {
-                    size: metadata.len(),
-                    mtime_ns,
-                    ctime_ns: 0,
-                },
-                mode: metadata.mode() & 0o777,
-            });
-            if metadata.is_dir() {
+            let name = path.strip_prefix(root).unwrap().to_str().unwrap();
+            let entry = entry_of(&path, name);
+            let is_directory = entry.kind == SourceKind::Directory;
+            entries.push(entry);
+            if is_directory {
                 walk(root, &path, entries);
             }
         }

@@ -7,7 +7,7 @@ use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{Source, VolumeKind as Kind};
 use bafs_proto::{Error, ErrorCode};
 
-use super::servers::{Place, Servers};
+use super::servers::{Place, Servers, made};
 use crate::logic::{Event, MountedVolume, Space};
 
 /// A copy of a volume that is to be made.
@@ -26,7 +26,7 @@ pub(crate) struct Copying {
 
 impl Servers {
     /// Copies a volume from its holder to another node.
-    pub(crate) async fn copy(&self, now: Time, copying: Copying) -> Event {
+    pub(crate) async fn copy(&self, now: Time, copying: Copying) -> Vec<Event> {
         let Copying {
             id,
             source,
@@ -53,11 +53,14 @@ impl Servers {
             self.make(&place, call).await
         };
         match copied.await {
-            Ok(status) => Event::VolumeCopied {
-                volume: id,
-                received_bytes: status.received_bytes,
-            },
-            Err(error) => Event::VolumeCreateFailed { volume: id, error },
+            Ok(status) => {
+                let copied = Event::VolumeCopied {
+                    volume: id,
+                    received_bytes: status.received_bytes,
+                };
+                made(status.warnings, id, copied)
+            }
+            Err(error) => vec![Event::VolumeCreateFailed { volume: id, error }],
         }
     }
 }

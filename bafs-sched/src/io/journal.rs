@@ -6,8 +6,9 @@
 //! every other one a list of events with their times. A frame is written and synced as a whole, so
 //! only the last one can be torn; nothing was done yet because of it, and it is cut off.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
@@ -44,7 +45,10 @@ use crate::workflow::Workflow;
 /// that need their room (2026-11). 19 = a core that keeps to what was simulated while nodes come
 /// and leave, and plans less often; advice names the nodes of several times (2026-11).
 /// 20 = caches tell what they got once more, and which home a name means is kept (2026-11).
-/// 21 = a scheduler that is cut off waits; volumes of nodes that come back are used again (2026-11).
+/// 21 = sizes that nobody declared follow the nodes and grow again, alike jobs of a pipeline are
+/// measured, agents say where they count nothing, and logs of jobs that failed go home;
+/// volumes warn of what they do not have as their source has it; a scheduler that is cut off
+/// waits, and volumes of nodes that come back are used again (2026-11).
 pub const MAGIC: &[u8] = b"bafs-journal 21\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
@@ -56,6 +60,9 @@ const DRAFT_AGE: Duration = Duration::from_secs(600);
 
 /// The name of a run, with which drafts end, has so many characters.
 const DRAFT_RUN_CHARS: usize = 16;
+
+/// Mode of what holds the jobs' environments.
+pub(super) const OWNER_ONLY: u32 = 0o600;
 
 const CHECKSUM_BYTES: usize = 16;
 const FRAME_HEAD_BYTES: usize = 4 + CHECKSUM_BYTES;
@@ -115,6 +122,8 @@ impl Journal {
             let text = format!("another scheduler runs with the journal {name}: wait for its end");
             return Err(Error::new(ErrorCode::Conflict, text));
         }
+        // It holds the jobs' environments; earlier versions made it readable for everybody.
+        close_to_others(&file).map_err(fault)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(fault)?;
         let (history, length) = decode(&bytes).map_err(|e| e.context(format!("journal {name}")))?;
@@ -181,6 +190,19 @@ fn unlocked(name: &str, error: &std::io::Error) -> Error {
     Error::new(error.code, error.detail + text)
 }
 
+/// Takes from everybody but the owner what they may do with a file, if it is the caller's.
+pub(super) fn close_to_others(file: &File) -> std::io::Result<()> {
+    let found = file.metadata()?;
+    if found.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    match file.set_permissions(Permissions::from_mode(OWNER_ONLY)) {
+        // Another's journal that the group continues.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
+        closed => closed,
+    }
+}
+
 fn create(path: &Path, header: &Header) -> Result<()> {
     let name = path.display().to_string();
     let directory = path
@@ -203,6 +225,7 @@ fn create(path: &Path, header: &Header) -> Result<()> {
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
+            .mode(OWNER_ONLY)
             .open(&draft)?;
         file.write_all(&bytes)?;
         file.sync_all()?;

@@ -3,6 +3,7 @@
 pub(crate) mod contact;
 pub(crate) mod copying;
 pub mod homes;
+pub mod job_logs;
 pub mod journal;
 pub(crate) mod listing;
 pub(crate) mod remote_io;

@@ -15,6 +15,7 @@ use bafs_proto::message::{
     MountSpec, MountTarget, QueryServers, RenewVolumes, Request, StartJob,
 };
 use bafs_proto::net::pool::Pool;
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::{Deadline, Patience, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{
@@ -129,10 +130,10 @@ impl Servers {
         volume: VolumeIndex,
         place: &Place,
         size: Space,
-    ) -> Event {
+    ) -> Vec<Event> {
         match self.try_create(now, id, volume, place, size).await {
-            Ok(()) => Event::VolumeCreated { volume: id },
-            Err(error) => Event::VolumeCreateFailed { volume: id, error },
+            Ok(status) => made(status.warnings, id, Event::VolumeCreated { volume: id }),
+            Err(error) => vec![Event::VolumeCreateFailed { volume: id, error }],
         }
     }
 
@@ -143,7 +144,7 @@ impl Servers {
         volume: VolumeIndex,
         place: &Place,
         size: Space,
-    ) -> Result<()> {
+    ) -> Result<VolumeStatus> {
         let spec = self.workflow.volume(volume);
         let (kind, source_token) = match &spec.kind {
             VolumeKind::Scratch { fill: None } => (Kind::Scratch { fill: None }, Token::none()),
@@ -183,7 +184,7 @@ impl Servers {
             base: None,
             source_token,
         };
-        self.make(place, call).await.map(drop)
+        self.make(place, call).await
     }
 
     pub(super) fn spec(
@@ -394,6 +395,7 @@ impl Servers {
                 directory: command.directory.clone(),
                 stdout: command.stdout.clone(),
                 stderr: command.stderr.clone(),
+                share: command.share.clone(),
             },
             mounts,
             op_deadline_ms: self.settings.op_deadline_ms,
@@ -599,6 +601,13 @@ pub(crate) fn is_silence(error: &Error) -> bool {
         error.code,
         ErrorCode::Unreachable | ErrorCode::DeadlineExceeded
     )
+}
+
+/// The facts of a volume that is made: first what it does not have, so that nobody uses it before
+/// that is told.
+pub(super) fn made(warnings: SourceWarnings, volume: VolumeId, made: Event) -> Vec<Event> {
+    let warned = (!warnings.is_empty()).then_some(Event::VolumeWarned { volume, warnings });
+    warned.into_iter().chain([made]).collect()
 }
 
 fn source(home: HomePath) -> Source {

@@ -4,12 +4,13 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use bafs_proto::ids::RunId;
 use bafs_proto::{Error, ErrorCode, Result};
 
-use super::journal::Header;
+use super::journal::{Header, OWNER_ONLY, close_to_others};
 use crate::logic::Wish;
 use crate::workflow::Workflow;
 
@@ -32,8 +33,14 @@ pub fn tell(journal: &Path, header: &Header, wish: Wish) -> Result<()> {
         Wish::Prefer { job, priority } => format!("{run} prefer {} {priority}\n", name(job)),
         Wish::Cancel { job } => format!("{run} cancel {}\n", name(job)),
     };
-    let open = OpenOptions::new().create(true).append(true).open(&path);
+    let mut options = OpenOptions::new();
+    let open = options
+        .create(true)
+        .append(true)
+        .mode(OWNER_ONLY)
+        .open(&path);
     let written = open.and_then(|mut file| {
+        close_to_others(&file)?;
         file.write_all(line.as_bytes())?;
         file.sync_all()
     });

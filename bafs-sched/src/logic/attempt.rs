@@ -12,6 +12,7 @@ use bafs_proto::time::Time;
 use super::action::{Action, MountedVolume};
 use super::fleet::Node;
 use super::graph::JobState;
+use super::progress::describe_signal;
 use super::queues::Key;
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
@@ -295,7 +296,8 @@ impl Scheduler {
                 self.own_fault(job, format!("exited with code {code}{space}"), tail);
             }
             JobOutcome::Signaled(signal) => {
-                self.own_fault(job, format!("was ended by signal {signal}{space}"), tail);
+                let signal = describe_signal(signal);
+                self.own_fault(job, format!("was ended by {signal}{space}"), tail);
             }
             JobOutcome::NotStarted(why) => {
                 self.refused(job, format!("could not be started: {why}"), tail);
@@ -393,6 +395,7 @@ impl Scheduler {
             }
         }
         self.queues.wake(attempt.server);
+        self.pass_measurement_on(job);
         Some(attempt)
     }
 

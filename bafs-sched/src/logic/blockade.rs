@@ -148,7 +148,9 @@ impl Scheduler {
             return true;
         }
         let mut free = first.iter().chain(&other).copied();
-        let free = free.find(|job| !self.waits_for_probe(self.graph.pipeline(*job)));
+        let free = free.find(|job| {
+            !self.waits_for_probe(self.graph.pipeline(*job)) && !self.waits_for_like(*job)
+        });
         free.is_some_and(|job| self.make_way(job))
             || self.try_all(&other, Care::Fitting)
             || self.try_all(&other, Care::None)
@@ -229,8 +231,10 @@ impl Scheduler {
         let pipeline = self.protected.unwrap_or_else(|| self.graph.pipeline(job));
         let of = |volume: VolumeIndex| self.graph.pipeline_of(volume);
         // What is being deleted makes no way.
-        let is_there =
-            |i: &Instance| i.state != State::Deleting && !self.graph.volume(i.volume).is_cache;
+        let is_there = |i: &Instance| {
+            let is_going = matches!(i.state, State::Deleting | State::Held);
+            !is_going && !self.graph.volume(i.volume).is_cache
+        };
         let holders = self.extractions.holders().into_iter();
         let finished = holders.filter_map(|id| of(self.volumes.get(id)?.volume));
         let finished: BTreeSet<u32> = finished.collect();

@@ -4,9 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::JobReport;
+use bafs_proto::path;
 use bafs_proto::report::VolumeUse;
+use bafs_proto::source_warning::SourceWarnings;
 
 use super::scheduler::Scheduler;
 use crate::workflow::{JobIndex, Mount, VolumeIndex, VolumeKind};
@@ -60,6 +62,8 @@ fn used_in_all(report: &JobReport, name: &str) -> Option<VolumeUse> {
         sum.read_bytes = sum.read_bytes.saturating_add(used.read_bytes);
         sum.changes = sum.changes.saturating_add(used.changes);
         sum.written_bytes = sum.written_bytes.saturating_add(used.written_bytes);
+        sum.looked = sum.looked.saturating_add(used.looked);
+        sum.is_uncounted |= used.is_uncounted;
         if sum.first_read.is_empty() {
             sum.first_read.clone_from(&used.first_read);
         }
@@ -87,13 +91,14 @@ impl Scheduler {
 
     /// Looks at what a job did that is done.
     pub(super) fn compare_with_declared(&mut self, job: JobIndex, report: &JobReport) {
-        for (volume, writable) in self.graph.mounted(job) {
+        for (volume, _) in self.graph.mounted(job) {
             let name = &self.graph.workflow.volume(volume).name;
             let Some(used) = used_in_all(report, name) else {
                 continue;
             };
-            if !has_read(&used) && !has_written(&used) {
-                self.warn_unused(job, volume, writable);
+            let is_unused = !has_read(&used) && !has_written(&used) && used.looked == 0;
+            if is_unused && !used.is_uncounted {
+                self.warn_unused(job, volume);
             }
             if !self.graph.volume(volume).is_cache {
                 self.note_read(job, volume, &used);
@@ -183,16 +188,14 @@ impl Scheduler {
         self.warn(1, reader, volume, text);
     }
 
-    fn warn_unused(&mut self, job: JobIndex, volume: VolumeIndex, writable: bool) {
+    fn warn_unused(&mut self, job: JobIndex, volume: VolumeIndex) {
         let spec = self.graph.workflow.job(job);
         let path = spec.mounts.iter().find(|mount| mount.volume == volume);
         let path = path.map_or("", |mount| &mount.path);
         let (what, name) = (&spec.name, &self.graph.workflow.volume(volume).name);
-        let access = if writable { "read nor wrote" } else { "read" };
-        let neither = if writable { "neither " } else { "never " };
         let text = format!(
-            "job '{what}' {neither}{access} volume '{name}', which it mounts at {path}: without \
-             this mount it could start earlier and on more nodes"
+            "job '{what}' did nothing in volume '{name}', which it mounts at {path}: if it does \
+             not need it, remove the mount, so that it may start earlier and on more nodes"
         );
         self.warn(2, job, volume, text);
     }
@@ -256,8 +259,26 @@ impl Scheduler {
         }
     }
 
+    /// A volume does not have all as its source has it: the parts of a cache say the same.
+    pub(super) fn volume_warned(&mut self, id: VolumeId, warnings: &SourceWarnings) {
+        let Some(volume) = self.volumes.get(id).map(|instance| instance.volume) else {
+            return;
+        };
+        let name = self.graph.workflow.volume(volume).name.clone();
+        for text in warnings.sentences(&name) {
+            self.tell(Warning {
+                job: None,
+                volume: Some(volume),
+                node: None,
+                text,
+            });
+        }
+    }
+
     /// Tells the user something, if it is not too much.
-    pub(super) fn tell(&mut self, warning: Warning) {
+    pub(super) fn tell(&mut self, mut warning: Warning) {
+        // Agents tell of files by their names, which may be bytes.
+        warning.text = path::shown(&warning.text).into_owned();
         if self.deeds.warnings.contains(&warning) {
             return;
         }

@@ -3,6 +3,7 @@
 use bafs_proto::Error;
 use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
 use bafs_proto::message::JobReport;
+use bafs_proto::source_warning::SourceWarnings;
 use serde::{Deserialize, Serialize};
 
 use super::space::Space;
@@ -155,6 +156,13 @@ pub enum Event {
         /// A random number: ids that it gives from now on begin with it, so that none means
         /// another thing than to servers that remember what the journal does not.
         series: u32,
+    },
+    /// A volume that was just made does not have all as its source has it.
+    VolumeWarned {
+        /// Which.
+        volume: VolumeId,
+        /// What, and why.
+        warnings: SourceWarnings,
     },
 }
 

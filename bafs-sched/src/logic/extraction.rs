@@ -8,6 +8,7 @@ use bafs_proto::{Error, ErrorCode};
 
 use super::action::{Action, MountedVolume};
 use super::declared::Warning;
+use super::failed_logs::FailedLogs;
 use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
 use super::timers::Timer;
@@ -53,6 +54,8 @@ pub(super) struct Extractions {
     /// Kinds of refusals that the user was told of.
     told: BTreeSet<ErrorCode>,
     by_id: BTreeMap<ExtractId, u32>,
+    /// Files that are no results.
+    pub(super) logs: FailedLogs,
     pub(super) done: u64,
     pub(super) failed: u64,
     pub(super) bytes: u64,
@@ -68,6 +71,7 @@ impl Extractions {
             given_up: BTreeMap::new(),
             told: BTreeSet::new(),
             by_id: BTreeMap::new(),
+            logs: FailedLogs::default(),
             done: 0,
             failed: 0,
             bytes: 0,
@@ -76,17 +80,32 @@ impl Extractions {
 
     /// Whether nothing is left to send.
     pub(super) fn is_final(&self) -> bool {
-        self.done + self.failed == self.stages.len() as u64
+        self.done + self.failed == self.stages.len() as u64 && self.logs.is_empty()
     }
 
     /// Extractions that a server was asked for: position, id and volume.
     pub(super) fn under_way(&self) -> impl Iterator<Item = (u32, ExtractId, VolumeId)> {
-        self.by_id
-            .iter()
-            .filter_map(|(id, index)| match self.stages[*index as usize] {
-                Stage::Sending(_, volume) => Some((*index, *id, volume)),
-                _ => None,
-            })
+        let asked = self.by_id.iter();
+        let asked = asked.filter_map(|(id, index)| match self.stages[*index as usize] {
+            Stage::Sending(_, volume) => Some((*index, *id, volume)),
+            _ => None,
+        });
+        asked.chain(self.logs.under_way())
+    }
+
+    /// Whether nothing was done about an extraction yet.
+    pub(super) fn is_waiting(&self, index: u32) -> bool {
+        self.stages[index as usize] == Stage::Waiting
+    }
+
+    /// An extraction from this volume that was begun: its id, and whether a server is asked for it
+    /// now.
+    pub(super) fn begun(&self, index: u32, volume: VolumeId) -> Option<(ExtractId, bool)> {
+        match self.stages[index as usize] {
+            Stage::Sending(extract, of) if of == volume => Some((extract, true)),
+            Stage::Paused(extract, of) if of == volume => Some((extract, false)),
+            _ => None,
+        }
     }
 
     /// Volumes that stay when the run ends, as they hold results that could not be sent.
@@ -102,7 +121,10 @@ impl Extractions {
 
     /// The volume of an extraction that a server was asked for.
     pub(super) fn volume_of(&self, extract: ExtractId) -> Option<VolumeId> {
-        match self.stages[*self.by_id.get(&extract)? as usize] {
+        let Some(index) = self.by_id.get(&extract) else {
+            return self.logs.volume_of(extract);
+        };
+        match self.stages[*index as usize] {
             Stage::Sending(_, id) | Stage::Paused(_, id) => Some(id),
             _ => None,
         }
@@ -130,11 +152,12 @@ impl Extractions {
         for asked in &mut self.asked {
             *asked = asked.plus_ms(ms);
         }
+        self.logs.put_off(ms);
     }
 
     /// Whether no server was asked for anything that it has not answered.
     pub(super) fn is_quiet(&self) -> bool {
-        self.by_id.is_empty()
+        self.by_id.is_empty() && self.logs.is_empty()
     }
 }
 
@@ -207,7 +230,7 @@ impl Scheduler {
 
     pub(super) fn send_again(&mut self, index: u32) {
         let Stage::Paused(extract, id) = self.extractions.stages[index as usize] else {
-            return;
+            return self.send_log_again(index);
         };
         self.extractions.stages[index as usize] = Stage::Sending(extract, id);
         self.extractions.asked[index as usize] = self.now;
@@ -227,6 +250,9 @@ impl Scheduler {
     }
 
     pub(super) fn file_extracted(&mut self, extract: ExtractId, bytes: u64) {
+        if self.log_sent(extract) {
+            return;
+        }
         let Some(index) = self.extractions.by_id.remove(&extract) else {
             return;
         };
@@ -237,6 +263,9 @@ impl Scheduler {
     }
 
     pub(super) fn extract_failed(&mut self, extract: ExtractId, error: &Error) {
+        if self.log_failed(extract, error) {
+            return;
+        }
         let Some(&index) = self.extractions.by_id.get(&extract) else {
             return;
         };
@@ -450,6 +479,7 @@ impl Scheduler {
         let name = &self.graph.workflow.volume(volume).name;
         let reason = format!("finished, but did not write '{path}' in volume '{name}'");
         if self.count_own_fault(job) {
+            self.keep_logs(job);
             self.fail(job, reason, String::new());
         } else {
             self.redo(vec![job], Vec::new());

@@ -83,8 +83,12 @@ impl Scheduler {
             self.graph.job_mut(job).troubles.failed_on.insert(server);
         }
         self.graph.job_mut(job).troubles.killed.clear();
+        let is_last = self.count_own_fault(job);
+        if is_last {
+            self.keep_logs(job);
+        }
         self.abandon_attempt(job);
-        if self.count_own_fault(job) {
+        if is_last {
             self.fail(job, reason, output_tail);
         } else {
             let pause_ms = self
@@ -107,15 +111,16 @@ impl Scheduler {
         // Its node is there to report it.
         self.graph.job_mut(job).troubles.killed.clear();
         if error.code == ErrorCode::SourceChanged {
+            self.keep_logs(job);
             self.abandon_attempt(job);
             let reason = format!("the source of a cache changed while the workflow ran: {error}");
             self.fail(job, reason, tail);
+        } else if error.code == ErrorCode::TemporaryFull {
+            // What it needs of the node's disk does not depend on its volumes.
+            self.own_fault(job, error.detail.clone(), tail);
         } else if error.class() == ErrorClass::NoSpace {
-            self.own_fault(
-                job,
-                format!("needs a larger volume than declared: {error}"),
-                tail,
-            );
+            let lack = self.describe_too_small(&self.scratch_written(job));
+            self.own_fault(job, format!("{lack}: {error}"), tail);
         } else {
             self.environment_failed(job, error);
         }

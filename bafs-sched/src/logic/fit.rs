@@ -24,6 +24,9 @@ const FOLLOWED_JOBS_MAX: usize = 400;
 /// Nor is one tried with more jobs than this, times the nodes that matter.
 const FOLLOWED_STEPS_MAX: usize = 40_000;
 
+/// Volumes that are named one by one; of more the first are, and the rest is counted.
+const NAMES_SHOWN: usize = 5;
+
 /// Said of what does not fit without a plan: only plans let jobs' volumes lie on other nodes.
 pub(crate) const WITH_A_PLAN: &str = "; without a plan what a job needs lies on its own node: \
     `bafs run --plan` may lay it on several";
@@ -51,6 +54,7 @@ impl Scheduler {
         let too_large = self
             .too_large_job()
             .or_else(|| self.too_many_files())
+            .or_else(|| self.too_large_near())
             .or_else(|| self.too_large_pipeline())?;
         let nodes = self.fleet.live();
         let storing = nodes.filter(|(id, _)| self.fleet.offered(*id).bytes > 0);
@@ -321,7 +325,12 @@ impl Scheduler {
             let name = &self.graph.workflow.volume(*volume).name;
             format!("'{name}' ({})", describe_bytes(self.size_of(*volume)))
         });
-        let named: Vec<String> = named.collect();
+        let named: Vec<String> = named.take(NAMES_SHOWN + 1).collect();
+        if volumes.len() > NAMES_SHOWN {
+            let more = volumes.len() + 1 - NAMES_SHOWN;
+            let shown = named[..NAMES_SHOWN - 1].join(", ");
+            return format!("volumes {shown} and {more} more");
+        }
         match named.split_last() {
             Some((last, [])) => format!("volume {last}"),
             Some((last, others)) => format!("volumes {} and {last}", others.join(", ")),

@@ -35,34 +35,6 @@ impl Scheduler {
         })
     }
 
-    /// A job whose caches and scratch volumes, which exist while it runs, are more than all nodes
-    /// offer.
-    pub(super) fn too_large_together(&self) -> Option<String> {
-        let sizes = self
-            .fleet
-            .live()
-            .map(|(id, _)| self.fleet.offered(id).bytes);
-        let have = sizes.fold(0, u64::saturating_add);
-        self.jobs_left().find_map(|job| {
-            let mounted = self.graph.mounted(job).into_iter();
-            let volumes: Vec<VolumeIndex> = mounted.map(|(volume, _)| volume).collect();
-            let sizes = volumes.iter().map(|volume| self.size_of(*volume).bytes);
-            let need = sizes.fold(0, u64::saturating_add);
-            let has_cache = volumes.iter().any(|v| self.graph.volume(*v).is_cache);
-            (has_cache && need > have).then(|| {
-                let (name, missing) = (&self.graph.workflow.job(job).name, need - have);
-                format!(
-                    "job '{name}' has {} at once, which need {}, but all nodes together offer {}: \
-                     {} too little; add storage, or split the job",
-                    self.names(&volumes),
-                    describe_bytes(bytes_only(need)),
-                    describe_bytes(bytes_only(have)),
-                    describe_bytes(bytes_only(missing))
-                )
-            })
-        })
-    }
-
     /// A job whose caches, which the node that runs it has with all of their files, and first
     /// scratch volumes have more files than any node that could run it.
     pub(super) fn too_many_files(&self) -> Option<String> {

@@ -25,8 +25,20 @@ const FULL_DISKS_MAX: u32 = 2;
 /// somebody else may have taken it, and the next listing shows that.
 const PASSING_MAX: u32 = 1;
 
+/// A disk with less free is full, in bytes, for a job of whose calls nobody knows.
+const FULL_BYTES: u64 = 16 << 20;
+
+/// What a program says that found no space.
+const NO_SPACE: &str = "No space left on device";
+
 /// What a user can do about a full disk.
 pub const FREE_OR_OFFER_LESS: &str = "free some of it, or start the node with a smaller --size";
+
+/// What a user can do about a disk that has bytes, but no inodes.
+pub const REMOVE_FILES: &str = "remove files from its disk, or start the node on another disk";
+
+/// What tells in a reason that a disk lacks files, and not bytes.
+const NO_FILES: &str = "files (inodes) left";
 
 /// What a user can do when the run has ended.
 pub const RUN_ANEW: &str =
@@ -116,11 +128,8 @@ impl Scheduler {
         let name = &self.graph.workflow.volume(volume).name;
         let why = match disk {
             Some(free) => format!(
-                "volume '{name}' had no space although it may hold {}: the disk of node {} has {} \
-                 free",
-                describe_bytes(self.size_of(volume)),
-                self.fleet.name(server),
-                describe_bytes(free)
+                "volume '{name}' had no space although it may hold {}",
+                self.describe_disk(server, self.limit_of(volume), free)
             ),
             None => format!(
                 "volume '{name}' had no space although it was not half full: the disk of node {} \
@@ -129,6 +138,53 @@ impl Scheduler {
             ),
         };
         Some((server, why))
+    }
+
+    /// What a volume may hold and the disk of its node has free, in what that lacks.
+    fn describe_disk(&self, server: ServerId, size: Space, free: Space) -> String {
+        let node = self.fleet.name(server);
+        let lacks_files = free.files == 0 || (free.files < size.files && free.bytes >= size.bytes);
+        if !lacks_files {
+            let (size, free) = (describe_bytes(size), describe_bytes(free));
+            return format!("{size}: the disk of node {node} has {free} free");
+        }
+        let offered = self
+            .fleet
+            .get(server)
+            .map_or(0, |node| node.seen.capacity.files);
+        let [size, free, all] = [size.files, free.files, offered].map(with_commas);
+        let left = if free == "0" { "no" } else { "few" };
+        format!(
+            "{size} files: the disk of node {node} has {left} {NO_FILES}: {free} of the \
+             {all} that it offers"
+        )
+    }
+
+    /// Whether a job that failed met a full disk in a volume of which nothing is counted: it was as
+    /// good as full meanwhile, or the program says so, and it has less than the volume may take.
+    pub(super) fn met_full_disk(
+        &self,
+        volume: VolumeIndex,
+        used: &VolumeUse,
+        report: &JobReport,
+    ) -> bool {
+        let Some(disk) = disk_of(used).filter(|_| used.is_uncounted) else {
+            return false;
+        };
+        let held = Space {
+            bytes: used.held_bytes,
+            files: used.held_files,
+        };
+        let is_short = !disk.holds(self.size_of(volume).minus(held));
+        let is_full = disk.bytes < FULL_BYTES || disk.files == 0;
+        is_short && (is_full || report.output_tail.contains(NO_SPACE))
+    }
+
+    /// The most that a volume may hold, which of a watched one is less than its reservation.
+    fn limit_of(&self, volume: VolumeIndex) -> Space {
+        let (size, spec) = (self.size_of(volume), self.graph.workflow.volume(volume));
+        let (bytes, files) = spec.limit.held(size.bytes, size.files);
+        Space { bytes, files }
     }
 
     /// The node of a scratch volume of a job; the job's own where the volume is gone.
@@ -190,7 +246,9 @@ impl Scheduler {
                  be full; {FREE_OR_OFFER_LESS}"
             );
         }
-        format!(" when volume {names} had no space left: it needs a larger volume than declared")
+        let full = self.refused_for_space(job, report);
+        let lack = self.describe_too_small(&full);
+        format!(" when volume {names} had no space left: it {lack}")
     }
 
     /// The disk of a node was full for a job that wrote there, as it seems. It runs again, on
@@ -209,7 +267,7 @@ impl Scheduler {
         }
         if times <= PASSING_MAX {
             let name = &self.graph.workflow.job(job).name;
-            let text = format!("job '{name}' failed and runs again: {why}; {FREE_OR_OFFER_LESS}");
+            let text = format!("job '{name}' failed and runs again: {why}; {}", remedy(why));
             self.tell(Warning {
                 job: Some(job),
                 volume: None,
@@ -222,12 +280,7 @@ impl Scheduler {
             // It does not wait for the full disk where it runs: nothing else would end that.
             let faults = self.count_environment_fault(job);
             let pause_ms = self.settings.pause_ms(faults);
-            return self.try_again(
-                job,
-                faults,
-                pause_ms,
-                &format!("{why}; {FREE_OR_OFFER_LESS}"),
-            );
+            return self.try_again(job, faults, pause_ms, &format!("{why}; {}", remedy(why)));
         }
         self.settle(job, 0);
     }
@@ -303,7 +356,8 @@ impl Scheduler {
             let name = self.fleet.name(server);
             let text = format!(
                 "the disk of node {name} seems to be full: {fault}; \
-                 {FREE_OR_OFFER_LESS}; it is tried again"
+                 {}; it is tried again",
+                remedy(fault)
             );
             self.tell(Warning {
                 job: None,
@@ -408,13 +462,34 @@ impl Scheduler {
         let node = self.fleet.get(server)?;
         Some(format!(
             "no node can run job {}{more}: the disk of node {} was full {} times, one after the \
-             other (the last time: {}); {FREE_OR_OFFER_LESS}; then {RUN_ANEW}",
+             other (the last time: {}); {}; then {RUN_ANEW}",
             names.join(", "),
             self.fleet.name(server),
             node.full.times(),
-            node.full.why
+            node.full.why,
+            remedy(&node.full.why)
         ))
     }
+}
+
+/// What helps against a disk that is full in this way.
+fn remedy(why: &str) -> &'static str {
+    match why.contains(NO_FILES) {
+        true => REMOVE_FILES,
+        false => FREE_OR_OFFER_LESS,
+    }
+}
+
+/// A number with commas between its thousands.
+fn with_commas(number: u64) -> String {
+    let digits = number.to_string();
+    let first = digits.len() % 3;
+    let with_comma = |(at, digit): (usize, char)| {
+        let comma = (at > 0 && at % 3 == first).then_some(',');
+        [comma, Some(digit)]
+    };
+    let shown = digits.chars().enumerate().flat_map(with_comma);
+    shown.flatten().collect()
 }
 
 /// What the disk below a volume had free, as far as that is known.
@@ -422,4 +497,32 @@ fn disk_of(used: &VolumeUse) -> Option<Space> {
     let bytes = used.disk_bytes?;
     let files = used.disk_files.unwrap_or(u64::MAX);
     Some(Space { bytes, files })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedy_fits_what_the_disk_lacks() {
+        let told = |what: &str| remedy(&format!("the disk of node n1 has {what}"));
+        assert_eq!(told("no files (inodes) left: 0 of the 1,400"), REMOVE_FILES);
+        assert_eq!(told("4.0 kB free"), FREE_OR_OFFER_LESS);
+    }
+
+    #[test]
+    fn large_numbers_have_commas() {
+        let shown = [0, 12, 999, 1_000, 1_400, 12_345, 123_456, 1_234_567].map(with_commas);
+        let expected = [
+            "0",
+            "12",
+            "999",
+            "1,000",
+            "1,400",
+            "12,345",
+            "123,456",
+            "1,234,567",
+        ];
+        assert_eq!(shown, expected);
+    }
 }

@@ -1,6 +1,6 @@
-//! Sizes that are too small: doubled once when a job found no space, for all of their like that
-//! have not begun. What nobody declared is measured by `sizes.rs`; whether it was the disk of the
-//! node that had no space says `full_disk.rs`.
+//! Sizes that are too small: doubled when a job found no space, for all of their like that have not
+//! begun; declared ones once, others as long as a node has more. What nobody declared is measured
+//! by `sizes.rs`; whether it was the disk of the node that had no space says `full_disk.rs`.
 
 use bafs_proto::ErrorClass;
 use bafs_proto::message::{JobOutcome, JobReport};
@@ -27,25 +27,30 @@ struct Lesson {
     places: Vec<(usize, usize, Space, Space)>,
 }
 
+/// Into so many parts a growth is divided where not all of it fits.
+const GROWTH_PARTS: u64 = 4;
+
 impl Scheduler {
     /// Whether a job that failed found no space in a volume that it may write: its environment
     /// says so, or it ended by itself after calls that failed for that.
     pub(super) fn found_no_space(&self, job: JobIndex, report: &JobReport) -> bool {
         match &report.outcome {
             JobOutcome::Environment(error) => error.class() == ErrorClass::NoSpace,
-            JobOutcome::Exited(_) | JobOutcome::Signaled(_) => {
+            // It does not begin where its output finds no place.
+            JobOutcome::Exited(_) | JobOutcome::Signaled(_) | JobOutcome::NotStarted(_) => {
                 !self.refused_for_space(job, report).is_empty()
             }
-            JobOutcome::NotStarted(_) | JobOutcome::Killed => false,
+            JobOutcome::Killed => false,
         }
     }
 
     /// Scratch volumes that a job may write and in which calls of it failed for lack of space.
+    /// Where nothing is counted the disk tells that, as it was at the least.
     pub(super) fn refused_for_space(&self, job: JobIndex, report: &JobReport) -> Vec<VolumeIndex> {
         let is_refused = |volume: &VolumeIndex| {
             let name = &self.graph.workflow.volume(*volume).name;
             let mut used = report.volumes.iter().filter(|used| used.name == *name);
-            used.any(|used| used.refused_for_space > 0)
+            used.any(|used| used.refused_for_space > 0 || self.met_full_disk(*volume, used, report))
         };
         let mut written = self.scratch_written(job);
         written.retain(is_refused);
@@ -63,15 +68,16 @@ impl Scheduler {
         written.map(|(volume, _)| volume).collect()
     }
 
-    /// A job found no space. The first time its volumes are made larger, and it runs again;
-    /// answers whether it does.
+    /// A job found no space. Its volumes are made larger, and it runs again; answers whether it
+    /// does. What was declared is made larger once.
     pub(super) fn grow(&mut self, job: JobIndex, report: &JobReport) -> bool {
         let changes = self.growths(job, report);
         let pipeline = self.graph.pipeline(job);
-        let lesson = self.lesson(pipeline, &changes);
-        if changes.is_empty() || !self.resize_if_fit(pipeline, &changes) {
+        let kind = self.kind(pipeline);
+        let Some(changes) = self.resize_to_fit(pipeline, changes) else {
             return false;
-        }
+        };
+        let lesson = self.lesson(pipeline, kind, &changes);
         self.teach(lesson);
         self.abandon_attempt(job);
         for &(volume, before, after) in &changes {
@@ -83,13 +89,18 @@ impl Scheduler {
             self.drop_copies(volume);
             self.sizes.grown.insert(volume);
             let name = &self.graph.workflow.volume(volume).name;
-            let text = format!(
-                "job '{}' found no space in volume '{name}' of {}: it runs again with {}, this \
-                 once; declare a larger size",
-                self.graph.workflow.job(job).name,
-                describe(before),
-                describe(after)
-            );
+            let job_name = &self.graph.workflow.job(job).name;
+            let (before, after) = (describe(before), describe(after));
+            let text = match self.sizes.is_undeclared(volume) {
+                true => format!(
+                    "job '{job_name}' found no space in volume '{name}' of unknown size, for which \
+                     {before} were reserved: it runs again with {after}"
+                ),
+                false => format!(
+                    "job '{job_name}' found no space in volume '{name}' of {before}: it runs again \
+                     with {after}, this once; declare a larger size"
+                ),
+            };
             self.tell(Warning {
                 job: Some(job),
                 volume: Some(volume),
@@ -97,6 +108,7 @@ impl Scheduler {
                 text,
             });
         }
+        self.raise_measured(&changes);
         let volumes = changes.into_iter().map(|(volume, ..)| volume).collect();
         self.redo(Vec::new(), volumes);
         self.settle(job, 0);
@@ -105,11 +117,11 @@ impl Scheduler {
 
     /// Volumes of a job that found no space, with their sizes and larger ones: those in which it
     /// found none, else those that are nearly full, else all that it may write, unless they were
-    /// made larger before.
+    /// declared and made larger before.
     fn growths(&self, job: JobIndex, report: &JobReport) -> Vec<Growth> {
         let mounted = self.graph.mounted(job).into_iter();
         let is_scratch = |(volume, writable): &(VolumeIndex, bool)| {
-            *writable && !self.graph.volume(*volume).is_cache && !self.sizes.grown.contains(volume)
+            *writable && !self.graph.volume(*volume).is_cache && self.may_grow(*volume)
         };
         let all: Vec<VolumeIndex> = mounted
             .filter(is_scratch)
@@ -131,7 +143,7 @@ impl Scheduler {
         } else {
             all
         };
-        let largest = self.largest_usable();
+        let largest = self.largest_offered();
         let offered = Offered {
             largest,
             ..self.offered()
@@ -139,9 +151,9 @@ impl Scheduler {
         let larger = |volume: VolumeIndex| {
             let size = self.size_of(volume);
             let kind = self.sizes.kind_of.get(&volume);
-            // Where nodes were small when its size was made up, twice that says little.
-            let unknown = kind.filter(|kind| !self.sizes.learned.contains_key(kind));
-            let made_up = unknown.map(|kind| self.made_up(*kind, offered));
+            // Where nodes were small when its size was made up, or one was measured that needs less
+            // than others, twice that says little.
+            let made_up = kind.map(|kind| self.made_up(*kind, offered));
             let twice = size.plus(size).most(made_up.unwrap_or_default());
             twice.least(largest).most(size)
         };
@@ -154,8 +166,28 @@ impl Scheduler {
         volumes.into_iter().map(change).collect()
     }
 
-    /// What a pipeline is before some of its volumes are made larger.
-    fn lesson(&self, pipeline: u32, changes: &[Growth]) -> Lesson {
+    /// Whether a volume may be made larger: a declared size once, as more would be a guess.
+    fn may_grow(&self, volume: VolumeIndex) -> bool {
+        self.sizes.is_undeclared(volume) || !self.sizes.grown.contains(&volume)
+    }
+
+    /// What a job lacks that found too little space in these volumes.
+    pub(super) fn describe_too_small(&self, volumes: &[VolumeIndex]) -> String {
+        let is_undeclared = |volume: &VolumeIndex| self.sizes.is_undeclared(*volume);
+        if volumes.is_empty() || !volumes.iter().all(is_undeclared) {
+            return "needs a larger volume than declared".to_owned();
+        }
+        let had = volumes.iter().map(|volume| self.size_of(*volume));
+        let had = had.fold(Space::ZERO, Space::most);
+        format!(
+            "needs more than {}, and its pipeline would not fit on these nodes with a larger \
+             volume; add storage",
+            describe(had)
+        )
+    }
+
+    /// What a pipeline of this `kind` was before some of its volumes were made larger.
+    fn lesson(&self, pipeline: u32, kind: Vec<Vec<Space>>, changes: &[Growth]) -> Lesson {
         let mut places = Vec::new();
         for (position, job) in self.graph.courses.of(pipeline).iter().enumerate() {
             for (place, volume) in self.scratch_of(*job).into_iter().enumerate() {
@@ -163,7 +195,6 @@ impl Scheduler {
                 places.extend(change.map(|(_, before, after)| (position, place, *before, *after)));
             }
         }
-        let kind = self.kind(pipeline);
         Lesson { kind, places }
     }
 
@@ -199,15 +230,54 @@ impl Scheduler {
             for &(position, place, _, after) in &places {
                 let job = self.graph.courses.of(pipeline)[position];
                 let volume = self.scratch_of(job)[place];
-                if !self.sizes.grown.contains(&volume) {
+                if self.may_grow(volume) && after.holds(self.size_of(volume)) {
                     self.resize(volume, after);
-                    // As for the first of them, once.
-                    self.sizes.grown.insert(volume);
+                    // As for the first of them, once; what is measured may be less.
+                    if !self.sizes.is_undeclared(volume) {
+                        self.sizes.grown.insert(volume);
+                    }
                 }
             }
             self.graph.measure_course(pipeline);
             self.enqueue_members(pipeline);
         }
+    }
+
+    /// Makes volumes of a pipeline larger, as far as it then fits; answers how much. Of sizes that
+    /// nobody declared a part of the growth may do, and what others are taken to need that were
+    /// not measured is made up anew.
+    fn resize_to_fit(&mut self, pipeline: u32, changes: Vec<Growth>) -> Option<Vec<Growth>> {
+        if changes.is_empty() {
+            return None;
+        }
+        let is_declared = |(volume, ..): &Growth| !self.sizes.is_undeclared(*volume);
+        let least = match changes.iter().any(is_declared) {
+            true => GROWTH_PARTS,
+            false => 1,
+        };
+        for part in (least..=GROWTH_PARTS).rev() {
+            let more = |before: u64, after: u64| before + (after - before) / GROWTH_PARTS * part;
+            let partly = changes.iter().map(|&(volume, before, after)| {
+                let after = match part == GROWTH_PARTS {
+                    true => after,
+                    false => Space {
+                        bytes: more(before.bytes, after.bytes),
+                        files: more(before.files, after.files),
+                    },
+                };
+                (volume, before, after)
+            });
+            let partly: Vec<Growth> = partly
+                .filter(|(_, before, after)| before != after)
+                .collect();
+            for growth in &partly {
+                self.make_way_for_grown(pipeline, growth);
+            }
+            if !partly.is_empty() && self.resize_if_fit(pipeline, &partly) {
+                return Some(partly);
+            }
+        }
+        None
     }
 
     /// Makes volumes of a pipeline larger, from the first size to the second, unless it could

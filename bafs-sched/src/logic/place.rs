@@ -244,6 +244,7 @@ impl Scheduler {
         let mut written = mounts.iter().filter(|mount| mount.writable);
         !is_kept_back
             && !self.waits_for_probe(self.graph.pipeline(job))
+            && !self.waits_for_like(job)
             && !written.any(|mount| {
                 let is_written = self.graph.volume(mount.volume).writer.is_some();
                 is_written || self.is_being_copied(mount.volume)

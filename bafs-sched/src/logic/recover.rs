@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
-use bafs_proto::volume::LimitKind;
 
 use super::attempt::Stage;
 use super::declared::has_written;
@@ -154,8 +153,9 @@ impl Scheduler {
             });
         }
         self.forget_copy(id, instance.volume);
+        self.extractions.logs.drop_volume(id);
         self.has_left(id);
-        instance.state != State::Deleting
+        !matches!(instance.state, State::Deleting | State::Held)
     }
 
     /// Stops who uses these volumes; where somebody still needs them, a copy takes their place, or
@@ -240,9 +240,8 @@ impl Scheduler {
         let is_unchanged = |volume: &VolumeIndex| {
             let spec = self.graph.workflow.volume(*volume);
             let mut used = report.volumes.iter().filter(|used| used.name == spec.name);
-            // Of a watched volume the agent sees nothing.
-            let is_counted = spec.limit == LimitKind::Exact && used.clone().next().is_some();
-            !has_run || is_counted && used.all(|used| !has_written(used))
+            let is_told = used.clone().next().is_some();
+            !has_run || is_told && used.all(|used| !has_written(used))
         };
         let mounted = self
             .graph

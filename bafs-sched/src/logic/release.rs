@@ -29,12 +29,16 @@ impl Scheduler {
         };
         let (volume, server) = (instance.volume, instance.server);
         match server {
+            _ if self.extractions.logs.holds(id) => {
+                self.forget_copy(id, volume);
+                self.volumes.retire(id, State::Held);
+            }
             Some(server) => {
                 if instance.state.is_being_made() {
                     self.unanswered.insert(id, server);
                 }
                 self.forget_copy(id, volume);
-                self.volumes.retire(id);
+                self.volumes.retire(id, State::Deleting);
                 if self.graph.volume(volume).is_cache {
                     let group = self.fleet.group_name(server).unwrap_or_default();
                     self.leaving.insert(id, server, group);
@@ -258,6 +262,8 @@ impl Scheduler {
             return;
         }
         self.phase = Phase::Finishing;
+        // Who gives the run up does not wait for them.
+        self.extractions.logs.clear();
         self.keep_unsent();
         self.timers
             .set(self.now.plus_ms(self.settings.cleanup_ms), Timer::Cleanup);

@@ -377,7 +377,7 @@ impl Scheduler {
                 }
                 State::Copying => actions.extend(self.copy_action(id, instance)),
                 State::Deleting => actions.push(Action::DeleteVolume { id, server }),
-                State::Ready | State::Copy => {}
+                State::Ready | State::Copy | State::Held => {}
             }
         }
         let asked = self.asked_for().into_iter();
@@ -463,6 +463,7 @@ impl Scheduler {
                 volume,
                 received_bytes,
             } => self.volume_copied(volume, received_bytes),
+            Event::VolumeWarned { volume, warnings } => self.volume_warned(volume, &warnings),
             Event::VolumeCreateFailed { volume, error } => self.create_failed(volume, &error),
             Event::JobStarted { execution } => self.job_started(execution),
             Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),

@@ -1,10 +1,12 @@
 //! Sizes that are not declared: measured by pipelines that run first and learned from every
-//! finished job. What becomes of sizes that are too small is in `growth.rs`. Places nothing.
+//! finished job. Alike volumes of one pipeline are `alike.rs`. What becomes of sizes that are too
+//! small is in `growth.rs`. Places nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::message::JobReport;
 
+use super::alike::{Likeness, levels};
 use super::course::{Courses, Rest};
 use super::graph::{Graph, JobState};
 use super::growth::Taught;
@@ -14,7 +16,7 @@ use super::timers::Timer;
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
 /// What is reserved beyond what was measured, in thousandths, and at least so many bytes and files.
-const MARGIN_PERMILLE: u64 = 250;
+pub(super) const MARGIN_PERMILLE: u64 = 250;
 const MARGIN_MIN: Space = Space {
     bytes: 1 << 20,
     files: 64,
@@ -29,7 +31,8 @@ const FILES_MADE_UP_MIN: u64 = 1 << 20;
 pub(super) type Shape = usize;
 
 /// Volumes that are expected to need alike: those of pipelines of one shape that are made by the
-/// job of the same position, in the same place among its volumes.
+/// job of the same position, in the same place among its volumes. Alike ones of one pipeline count
+/// as the first of them.
 pub(super) type Kind = (Shape, usize, usize);
 
 /// Sizes of volumes for which the workflow gives none.
@@ -37,6 +40,10 @@ pub(super) type Kind = (Shape, usize, usize);
 pub(super) struct Sizes {
     pub(super) kinds: BTreeMap<Kind, Vec<VolumeIndex>>,
     pub(super) kind_of: BTreeMap<VolumeIndex, Kind>,
+    /// Of how many volumes of one pipeline a kind is, if of several.
+    pub(super) crowds: BTreeMap<Kind, u64>,
+    /// The most that a volume of each kind held that was measured.
+    pub(super) held: BTreeMap<Kind, Space>,
     /// What is reserved for each kind that was measured.
     pub(super) learned: BTreeMap<Kind, Space>,
     /// Shapes of pipelines that have volumes of unknown size.
@@ -79,6 +86,10 @@ impl Sizes {
     pub(super) fn new(graph: &Graph) -> Self {
         let mut sizes = Self::default();
         let mut shapes = BTreeMap::new();
+        if graph.workflow.volumes.iter().all(|it| it.size_bytes != 0) {
+            return sizes;
+        }
+        let levels = levels(&graph.workflow);
         for job in graph.job_indexes() {
             let pipeline = graph.pipeline(job);
             let course = graph.courses.of(pipeline);
@@ -107,17 +118,26 @@ impl Sizes {
             let declared = sizes.declared.entry(shape).or_default();
             *declared = declared.most(graph.courses.peaks(pipeline));
             sizes.unknown.entry(shape).or_default().insert(pipeline);
+            let mut alike = BTreeMap::new();
+            let mut counts: BTreeMap<Kind, u64> = BTreeMap::new();
             for (position, place, volume) in unknown {
-                let kind = (shape, position, place);
+                let maker = course[position];
+                let likeness = Likeness::of(graph, &levels, maker, place, volume);
+                let kind = *alike.entry(likeness).or_insert((shape, position, place));
                 sizes.kinds.entry(kind).or_default().push(volume);
                 sizes.kind_of.insert(volume, kind);
+                *counts.entry(kind).or_default() += 1;
+            }
+            for (kind, count) in counts.into_iter().filter(|(_, count)| *count > 1) {
+                let crowd = sizes.crowds.entry(kind).or_default();
+                *crowd = count.max(*crowd);
             }
         }
         sizes
     }
 
     /// The kinds of volumes of a shape.
-    fn kinds_of(&self, shape: Shape) -> impl Iterator<Item = &Kind> {
+    pub(super) fn kinds_of(&self, shape: Shape) -> impl Iterator<Item = &Kind> {
         let kinds = self.kinds.range((shape, 0, 0)..(shape + 1, 0, 0));
         kinds.map(|(kind, _)| kind)
     }
@@ -132,6 +152,16 @@ impl Sizes {
             }
         }
         workflow
+    }
+
+    /// Kinds of a shape of which pipelines have several volumes, and how many.
+    fn crowds_of(&self, shape: Shape) -> impl Iterator<Item = (&Kind, &u64)> {
+        self.crowds.range((shape, 0, 0)..(shape + 1, 0, 0))
+    }
+
+    /// Whether nobody declared the size of a volume.
+    pub(super) fn is_undeclared(&self, volume: VolumeIndex) -> bool {
+        self.kind_of.contains_key(&volume)
     }
 
     fn is_known(&self, shape: Shape) -> bool {
@@ -190,10 +220,11 @@ impl Scheduler {
         self.sizes_changed();
     }
 
+    /// What nodes may ever offer to this run: what others hold at the moment they give back.
     pub(super) fn offered(&self) -> Offered {
         let workers = self.fleet.live().filter(|(_, node)| node.seen.slots > 0);
-        let largest = workers.map(|(id, _)| self.fleet.usable(id)).max();
-        let all = self.fleet.live().map(|(id, _)| self.fleet.usable(id));
+        let largest = workers.map(|(id, _)| self.fleet.offered(id)).max();
+        let all = self.fleet.live().map(|(id, _)| self.fleet.offered(id));
         Offered {
             largest: largest.unwrap_or_default(),
             all: all.fold(Space::ZERO, Space::plus),
@@ -201,17 +232,18 @@ impl Scheduler {
     }
 
     /// The part of a volume of this kind when a pipeline fits twice into what is left beside what
-    /// it declares: on the largest node, and with whole caches on all nodes.
+    /// it declares: on the largest node, and with whole caches on all nodes. Where a pipeline has
+    /// several volumes of a kind it fits once, also when one was measured and the others get what
+    /// it held and the margin.
     pub(super) fn made_up(&self, kind: Kind, offered: Offered) -> Space {
-        let Offered { largest, all } = offered;
-        let declared = self.sizes.declared.get(&kind.0).copied();
-        let Rest { least, whole } = declared.unwrap_or_default();
-        let beside_caches = Space {
-            bytes: all.minus(whole).bytes,
-            files: u64::MAX,
+        let left = self.left_for_unknown(kind, offered);
+        let kinds = self.sizes.kinds_of(kind.0).count() as u64;
+        let more = |(_, count): (&Kind, &u64)| count - 1;
+        let crowds = self.sizes.crowds_of(kind.0).map(more).sum::<u64>();
+        let parts = match crowds {
+            0 => 2 * kinds,
+            _ => kinds + (crowds * (1000 + MARGIN_PERMILLE)).div_ceil(1000),
         };
-        let left = largest.minus(least).least(beside_caches);
-        let parts = 2 * self.sizes.kinds_of(kind.0).count() as u64;
         let bytes = (left.bytes / parts).max(1);
         // A disk without a limit of files would give more than anybody can make sense of.
         let files_most = (bytes / FILE_BYTES_MADE_UP).max(FILES_MADE_UP_MIN);
@@ -219,6 +251,18 @@ impl Scheduler {
             bytes,
             files: (left.files / parts).clamp(1, files_most),
         }
+    }
+
+    /// What is left for the volumes of unknown size of a pipeline beside what it declares.
+    pub(super) fn left_for_unknown(&self, kind: Kind, offered: Offered) -> Space {
+        let Offered { largest, all } = offered;
+        let declared = self.sizes.declared.get(&kind.0).copied();
+        let Rest { least, whole } = declared.unwrap_or_default();
+        let beside_caches = Space {
+            bytes: all.minus(whole).bytes,
+            files: u64::MAX,
+        };
+        largest.minus(least).least(beside_caches)
     }
 
     /// Whether a pipeline waits until another was measured.
@@ -259,6 +303,10 @@ impl Scheduler {
             let is_only_writer = writable && self.graph.volume(volume).writers.len() == 1;
             let is_untouched = is_only_writer && used.changes == 0;
             let is_measured = held != Space::ZERO || is_untouched;
+            if is_measured {
+                let most = self.sizes.held.entry(*kind).or_default();
+                *most = most.most(held);
+            }
             if is_measured && (known.is_none() || !is_enough) {
                 let size = with_margin(held).most(known.unwrap_or_default());
                 if known != Some(size) {
@@ -270,6 +318,9 @@ impl Scheduler {
             self.sizes.learned.insert(kind, size);
             if self.sizes.is_known(kind.0) {
                 self.end_probe(kind.0);
+            } else if self.sizes.crowds.contains_key(&kind) {
+                self.resize_learned(kind, size);
+                self.sizes_changed();
             }
         }
     }
@@ -280,14 +331,13 @@ impl Scheduler {
         let learned: Vec<(Kind, Space)> =
             self.sizes.learned.iter().map(|(k, s)| (*k, *s)).collect();
         for (kind, size) in learned.into_iter().filter(|(kind, _)| kind.0 == shape) {
-            let size = size.least(self.largest_usable());
-            self.resize_unmade(kind, size);
+            self.resize_learned(kind, size);
         }
         self.sizes_changed();
     }
 
     /// Gives a size to all volumes of a kind that do not exist and were not grown.
-    fn resize_unmade(&mut self, kind: Kind, size: Space) {
+    pub(super) fn resize_unmade(&mut self, kind: Kind, size: Space) {
         for position in 0..self.sizes.kinds[&kind].len() {
             let volume = self.sizes.kinds[&kind][position];
             let is_grown = self.sizes.grown.contains(&volume);
@@ -297,9 +347,9 @@ impl Scheduler {
         }
     }
 
-    /// The most that a node has on which scratch volumes may lie.
-    pub(super) fn largest_usable(&self) -> Space {
-        let nodes = self.nodes_for_scratch().map(|id| self.fleet.usable(id));
+    /// The most that a node may ever offer on which scratch volumes may lie.
+    pub(super) fn largest_offered(&self) -> Space {
+        let nodes = self.nodes_for_scratch().map(|id| self.fleet.offered(id));
         nodes.fold(Space::ZERO, Space::most)
     }
 
@@ -360,7 +410,7 @@ impl Scheduler {
     }
 
     /// Everything that was derived from sizes is derived anew.
-    fn sizes_changed(&mut self) {
+    pub(super) fn sizes_changed(&mut self) {
         self.graph.measure_courses();
         self.scratch_volume_max = self.largest_scratch_volume();
         self.scratch_need_max = self.largest_scratch_need();

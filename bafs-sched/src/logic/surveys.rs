@@ -206,7 +206,7 @@ impl Scheduler {
             };
             let is_cache = self.graph.volume(volume).is_cache;
             match instance.state {
-                State::Deleting | State::Copying | State::Copy => {
+                State::Deleting | State::Held | State::Copying | State::Copy => {
                     *leaving = leaving.plus(instance.size);
                 }
                 // The user fetches what it holds, long after the run.

@@ -20,6 +20,8 @@ pub(super) enum State {
     Copying,
     /// A copy, complete: of use when the volume is lost.
     Copy,
+    /// Out of use; it stays until the log of a job that failed is at home.
+    Held,
     /// To be deleted; counts as reserved until it is gone.
     Deleting,
 }
@@ -37,7 +39,7 @@ impl State {
 
     /// Whether it is complete on its server.
     pub(super) fn is_complete(self) -> bool {
-        matches!(self, Self::Ready | Self::Copy)
+        matches!(self, Self::Ready | Self::Copy | Self::Held)
     }
 }
 
@@ -278,13 +280,15 @@ impl Volumes {
         self.begin(volume, server, id);
     }
 
-    /// Takes a volume out of use; it keeps its space until it is removed.
-    pub(super) fn retire(&mut self, id: VolumeId) {
+    /// Takes a volume out of use, which is [`State::Held`] or [`State::Deleting`] then; it keeps
+    /// its space until it is removed.
+    pub(super) fn retire(&mut self, id: VolumeId, state: State) {
         self.tally.one();
+        assert!(!state.is_live(), "what is out of use is not live");
         if let Some(instance) = self.instances.get_mut(&id) {
             let was_live = instance.state.is_live();
             let (volume, server) = (instance.volume, instance.server);
-            instance.state = State::Deleting;
+            instance.state = state;
             instance.waiters.clear();
             self.note_change(server);
             if was_live {

@@ -104,6 +104,9 @@ impl Scheduler {
         if self.waits_for_probe(self.graph.pipeline(job)) {
             return "its sizes are not known: a pipeline like its own is measured first".to_owned();
         }
+        if self.waits_for_like(job) {
+            return "its sizes are not known: a job like it is measured first".to_owned();
+        }
         if let Some(first) = self.protected.filter(|p| *p != self.graph.pipeline(job)) {
             let name = &self.graph.workflow.job(JobIndex(first)).name;
             return format!("the pipeline of '{name}' runs alone, so that it finds space");

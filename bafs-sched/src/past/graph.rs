@@ -208,6 +208,7 @@ fn nothing() -> Command {
         directory: "/".to_owned(),
         stdout: None,
         stderr: None,
+        share: Vec::new(),
     }
 }
 

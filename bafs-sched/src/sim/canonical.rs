@@ -103,6 +103,7 @@ fn job(canonical: &Canonical, pipeline: u32, depth: u32, at: JobIndex, mounts: V
             directory: "/".to_owned(),
             stdout: None,
             stderr: None,
+            share: Vec::new(),
         },
         cpus: 1,
         memory_bytes: 0,

@@ -28,6 +28,7 @@ pub(super) enum Keyword {
     Mount,
     Extract,
     Retry,
+    Share,
     For,
     End,
 }
@@ -97,6 +98,7 @@ pub(super) struct Declarations {
     pub(super) mounts: Vec<MountDeclaration>,
     pub(super) extracts: Vec<ExtractDeclaration>,
     pub(super) retries: Vec<RetryDeclaration>,
+    pub(super) shares: Vec<ShareDeclaration>,
     /// Whether an error kept some declarations out, so that a name may be missing for that reason.
     pub(super) partial: bool,
 }
@@ -123,6 +125,8 @@ pub(super) struct Settings {
     pub(super) runtime_s: Option<u64>,
     pub(super) retries: Option<(u32, Place)>,
     pub(super) priority: Option<i32>,
+    /// Directories of the host, ascending, each once.
+    pub(super) share: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -172,4 +176,11 @@ pub(super) struct ExtractDeclaration {
 pub(super) struct RetryDeclaration {
     pub(super) job: Word,
     pub(super) retries: u32,
+}
+
+/// Jobs that see the host's directory of this name.
+#[derive(Debug)]
+pub(super) struct ShareDeclaration {
+    pub(super) path: String,
+    pub(super) jobs: Vec<Word>,
 }

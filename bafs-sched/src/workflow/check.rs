@@ -6,16 +6,20 @@ use std::collections::BTreeMap;
 use super::access::{Use, check_access};
 use super::ast::{
     Access, Declarations, ExtractDeclaration, JobDeclaration, MountDeclaration, ParentDeclaration,
-    RetryDeclaration, Settings, VolumeDeclaration, Word,
+    RetryDeclaration, Settings, ShareDeclaration, VolumeDeclaration, Word,
 };
+use super::bounds::{check_cache_files, check_mount_count};
 use super::checked::{
     Command, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
 };
 use super::command::{CommandPaths, check_words, complete_command};
 use super::diagnostic::{Diagnostics, Place};
-use super::limits::{BYTES_PER_FILE_DEFAULT, CYCLE_JOBS_SHOWN_MAX, EDGES_MAX, FILES_DEFAULT_MIN};
+use super::limits::{
+    BYTES_PER_FILE_DEFAULT, CACHE_FILES_MAX, CYCLE_JOBS_SHOWN_MAX, EDGES_MAX, FILES_DEFAULT_MIN,
+};
 use super::names::Names;
 use super::order::cycles;
+use super::overlap::{Target, check_overlaps};
 use super::path::{self, PathError};
 use super::url::{Scheme, Url};
 
@@ -50,11 +54,13 @@ pub(super) fn check(
         mounts,
         extracts,
         retries,
+        shares,
         ..
     } = declarations;
     checker.declare_jobs(jobs);
     checker.declare_volumes(volumes);
     checker.set_retries(&retries);
+    checker.share(shares);
     let edges = checker.connect(&parents);
     checker.mount(mounts);
     checker.check_mounts();
@@ -119,6 +125,7 @@ impl Checker<'_> {
                 executable,
                 arguments,
                 environment,
+                share,
                 ..
             } = settings;
             let command = Command {
@@ -128,6 +135,7 @@ impl Checker<'_> {
                 directory: String::new(),
                 stdout: None,
                 stderr: None,
+                share,
             };
             check_words(&name.text, &command, name.place, self.diagnostics);
             self.workflow.jobs.push(Job {
@@ -182,8 +190,14 @@ impl Checker<'_> {
                 self.diagnostics.error_hint(size_place, message, hint);
             }
             let size_bytes = size_bytes.unwrap_or(0);
-            let size_files = size_files
-                .unwrap_or_else(|| (size_bytes / BYTES_PER_FILE_DEFAULT).max(FILES_DEFAULT_MIN));
+            let files_most = match kind {
+                VolumeKind::Cache { .. } => CACHE_FILES_MAX,
+                VolumeKind::Scratch { .. } => u64::MAX,
+            };
+            let size_files = size_files.unwrap_or_else(|| {
+                let files = (size_bytes / BYTES_PER_FILE_DEFAULT).max(FILES_DEFAULT_MIN);
+                files.min(files_most)
+            });
             let (size_bytes, size_files) = limit.reserved(size_bytes, size_files);
             let users = vec![];
             self.workflow.volumes.push(Volume {
@@ -210,6 +224,19 @@ impl Checker<'_> {
             }
             self.notes[index.as_usize()].retries = Some(job.place);
             self.workflow.jobs[index.as_usize()].retries = *retries;
+        }
+    }
+
+    fn share(&mut self, declarations: Vec<ShareDeclaration>) {
+        for ShareDeclaration { path, jobs } in declarations {
+            for job in &jobs {
+                let Some(index) = self.job(job) else { continue };
+                let shared = &mut self.workflow.jobs[index.as_usize()].command.share;
+                if !shared.contains(&path) {
+                    shared.push(path.clone());
+                    shared.sort();
+                }
+            }
         }
     }
 
@@ -298,7 +325,11 @@ impl Checker<'_> {
     /// Refuses mounts of one job that cover each other.
     fn check_mounts(&mut self) {
         let volumes = &self.workflow.volumes;
+        for (volume, place) in volumes.iter().zip(self.volumes.places()) {
+            check_cache_files(volume, *place, self.diagnostics);
+        }
         for (job, notes) in self.workflow.jobs.iter().zip(&self.notes) {
+            check_mount_count(job, &notes.mounts, volumes, self.diagnostics);
             let mut mounts: Vec<(&Mount, Place)> = job
                 .mounts
                 .iter()
@@ -410,6 +441,7 @@ impl Checker<'_> {
 
     fn extract(&mut self, declarations: Vec<ExtractDeclaration>) {
         let mut targets: BTreeMap<Url, Place> = BTreeMap::new();
+        let mut sources: BTreeMap<Url, Target> = BTreeMap::new();
         for ExtractDeclaration {
             volume,
             path,
@@ -427,6 +459,9 @@ impl Checker<'_> {
             let Some(index) = self.volume(&volume) else {
                 continue;
             };
+            sources
+                .entry(target.clone())
+                .or_insert((index, target_place));
             let declared = self.workflow.volume(index);
             let is_written = |job: &JobIndex| {
                 let mounts = &self.workflow.job(*job).mounts;
@@ -450,6 +485,8 @@ impl Checker<'_> {
             });
         }
         self.check_nested_targets(&targets);
+        let places = self.volumes.places();
+        check_overlaps(&self.workflow, &sources, places, self.diagnostics);
     }
 
     /// A file is no directory, but in a bucket, where names only look like paths.

@@ -88,7 +88,13 @@ pub struct Command {
     pub stdout: Option<String>,
     /// The absolute path of the file that takes standard error, when the user wants one.
     pub stderr: Option<String>,
+    /// Which of [`SHARED_DIRECTORIES`] are the host's, ascending; the others are the job's own.
+    #[serde(default)]
+    pub share: Vec<String>,
 }
+
+/// Directories that each job has for itself, unless it shares the host's.
+pub const SHARED_DIRECTORIES: [&str; 3] = ["/dev/shm", "/tmp", "/var/tmp"];
 
 /// A volume at a path of a job's private name space.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

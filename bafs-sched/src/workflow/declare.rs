@@ -8,8 +8,8 @@ use bafs_proto::volume::LimitKind;
 
 use super::ast::{
     Access, Declarations, Description, ExtractDeclaration, JobDeclaration, Keyword,
-    MountDeclaration, ParentDeclaration, RetryDeclaration, Settings, VolumeDeclaration, Word,
-    bytes_of,
+    MountDeclaration, ParentDeclaration, RetryDeclaration, Settings, ShareDeclaration,
+    VolumeDeclaration, Word, bytes_of,
 };
 use super::checked::{CachePolicy, VolumeKind};
 use super::diagnostic::{Diagnostics, Place};
@@ -17,7 +17,7 @@ use super::expand::Scope;
 use super::limits::{DESCRIPTION_BYTES_MAX, FILES_MAX, NAME_BYTES_MAX, RETRIES_MAX};
 use super::nearest::nearest;
 use super::size::parse_size;
-use super::submit::{Key, integer, parse_description, settings};
+use super::submit::{Key, integer, parse_description, settings, shared_directory};
 use super::url::Url;
 
 /// Options of a `volume` statement; a word that is one of them is no unit of size.
@@ -88,6 +88,7 @@ impl<'r> Declarer<'r> {
             Keyword::Mount => cursor.mount().map(|d| self.declarations.mounts.push(d)),
             Keyword::Extract => cursor.extract().map(|d| self.declarations.extracts.push(d)),
             Keyword::Retry => cursor.retry().map(|d| self.declarations.retries.push(d)),
+            Keyword::Share => cursor.share().map(|d| self.declarations.shares.push(d)),
             Keyword::For | Keyword::End => unreachable!("the parser makes loops of these"),
         };
         if parsed.is_err() {
@@ -276,6 +277,16 @@ impl Cursor<'_, '_> {
                 retries: value as u32,
             })
             .ok_or(Reported)
+    }
+
+    fn share(&mut self) -> Parsed<ShareDeclaration> {
+        let path = self.word("'/tmp', '/var/tmp' or '/dev/shm'")?;
+        let path = shared_directory(&path, self.diagnostics).ok_or(Reported)?;
+        let mut jobs = vec![self.name("a job")?];
+        while self.next < self.words.len() {
+            jobs.push(self.name("a job")?);
+        }
+        Ok(ShareDeclaration { path, jobs })
     }
 
     /// What follows the name of a volume. The name comes back when there is an error.

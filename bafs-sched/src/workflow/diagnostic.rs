@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use bafs_proto::path::steers_text;
 use serde::{Deserialize, Serialize};
 
 use super::limits::DIAGNOSTICS_MAX;
@@ -312,7 +313,7 @@ fn printable(text: &str) -> String {
 }
 
 fn visible(c: char) -> char {
-    if c.is_control() && c != '\t' {
+    if steers_text(c) && c != '\t' {
         char::REPLACEMENT_CHARACTER
     } else {
         c

@@ -24,8 +24,20 @@ pub(crate) const EDGES_MAX: u64 = 20_000_000;
 /// Bytes of a job's or volume's name: what a file name may have, as stores use names so.
 pub(super) const NAME_BYTES_MAX: usize = 255;
 
-/// Bytes of a path or URL: the kernel's `PATH_MAX`.
-pub(super) const PATH_BYTES_MAX: usize = 4096;
+/// Bytes of a path or URL: the kernel's `PATH_MAX`, less the final zero.
+pub(super) const PATH_BYTES_MAX: usize = bafs_proto::limits::PATH_BYTES_MAX;
+
+/// Bytes of one name in a path: the kernel's `NAME_MAX`.
+pub(super) const PART_BYTES_MAX: usize = bafs_proto::limits::NAME_BYTES_MAX;
+
+/// Mounts of one job: what an agent takes.
+pub(super) const MOUNTS_MAX: usize = bafs_proto::limits::JOB_MOUNTS_MAX;
+
+/// Bytes of the names and paths of a job's mounts together: what one message carries.
+pub(super) const MOUNT_BYTES_MAX: usize = bafs_proto::limits::JOB_MOUNT_BYTES_MAX;
+
+/// Files of one cache volume: what a node takes of a home's listing.
+pub(super) const CACHE_FILES_MAX: u64 = bafs_proto::limits::MANIFEST_ENTRIES_MAX as u64;
 
 /// Bytes of one argument, or of a variable with its name and `=`: the kernel's `MAX_ARG_STRLEN`,
 /// less the final zero.

@@ -7,6 +7,7 @@
 
 mod access;
 mod ast;
+mod bounds;
 mod check;
 mod checked;
 mod command;
@@ -19,6 +20,7 @@ mod load;
 mod names;
 mod nearest;
 mod order;
+mod overlap;
 mod parse;
 mod parts;
 mod path;
@@ -28,8 +30,8 @@ mod url;
 
 pub(crate) use checked::ready_first;
 pub use checked::{
-    CachePolicy, Command, Extract, FirstUsers, Job, JobIndex, Mount, Volume, VolumeIndex,
-    VolumeKind, Workflow,
+    CachePolicy, Command, Extract, FirstUsers, Job, JobIndex, Mount, SHARED_DIRECTORIES, Volume,
+    VolumeIndex, VolumeKind, Workflow,
 };
 pub use diagnostic::{Diagnostic, Rejected, Severity};
 pub(crate) use limits::EDGES_MAX;
@@ -37,6 +39,7 @@ pub(crate) use limits::FILES_MAX;
 pub(crate) use limits::RUNTIME_S_MAX;
 pub use limits::{DESCRIPTION_BYTES_MAX, FILE_BYTES_MAX};
 pub use load::{Checked, parse_workflow};
+pub use nearest::nearest;
 pub(crate) use order::Search;
 pub use size::{QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size};
 pub use url::{Scheme, Url, UrlError};

@@ -10,13 +10,14 @@ use super::limits::LOOP_DEPTH_MAX;
 use super::nearest::nearest;
 use super::submit::{DescriptionReader, Line};
 
-const KEYWORDS: [(&str, Keyword); 8] = [
+const KEYWORDS: [(&str, Keyword); 9] = [
     ("job", Keyword::Job),
     ("parent", Keyword::Parent),
     ("volume", Keyword::Volume),
     ("mount", Keyword::Mount),
     ("extract", Keyword::Extract),
     ("retry", Keyword::Retry),
+    ("share", Keyword::Share),
     ("for", Keyword::For),
     ("end", Keyword::End),
 ];
@@ -42,6 +43,7 @@ impl Keyword {
             Self::Mount => "write 'mount VOLUME JOB PATH [ro|rw|write-back]'",
             Self::Extract => "write 'extract VOLUME FILE URL'",
             Self::Retry => "write 'retry JOB N'",
+            Self::Share => "write 'share /tmp JOB ...'; /var/tmp and /dev/shm can be shared, too",
             Self::For => "write 'for NAME in FIRST..LAST' or 'for NAME in WORD ...'",
             Self::End => "write 'end' on a line of its own",
         }
@@ -272,8 +274,10 @@ fn keyword(words: &[Word], diagnostics: &mut Diagnostics) -> Option<Keyword> {
                 diagnostics.error_hint(first.place, message, format!("did you mean '{name}'?"));
                 return Keyword::of(name);
             }
-            None => "a line begins with job, parent, volume, mount, extract, retry, for or end"
-                .to_owned(),
+            None => {
+                "a line begins with job, parent, volume, mount, extract, retry, share, for or end"
+                    .to_owned()
+            }
         },
     };
     diagnostics.error_hint(first.place, message, hint);

@@ -1,6 +1,8 @@
 //! Paths inside a job's name space and inside a volume, as text. It touches no file system.
 
-use super::limits::PATH_BYTES_MAX;
+use bafs_proto::path::steers_text;
+
+use super::limits::{PART_BYTES_MAX, PATH_BYTES_MAX};
 
 /// Directories that the kernel fills; a volume there would hide them from the job.
 const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -14,6 +16,7 @@ pub(super) enum PathError {
     Root,
     Kernel,
     Long,
+    LongPart,
 }
 
 impl PathError {
@@ -24,7 +27,8 @@ impl PathError {
             Self::Dots => "contains '.' or '..'",
             Self::Root => "names no file or directory",
             Self::Kernel => "lies under /proc, /sys or /dev",
-            Self::Long => "is longer than a path may be, or contains control characters",
+            Self::Long => "is longer than 4095 bytes, or contains control characters",
+            Self::LongPart => "has a name of more than 255 bytes in it",
         }
     }
 }
@@ -71,7 +75,7 @@ pub(super) fn joined(directory: &str, text: &str) -> Result<String, PathError> {
         return absolute(text);
     }
     let path = relative(text)?;
-    absolute(&format!("{directory}/{path}"))
+    absolute(&format!("{}/{path}", directory.trim_end_matches('/')))
 }
 
 /// Whether `path` is `directory` or lies in it; both are normalised.
@@ -83,12 +87,15 @@ pub(super) fn is_inside(path: &str, directory: &str) -> bool {
 }
 
 fn parts(text: &str) -> Result<String, PathError> {
-    if text.len() > PATH_BYTES_MAX || text.contains(char::is_control) {
+    if text.len() > PATH_BYTES_MAX || text.contains(steers_text) {
         return Err(PathError::Long);
     }
     let parts: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
     if parts.iter().any(|part| matches!(*part, "." | "..")) {
         return Err(PathError::Dots);
+    }
+    if parts.iter().any(|part| part.len() > PART_BYTES_MAX) {
+        return Err(PathError::LongPart);
     }
     Ok(parts.join("/"))
 }
@@ -105,6 +112,10 @@ mod tests {
         assert_eq!(mount_point("/sys/x"), Err(PathError::Kernel));
         assert_eq!(mount_point("/system"), Ok("/system".to_owned()));
         assert_eq!(mount_point("/a/../b"), Err(PathError::Dots));
+        let long = "x".repeat(256);
+        assert_eq!(absolute(&format!("/a/{long}/b")), Err(PathError::LongPart));
+        assert_eq!(relative(&long), Err(PathError::LongPart));
+        assert_eq!(relative(&"a/".repeat(2_048)), Err(PathError::Long));
         assert_eq!(relative("a//b"), Ok("a/b".to_owned()));
         assert_eq!(relative("/a"), Err(PathError::NotRelative));
         assert_eq!(relative(""), Err(PathError::Root));

@@ -2,6 +2,7 @@
 //! values mean. Where the text comes from, and in which job it ends up, is `declare.rs`.
 
 use super::ast::{Description, Entry, Settings, Word};
+use super::checked::SHARED_DIRECTORIES;
 use super::diagnostic::{Diagnostics, Place};
 use super::expand::Scope;
 use super::lex::Lexer;
@@ -23,9 +24,10 @@ pub(super) enum Key {
     Directory,
     Retry,
     Priority,
+    Share,
 }
 
-const KEYS: [(&str, Key); 11] = [
+const KEYS: [(&str, Key); 12] = [
     ("executable", Key::Executable),
     ("arguments", Key::Arguments),
     ("environment", Key::Environment),
@@ -37,6 +39,7 @@ const KEYS: [(&str, Key); 11] = [
     ("directory", Key::Directory),
     ("retry", Key::Retry),
     ("priority", Key::Priority),
+    ("share", Key::Share),
 ];
 
 /// Keys of HTCondor that mean nothing here, and what takes their place.
@@ -174,6 +177,18 @@ impl DescriptionReader {
     }
 }
 
+/// The directory of the host that a word names, if it is one that a job may share.
+pub(super) fn shared_directory(word: &Word, diagnostics: &mut Diagnostics) -> Option<String> {
+    let path = word.text.trim_end_matches('/');
+    if SHARED_DIRECTORIES.contains(&path) {
+        return Some(path.to_owned());
+    }
+    let message = format!("'{}' cannot be shared", word.text);
+    let hint = "only /tmp, /var/tmp and /dev/shm are a job's own; of all else it sees the host's";
+    diagnostics.error_hint(word.place, message, hint);
+    None
+}
+
 /// Reads a whole description file.
 pub(super) fn parse_description(
     file: u32,
@@ -237,6 +252,7 @@ impl Value {
                 settings.retries = retries.map(|retries| (retries, self.place));
             }
             Key::Priority => settings.priority = self.priority(diagnostics),
+            Key::Share => settings.share = self.share(diagnostics),
             Key::RequestMemory => {
                 settings.memory_bytes = self.quantity(parse_size, "10 MB", diagnostics);
             }
@@ -325,6 +341,19 @@ impl Value {
                 None
             }
         }
+    }
+
+    fn share(&self, diagnostics: &mut Diagnostics) -> Vec<String> {
+        if self.words.is_empty() {
+            diagnostics.error(self.place, format!("'{}' has no value", self.name()));
+        }
+        let shared = self.words.iter();
+        let mut shared: Vec<_> = shared
+            .filter_map(|word| shared_directory(word, diagnostics))
+            .collect();
+        shared.sort();
+        shared.dedup();
+        shared
     }
 
     fn priority(&self, diagnostics: &mut Diagnostics) -> Option<i32> {

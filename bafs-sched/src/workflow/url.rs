@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bafs_proto::path::{from_bytes, steers_text};
 use serde::{Deserialize, Serialize};
 
 use super::limits::PATH_BYTES_MAX;
@@ -106,7 +107,7 @@ fn decode(path: &str) -> Option<String> {
         bytes.push(u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok()?);
         rest = behind;
     }
-    String::from_utf8(bytes).ok()
+    Some(from_bytes(&bytes))
 }
 
 impl fmt::Display for Url {
@@ -145,8 +146,9 @@ impl std::str::FromStr for Url {
                 hint,
             ));
         };
-        if text.len() > PATH_BYTES_MAX || text.contains(char::is_control) {
-            let hint = format!("at most {PATH_BYTES_MAX} bytes, no control characters");
+        if text.len() > PATH_BYTES_MAX || text.contains(steers_text) {
+            let hint =
+                format!("at most {PATH_BYTES_MAX} bytes, no control or bidirectional characters");
             return Err(error(
                 "this URL is too long or not printable".to_owned(),
                 hint,

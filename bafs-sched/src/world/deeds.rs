@@ -27,6 +27,8 @@ impl World {
                 written_bytes: 0,
                 opened: u64::from(reads),
                 changes: u64::from(writes),
+                looked: 0,
+                is_uncounted: false,
                 first_read: file(reads),
                 first_changed: file(writes),
                 held_bytes: held.bytes,

@@ -2,12 +2,14 @@
 //! Fetches no data of files.
 
 use std::path::Path;
+use std::slice;
 
 use bafs_proto::hash::{Digest, Hasher};
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId};
 use bafs_proto::limits::{MANIFEST_ENTRIES_MAX, PAGE_ENTRIES_MAX};
-use bafs_proto::message::{ListSource, ManifestPage, SourceEntry, SourceKind};
-use bafs_proto::path::check_relative;
+use bafs_proto::message::{ListSource, ManifestPage, SourceEntry, SourceIdentity, SourceKind};
+use bafs_proto::path::{check_relative, join};
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result, codec};
@@ -41,6 +43,8 @@ impl HomeSource {
 pub(crate) struct Manifest {
     source: HomeSource,
     block_bytes: u32,
+    /// The directory at the top of the volume.
+    top: SourceEntry,
     entries: Vec<SourceEntry>,
     /// The source is itself a file, which is shown under its base name.
     is_file: bool,
@@ -48,7 +52,7 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
-    /// Lists a source.
+    /// Lists a source, with what of it the volume does not have.
     ///
     /// # Errors
     /// What home answers; `Malformed` when its listing is out of order or too long.
@@ -58,8 +62,9 @@ impl Manifest {
         block_bytes: u32,
         token: &Token,
         deadline: Deadline,
-    ) -> Result<Self> {
+    ) -> Result<(Self, SourceWarnings)> {
         let mut listed: Vec<SourceEntry> = Vec::new();
+        let mut warnings = SourceWarnings::default();
         loop {
             let after = listed.last().map(|entry| entry.path.clone());
             let call = ListSource {
@@ -70,6 +75,7 @@ impl Manifest {
             if page.more && page.entries.is_empty() {
                 return Err(bad_listing(&source, "has an empty page in the middle"));
             }
+            warnings.extend(page.warnings);
             for entry in page.entries {
                 check_relative(&entry.path)?;
                 if listed
@@ -90,7 +96,7 @@ impl Manifest {
                 break;
             }
         }
-        Self::of(source, block_bytes, listed)
+        Ok((Self::of(source, block_bytes, listed)?, warnings))
     }
 
     fn of(source: HomeSource, block_bytes: u32, listed: Vec<SourceEntry>) -> Result<Self> {
@@ -101,18 +107,29 @@ impl Manifest {
             let name = source.path.rsplit('/').next().unwrap_or_default();
             entries[0].path = name.to_owned();
         }
-        // The source itself is the root of the volume, not an entry in it.
-        entries.retain(|entry| !entry.path.is_empty());
-        for entry in &mut entries {
+        // The source itself is the top of the volume, not an entry in it.
+        let top = match entries.first() {
+            Some(only) if is_file => top_of_file(only),
+            Some(first) if first.path.is_empty() && first.kind == SourceKind::Directory => {
+                entries.remove(0)
+            }
+            _ => return Err(bad_listing(&source, "begins with no file or directory")),
+        };
+        let mut top = SourceEntry {
+            path: String::new(),
+            ..top
+        };
+        for entry in entries.iter_mut().chain([&mut top]) {
             if entry.kind == SourceKind::Directory {
                 // A directory's size differs between file systems and says nothing.
                 entry.identity.size = 0;
             }
         }
-        let digest = digest_of(&source, block_bytes, is_file, &entries)?;
+        let digest = digest_of(&source, block_bytes, is_file, &top, &entries)?;
         Ok(Self {
             source,
             block_bytes,
+            top,
             entries,
             is_file,
             digest,
@@ -169,8 +186,7 @@ impl Manifest {
     pub(crate) fn home_path(&self, entry: &SourceEntry) -> String {
         match &self.source.path {
             path if self.is_file => path.clone(),
-            path if path.is_empty() => entry.path.clone(),
-            path => format!("{path}/{}", entry.path),
+            path => join(path, &entry.path),
         }
     }
 
@@ -195,6 +211,7 @@ impl Manifest {
         ManifestPage {
             manifest: self.digest,
             block_bytes: self.block_bytes,
+            top: self.top.clone(),
             entries: self.entries[start..start + length].to_vec(),
             more: start + length < self.entries.len(),
         }
@@ -206,7 +223,10 @@ impl Manifest {
     /// `ServerFault` when the disk does not do it.
     pub(crate) fn save(&self, path: &Path) -> Result<()> {
         let mut bytes = Vec::new();
-        for page in pages(&self.entries) {
+        for page in [slice::from_ref(&self.top)]
+            .into_iter()
+            .chain(pages(&self.entries))
+        {
             let encoded = codec::encode(&page.to_vec())?;
             bytes.extend((encoded.len() as u32).to_le_bytes());
             bytes.extend(encoded);
@@ -243,17 +263,37 @@ impl Manifest {
         if !rest.is_empty() {
             return Err(damaged());
         }
-        if digest_of(&source, block_bytes, is_file, &entries)? != digest {
+        if entries.is_empty() {
+            return Err(damaged());
+        }
+        let top = entries.remove(0);
+        if digest_of(&source, block_bytes, is_file, &top, &entries)? != digest {
             let text = "the manifest on disk does not match its digest";
             return Err(Error::new(ErrorCode::DigestMismatch, text));
         }
         Ok(Self {
             source,
             block_bytes,
+            top,
             entries,
             is_file,
             digest,
         })
+    }
+}
+
+/// The directory around a source that is a file: it has the time of that, and who may read or
+/// write the file may do so there.
+fn top_of_file(file: &SourceEntry) -> SourceEntry {
+    SourceEntry {
+        path: String::new(),
+        kind: SourceKind::Directory,
+        identity: SourceIdentity {
+            size: 0,
+            ctime_ns: 0,
+            ..file.identity
+        },
+        mode: (file.mode & 0o666) | ((file.mode & 0o444) >> 2),
     }
 }
 
@@ -285,6 +325,7 @@ fn digest_of(
     source: &HomeSource,
     block_bytes: u32,
     is_file: bool,
+    top: &SourceEntry,
     entries: &[SourceEntry],
 ) -> Result<Digest> {
     let mut hasher = Hasher::new();
@@ -292,6 +333,7 @@ fn digest_of(
     // those that were made after the home moved.
     let home = source.id.ok_or(&source.address);
     hasher.update(&codec::encode(&(home, &source.path, block_bytes, is_file))?);
+    hasher.update(&codec::encode(top)?);
     for page in pages(entries) {
         hasher.update(&codec::encode(&page.to_vec())?);
     }
@@ -310,13 +352,13 @@ fn bad_listing(source: &HomeSource, why: &str) -> Error {
 pub(super) fn sized(entry: &SourceEntry) -> u64 {
     match entry.kind {
         SourceKind::File => entry.identity.size,
-        SourceKind::Directory | SourceKind::Symlink(_) => 0,
+        SourceKind::Directory | SourceKind::UnreadableDirectory | SourceKind::Symlink(_) => 0,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use bafs_proto::message::{Reply, ReplyHead, SourceIdentity};
+    use bafs_proto::message::{Reply, ReplyHead};
 
     use super::*;
 
@@ -334,6 +376,11 @@ mod tests {
         }
     }
 
+    /// A listing: the source itself comes first.
+    fn listed(entries: &[SourceEntry]) -> Vec<SourceEntry> {
+        [&[entry("", SourceKind::Directory, 4096)], entries].concat()
+    }
+
     fn source(path: &str) -> HomeSource {
         HomeSource {
             address: "home:1".to_owned(),
@@ -349,7 +396,7 @@ mod tests {
         let entries: Vec<_> = (0..1_000)
             .map(|n| entry(&path(n), kind.clone(), 0))
             .collect();
-        let manifest = Manifest::of(source("a"), 65_536, entries.clone()).expect("manifest");
+        let manifest = Manifest::of(source("a"), 65_536, listed(&entries)).expect("manifest");
         let mut joined = Vec::new();
         loop {
             let page = manifest.page(FileIndex(joined.len() as u32));
@@ -374,10 +421,11 @@ mod tests {
             entry("a", SourceKind::File, 9),
             entry("b", SourceKind::Directory, 7),
         ];
-        let manifest = Manifest::of(source("s"), 4096, entries).expect("manifest");
+        let manifest = Manifest::of(source("s"), 4096, listed(&entries)).expect("manifest");
         manifest.save(&path).expect("save");
         let load = || Manifest::load(&path, source("s"), 4096, false, manifest.digest());
         assert_eq!(load().expect("load").entries(), manifest.entries());
+        assert_eq!(load().expect("load").top, manifest.top);
         let bytes = std::fs::read(&path).expect("read");
         for place in 0..bytes.len() {
             let mut damaged = bytes.clone();
@@ -393,7 +441,7 @@ mod tests {
     fn the_digest_covers_all_that_blocks_depend_on() {
         let entries = vec![entry("a", SourceKind::File, 9)];
         let digest = |source: HomeSource, block_bytes, entries: &[SourceEntry]| {
-            Manifest::of(source, block_bytes, entries.to_vec())
+            Manifest::of(source, block_bytes, listed(entries))
                 .expect("manifest")
                 .digest()
         };
@@ -426,9 +474,25 @@ mod tests {
     }
 
     #[test]
+    fn the_top_has_the_attributes_of_the_source() {
+        let mut top = entry("", SourceKind::Directory, 4096);
+        (top.mode, top.identity.mtime_ns) = (0o1750, 77);
+        let of = |listed| Manifest::of(source("d/f"), 4096, listed).expect("manifest");
+        let shown = of(vec![top]);
+        let page = shown.page(FileIndex(0));
+        assert_eq!((page.top.mode, page.top.identity.mtime_ns), (0o1750, 77));
+        assert_ne!(shown.digest(), of(listed(&[])).digest(), "it is compared");
+        let file = of(vec![entry("", SourceKind::File, 9)]).page(FileIndex(0));
+        assert_eq!((file.top.mode, file.top.identity.mtime_ns), (0o755, 5));
+        assert_eq!(file.top.kind, SourceKind::Directory);
+        let nothing = Manifest::of(source("d"), 4096, Vec::new());
+        assert_eq!(nothing.expect_err("no top").code, ErrorCode::Malformed);
+    }
+
+    #[test]
     fn lengths_at_the_end_are_right() {
         for (size, blocks, last) in [(0, 0, 0), (1, 1, 1), (4096, 1, 4096), (4097, 2, 1)] {
-            let listed = vec![entry("f", SourceKind::File, size)];
+            let listed = listed(&[entry("f", SourceKind::File, size)]);
             let manifest = Manifest::of(source(""), 4096, listed).expect("manifest");
             let file = &manifest.entries()[0];
             assert_eq!(manifest.blocks_of(file), blocks);

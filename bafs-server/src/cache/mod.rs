@@ -45,6 +45,7 @@ use bafs_proto::limits::BODY_BYTES_MAX;
 use bafs_proto::message::{
     Advert, Blocks, CacheAdvert, CacheRef, ManifestPage, ReadBlocks, ReadManifest, Reader,
 };
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::VolumeSpec;
@@ -166,15 +167,15 @@ impl Caches {
         }
         let homes = self.fetcher.homes();
         let block_bytes = kind.block_bytes;
-        let manifest =
+        let listed =
             Manifest::list(homes, kind.source, block_bytes, &source_token, deadline).await?;
-        let digest = manifest.digest();
+        let digest = listed.0.digest();
         let (directory, spec, id) = (self.place(spec.id), spec.clone(), spec.id);
         let counters = self.counters.clone();
         let volume = blocking(move || {
             // What a failed attempt left; the id is not in use.
             let _ = std::fs::remove_dir_all(&directory);
-            CacheVolume::create(directory, &spec, source_token, manifest, &counters)
+            CacheVolume::create(directory, &spec, source_token, listed, &counters)
         })
         .await??;
         let volume = Arc::new(volume);
@@ -201,9 +202,9 @@ impl Caches {
         let kind = CacheKind::of(&volume.spec())?;
         let homes = self.fetcher.homes();
         let block_bytes = kind.block_bytes;
-        let manifest =
+        let listed =
             Manifest::list(homes, kind.source, block_bytes, &source_token, deadline).await?;
-        let digest = manifest.digest();
+        let digest = listed.0.digest();
         let (old, renewed) = (volume.generation(), volume.clone());
         let is_same = old.manifest.digest() == digest;
         if !is_same {
@@ -214,7 +215,7 @@ impl Caches {
             if is_same {
                 return Ok(());
             }
-            renewed.renew(manifest)
+            renewed.renew(listed)
         });
         made.await
             .and_then(|made| made)
@@ -262,6 +263,12 @@ impl Caches {
         let generation = self.volume(id).ok()?.generation();
         let table = generation.disk.table();
         Some((table.used_bytes(), table.used_files()))
+    }
+
+    /// What a volume does not have as its source has it.
+    pub fn warnings(&self, id: VolumeId) -> SourceWarnings {
+        self.volume(id)
+            .map_or_else(|_| SourceWarnings::default(), |volume| volume.warnings())
     }
 
     /// The cooperative caches that this server shares, for its advert.

@@ -37,8 +37,8 @@ const SURVIVORS_PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct NearMap {
     map: BlockMap,
     files: [OwnedFd; 2],
-    /// What was read without asking when it was counted last, in KiB.
-    counted_kib: u32,
+    /// What was read without asking when it was counted last, in KiB and in blocks.
+    counted: [u32; 2],
 }
 
 impl NearMap {
@@ -255,11 +255,11 @@ impl Disk {
     pub(super) fn count_near_reads(&self) {
         let mut table = self.table();
         if let Some(near) = table.near() {
-            let now = near.map.read_kib();
-            let kib = now.wrapping_sub(near.counted_kib);
-            near.counted_kib = now;
-            self.counters
-                .add("cache_hit_local_bytes", u64::from(kib) << 10);
+            let now = near.map.read_counts();
+            let before = std::mem::replace(&mut near.counted, now);
+            let [kib, blocks] = [0, 1].map(|n| u64::from(now[n].wrapping_sub(before[n])));
+            self.counters.add("cache_hit_local_bytes", kib << 10);
+            self.counters.add("cache_hits_local", blocks);
         }
     }
 
@@ -280,7 +280,7 @@ impl NearMap {
         Ok(Self {
             map,
             files,
-            counted_kib: 0,
+            counted: [0; 2],
         })
     }
 }

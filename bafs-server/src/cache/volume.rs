@@ -12,6 +12,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::FileIndex;
 use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use bafs_proto::message::SourceKind;
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
 use bafs_proto::{Error, ErrorCode, Result, codec};
@@ -27,7 +28,7 @@ use super::warm::Warmer;
 use crate::counters::Counters;
 use crate::logic::blocks::BlockTable;
 
-const RECORD_VERSION: u32 = 3;
+const RECORD_VERSION: u32 = 4;
 
 /// What outlives the process, beside manifest and blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -38,6 +39,7 @@ struct Record {
     generation: u64,
     manifest: Digest,
     is_file: bool,
+    warnings: SourceWarnings,
 }
 
 /// A cache volume.
@@ -111,7 +113,7 @@ impl CacheVolume {
         directory: PathBuf,
         spec: &VolumeSpec,
         source_token: Token,
-        manifest: Manifest,
+        (manifest, warnings): (Manifest, SourceWarnings),
         counters: &Counters,
     ) -> Result<Self> {
         let record = Record {
@@ -121,6 +123,7 @@ impl CacheVolume {
             generation: 1,
             manifest: manifest.digest(),
             is_file: manifest.is_file(),
+            warnings,
         };
         let place = directory.join("1");
         std::fs::create_dir_all(&place).map_err(|e| fault("make the directory", &place, e))?;
@@ -195,6 +198,12 @@ impl CacheVolume {
             .clone()
     }
 
+    /// What it does not have as its source has it.
+    pub(crate) fn warnings(&self) -> SourceWarnings {
+        let record = self.record.read().unwrap_or_else(PoisonError::into_inner);
+        record.warnings.clone()
+    }
+
     /// The present state of the source.
     pub(crate) fn generation(&self) -> Arc<Generation> {
         self.generation
@@ -236,13 +245,14 @@ impl CacheVolume {
     /// # Errors
     /// `Busy` while an agent has a whole file of the old one open; `ServerFault` when the disk does
     /// not do it; then the old generation goes on.
-    pub(crate) fn renew(&self, manifest: Manifest) -> Result<()> {
+    pub(crate) fn renew(&self, (manifest, warnings): (Manifest, SourceWarnings)) -> Result<()> {
         let old = self.generation();
         let mut record = self.record.write().unwrap_or_else(PoisonError::into_inner);
         let fresh = Record {
             generation: record.generation + 1,
             manifest: manifest.digest(),
             is_file: manifest.is_file(),
+            warnings,
             ..record.clone()
         };
         let old_place = self.directory.join(record.generation.to_string());

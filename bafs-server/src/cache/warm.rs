@@ -219,6 +219,7 @@ async fn fetch(
     turn: u64,
 ) -> Result<WarmState> {
     let mut state = WarmState::Done;
+    let mut refused = None;
     let before = given_way(generation);
     let mut under_way: JoinSet<(u64, Result<u64>)> = JoinSet::new();
     let mut plan = plan.iter().copied();
@@ -249,12 +250,19 @@ async fn fetch(
             }
         }
         let Some(done) = under_way.join_next().await else {
-            return Ok(state);
+            return Ok(refused.map_or(state, WarmState::Failed));
         };
         let broken = |e| Error::new(ErrorCode::ServerFault, format!("warming broke off: {e}"));
         let (bytes, present) = done.map_err(broken)?;
         promised -= bytes;
-        let present = present?;
+        let present = match present {
+            // One file that home may not read keeps no other away; it is told at the end.
+            Err(error) if error.code == ErrorCode::RightMissing => {
+                refused.get_or_insert(error);
+                continue;
+            }
+            present => present?,
+        };
         if present < bytes {
             state = WarmState::Full;
         }

@@ -12,6 +12,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
+use super::temporary::TemporaryDirectory;
 use super::{ExecutorConfig, bare, log};
 
 /// Longest report line, in bytes.
@@ -55,18 +56,52 @@ async fn run_agent(
     call: &StartJob,
     killed: &mut watch::Receiver<bool>,
 ) -> Result<JobReport, Error> {
-    let (mut child, input, output) = spawn(config)?;
+    let name = &call.job.name;
+    let temporary =
+        TemporaryDirectory::create(&config.temporary, call.execution, name, config.share)?;
+    let (mut child, input, output) = spawn(config, call, &temporary)?;
     let path = config.logs.join(format!("{}.log", call.execution));
     let logging = child
         .stderr
         .take()
         .map(|errors| tokio::spawn(log::keep(errors, path)));
-    let result = run_spawned(child, input, output, call, killed).await;
+    let (stop, mut stopped) = watch::channel(false);
+    let running = run_spawned(child, input, output, call, &mut stopped);
+    let result = within_share(running, &temporary, killed, &stop).await;
     if let Some(logging) = logging {
         // Who reads the report may look at the log next.
         let _ = tokio::time::timeout(Duration::from_millis(LOG_MS), logging).await;
     }
+    temporary.remove().await;
     result
+}
+
+/// Waits for the end of a job, and brings it about when that is asked for or when its temporary
+/// files are more than its share.
+async fn within_share(
+    running: impl Future<Output = Result<JobReport, Error>>,
+    temporary: &TemporaryDirectory,
+    killed: &mut watch::Receiver<bool>,
+    stop: &watch::Sender<bool>,
+) -> Result<JobReport, Error> {
+    let mut running = std::pin::pin!(running);
+    let excess = tokio::select! {
+        report = &mut running => {
+            let full = report.as_ref().ok().and_then(|report| temporary.full_disk(report));
+            return full.map_or(report, Err);
+        }
+        () = told(killed) => None,
+        excess = temporary.overflow() => Some(excess),
+    };
+    stop.send_replace(true);
+    let report = running.await;
+    match (excess, &report) {
+        // It came to its end before it was stopped.
+        (Some(_), Ok(report)) if report.outcome == JobOutcome::Exited(0) => {}
+        (Some(excess), _) => return Err(excess),
+        (None, _) => {}
+    }
+    report
 }
 
 async fn run_spawned(
@@ -177,7 +212,11 @@ async fn until_end(child: &mut Child, reading: &mut Reading) -> Ending {
     }
 }
 
-fn spawn(config: &ExecutorConfig) -> Result<(Child, ChildStdin, ChildStdout), Error> {
+fn spawn(
+    config: &ExecutorConfig,
+    call: &StartJob,
+    temporary: &TemporaryDirectory,
+) -> Result<(Child, ChildStdin, ChildStdout), Error> {
     let failed = |why: &dyn std::fmt::Display| {
         let text = format!(
             "cannot start the agent program {}: {why}; check the node's installation",
@@ -190,6 +229,12 @@ fn spawn(config: &ExecutorConfig) -> Result<(Child, ChildStdin, ChildStdout), Er
         .arg("agent")
         .arg("--identity")
         .arg(&config.identity)
+        .arg("--temporary")
+        .arg(temporary.path())
+        .arg("--shared-memory")
+        .arg(format!("{} B", temporary.memory_bytes()))
+        .arg("--printed")
+        .arg(log::printed(&config.logs, call.execution))
         .envs(memory.map(|memory| ("BAFS_MEMORY", memory)))
         .env("BAFS_CHANNEL", channel::chosen().name())
         .stdin(Stdio::piped())

@@ -1,10 +1,13 @@
-//! What agents say on standard error, in files of bounded size, number and age. Reads nothing back.
+//! What agents say on standard error, and what their jobs print, in files of bounded size, number
+//! and age.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use bafs_proto::ids::ExecutionId;
+use bafs_proto::limits::JOB_LOG_BYTES_MAX;
 use tokio::io::AsyncReadExt;
 use tokio::process::ChildStderr;
 use tokio::task::spawn_blocking;
@@ -14,11 +17,13 @@ use crate::clock;
 /// Half of what is kept of one execution, in bytes: the file and the one before it.
 const HALF_BYTES: u64 = 512 << 10;
 
-/// Most log files; the oldest go when a job starts, as with the next two bounds.
-const LOGS_MAX: usize = 1_000;
+/// Most log files, of which a job has up to four; the oldest go when a job starts, as with the next
+/// two bounds.
+const LOGS_MAX: usize = 4_000;
 
 /// Most bytes of all log files. Jobs that are running add to them until the next one starts.
-const LOGS_BYTES_MAX: u64 = 64 << 20;
+/// Enough for a scheduler that was away while two hundred jobs ended which print much.
+const LOGS_BYTES_MAX: u64 = 128 << 20;
 
 /// A log to which nothing was added for so long goes.
 const LOG_AGE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -43,6 +48,37 @@ pub(super) async fn keep(mut errors: ChildStderr, path: PathBuf) {
             tracing::warn!(log = %shown, %error, "log of an agent is cut");
         }
     }
+}
+
+/// The files in which an agent leaves what its job printed begin with this: what it wrote to
+/// standard output ends with `.out`, what to standard error with `.err`.
+pub(super) fn printed(logs: &Path, execution: ExecutionId) -> PathBuf {
+    logs.join(execution.to_string())
+}
+
+/// What a job printed on standard output and on standard error; nothing when its logs are gone. A
+/// stream without a file printed nothing, if the agent has ended.
+pub(super) fn read_printed(
+    logs: &Path,
+    execution: ExecutionId,
+    has_ended: bool,
+) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
+    let read = |ending: &str| {
+        let path = printed(logs, execution).with_extension(ending);
+        let Some(file) = unless_gone(File::open(path))? else {
+            return Ok(None);
+        };
+        let mut bytes = Vec::new();
+        file.take(JOB_LOG_BYTES_MAX as u64)
+            .read_to_end(&mut bytes)?;
+        io::Result::Ok(Some(bytes))
+    };
+    let (stdout, stderr) = (read("out")?, read("err")?);
+    let is_kept = stdout.is_some() || stderr.is_some() || {
+        // The agent's own log came before them, and goes before them.
+        has_ended && printed(logs, execution).with_extension("log").exists()
+    };
+    Ok(is_kept.then(|| (stdout.unwrap_or_default(), stderr.unwrap_or_default())))
 }
 
 /// One log that is being written.

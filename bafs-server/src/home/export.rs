@@ -1,11 +1,13 @@
 //! The exported directory: opens what is below it, and nothing else. Checks no rights.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use bafs_proto::path::check_relative;
+use bafs_proto::path::{check_relative, from_bytes, join, to_bytes};
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{
     FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatvfs, fsync, mkdirat, openat2,
@@ -115,24 +117,17 @@ impl Export {
         if is_own(path) {
             return Err(not_found(path));
         }
-        let at = if path.is_empty() { "." } else { path };
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let opened = loop {
-            match openat2(&self.root, at, flags, Mode::empty(), resolve) {
-                // Something was renamed while the path was followed.
-                Err(Errno::AGAIN) => {}
-                other => break other,
-            }
+        let bytes = to_bytes(path);
+        let opened = match self.open_inside(&bytes, ResolveFlags::empty()) {
+            Err(Errno::XDEV) => self.open_by_absolute_links(&bytes),
+            opened => opened,
         };
         let fd = opened.map_err(|error| refuse(path, error))?;
         let stat = fstat(&fd).map_err(|error| refuse(path, error))?;
         let real = real_path(&fd).map_err(|error| refuse(path, error))?;
-        let inside = real
-            .strip_prefix(&self.root_path)
-            .ok()
-            .and_then(Path::to_str);
-        let real = inside.ok_or_else(|| not_found(path))?.to_owned();
+        let inside = real.strip_prefix(&self.root_path);
+        let inside = inside.map_err(|_| not_found(path))?;
+        let real = from_bytes(inside.as_os_str().as_bytes());
         if is_own(&real) {
             return Err(not_found(path));
         }
@@ -141,6 +136,30 @@ impl Export {
             stat,
             path: real,
         })
+    }
+
+    /// Opens what is at a path, never through a link that leads out.
+    fn open_inside(&self, path: &[u8], more: ResolveFlags) -> rustix::io::Result<OwnedFd> {
+        let at: &[u8] = if path.is_empty() { b"." } else { path };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | more;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        loop {
+            match openat2(&self.root, at, flags, Mode::empty(), resolve) {
+                // Something was renamed while the path was followed.
+                Err(Errno::AGAIN) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Opens what is at a path behind links that begin with a slash, which the kernel takes for
+    /// leading out, if they do not.
+    fn open_by_absolute_links(&self, path: &[u8]) -> rustix::io::Result<OwnedFd> {
+        let whole = self.root_path.join(OsStr::from_bytes(path));
+        let real = whole.canonicalize().map_err(|_| Errno::XDEV)?;
+        let inside = real.strip_prefix(&self.root_path);
+        let inside = inside.map_err(|_| Errno::XDEV)?.as_os_str();
+        self.open_inside(inside.as_bytes(), ResolveFlags::NO_SYMLINKS)
     }
 
     /// As [`Export::find`]; where symbolic links lead elsewhere than `path` says, `allow` must
@@ -193,7 +212,7 @@ impl Export {
                     if place != upper {
                         allow(&place).map_err(|error| self.led_away(upper, &place, error))?;
                     }
-                    match mkdirat(&found.fd, name, Mode::from_raw_mode(0o777)) {
+                    match mkdirat(&found.fd, &*to_bytes(name), Mode::from_raw_mode(0o777)) {
                         Ok(()) | Err(Errno::EXIST) => {}
                         Err(error) => return Err(refuse(upper, error)),
                     }
@@ -238,11 +257,7 @@ impl Export {
 impl Found {
     /// Where `name` in this directory really is.
     pub(crate) fn inside(&self, name: &str) -> String {
-        if self.path.is_empty() {
-            name.to_owned()
-        } else {
-            format!("{}/{name}", self.path)
-        }
+        join(&self.path, name)
     }
 
     /// Opens a regular file for reading.
@@ -276,9 +291,7 @@ fn reopen(found: &Found, flags: OFlags) -> rustix::io::Result<OwnedFd> {
 fn real_path(fd: &OwnedFd) -> rustix::io::Result<PathBuf> {
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let target = readlinkat(rustix::fs::CWD, link, Vec::new())?;
-    Ok(PathBuf::from(std::ffi::OsString::from(
-        target.into_string().map_err(|_| Errno::ILSEQ)?,
-    )))
+    Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
 }
 
 fn is_own(path: &str) -> bool {
@@ -300,7 +313,8 @@ pub(crate) fn refuse(path: &str, error: Errno) -> Error {
         Errno::XDEV => {
             let text = format!(
                 "'{path}' is on another file system than the directory that this home exports, or \
-                 behind a symbolic link that leads out of it: export that one by a home of its own"
+                 behind a symbolic link that leads out of it or nowhere: export that one by a home \
+                 of its own"
             );
             return Error::new(ErrorCode::BadPath, text);
         }

@@ -1,28 +1,35 @@
-//! Lists what is below a home path, in path order, page by page. Follows no link on the way.
+//! Lists what is below a home path, in path order, page by page, and tells what it leaves out.
+//! Follows no link on the way.
 
 use std::cmp::Ordering;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use bafs_proto::limits::{PAGE_ENTRIES_MAX, PATH_BYTES_MAX};
 use bafs_proto::message::{SourceEntry, SourceKind, SourcePage};
-use bafs_proto::path::check_relative;
+use bafs_proto::path::{check_relative, from_bytes, join, to_bytes};
+use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::{Error, ErrorCode, Result};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, readlinkat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, fstat, readlinkat, statat};
 use rustix::io::Errno;
 
 use super::export::{Export, Found, kind, refuse};
-use crate::source::{PAGE_BYTES_MAX, entry, entry_bytes};
+use crate::source::{OpenedDirectory, PAGE_BYTES_MAX, entry, entry_bytes, open_directory};
 
 struct Page<'a> {
     export: &'a Export,
     entries: Vec<SourceEntry>,
     bytes: usize,
+    /// Of what comes before the last entry.
+    warnings: SourceWarnings,
+    /// Of what comes after it: they belong to the page that has the next one.
+    since: Vec<(String, WarningReason)>,
 }
 
 /// A page of the listing of `top`, after the entry `after`; and its size in bytes, about.
 ///
 /// # Errors
-/// `NotFound`, `BadPath`; an error, never a gap, when a directory cannot be read.
+/// `NotFound`, `BadPath`; an error, never a gap, when the disk does not give what is there, or the
+/// top may not be read.
 pub(crate) fn list(
     export: &Export,
     top: &Found,
@@ -32,6 +39,8 @@ pub(crate) fn list(
         export,
         entries: Vec::new(),
         bytes: 0,
+        warnings: SourceWarnings::default(),
+        since: Vec::new(),
     };
     if after.is_none() {
         let this = entry("", &top.stat, || Err(Errno::INVAL)).map_err(|e| refuse(&top.path, e))?;
@@ -48,18 +57,37 @@ pub(crate) fn list(
         let after: Vec<_> = after.split('/').filter(|name| !name.is_empty()).collect();
         more = page.walk(top.open_directory()?.as_fd(), "", &after)?;
     }
+    if !more {
+        page.tell();
+    }
     let bytes = page.bytes;
     Ok((
         SourcePage {
             entries: page.entries,
+            warnings: page.warnings,
             more,
         },
         bytes,
     ))
 }
 
+/// One name of a directory.
+enum Described {
+    Entry(SourceEntry),
+    /// As an entry, and opened.
+    Directory(SourceEntry, OwnedFd),
+    LeftOut(WarningReason),
+    /// It went since it was listed.
+    Gone,
+}
+
 impl Page<'_> {
     fn add(&mut self, entry: SourceEntry) {
+        self.tell();
+        if entry.kind == SourceKind::UnreadableDirectory {
+            self.warnings
+                .add(&entry.path, WarningReason::UnreadableDirectory);
+        }
         self.bytes += entry_bytes(&entry);
         self.entries.push(entry);
     }
@@ -77,18 +105,20 @@ impl Page<'_> {
                     Ordering::Greater => {}
                 }
             }
-            let path = if prefix.is_empty() {
-                name.clone()
-            } else {
-                format!("{prefix}/{name}")
-            };
-            if path.len() > PATH_BYTES_MAX {
+            let path = join(prefix, &name);
+            if to_bytes(&path).len() > PATH_BYTES_MAX {
+                self.leave_out(is_new, path, WarningReason::PathTooLong);
                 continue;
             }
-            let Some(found) = describe(directory, &name, &path)? else {
-                continue;
+            let (found, inside) = match describe(directory, &name, &path)? {
+                Described::Entry(found) => (found, None),
+                Described::Directory(found, inside) => (found, Some(inside)),
+                Described::LeftOut(reason) => {
+                    self.leave_out(is_new, path, reason);
+                    continue;
+                }
+                Described::Gone => continue,
             };
-            let descends = found.kind == SourceKind::Directory;
             if is_new {
                 let full = self.entries.len() >= PAGE_ENTRIES_MAX
                     || self.bytes + entry_bytes(&found) > PAGE_BYTES_MAX;
@@ -97,41 +127,37 @@ impl Page<'_> {
                 }
                 self.add(found);
             }
-            if descends && self.descend(directory, &name, &path, below)? {
+            if let Some(inside) = inside
+                && self.walk(inside.as_fd(), &path, below)?
+            {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    fn descend(
-        &mut self,
-        parent: BorrowedFd<'_>,
-        name: &str,
-        path: &str,
-        after: &[&str],
-    ) -> Result<bool> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match openat(parent, name, flags, Mode::empty()) {
-            Ok(fd) => self.walk(fd.as_fd(), path, after),
-            // It went, or became something else, since it was looked at.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(false),
-            Err(error) => Err(refuse(path, error)),
+    fn leave_out(&mut self, is_new: bool, path: String, reason: WarningReason) {
+        if is_new {
+            self.since.push((path, reason));
         }
     }
 
-    /// The names in a directory, in order. A name that is no text cannot travel and is left out.
+    /// Warns of what was left out since the last entry.
+    fn tell(&mut self) {
+        for (path, reason) in std::mem::take(&mut self.since) {
+            self.warnings.add(&path, reason);
+        }
+    }
+
+    /// The names in a directory, as texts, in order.
     fn names(&self, directory: BorrowedFd<'_>, path: &str) -> Result<Vec<String>> {
         let fail = |error| refuse(path, error);
         let stat = fstat(directory).map_err(fail)?;
         let mut names = Vec::new();
         for found in Dir::read_from(directory).map_err(fail)? {
-            let found = found.map_err(fail)?;
-            match found.file_name().to_str() {
-                Ok("." | "..") => {}
-                Ok(name) if self.export.is_own_name(&stat, name) => {}
-                Ok(name) => names.push(name.to_owned()),
-                Err(_) => tracing::warn!(path, "a name that is not UTF-8 is left out of a listing"),
+            let name = from_bytes(found.map_err(fail)?.file_name().to_bytes());
+            if name != "." && name != ".." && !self.export.is_own_name(&stat, &name) {
+                names.push(name);
             }
         }
         names.sort_unstable();
@@ -139,15 +165,38 @@ impl Page<'_> {
     }
 }
 
-/// One name as an entry; `None` when it is gone or has no content.
-fn describe(directory: BorrowedFd<'_>, name: &str, path: &str) -> Result<Option<SourceEntry>> {
-    let described = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).and_then(|stat| {
-        let target = || Ok(readlinkat(directory, name, Vec::new())?.into_bytes());
-        entry(path, &stat, target)
-    });
-    match described {
-        Ok(found) => Ok(found),
-        Err(Errno::NOENT | Errno::INVAL) => Ok(None),
-        Err(error) => Err(refuse(path, error)),
+/// What a name in a directory is.
+fn describe(directory: BorrowedFd<'_>, name: &str, path: &str) -> Result<Described> {
+    loop {
+        match describe_once(directory, &to_bytes(name), path) {
+            Ok(found) => return Ok(found),
+            // It went since the directory was listed.
+            Err(Errno::NOENT | Errno::INVAL) => return Ok(Described::Gone),
+            // A directory became something else just now.
+            Err(Errno::NOTDIR | Errno::LOOP) => {}
+            Err(error) => return Err(refuse(path, error)),
+        }
     }
+}
+
+fn describe_once(
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+    path: &str,
+) -> rustix::io::Result<Described> {
+    let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let target = || Ok(readlinkat(directory, name, Vec::new())?.into_bytes());
+    let Some(found) = entry(path, &stat, target)? else {
+        return Ok(Described::LeftOut(WarningReason::SpecialFile));
+    };
+    if found.kind != SourceKind::Directory {
+        return Ok(Described::Entry(found));
+    }
+    Ok(match open_directory(directory, name)? {
+        OpenedDirectory::Readable(inside) => Described::Directory(found, inside),
+        OpenedDirectory::Unreadable => Described::Entry(SourceEntry {
+            kind: SourceKind::UnreadableDirectory,
+            ..found
+        }),
+    })
 }

@@ -34,12 +34,13 @@ use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::PACK_FILES_MAX;
 use bafs_proto::message::{
-    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, PutFile, PutFiles,
-    PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind, SourceData,
-    SourceEntry, SourcePage, TreeRef, TreeSession,
+    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, PackedFile, PutFile,
+    PutFiles, PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind,
+    SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
 use bafs_proto::net::{Awaited, BoxFuture, Incoming, Service};
+use bafs_proto::path::check_result;
 use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
@@ -47,7 +48,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Tree;
 use bytes::Bytes;
 
-use crate::access::Access;
+use crate::access::{Access, Need};
 use crate::clock;
 use crate::counters::{self, Counters, Figures, ReadFigures};
 use crate::fault::of_disk;
@@ -171,16 +172,20 @@ impl Home {
 
     async fn answer(self: Arc<Self>, incoming: Incoming) -> Result<(Reply, Bytes)> {
         let Incoming {
+            peer,
             token,
             request,
             body,
             deadline,
             awaited,
-            ..
         } = incoming;
         let wait = (deadline, &awaited);
         self.counters.add("home_requests", 1);
         self.counters.add(&format!("calls.{}", request.name()), 1);
+        let needs = needs(&token, &request);
+        if !self.access.knows(&needs) {
+            self.access.prepare(&peer.address, needs).await;
+        }
         let bare = |reply| (reply, Bytes::new());
         match request {
             Request::ListSource(call) => {
@@ -384,6 +389,7 @@ impl Home {
             home.allow(&token, &path, right)?;
             let found = match home.find(&token, &path, right) {
                 Err(error) if writable && error.code == ErrorCode::NotFound => {
+                    check_result(&path)?;
                     let allow = |place: &str| home.allow(&token, place, right);
                     let made = home.export.make_directory(&path, &allow)?;
                     allow(&made.path)?;
@@ -515,6 +521,36 @@ fn unsupported(request: &Request) -> Error {
         request.name()
     );
     Error::new(ErrorCode::Unsupported, text)
+}
+
+/// What is sure to be asked of a request's tokens; each is demanded where it is used, with what
+/// links lead to.
+fn needs(token: &Token, request: &Request) -> Vec<Need> {
+    let shared = Arc::new(token.clone());
+    let at = |path: &str, right| vec![(shared.clone(), Resource::Home(path.to_owned()), right)];
+    match request {
+        Request::ListSource(call) => at(&call.path, Right::Read),
+        Request::StatSource(call) => at(&call.path, Right::Read),
+        Request::ReadSource(call) => at(&call.path, Right::Read),
+        Request::ReadSources(call) => at(&call.path, Right::Read),
+        Request::BeginPut(call) => at(&call.path, Right::Write),
+        Request::PutFile(call) => at(&call.path, Right::Write),
+        Request::PutFiles(call) => {
+            let one = |file: &PackedFile| {
+                let resource = Resource::Home(file.put.path.clone());
+                (Arc::new(file.token.clone()), resource, Right::Write)
+            };
+            call.files.iter().take(PACK_FILES_MAX).map(one).collect()
+        }
+        Request::OpenTree(call) => match (&call.tree, call.writable) {
+            (TreeRef::Home(path), true) => at(path, Right::Write),
+            (TreeRef::Home(path), false) => at(path, Right::Read),
+            (TreeRef::Volume(_), _) => Vec::new(),
+        },
+        Request::ReadCounters(_) => vec![(shared, Resource::Catalog, Right::Read)],
+        // What they need is known with the upload or the session.
+        _ => Vec::new(),
+    }
 }
 
 /// The path of a tree of a home server.

@@ -3,6 +3,7 @@
 use std::fs;
 
 use bafs_proto::ids::ExtractId;
+use bafs_proto::path::to_bytes;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fsync, renameat, statat};
 use rustix::io::Errno;
@@ -34,7 +35,7 @@ impl Puts {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let source =
             rustix::fs::open(&place, flags, Mode::empty()).map_err(|error| fault(&place, error))?;
-        match renameat(&source, DATA, &parent.fd, name) {
+        match renameat(&source, DATA, &parent.fd, &*to_bytes(name)) {
             Ok(()) => {}
             Err(Errno::NOENT) if fs::symlink_metadata(place.join(DATA)).is_err() => {
                 self.check_named(extract, upload, &parent)?;
@@ -48,7 +49,7 @@ impl Puts {
     /// before an interruption. Otherwise they are lost, and the upload begins anew.
     fn check_named(&self, extract: ExtractId, upload: &Upload, parent: &Found) -> Result<()> {
         let (_, name) = parted(&upload.path);
-        let there = match statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+        let there = match statat(&parent.fd, &*to_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
             Err(error) if error != Errno::NOENT => return Err(refuse(&upload.path, error)),
             there => there.ok(),
         };

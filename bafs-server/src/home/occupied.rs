@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +24,9 @@ pub(super) struct Occupied {
     directory: File,
 }
 
+/// The user of files whose owner is not known.
+const NOBODY: u32 = 65_534;
+
 impl Occupied {
     /// Makes a directory if it is not there, but none above it, and uses it.
     ///
@@ -30,11 +34,8 @@ impl Occupied {
     /// What the system says; `WouldBlock` when somebody goes on removing it.
     pub(super) fn enter(path: &Path) -> io::Result<Self> {
         for _ in 0..TRIES_MAX {
-            match fs::create_dir(path) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
-            }
-            let directory = match open(path, OFlags::empty()) {
+            make_own(path)?;
+            let directory = match open(path, OFlags::NOFOLLOW) {
                 // It was removed since.
                 Err(Errno::NOENT) => continue,
                 opened => opened?,
@@ -84,6 +85,35 @@ pub fn remove_unoccupied(export: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Makes a directory that only this user writes, if it is not there; what somebody else put there
+/// is refused, as a home of root would write where a link leads.
+///
+/// # Errors
+/// `PermissionDenied` for another user's; what the system says.
+pub(super) fn make_own(path: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return made,
+    }
+    let found = match fs::symlink_metadata(path) {
+        // It was removed since.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    let own = rustix::process::geteuid().as_raw();
+    // Where root's files on a server of NFS become nobody's.
+    let is_squashed = own == 0 && found.uid() == NOBODY;
+    let is_own = found.uid() == own || is_squashed;
+    if found.is_dir() && is_own && found.mode() & 0o002 == 0 {
+        return Ok(());
+    }
+    let text = format!(
+        "'{}' is a link, another user's, or open to everybody: remove it, or export another directory",
+        path.display()
+    );
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
+}
+
 fn open(path: &Path, more: OFlags) -> rustix::io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
     rustix::fs::open(path, flags, Mode::empty()).map(File::from)
@@ -92,6 +122,26 @@ fn open(path: &Path, more: OFlags) -> rustix::io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn link_in_place_of_the_own_directory_is_refused() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let (export, elsewhere) = (tempfile::tempdir(), tempfile::tempdir());
+        let (export, elsewhere) = (export.expect("directory"), elsewhere.expect("directory"));
+        let own = export.path().join(OWN);
+        symlink(elsewhere.path(), &own).expect("link");
+        let refused = Occupied::enter(&own).expect_err("a link").to_string();
+        assert!(refused.contains("is a link"), "{refused}");
+        fs::remove_file(&own).expect("remove");
+        fs::create_dir(&own).expect("directory");
+        let open = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(&own, open).expect("chmod");
+        assert!(Occupied::enter(&own).is_err());
+        fs::remove_dir(&own).expect("remove");
+        drop(Occupied::enter(&own).expect("enter"));
+        let mode = fs::metadata(&own).expect("it is there").mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
 
     #[test]
     fn a_directory_goes_when_the_last_one_that_uses_it_has_left() {

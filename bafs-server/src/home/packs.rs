@@ -13,6 +13,7 @@ use std::sync::{Arc, PoisonError};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractId;
 use bafs_proto::message::{PutFile, PutReceipt};
+use bafs_proto::path::to_bytes;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -241,7 +242,7 @@ impl Puts {
     fn check_is_there(&self, receipts: &Receipts, receipt: &PutReceipt) -> Result<()> {
         let (above, name) = parted(&receipt.path);
         let there = self.export.find(above).and_then(|parent| {
-            let there = statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+            let there = statat(&parent.fd, &*to_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
             there.map_err(|error| refuse(&receipt.path, error))
         });
         match there {
@@ -280,7 +281,7 @@ impl Puts {
         let parent = self.export.make_directory(above, allow)?;
         self.check_place(&parent, &call.path, allow)?;
         // What is refused later than now stays decided.
-        let there = statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        let there = statat(&parent.fd, &*to_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
         if there.is_ok_and(|there| kind(&there) == FileType::Directory) {
             return Err(refuse(&call.path, Errno::ISDIR));
         }
@@ -429,7 +430,7 @@ impl Puts {
         if receipts.is_placed(*extract) {
             return Ok(());
         }
-        match renameat(CWD, &source, &parent.fd, name) {
+        match renameat(CWD, &source, &parent.fd, &*to_bytes(name)) {
             Ok(()) => receipts.set_placed(*extract),
             Err(Errno::NOENT) if fs::symlink_metadata(&source).is_err() => {
                 receipts.take_back(*extract)?;

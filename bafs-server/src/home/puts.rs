@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractId;
 use bafs_proto::message::{BeginPut, CommitPut, PutFile, PutProgress, PutReceipt};
-use bafs_proto::path::check_relative;
+use bafs_proto::path::check_result;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
@@ -507,7 +507,7 @@ pub(super) fn loaded(place: &Path) -> Result<Option<Upload>> {
 }
 
 pub(super) fn check_target(path: &str) -> Result<()> {
-    check_relative(path)?;
+    check_result(path)?;
     if path.is_empty() || path.split('/').next() == Some(OWN) {
         let text = format!("'{path}' is no place for a file");
         return Err(Error::new(ErrorCode::BadPath, text));

@@ -18,6 +18,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
 
+use super::occupied::make_own;
 use super::puts::{fault, sync_directory};
 use crate::clock;
 
@@ -147,10 +148,7 @@ impl Receipts {
     pub(super) fn open(directory: &Path) -> io::Result<Option<(Self, Vec<Record>)>> {
         // Never with those above: the exported directory may have gone, and must stay so.
         for path in [directory.to_owned(), directory.join(SMALL)] {
-            match fs::create_dir(path) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
-            }
+            make_own(&path)?;
         }
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);

@@ -1,6 +1,7 @@
 //! Directories of the node's own machine as a home, for example on a shared file system. The home
 //! server's own code does the work; here it is told where it may.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,6 +10,7 @@ use bafs_proto::message::{
     BeginPut, CommitPut, ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
+use bafs_proto::path::from_bytes;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -52,7 +54,9 @@ impl Files {
         let open = |path: &Path| {
             let export = Arc::new(Export::open(path)?);
             Ok(Arc::new(Directory {
-                path: path.to_string_lossy().trim_matches('/').to_owned(),
+                path: from_bytes(path.as_os_str().as_bytes())
+                    .trim_matches('/')
+                    .to_owned(),
                 access: access.clone(),
                 opened: Mutex::new(Opened { export, puts: None }),
             }))

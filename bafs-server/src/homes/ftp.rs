@@ -16,13 +16,14 @@ use bafs_proto::limits::MANIFEST_ENTRIES_MAX;
 use bafs_proto::message::{
     PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity, SourcePage,
 };
+use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::time::timeout;
 
 use super::host::Host;
-use super::listing::{changed, digests, directory, file, page};
+use super::listing::{changed, digests, directory, file, page, unless_unreadable};
 use super::settings::HomeSetting;
 use super::{Put, beside};
 use control::Control;
@@ -115,17 +116,33 @@ impl Host for Ftp {
         let mut control = self.control().await?;
         let top = look(&mut control, path).await?;
         let mut entries = vec![entry("", top)];
+        let mut warnings = SourceWarnings::default();
         let mut left = Vec::new();
         if top.kind == Kind::Directory {
-            left.push(String::new());
+            left.push(0);
         }
-        while let Some(above) = left.pop() {
-            for (name, found) in names(&mut control, &below(path, &above)).await? {
+        while let Some(at) = left.pop() {
+            let above = entries[at].path.clone();
+            let inside = names(&mut control, &below(path, &above)).await;
+            let inside = inside.map_err(closed);
+            let Some(inside) = unless_unreadable(inside, &mut entries[at], &mut warnings)? else {
+                continue;
+            };
+            for (name, found) in inside {
                 let name = below(&above, &name);
-                if found.kind == Kind::Directory {
-                    left.push(name.clone());
+                let left_out = match found.kind {
+                    Kind::Directory => {
+                        left.push(entries.len());
+                        None
+                    }
+                    Kind::Special => Some(WarningReason::SpecialFile),
+                    Kind::Unknown => Some(WarningReason::Unreachable),
+                    Kind::File | Kind::Itself => None,
+                };
+                match left_out {
+                    Some(reason) => warnings.add(&name, reason),
+                    None => entries.push(entry(&name, found)),
                 }
-                entries.push(entry(&name, found));
             }
             if entries.len() > MANIFEST_ENTRIES_MAX {
                 let text = "it has more files than a volume can show";
@@ -133,7 +150,7 @@ impl Host for Ftp {
             }
         }
         self.keep(control);
-        page(entries)
+        page(entries, warnings)
     }
 
     async fn read(&self, call: &ReadSource) -> Result<(SourceData, Bytes)> {
@@ -143,7 +160,9 @@ impl Host for Ftp {
         let length = left.min(u64::from(call.length));
         same(&mut control, call).await?;
         let data = if length > 0 {
-            control.read(&rooted(path), call.offset, length).await?
+            // It is there: a server that does not find it now does not give it.
+            let read = control.read(&rooted(path), call.offset, length).await;
+            read.map_err(closed)?
         } else {
             Vec::new()
         };
@@ -234,6 +253,14 @@ impl Host for Ftp {
     }
 }
 
+/// An error about what was seen just now: that a server does not find it says that it is closed.
+fn closed(error: Error) -> Error {
+    match error.code {
+        ErrorCode::NotFound => Error::new(ErrorCode::RightMissing, error.detail),
+        _ => error,
+    }
+}
+
 /// Demands that a file is what it was.
 async fn same(control: &mut Control, call: &ReadSource) -> Result<()> {
     match look(control, &call.path).await {
@@ -306,7 +333,7 @@ async fn size(control: &mut Control, path: &str) -> Result<Option<u64>> {
     }
 }
 
-/// What is in a directory, without what is our own.
+/// What is in a directory, without what is our own. What cannot be looked at stays unknown.
 async fn names(control: &mut Control, path: &str) -> Result<Vec<(String, Facts)>> {
     let mut found = Vec::new();
     if control.has_facts {
@@ -336,7 +363,11 @@ async fn names(control: &mut Control, path: &str) -> Result<Vec<(String, Facts)>
     found.retain(|(name, facts)| facts.kind != Kind::Itself && !super::is_own(name));
     for (name, facts) in &mut found {
         if facts.kind == Kind::Unknown {
-            *facts = look(control, &below(path, name)).await?;
+            match look(control, &below(path, name)).await {
+                Err(error)
+                    if matches!(error.code, ErrorCode::NotFound | ErrorCode::RightMissing) => {}
+                found => *facts = found?,
+            }
         }
     }
     Ok(found)
@@ -350,7 +381,13 @@ fn strange(line: &str) -> Error {
 fn entry(path: &str, found: Facts) -> SourceEntry {
     match found.kind {
         Kind::File => file(path, identity(found)),
-        _ => directory(path),
+        _ => SourceEntry {
+            identity: SourceIdentity {
+                size: 0,
+                ..identity(found)
+            },
+            ..directory(path)
+        },
     }
 }
 

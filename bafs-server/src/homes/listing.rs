@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::hash::Digest;
-use bafs_proto::limits::MANIFEST_ENTRIES_MAX;
+use bafs_proto::limits::{MANIFEST_ENTRIES_MAX, PATH_BYTES_MAX};
 use bafs_proto::message::{SourceEntry, SourceIdentity, SourceKind, SourcePage};
-use bafs_proto::path::check_relative;
+use bafs_proto::path::{check_relative, to_bytes};
+use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::{Error, ErrorCode, Result};
 
 /// Permission bits where a home knows none.
@@ -37,18 +38,23 @@ pub(super) fn directory(path: &str) -> SourceEntry {
     }
 }
 
-/// Entries in any order as the only page of a listing.
+/// Entries in any order as the only page of a listing, with what was left out of them. Paths that
+/// are too long are left out as well.
 ///
 /// # Errors
 /// `BadPath` when a name cannot be that of a file here, `Malformed` when a file has others below
 /// it or there are too many: an error, never a gap.
-pub(super) fn page(entries: Vec<SourceEntry>) -> Result<SourcePage> {
+pub(super) fn page(entries: Vec<SourceEntry>, mut warnings: SourceWarnings) -> Result<SourcePage> {
     let mut tree: BTreeMap<Vec<String>, SourceEntry> = BTreeMap::new();
     let parts = |path: &str| -> Vec<String> {
         let parts = path.split('/').filter(|part| !part.is_empty());
         parts.map(str::to_owned).collect()
     };
     for entry in entries {
+        if to_bytes(&entry.path).len() > PATH_BYTES_MAX {
+            warnings.add(&entry.path, WarningReason::PathTooLong);
+            continue;
+        }
         check_relative(&entry.path)?;
         let place = parts(&entry.path);
         let is_other = |known: &SourceEntry| known.kind != entry.kind;
@@ -69,8 +75,29 @@ pub(super) fn page(entries: Vec<SourceEntry>) -> Result<SourcePage> {
     }
     Ok(SourcePage {
         entries: tree.into_values().collect(),
+        warnings,
         more: false,
     })
+}
+
+/// What is in a directory of a listing; `None` where the home may not read it, which is noted. The
+/// top must be readable.
+///
+/// # Errors
+/// Any other.
+pub(super) fn unless_unreadable<T>(
+    inside: Result<T>,
+    directory: &mut SourceEntry,
+    warnings: &mut SourceWarnings,
+) -> Result<Option<T>> {
+    match inside {
+        Err(error) if error.code == ErrorCode::RightMissing && !directory.path.is_empty() => {
+            directory.kind = SourceKind::UnreadableDirectory;
+            warnings.add(&directory.path, WarningReason::UnreadableDirectory);
+            Ok(None)
+        }
+        inside => inside.map(Some),
+    }
 }
 
 /// Digests of the pieces of a range.
@@ -102,9 +129,25 @@ mod tests {
         file(path, identity)
     }
 
+    fn only(entries: Vec<SourceEntry>) -> Result<SourcePage> {
+        page(entries, SourceWarnings::default())
+    }
+
+    #[test]
+    fn long_paths_are_left_out_and_named() {
+        let long = ["x"; 2_500].join("/");
+        let page = only(vec![named("a"), named(&long)]).expect("a tree");
+        let paths: Vec<_> = page.entries.iter().map(|e| e.path.as_str()).collect();
+        assert_eq!(paths, ["", "a"]);
+        let [warning] = &page.warnings.named[..] else {
+            panic!("{:?}", page.warnings);
+        };
+        assert_eq!(warning.reason, WarningReason::PathTooLong);
+    }
+
     #[test]
     fn directories_are_made_up_and_components_are_compared_one_by_one() {
-        let page = page(vec![named("a/c"), named("a.b"), named("a/b/d")]).expect("a tree");
+        let page = only(vec![named("a/c"), named("a.b"), named("a/b/d")]).expect("a tree");
         let paths: Vec<_> = page.entries.iter().map(|e| e.path.as_str()).collect();
         assert_eq!(paths, ["", "a", "a/b", "a/b/d", "a/c", "a.b"]);
         assert!(!page.more);
@@ -118,13 +161,13 @@ mod tests {
             (vec![named("a//b")], ErrorCode::BadPath),
             (vec![named("../b")], ErrorCode::BadPath),
         ] {
-            assert_eq!(page(entries).expect_err("no tree").code, code);
+            assert_eq!(only(entries).expect_err("no tree").code, code);
         }
     }
 
     #[test]
     fn a_single_file_stays_one() {
-        let page = page(vec![named("")]).expect("a file");
+        let page = only(vec![named("")]).expect("a file");
         assert_eq!(page.entries, [named("")]);
     }
 }

@@ -32,7 +32,7 @@ use bafs_proto::message::{
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::path::check_relative;
+use bafs_proto::path::{check_relative, check_result};
 use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
@@ -403,6 +403,7 @@ impl Homes {
     /// Checks that a file may be put there.
     fn may_write(&self, put: &Put) -> Result<()> {
         self.at(put.at())?;
+        check_result(&put.path)?;
         self.allow(&put.home, &put.token, &put.path, Right::Write)
     }
 

@@ -8,11 +8,13 @@ mod bucket;
 mod uploads;
 mod web;
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::message::{ReadSource, SourceData, SourceIdentity};
 use bafs_proto::net::use_ring;
+use bafs_proto::path::to_bytes;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::{Bytes, BytesMut};
 use futures_util::TryStreamExt;
@@ -54,8 +56,23 @@ impl Objects {
     }
 
     async fn stat(&self, path: &str) -> Result<SourceIdentity> {
-        let found = self.operator.stat(path).await;
+        let found = self.operator.stat(&self.key(path)?).await;
         self.identity(path, &found.map_err(|e| self.fault(path, &e))?)
+    }
+
+    /// What a path is called here.
+    ///
+    /// # Errors
+    /// `BadPath` for bytes that are no text, which HTTP cannot name.
+    fn key<'a>(&self, path: &'a str) -> Result<Cow<'a, str>> {
+        let key = match to_bytes(path) {
+            Cow::Borrowed(_) => return Ok(Cow::Borrowed(path)),
+            Cow::Owned(bytes) => String::from_utf8(bytes),
+        };
+        key.map(Cow::Owned).map_err(|_| {
+            let text = format!("{} has only names in UTF-8, not '{path}'", self.address);
+            Error::new(ErrorCode::BadPath, text)
+        })
     }
 
     async fn read(&self, call: ReadSource) -> Result<(SourceData, Bytes)> {
@@ -70,7 +87,11 @@ impl Objects {
         let mut data = BytesMut::with_capacity(usize::try_from(length).unwrap_or(0));
         if length > 0 {
             let range = call.offset..call.offset + length;
-            let reader = self.operator.reader(path).await.map_err(fault)?;
+            let reader = self
+                .operator
+                .reader(&self.key(path)?)
+                .await
+                .map_err(fault)?;
             let mut stream = reader.into_stream(range).await.map_err(fault)?;
             // Of the same answer as the data, so nothing can come between them.
             let found = stream.metadata().await.map_err(fault)?;

@@ -13,6 +13,8 @@ use bafs_proto::message::{
     SourcePage,
 };
 use bafs_proto::net::BoxFuture;
+use bafs_proto::path::from_bytes;
+use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -20,7 +22,7 @@ use futures_util::stream::{StreamExt, TryStreamExt, iter};
 use tokio::sync::Mutex;
 
 use super::host::Host;
-use super::listing::{changed, digests, page};
+use super::listing::{changed, digests, page, unless_unreadable};
 use super::settings::HomeSetting;
 use super::{Put, beside};
 use packet::{Attributes, Kind, Reply};
@@ -86,21 +88,30 @@ impl Host for Sftp {
         let session = self.session().await?;
         let top = stat(&session, path).await?;
         let mut entries = vec![entry("", top)?];
+        let mut warnings = SourceWarnings::default();
         let mut left = Vec::new();
         if top.mode & KIND_MASK == DIRECTORY {
-            left.push(String::new());
+            left.push(0);
         }
-        while let Some(directory) = left.pop() {
-            for (name, found) in names(&session, &below(path, &directory)).await? {
+        while let Some(at) = left.pop() {
+            let directory = entries[at].path.clone();
+            let inside = names(&session, &below(path, &directory)).await;
+            let Some(inside) = unless_unreadable(inside, &mut entries[at], &mut warnings)? else {
+                continue;
+            };
+            for (name, found) in inside {
                 let name = below(&directory, &name);
                 match found.mode & KIND_MASK {
-                    DIRECTORY => left.push(name.clone()),
+                    DIRECTORY => left.push(entries.len()),
                     LINK => {
                         entries.push(link(&session, path, &name, found).await?);
                         continue;
                     }
                     FILE => {}
-                    _ => continue,
+                    _ => {
+                        warnings.add(&name, WarningReason::SpecialFile);
+                        continue;
+                    }
                 }
                 entries.push(entry(&name, found)?);
             }
@@ -109,7 +120,7 @@ impl Host for Sftp {
                 return Err(Error::new(ErrorCode::Malformed, text));
             }
         }
-        page(entries)
+        page(entries, warnings)
     }
 
     async fn read(&self, call: &ReadSource) -> Result<(SourceData, Bytes)> {
@@ -397,22 +408,26 @@ async fn read_pieces(session: &Session, file: &[u8], offset: u64, length: u64) -
 async fn names(session: &Session, path: &str) -> Result<Vec<(String, Attributes)>> {
     let opened = session.ask(Kind::Opendir, |it| it.text(&rooted(path)));
     let directory = Opened::new(session, opened.await?.handle()?);
-    let mut all = Vec::new();
+    let (mut all, mut is_empty) = (Vec::new(), true);
     loop {
         let page = session.ask(Kind::Readdir, |it| it.bytes(directory.handle()));
         let page = page.await?.names()?;
         if page.is_empty() {
             break;
         }
+        is_empty = false;
         for (name, found) in page {
-            match String::from_utf8(name) {
-                Ok(name) if name == "." || name == ".." || super::is_own(&name) => {}
-                Ok(name) => all.push((name, found)),
-                Err(_) => tracing::warn!(path, "a name that is not UTF-8 is left out of a listing"),
+            let name = from_bytes(&name);
+            if name != "." && name != ".." && !super::is_own(&name) {
+                all.push((name, found));
             }
         }
     }
     directory.close().await?.done()?;
+    if is_empty {
+        // Not even the directory itself: OpenSSH leaves out what it may not look at.
+        stat(session, &below(path, ".")).await?;
+    }
     Ok(all)
 }
 

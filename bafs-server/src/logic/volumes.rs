@@ -11,6 +11,7 @@ use bafs_proto::Error;
 use bafs_proto::allotment::{Allot, Allotments, Share};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
 
@@ -34,6 +35,8 @@ pub struct Row {
     pub fault: Option<Error>,
     /// Bytes of files that came over the network to fill it.
     pub received_bytes: u64,
+    /// What a filled volume does not have as its source has it, since the server started.
+    pub warnings: SourceWarnings,
     /// For a cache volume that is ready: digest of its manifest.
     pub manifest: Option<Digest>,
     /// When its life ends unless someone shows interest.
@@ -110,6 +113,7 @@ impl VolumeTable {
                 state,
                 fault,
                 received_bytes: 0,
+                warnings: SourceWarnings::default(),
                 manifest,
                 expires,
             },
@@ -172,6 +176,7 @@ impl VolumeTable {
             state: VolumeState::Creating,
             fault: None,
             received_bytes: 0,
+            warnings: SourceWarnings::default(),
             manifest: None,
             expires: now.plus_ms(spec.lifetime_ms),
         };
@@ -179,10 +184,12 @@ impl VolumeTable {
         Ok(Creation::Start)
     }
 
-    /// So many bytes of files came over the network to fill a volume.
-    pub fn filled(&mut self, id: VolumeId, received_bytes: u64) {
+    /// So many bytes of files came over the network to fill a volume, which does not have all as
+    /// its source has it.
+    pub fn filled(&mut self, id: VolumeId, received_bytes: u64, warnings: SourceWarnings) {
         if let Some(row) = self.rows.get_mut(&id) {
             row.received_bytes = received_bytes;
+            row.warnings = warnings;
         }
     }
 

@@ -24,7 +24,7 @@ use crate::access::Access;
 use crate::cache::Caches;
 use crate::counters::{self, Counters, Figures, ReadFigures};
 use crate::door::Door;
-use crate::executor::{Executor, ExecutorConfig};
+use crate::executor::{Disk, Executor, ExecutorConfig, TemporaryShare};
 use crate::homes::{HomeSettings, Homes};
 use crate::logic::space::Amount;
 use crate::serving::{ADVERT_TTL_MS, Running, check_names, pool, reachable};
@@ -61,6 +61,12 @@ pub struct NodeConfig {
     pub agent_identity: PathBuf,
     /// Memory of each agent for data that pass through it, in bytes; its own default if `None`.
     pub agent_memory_bytes: Option<u64>,
+    /// Disk of each slot for temporary files of jobs, in bytes; a part of what the disk has left
+    /// beside volumes if `None`.
+    pub temporary_bytes: Option<u64>,
+    /// Memory of each slot that processes of a job share by name, in bytes; of half of the
+    /// machine's if `None`.
+    pub shared_memory_bytes: Option<u64>,
     /// What it is told of homes of other kinds.
     pub homes: HomeSettings,
 }
@@ -107,6 +113,8 @@ pub struct Node {
     door: Arc<Door>,
     access: Access,
     counters: Counters,
+    /// What each slot has for temporary files.
+    share: TemporaryShare,
     /// Whether the store is gone.
     gone: watch::Sender<bool>,
 }
@@ -143,6 +151,7 @@ impl Node {
         })
         .await
         .map_err(|e| Error::new(ErrorCode::ServerFault, format!("store: {e}")))??;
+        config.store = store.root().to_owned();
         if config.catalog.is_none() {
             caches.set_peers(Vec::new());
         }
@@ -152,6 +161,7 @@ impl Node {
         };
         let (opened, cached, filled) = (store.clone(), caches.clone(), homes.clone());
         let storage = Storage::open(opened, capacity, filled, cached, counters.clone()).await?;
+        let share = temporary_share(&config, &store, storage.space().1).await?;
         let executor = ExecutorConfig {
             slots: config.slots,
             program: config.agent_program.clone(),
@@ -160,6 +170,8 @@ impl Node {
             logs: store.logs(),
             starts: store.starts(),
             volumes: store.volumes(),
+            temporary: store.temporary(),
+            share,
         };
         let executor = Executor::open(executor, counters.clone())?;
         let access = Access::at(config.identity.verifier.clone(), address.clone());
@@ -176,6 +188,7 @@ impl Node {
             door,
             access,
             counters,
+            share,
             gone: watch::Sender::new(false),
         }))
     }
@@ -218,6 +231,7 @@ impl Node {
 
     /// What the node publishes.
     fn figures(&self) -> Figures {
+        self.caches.count_near_reads();
         let (capacity, free) = self.storage.space();
         let (slots, jobs) = (self.config.slots, self.executor.running());
         Figures {
@@ -229,6 +243,9 @@ impl Node {
                 ("free_files", free.files),
                 ("slots", u64::from(slots)),
                 ("jobs", u64::from(jobs)),
+                ("slot_temporary_bytes", self.share.bytes),
+                ("slot_temporary_files", self.share.files),
+                ("slot_shared_memory_bytes", self.share.memory_bytes),
             ]),
         }
     }
@@ -252,6 +269,31 @@ impl Node {
             caches: self.caches.adverts(),
         }
     }
+}
+
+/// What each slot of a node has for temporary files, where volumes may still reserve `free`.
+async fn temporary_share(
+    config: &NodeConfig,
+    store: &Arc<Store>,
+    free: Amount,
+) -> Result<TemporaryShare> {
+    let directory = store.temporary();
+    let disk = tokio::task::spawn_blocking(move || Disk::of(&directory)).await;
+    let disk = disk.map_err(std::io::Error::other).flatten();
+    let disk = disk.map_err(|e| crate::fault::of_disk("store", &e))?;
+    let (offered, slots) = (config.capacity_bytes, config.slots);
+    let mut share = TemporaryShare::beside_volumes(disk, offered, free.bytes, slots);
+    share.bytes = config.temporary_bytes.unwrap_or(share.bytes);
+    share.memory_bytes = config.shared_memory_bytes.unwrap_or(share.memory_bytes);
+    if slots > 0 {
+        tracing::info!(
+            bytes = share.bytes,
+            files = share.files,
+            shared_memory_bytes = share.memory_bytes,
+            "each slot has this for temporary files"
+        );
+    }
+    Ok(share)
 }
 
 /// Kills the jobs of a node when the node stops.

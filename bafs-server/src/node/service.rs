@@ -1,10 +1,13 @@
 //! Requests to a node: which right each needs, and which part answers it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bafs_proto::door::HandOverOf;
 use bafs_proto::ids::{ServerId, VolumeId};
-use bafs_proto::message::{CacheRef, Counters as CounterValues, OpenTree, Reply, Request, TreeRef};
+use bafs_proto::message::{
+    CacheRef, Counters as CounterValues, OpenTree, Reply, Request, TreeRef, VolumeList,
+};
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::VolumeKind;
@@ -12,6 +15,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 use super::{Node, presence};
+use crate::access::Need;
 use crate::storage::volume_of;
 
 /// Most volumes in one renewal, each of which costs the check of a right.
@@ -24,81 +28,110 @@ impl Service for Node {
         Box::pin(async move {
             self.counters
                 .add(&format!("calls.{}", incoming.request.name()), 1);
-            self.admit(&incoming.token, &incoming.request)?;
+            let needs = needs(&incoming.token, &incoming.request)?;
+            let peer = &incoming.peer.address;
+            if !self.access.knows(&needs) {
+                self.access.prepare(peer, needs.clone()).await;
+            }
+            for (token, resource, right) in needs {
+                self.access.require(&token, resource, right)?;
+            }
             self.answer(incoming).await
         })
     }
 }
 
-impl Node {
-    /// Demands the rights that a request needs; nothing is done before.
-    fn admit(&self, token: &Token, request: &Request) -> Result<()> {
-        let volume = |id: VolumeId, right| self.access.require(token, Resource::Volume(id), right);
-        match request {
-            Request::CreateVolume(call) => {
-                let mut volumes = call.base.into_iter().chain([call.spec.id]);
-                volumes.try_for_each(|id| volume(id, Right::Manage))
-            }
-            // The answer holds only what the token may see.
-            Request::ListVolumes(_) => Ok(()),
-            Request::ShowVolume(call) => volume(call.volume, Right::Manage),
-            Request::DeleteVolume(call) => volume(call.volume, Right::Manage),
-            Request::InvalidateVolume(call) => volume(call.volume, Right::Manage),
-            Request::ExtractFile(call) => volume(call.volume, Right::Manage),
-            Request::RenewVolumes(call) => {
-                if call.volumes.len() > RENEWED_MAX {
-                    let text = format!("{} volumes are too many at once", call.volumes.len());
-                    return Err(Error::new(ErrorCode::Malformed, text));
-                }
-                call.volumes
-                    .iter()
-                    .try_for_each(|id| volume(*id, Right::Manage))
-            }
-            Request::ListVolumeTree(call) => volume(call.volume, Right::Read),
-            Request::ReadVolumeFile(call) => volume(call.volume, Right::Read),
-            Request::ReadVolumeFiles(call) => volume(call.volume, Right::Read),
-            Request::MapVolumeFile(call) => volume(call.volume, Right::Read),
-            Request::ReadManifest(call) => volume(call.volume, Right::Read),
-            Request::ReadBlocks(call) => match &call.cache {
-                CacheRef::Volume(id) => volume(*id, Right::Read),
-                CacheRef::Cooperative(name) => {
-                    let resource = Resource::Cooperative(name.clone());
-                    self.access.require(token, resource, Right::Read)
-                }
-            },
-            Request::ShowCache(call) => volume(call.volume, Right::Manage),
-            Request::WarmCache(call) => volume(call.volume, Right::Manage),
-            Request::JoinCache(call) => {
-                let resource = Resource::Cooperative(call.cooperative.clone());
-                self.access.require(token, resource, Right::Read)
-            }
-            Request::OpenTree(OpenTree { tree, writable, .. }) => volume(
-                volume_of(tree)?,
-                if *writable { Right::Write } else { Right::Read },
-            ),
-            // Checked with the session, which alone knows the right that it needs.
-            Request::RunFileOps(_) | Request::CloseTree(_) => Ok(()),
-            Request::HandOver(call) => match &call.what {
-                HandOverOf::Tree { .. } => Ok(()),
-                HandOverOf::Cache { volume: id, .. } => volume(*id, Right::Read),
-            },
-            Request::StartJob(_)
-            | Request::WatchJobs(_)
-            | Request::KillJob(_)
-            | Request::Allot(_) => self.access.require(token, Resource::Jobs, Right::Manage),
-            Request::ReadCounters(_) => self.access.require(token, Resource::Catalog, Right::Read),
-            Request::Advertise(_)
-            | Request::QueryServers(_)
-            | Request::ListSource(_)
-            | Request::StatSource(_)
-            | Request::ReadSource(_)
-            | Request::ReadSources(_)
-            | Request::BeginPut(_)
-            | Request::PutRange(_)
-            | Request::CommitPut(_)
-            | Request::PutFile(_)
-            | Request::PutFiles(_) => Err(unsupported(request)),
+/// The rights that a request needs; nothing is done before they are demanded.
+fn needs(token: &Token, request: &Request) -> Result<Vec<Need>> {
+    let token = Arc::new(token.clone());
+    let need = |resource, right| vec![(token.clone(), resource, right)];
+    let volume = |id: VolumeId, right| need(Resource::Volume(id), right);
+    let needs = match request {
+        Request::CreateVolume(call) => {
+            let volumes = call.base.into_iter().chain([call.spec.id]);
+            volumes.flat_map(|id| volume(id, Right::Manage)).collect()
         }
+        // The answer holds only what the token may see.
+        Request::ListVolumes(_) => Vec::new(),
+        Request::ShowVolume(call) => volume(call.volume, Right::Manage),
+        Request::DeleteVolume(call) => volume(call.volume, Right::Manage),
+        Request::InvalidateVolume(call) => volume(call.volume, Right::Manage),
+        Request::ExtractFile(call) => volume(call.volume, Right::Manage),
+        Request::RenewVolumes(call) => {
+            if call.volumes.len() > RENEWED_MAX {
+                let text = format!("{} volumes are too many at once", call.volumes.len());
+                return Err(Error::new(ErrorCode::Malformed, text));
+            }
+            let volumes = call.volumes.iter();
+            volumes.flat_map(|id| volume(*id, Right::Manage)).collect()
+        }
+        Request::ListVolumeTree(call) => volume(call.volume, Right::Read),
+        Request::ReadVolumeFile(call) => volume(call.volume, Right::Read),
+        Request::ReadVolumeFiles(call) => volume(call.volume, Right::Read),
+        Request::MapVolumeFile(call) => volume(call.volume, Right::Read),
+        Request::ReadManifest(call) => volume(call.volume, Right::Read),
+        Request::ReadBlocks(call) => match &call.cache {
+            CacheRef::Volume(id) => volume(*id, Right::Read),
+            CacheRef::Cooperative(name) => need(Resource::Cooperative(name.clone()), Right::Read),
+        },
+        Request::ShowCache(call) => volume(call.volume, Right::Manage),
+        Request::WarmCache(call) => volume(call.volume, Right::Manage),
+        Request::JoinCache(call) => {
+            let resource = Resource::Cooperative(call.cooperative.clone());
+            need(resource, Right::Read)
+        }
+        Request::OpenTree(OpenTree { tree, writable, .. }) => volume(
+            volume_of(tree)?,
+            if *writable { Right::Write } else { Right::Read },
+        ),
+        // Checked with the session, which alone knows the right that it needs.
+        Request::RunFileOps(_) | Request::CloseTree(_) => Vec::new(),
+        Request::HandOver(call) => match &call.what {
+            HandOverOf::Tree { .. } => Vec::new(),
+            HandOverOf::Cache { volume: id, .. } => volume(*id, Right::Read),
+        },
+        Request::StartJob(_)
+        | Request::WatchJobs(_)
+        | Request::ReadJobOutput(_)
+        | Request::KillJob(_)
+        | Request::Allot(_) => need(Resource::Jobs, Right::Manage),
+        Request::ReadCounters(_) => need(Resource::Catalog, Right::Read),
+        Request::Advertise(_)
+        | Request::QueryServers(_)
+        | Request::ListSource(_)
+        | Request::StatSource(_)
+        | Request::ReadSource(_)
+        | Request::ReadSources(_)
+        | Request::BeginPut(_)
+        | Request::PutRange(_)
+        | Request::CommitPut(_)
+        | Request::PutFile(_)
+        | Request::PutFiles(_) => return Err(unsupported(request)),
+    };
+    Ok(needs)
+}
+
+impl Node {
+    /// The volumes of a page that a token may see.
+    async fn visible(&self, token: &Token, peer: &str, ids: &[VolumeId]) -> BTreeSet<VolumeId> {
+        let shared = Arc::new(token.clone());
+        let need = |resource| (shared.clone(), resource, Right::Read);
+        // Most who list may see all of them, which is one check.
+        let all = need(Resource::Volumes);
+        let mut needs = vec![all.clone()];
+        needs.extend(ids.iter().map(|id| need(Resource::Volume(*id))));
+        if !self.access.knows(&needs[..1]) {
+            self.access.prepare_all(peer, vec![all]).await;
+        }
+        let may_see = |resource| self.access.require(token, resource, Right::Read).is_ok();
+        if may_see(Resource::Volumes) {
+            return ids.iter().copied().collect();
+        }
+        if !self.access.knows(&needs) {
+            self.access.prepare_all(peer, needs).await;
+        }
+        let seen = ids.iter().filter(|id| may_see(Resource::Volume(**id)));
+        seen.copied().collect()
     }
 
     async fn answer(&self, incoming: Incoming) -> Answer {
@@ -122,6 +155,10 @@ impl Node {
             Request::WatchJobs(call) => plain(Reply::WatchJobs(
                 self.executor.watch(call, incoming.deadline).await?,
             )),
+            Request::ReadJobOutput(call) => {
+                let (output, body) = self.executor.read_output(call).await?;
+                Ok((Reply::ReadJobOutput(output), body))
+            }
             Request::KillJob(call) => plain(Reply::KillJob(self.executor.kill(call))),
             Request::HandOver(call) => {
                 plain(Reply::HandOver(self.hand_over(call.what, &incoming.token)?))
@@ -151,6 +188,7 @@ impl Node {
 
     async fn answer_volumes(&self, incoming: Incoming) -> Answer {
         let Incoming {
+            peer,
             token,
             request,
             deadline,
@@ -165,12 +203,14 @@ impl Node {
                 Reply::CreateVolume(self.storage.create(call, deadline).await?)
             }
             Request::ListVolumes(call) => {
-                let visible = |id| {
-                    self.access
-                        .require(&token, Resource::Volume(id), Right::Read)
-                        .is_ok()
-                };
-                Reply::ListVolumes(self.storage.list(call, visible).await?)
+                let (page, next) = self.storage.page(call.after);
+                let ids: Vec<_> = page.iter().map(|row| row.spec.id).collect();
+                let visible = self.visible(&token, &peer.address, &ids).await;
+                let seen = page
+                    .into_iter()
+                    .filter(|row| visible.contains(&row.spec.id));
+                let volumes = self.storage.describe(seen).await;
+                Reply::ListVolumes(VolumeList { volumes, next })
             }
             Request::ShowVolume(call) => Reply::ShowVolume(self.storage.show(call.volume).await?),
             Request::DeleteVolume(call) => {

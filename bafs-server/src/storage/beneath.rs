@@ -1,15 +1,18 @@
 //! Files below a directory, reached without ever leaving it: a job owns what is in its volume and
 //! may put symbolic links there, or swap a directory for a link at any moment. Knows no volumes.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use bafs_proto::message::{SourceEntry, SourceKind};
+use bafs_proto::path::{from_bytes, to_bytes};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use super::inside::Inside;
 use crate::source::entry;
 
 /// How often a path is followed while things are renamed on the way.
@@ -35,7 +38,8 @@ fn open_beneath(
     flags: OFlags,
     resolve: ResolveFlags,
 ) -> rustix::io::Result<OwnedFd> {
-    let open = || rustix::fs::openat2(root, path, flags, Mode::empty(), resolve);
+    let path = to_bytes(if path.is_empty() { "." } else { path });
+    let open = || rustix::fs::openat2(root, &*path, flags, Mode::empty(), resolve);
     let mut tries = std::iter::repeat_with(open).take(OPEN_TRIES);
     let opened = tries.find(|opened| !matches!(opened, Err(Errno::AGAIN)));
     opened.unwrap_or(Err(Errno::AGAIN))
@@ -44,8 +48,13 @@ fn open_beneath(
 impl Beneath {
     /// Takes `directory` as the root.
     pub(super) fn open(directory: &Path) -> io::Result<Self> {
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        Ok(Self(rustix::fs::open(directory, flags, Mode::empty())?))
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let open = |how| rustix::fs::open(directory, flags | how, Mode::empty());
+        Ok(Self(match open(OFlags::RDONLY) {
+            // A job has closed it; what is asked of it opens it for as long.
+            Err(Errno::ACCESS) => open(OFlags::PATH)?,
+            opened => opened?,
+        }))
     }
 
     /// Opens a regular file for reading, through symbolic links as long as they stay inside.
@@ -56,10 +65,19 @@ impl Beneath {
         // Without NONBLOCK a FIFO that the job made would block us for ever.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let path = if path.is_empty() { "." } else { path };
         let open = |flags| open_beneath(&self.0, path, flags, resolve);
+        let held = OFlags::PATH | OFlags::CLOEXEC;
         let file = match open(flags) {
-            Err(Errno::ACCESS) => open_unreadable(open(OFlags::PATH | OFlags::CLOEXEC)?, flags)?,
+            Err(Errno::ACCESS) => match open(held) {
+                // A directory on the way is closed.
+                Err(Errno::ACCESS) => {
+                    let (parent, name) = self.parent(path)?;
+                    let itself = held | OFlags::NOFOLLOW;
+                    let opened = rustix::fs::openat(&parent, &*name, itself, Mode::empty())?;
+                    open_unreadable(opened, flags)?
+                }
+                opened => open_unreadable(opened?, flags)?,
+            },
             opened => File::from(opened?),
         };
         if !file.metadata()?.is_file() {
@@ -74,8 +92,8 @@ impl Beneath {
     /// It is none, or its directory is not inside.
     pub(super) fn read_link(&self, path: &str) -> io::Result<String> {
         let (parent, name) = self.parent(path)?;
-        let target = rustix::fs::readlinkat(parent, name, Vec::new())?;
-        Ok(target.to_string_lossy().into_owned())
+        let target = rustix::fs::readlinkat(parent, &*name, Vec::new())?;
+        Ok(from_bytes(target.as_bytes()))
     }
 
     /// Makes a new regular file for writing. Its directory must exist.
@@ -83,14 +101,23 @@ impl Beneath {
         let (parent, name) = self.parent(path)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
-        Ok(File::from(rustix::fs::openat(parent, name, flags, mode)?))
+        Ok(File::from(rustix::fs::openat(parent, &*name, flags, mode)?))
+    }
+
+    /// Makes a regular file, or empties the one that is there. Its directory must exist.
+    pub(super) fn empty_file(&self, path: &str) -> io::Result<File> {
+        let (parent, name) = self.parent(path)?;
+        let how = OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | how;
+        let mode = Mode::RUSR | Mode::WUSR;
+        Ok(File::from(rustix::fs::openat(parent, &*name, flags, mode)?))
     }
 
     /// Makes a directory. Its parent must exist. Gives the bytes that it takes on disk.
     pub(super) fn create_directory(&self, path: &str) -> io::Result<u64> {
         let (parent, name) = self.parent(path)?;
-        rustix::fs::mkdirat(&parent, name, Mode::RWXU)?;
-        let made = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        rustix::fs::mkdirat(&parent, &*name, Mode::RWXU)?;
+        let made = rustix::fs::statat(parent, &*name, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(bytes(&made))
     }
 
@@ -103,10 +130,10 @@ impl Beneath {
         mtime_ns: i64,
     ) -> io::Result<u64> {
         let (parent, name) = self.parent(path)?;
-        rustix::fs::symlinkat(target, &parent, name)?;
+        rustix::fs::symlinkat(target, &parent, &*name)?;
         let (times, itself) = (timestamps(mtime_ns), AtFlags::SYMLINK_NOFOLLOW);
-        rustix::fs::utimensat(&parent, name, &times, itself)?;
-        Ok(bytes(&rustix::fs::statat(&parent, name, itself)?))
+        rustix::fs::utimensat(&parent, &*name, &times, itself)?;
+        Ok(bytes(&rustix::fs::statat(&parent, &*name, itself)?))
     }
 
     /// Sets permission bits and modification time of a directory, the root for the empty path.
@@ -126,11 +153,18 @@ impl Beneath {
     }
 
     /// Opens a directory inside, not through symbolic links.
-    pub(super) fn directory(&self, path: &str) -> io::Result<OwnedFd> {
+    pub(super) fn directory(&self, path: &str) -> io::Result<Inside> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let path = if path.is_empty() { "." } else { path };
-        Ok(open_beneath(&self.0, path, flags, resolve)?)
+        let opened = open_beneath(&self.0, path, flags, resolve).and_then(|opened| {
+            // Whoever may list a directory may perhaps not go into it.
+            rustix::fs::openat(&opened, c".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+            Ok(opened)
+        });
+        match opened {
+            Err(Errno::ACCESS) => Inside::open_closed(&self.0, &to_bytes(path)),
+            opened => Ok(Inside::from(opened?)),
+        }
     }
 
     /// Gives the regular file at `path` a further name. The directory of that must exist.
@@ -138,7 +172,7 @@ impl Beneath {
         let ((parent, name), (new_parent, new_name)) = (self.parent(path)?, self.parent(new)?);
         let flags = AtFlags::empty(); // a symbolic link is not followed
         Ok(rustix::fs::linkat(
-            parent, name, new_parent, new_name, flags,
+            parent, &*name, new_parent, &*new_name, flags,
         )?)
     }
 
@@ -151,8 +185,8 @@ impl Beneath {
             return Ok(entry.map(|entry| Seen { entry, file: None }));
         }
         let (parent, name) = self.parent(path)?;
-        let stat = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let target = || Ok(rustix::fs::readlinkat(&parent, name, Vec::new())?.into_bytes());
+        let stat = rustix::fs::statat(&parent, &*name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let target = || Ok(rustix::fs::readlinkat(&parent, &*name, Vec::new())?.into_bytes());
         let entry = entry(path, &stat, target)?;
         Ok(entry.map(|entry| {
             let has_others = entry.kind == SourceKind::File && stat.st_nlink > 1;
@@ -161,32 +195,22 @@ impl Beneath {
         }))
     }
 
-    /// Names in a directory, sorted bytewise.
-    ///
-    /// # Errors
-    /// `InvalidData` for a name that is not UTF-8, which the protocol cannot carry.
+    /// Names in a directory, as texts, sorted.
     pub(super) fn names(&self, path: &str) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for found in Dir::read_from(self.directory(path)?.as_fd())? {
-            let found = found?;
-            let name = found.file_name().to_str().map_err(|_| {
-                let name = found.file_name().to_string_lossy();
-                let text = format!("the name '{name}' in '{path}' is not UTF-8; rename it");
-                io::Error::new(io::ErrorKind::InvalidData, text)
-            })?;
+            let name = from_bytes(found?.file_name().to_bytes());
             if name != "." && name != ".." {
-                names.push(name.to_owned());
+                names.push(name);
             }
         }
         names.sort_unstable();
         Ok(names)
     }
 
-    fn parent<'a>(&self, path: &'a str) -> io::Result<(OwnedFd, &'a str)> {
-        match path.rsplit_once('/') {
-            Some((parent, name)) => Ok((self.directory(parent)?, name)),
-            None => Ok((self.directory("")?, path)),
-        }
+    fn parent<'a>(&self, path: &'a str) -> io::Result<(Inside, Cow<'a, [u8]>)> {
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        Ok((self.directory(parent)?, to_bytes(name)))
     }
 }
 
@@ -236,11 +260,21 @@ fn timestamps(mtime_ns: i64) -> Timestamps {
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::PermissionsExt;
 
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
     use super::*;
+
+    /// Does something on this thread as anybody but root.
+    fn as_anybody<T>(act: impl FnOnce() -> T) -> T {
+        let mut own = capabilities(None).expect("capabilities");
+        let all = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+        own.effective.remove(all);
+        set_capabilities(None, own).expect("give up");
+        act()
+    }
 
     #[test]
     fn a_file_that_its_owner_may_not_read_is_opened_and_stays_as_it_is() {
@@ -250,21 +284,69 @@ mod tests {
         let closed = std::fs::Permissions::from_mode(0o200);
         std::fs::set_permissions(&path, closed).expect("chmod");
         let root = Beneath::open(directory.path()).expect("root");
-        // As anybody but root.
         let act = move || {
-            let mut own = capabilities(None).expect("capabilities");
-            let all = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
-            own.effective.remove(all);
-            set_capabilities(None, own).expect("give up");
             let mut text = String::new();
             let read = root
                 .open_file("f")
                 .and_then(|mut f| f.read_to_string(&mut text));
             read.map(|_| text)
         };
-        let read = std::thread::spawn(act).join().expect("join");
+        let read = std::thread::spawn(|| as_anybody(act)).join().expect("join");
         assert_eq!(read.expect("it is ours"), "x");
         let mode = std::fs::metadata(path).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o200);
+    }
+
+    #[test]
+    fn closed_directories_are_read_and_stay_closed() {
+        let root = tempfile::tempdir().expect("directory");
+        let at = |path: &str| root.path().join(path);
+        std::fs::create_dir_all(at("a/b")).expect("directories");
+        std::fs::write(at("a/b/f"), "x").expect("write");
+        let close = |path: &str, bits| {
+            let bits = std::fs::Permissions::from_mode(bits);
+            std::fs::set_permissions(at(path), bits).expect("chmod");
+        };
+        close("a/b/f", 0);
+        close("a/b", 0o600);
+        close("a", 0);
+        close("", 0);
+        let path = root.path().to_owned();
+        let act = move || {
+            let root = Beneath::open(&path).expect("root");
+            let names = ["", "a", "a/b"].map(|path| root.names(path).expect("names"));
+            let seen = root.look("a/b/f").expect("look").expect("a file");
+            let mut text = String::new();
+            let mut file = root.open_file("a/b/f").expect("open");
+            file.read_to_string(&mut text).expect("read");
+            (names, seen.entry.mode, text)
+        };
+        let (names, mode, text) = std::thread::spawn(|| as_anybody(act)).join().expect("join");
+        assert_eq!(names, [["a"], ["b"], ["f"]]);
+        assert_eq!((mode, text.as_str()), (0, "x"));
+        let bits = |path: &str| {
+            std::fs::metadata(at(path))
+                .expect("there")
+                .permissions()
+                .mode()
+        };
+        let bits = ["", "a", "a/b", "a/b/f"].map(|path| bits(path) & 0o777);
+        assert_eq!(bits, [0, 0, 0o600, 0]);
+        close("", 0o700);
+        close("a", 0o700);
+        close("a/b", 0o700);
+    }
+
+    #[test]
+    fn names_are_bytes() {
+        let directory = tempfile::tempdir().expect("directory");
+        let root = Beneath::open(directory.path()).expect("root");
+        let name = from_bytes(b"\xe9");
+        root.create_directory(&name).expect("mkdir");
+        root.create_file(&format!("{name}/f\u{e9}")).expect("file");
+        assert_eq!(root.names("").expect("names"), [name.as_str()]);
+        assert_eq!(root.names(&name).expect("names"), ["f\u{e9}"]);
+        let path = std::ffi::OsStr::from_bytes(b"\xe9/f\xc3\xa9");
+        assert!(directory.path().join(path).exists());
     }
 }

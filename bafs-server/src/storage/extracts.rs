@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bafs_proto::ids::ExtractId;
 use bafs_proto::message::{ExtractFile, PutReceipt};
-use bafs_proto::path::check_relative;
+use bafs_proto::path::{check_relative, check_result};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -63,7 +63,7 @@ impl Storage {
         deadline: Deadline,
     ) -> Result<PutReceipt> {
         check_relative(&call.path)?;
-        check_relative(&call.target)?;
+        check_result(&call.target)?;
         let stopped = || Error::new(ErrorCode::ServerFault, "the extraction was interrupted");
         loop {
             let (mut answer, joined) = self.join(&call, deadline)?;

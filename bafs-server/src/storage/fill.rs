@@ -7,13 +7,14 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::limits::PAGE_ENTRIES_MAX;
 use bafs_proto::message::{SourceEntry, SourceKind};
 use bafs_proto::path::check_relative;
 use bafs_proto::replica::DataRange;
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::ROOT_FREE_BYTES;
 use tokio::sync::Semaphore;
@@ -22,6 +23,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::beneath::{self, Beneath};
 use super::flush::Flush;
 use super::links::Links;
+use super::look_ahead::LookAhead;
 use super::older::{Known, Older};
 use super::origin::{Origin, RANGE_BYTES};
 use crate::logic::space::Amount;
@@ -50,9 +52,18 @@ pub(super) struct Fill {
     pub(super) older: Option<PathBuf>,
 }
 
+/// What became of a fill.
+#[derive(Debug)]
+pub(super) struct Filled {
+    /// Bytes of files that came over the network.
+    pub(super) received_bytes: u64,
+    /// What is not there as the source has it.
+    pub(super) warnings: SourceWarnings,
+}
+
 /// What a volume takes while it is filled: blocks on disk, as its tree counts them later.
 #[derive(Debug)]
-struct Taken {
+pub(super) struct Taken {
     limit: Amount,
     bytes: AtomicU64,
     files: AtomicU64,
@@ -61,8 +72,6 @@ struct Taken {
 /// Where a fill is.
 struct Progress {
     root: Arc<Beneath>,
-    /// Bytes that the source says its files have.
-    declared: u64,
     /// With the bytes of each that are counted.
     directories: Vec<(SourceEntry, u64)>,
     links: Links,
@@ -98,7 +107,12 @@ enum Sync {
 impl Taken {
     /// One more file.
     fn file(&self) -> Result<()> {
-        if self.files.fetch_add(1, SeqCst) < self.limit.files {
+        self.has_room_for(self.files.fetch_add(1, SeqCst) + 1)
+    }
+
+    /// Whether so many files may be in the volume.
+    pub(super) fn has_room_for(&self, files: u64) -> Result<()> {
+        if files <= self.limit.files {
             return Ok(());
         }
         let text = format!(
@@ -122,7 +136,8 @@ impl Taken {
         Ok(())
     }
 
-    fn fits(&self, bytes: u64, path: &str) -> Result<()> {
+    /// Whether so many bytes may be in the volume, to which `path` adds.
+    pub(super) fn fits(&self, bytes: u64, path: &str) -> Result<()> {
         if bytes <= self.limit.bytes {
             return Ok(());
         }
@@ -151,12 +166,12 @@ impl Pack {
 
 impl Fill {
     /// Fills the empty directory `tree`; when this returns, its content is durable. Dropping the
-    /// future stops the work. Gives the bytes of files that came over the network.
+    /// future stops the work.
     ///
     /// # Errors
     /// `TooLarge` when the source is larger than the limit; what the source answered;
     /// `DigestMismatch`; `NoSpaceBytes` when the disk is full, `ServerFault` when it refuses else.
-    pub(super) async fn run(self, tree: &Path) -> Result<u64> {
+    pub(super) async fn run(self, tree: &Path) -> Result<Filled> {
         let root = Arc::new(Beneath::open(tree).map_err(|e| disk("tree", &e))?);
         // A home is not asked what is the same.
         let older = self.older.filter(|_| !self.origin.is_home());
@@ -169,21 +184,19 @@ impl Fill {
             origin: self.origin,
             older: older.and_then(|older| Older::open(&older)),
             ranges: Arc::new(Semaphore::new(RANGES_MAX)),
+            warnings: Mutex::default(),
         });
         let mut progress = Progress {
             root,
-            declared: 0,
             directories: Vec::new(),
             links: Links::default(),
             pack: Pack::default(),
             files: JoinSet::new(),
             made: 0,
         };
-        let mut after = None;
-        loop {
-            let listed = filling.origin.list(after).await?;
-            let page = &listed.page;
-            for (place, entry) in page.entries.iter().enumerate() {
+        let mut pages = LookAhead::new(&filling.origin, &filling.taken).await?;
+        while let Some(listed) = pages.next(&filling.origin).await? {
+            for (place, entry) in listed.page.entries.iter().enumerate() {
                 let is_new = match listed.file_at(place) {
                     Some(file) => progress.links.is_first(entry, file)?,
                     None => true,
@@ -192,15 +205,8 @@ impl Fill {
                     filling.take(entry, &mut progress).await?;
                 }
             }
+            filling.warnings().extend(listed.page.warnings);
             filling.send_pack(&mut progress).await?;
-            if !page.more {
-                break;
-            }
-            after = page.entries.last().map(|entry| entry.path.clone());
-            if after.is_none() {
-                let text = "the source sends empty pages; it is of another version or damaged";
-                return Err(Error::new(ErrorCode::Malformed, text));
-            }
         }
         while let Some(done) = progress.files.join_next().await {
             joined(done)?;
@@ -211,20 +217,30 @@ impl Fill {
             finish_all(&progress, &this.taken)
         })
         .await?;
-        Ok(filling.origin.received_bytes.load(SeqCst))
+        let warnings = std::mem::take(&mut *filling.warnings());
+        Ok(Filled {
+            received_bytes: filling.origin.received_bytes.load(SeqCst),
+            warnings,
+        })
     }
 }
 
 /// A fill under way.
 #[derive(Debug)]
-struct Filling {
-    origin: Origin,
+pub(super) struct Filling {
+    pub(super) origin: Origin,
     older: Option<Older>,
     taken: Taken,
     ranges: Arc<Semaphore>,
+    warnings: Mutex<SourceWarnings>,
 }
 
 impl Filling {
+    /// What is not there as the source has it, so far.
+    pub(super) fn warnings(&self) -> MutexGuard<'_, SourceWarnings> {
+        self.warnings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Makes one entry, or has it made.
     async fn take(self: &Arc<Self>, entry: &SourceEntry, progress: &mut Progress) -> Result<()> {
         check_relative(&entry.path)?;
@@ -235,7 +251,13 @@ impl Filling {
         let path = self.origin.target(entry)?;
         let root = progress.root.clone();
         match &entry.kind {
-            SourceKind::Directory => {
+            SourceKind::Directory | SourceKind::UnreadableDirectory => {
+                let mut entry = entry.clone();
+                if entry.kind == SourceKind::UnreadableDirectory {
+                    // The listing has noted it; here it is about those whom no right stops.
+                    self.check_closes(&path)?;
+                    entry.mode = 0;
+                }
                 let mut bytes = 0;
                 if !is_root {
                     let this = self.clone();
@@ -247,7 +269,7 @@ impl Filling {
                     })
                     .await?;
                 }
-                progress.directories.push((entry.clone(), bytes));
+                progress.directories.push((entry, bytes));
                 Ok(())
             }
             SourceKind::Symlink(target) => {
@@ -261,11 +283,6 @@ impl Filling {
                 .await
             }
             SourceKind::File => {
-                // Of files at home nobody says how much of them is holes.
-                if self.origin.is_home() {
-                    progress.declared = progress.declared.saturating_add(entry.identity.size);
-                    self.taken.fits(progress.declared, &entry.path)?;
-                }
                 if let Some(bytes_max) = self.origin.pack_bytes_max()
                     && entry.identity.size <= u64::from(RANGE_BYTES)
                 {
@@ -299,7 +316,12 @@ impl Filling {
         let (this, root) = (self.clone(), progress.root.clone());
         progress.files.spawn(async move {
             let (pack, known) = this.clone().known_files(pack).await?;
-            let data = this.origin.read_files(&pack.files, &known).await?;
+            let data = match this.origin.read_files(&pack.files, &known).await {
+                Err(error) if this.is_unreadable(&error) => {
+                    return this.copy_each(&root, pack, sync).await;
+                }
+                data => data?,
+            };
             blocking(move || this.make_files(&root, &pack.files, &data, sync)).await
         });
         Ok(())
@@ -346,7 +368,37 @@ impl Filling {
         Ok(())
     }
 
+    /// Copies the files of a pack one by one, of which the home may not read some.
+    async fn copy_each(
+        self: &Arc<Self>,
+        root: &Arc<Beneath>,
+        pack: Pack,
+        sync: Sync,
+    ) -> Result<()> {
+        for (path, entry) in pack.files {
+            let copy = Copy {
+                root: root.clone(),
+                path,
+                entry: Arc::new(entry),
+                ranges: self.ranges.clone(),
+                sync,
+            };
+            self.clone().copy_file(copy).await?;
+        }
+        Ok(())
+    }
+
     async fn copy_file(self: Arc<Self>, copy: Copy) -> Result<()> {
+        let (root, path, entry) = (copy.root.clone(), copy.path.clone(), copy.entry.clone());
+        match self.clone().copy_content(copy).await {
+            Err(error) if self.is_unreadable(&error) => {
+                self.make_unreadable(root, path, entry).await
+            }
+            done => done,
+        }
+    }
+
+    async fn copy_content(self: Arc<Self>, copy: Copy) -> Result<()> {
         let Copy {
             root,
             path,

@@ -9,9 +9,9 @@ use std::time::Duration;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CreateVolume, Done, InvalidateVolume};
-use bafs_proto::path::{check_name, check_relative};
+use bafs_proto::path::{check_name, check_relative, check_text};
 use bafs_proto::time::{Deadline, Time};
-use bafs_proto::volume::{Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
+use bafs_proto::volume::{LimitKind, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::fill::Fill;
@@ -315,8 +315,9 @@ impl Storage {
                     // Without it everything comes from the source.
                     older: call.base.and_then(|base| self.scratch(base).ok()),
                 };
-                let received_bytes = fill.run(&self.store.tree_in_making(spec.id)).await?;
-                self.volumes().filled(spec.id, received_bytes);
+                let filled = fill.run(&self.store.tree_in_making(spec.id)).await?;
+                self.volumes()
+                    .filled(spec.id, filled.received_bytes, filled.warnings);
                 Ok(None)
             }
             VolumeKind::Cache { .. } => {
@@ -455,6 +456,7 @@ fn check(spec: &VolumeSpec) -> Result<()> {
         check_name(cooperative)?;
     }
     for text in [spec.owner.as_str(), address] {
+        check_text(text)?;
         if text.len() > TEXT_BYTES_MAX {
             return bad(format!(
                 "a text of volume {} is over {TEXT_BYTES_MAX} bytes",
@@ -486,9 +488,10 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
             short: Short::Bytes(free),
             ..
         } => {
+            let (bytes, _) = spec.reserved();
             let text = format!(
-                "volume {id} needs {} bytes, {free} are free",
-                spec.size_bytes
+                "volume {id} needs {bytes} bytes{}, {free} are free",
+                margin_of(spec.limit)
             );
             Error::new(ErrorCode::NoSpaceBytes, text)
         }
@@ -496,9 +499,10 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
             short: Short::Files(free),
             ..
         } => {
+            let (_, files) = spec.reserved();
             let text = format!(
-                "volume {id} needs {} files, {free} are free",
-                spec.size_files
+                "volume {id} needs {files} files{}, {free} are free",
+                margin_of(spec.limit)
             );
             Error::new(ErrorCode::NoSpaceFiles, text)
         }
@@ -506,6 +510,14 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
             let text = format!("there are {VOLUMES_MAX} volumes; delete some first");
             Error::new(ErrorCode::Busy, text)
         }
+    }
+}
+
+/// What a reservation has in it that nobody asked for.
+fn margin_of(limit: LimitKind) -> &'static str {
+    match limit {
+        LimitKind::Exact => "",
+        LimitKind::Watched => " (with the margin of a watched volume)",
     }
 }
 

@@ -8,17 +8,18 @@ use std::path::Path;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, BODY_BYTES_MAX, PAGE_ENTRIES_MAX, PATH_BYTES_MAX};
 use bafs_proto::message::{SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage};
-use bafs_proto::path::{check_relative, join};
+use bafs_proto::path::{check_relative, join, to_bytes};
 use bafs_proto::replica::{
     DataRange, FileLink, FileMap, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
+use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
 use super::beneath::{Beneath, Seen};
-use super::{identity, older};
+use super::older;
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// The digests of [`ReadVolumeFile`] cover pieces of this many bytes.
@@ -40,6 +41,8 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<TreePage> {
         let top = top.map_err(|e| fault("the volume's root", &e))?;
         entries.extend(top.map(|top| top.entry));
     }
+    // What was left out since the last entry belongs to the page that has the next one.
+    let (mut warnings, mut since) = (SourceWarnings::default(), Vec::new());
     let mut levels = Vec::new();
     descend(&beneath, "", after.unwrap_or_default(), &mut levels)?;
     let mut bytes = 0;
@@ -49,21 +52,28 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<TreePage> {
             continue;
         };
         if entries.len() >= PAGE_ENTRIES_MAX || bytes >= PAGE_BYTES_MAX {
-            return Ok(page(entries, links, true));
+            return Ok(page(entries, warnings, links, true));
         }
         let path = join(&level.path, &name);
-        if path.len() > PATH_BYTES_MAX {
+        if to_bytes(&path).len() > PATH_BYTES_MAX {
             let text = format!("a path below '{}' is too long to be copied", level.path);
             return Err(Error::new(ErrorCode::BadPath, text));
         }
         let found = match beneath.look(&path) {
             // It vanished meanwhile: a volume in use may change under a listing.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-            found => found.map_err(|e| fault(&path, &e))?,
+            found => {
+                let found = found.map_err(|e| fault(&path, &e))?;
+                if found.is_none() {
+                    since.push(path.clone());
+                }
+                found
+            }
         };
         let Some(Seen { entry, file }) = found else {
             continue;
         };
+        warn_of_special(&mut warnings, &mut since);
         bytes += entry_bytes(&entry);
         if let Some(file) = file {
             let entry = u32::try_from(entries.len()).unwrap_or(u32::MAX);
@@ -79,11 +89,27 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<TreePage> {
         }
         entries.push(entry);
     }
-    Ok(page(entries, links, false))
+    warn_of_special(&mut warnings, &mut since);
+    Ok(page(entries, warnings, links, false))
 }
 
-fn page(entries: Vec<SourceEntry>, links: Vec<FileLink>, more: bool) -> TreePage {
-    let page = SourcePage { entries, more };
+fn warn_of_special(warnings: &mut SourceWarnings, paths: &mut Vec<String>) {
+    for path in paths.drain(..) {
+        warnings.add(&path, WarningReason::SpecialFile);
+    }
+}
+
+fn page(
+    entries: Vec<SourceEntry>,
+    warnings: SourceWarnings,
+    links: Vec<FileLink>,
+    more: bool,
+) -> TreePage {
+    let page = SourcePage {
+        entries,
+        warnings,
+        more,
+    };
     TreePage { page, links }
 }
 
@@ -216,7 +242,12 @@ impl<'a> Listed<'a> {
     }
 
     fn is_unchanged(&self) -> Result<()> {
-        let now = identity(&self.file).map_err(|e| fault(self.path, &e))?;
+        let stat = fstat(&self.file).map_err(|e| fault(self.path, &e.into()))?;
+        let mut now = crate::source::identity(&stat);
+        if stat.st_mode & 0o400 == 0 {
+            // To open it, its bits may have been changed for a moment, and that time with them.
+            now.ctime_ns = self.identity.ctime_ns;
+        }
         if now == self.identity {
             return Ok(());
         }
@@ -317,12 +348,28 @@ mod tests {
     }
 
     #[test]
+    fn special_files_are_told_once() {
+        let root = tree();
+        for name in ["a/fifo", "zfifo"] {
+            let mode = rustix::fs::Mode::RUSR;
+            let (path, kind) = (root.path().join(name), rustix::fs::FileType::Fifo);
+            rustix::fs::mknodat(rustix::fs::CWD, path, kind, mode, 0).expect("mknod");
+        }
+        let told = |after| list(root.path(), after).expect("list").page.warnings;
+        let paths = |warnings: SourceWarnings| -> Vec<String> {
+            warnings.named.into_iter().map(|told| told.path).collect()
+        };
+        assert_eq!(paths(told(None)), ["a/fifo", "zfifo"]);
+        assert_eq!(paths(told(Some("a-b"))), ["zfifo"]);
+    }
+
+    #[test]
     fn ranges_carry_digests_and_notice_change() {
         let root = tree();
         let content: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
         fs::write(root.path().join("big"), &content).expect("write");
         let file = File::open(root.path().join("big")).expect("open");
-        let identity = identity(&file).expect("identity");
+        let identity = crate::storage::identity(&file).expect("identity");
         let call = |offset, length| ReadVolumeFile {
             volume: VolumeId(1),
             path: "big".to_owned(),

@@ -7,14 +7,17 @@ mod extracts;
 mod fill;
 mod flush;
 mod holds;
+mod inside;
 mod life;
 mod links;
 mod listing;
+mod look_ahead;
 mod older;
 mod origin;
 mod store;
 mod table;
 mod trees;
+mod unreadable;
 mod watching;
 
 use std::collections::BTreeMap;
@@ -24,12 +27,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::allotment::{Allot, Allotments};
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{
-    ListVolumes, RenewVolumes, RenewedVolumes, SourceData, SourceIdentity, VolumeList,
-};
+use bafs_proto::message::{RenewVolumes, RenewedVolumes, SourceData, SourceIdentity};
+use bafs_proto::path::check_text;
 use bafs_proto::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::volume::{VolumeKind, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -37,7 +40,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 pub use store::Store;
-pub(crate) use store::is_gone;
+pub(crate) use store::{is_gone, remove_tree};
 pub(crate) use trees::volume_of;
 
 use crate::cache::Caches;
@@ -94,7 +97,9 @@ impl Storage {
         let opened = store.clone();
         let (table, loaded) = blocking(move || Table::open(&opened.table())).await?;
         let now = clock::now();
-        let mut volumes = VolumeTable::new(capacity);
+        let free = store.clone();
+        let free = blocking(move || Ok(free.files_free())).await?;
+        let mut volumes = VolumeTable::new(offered(&store, capacity, free, &loaded.volumes));
         for (id, when) in loaded.gone {
             volumes.bury(when, id);
         }
@@ -153,29 +158,39 @@ impl Storage {
         (volumes.space().capacity(), volumes.space().free())
     }
 
-    /// A page of the volumes that `visible` admits, by id.
-    ///
-    /// # Errors
-    /// `ServerFault` when the use of a volume cannot be measured.
-    pub async fn list(
-        &self,
-        call: ListVolumes,
-        visible: impl Fn(VolumeId) -> bool,
-    ) -> Result<VolumeList> {
+    /// A page of the volumes by id, and where the next one begins.
+    pub(crate) fn page(&self, after: Option<VolumeId>) -> (Vec<Row>, Option<VolumeId>) {
         let page: Vec<Row> = {
             let volumes = self.volumes();
-            let rows = volumes.rows_after(call.after);
+            let rows = volumes.rows_after(after);
             rows.take(LISTED_MAX).cloned().collect()
         };
         let full = page.len() == LISTED_MAX;
         let next = page.last().filter(|_| full).map(|row| row.spec.id);
-        let mut volumes = Vec::with_capacity(page.len());
-        for row in page {
-            if visible(row.spec.id) {
-                volumes.push(self.status(row).await?);
+        (page, next)
+    }
+
+    /// What there is to tell of volumes. One that is deleted meanwhile is left out, and one that
+    /// cannot be measured is told with the reason: neither hides another.
+    pub(crate) async fn describe(&self, rows: impl Iterator<Item = Row>) -> Vec<VolumeStatus> {
+        let mut volumes = Vec::new();
+        for row in rows {
+            let id = row.spec.id;
+            match self.status(row.clone()).await {
+                // They would not fit a page; who asks for one volume is told.
+                Ok(status) => volumes.push(VolumeStatus {
+                    warnings: SourceWarnings::default(),
+                    ..status
+                }),
+                Err(_) if self.volumes().get(id).is_none() => {}
+                Err(error) => {
+                    tracing::warn!(volume = %id, %error, "volume not measured");
+                    let fault = Some(error);
+                    volumes.push(told(Row { fault, ..row }, (0, 0)));
+                }
             }
         }
-        Ok(VolumeList { volumes, next })
+        volumes
     }
 
     /// One volume.
@@ -196,6 +211,7 @@ impl Storage {
             let text = "the name of an owner or user is too long";
             return Err(Error::new(ErrorCode::Malformed, text));
         }
+        check_text(&call.owner).and_then(|()| check_text(&call.user))?;
         let allotted = self.volumes().allot(clock::now(), call, slots);
         allotted.ok_or_else(|| {
             let text = format!("{RUNS_MAX} runs share this node already; try again later");
@@ -314,36 +330,28 @@ impl Storage {
         result
     }
 
-    async fn status(&self, row: Row) -> Result<VolumeStatus> {
+    async fn status(&self, mut row: Row) -> Result<VolumeStatus> {
         let id = row.spec.id;
         let (used_bytes, used_files) = match (row.state, &row.spec.kind) {
             (VolumeState::Ready, VolumeKind::Scratch { .. }) => {
                 let used = self.trees.used(&row.spec, self.store.tree(id));
-                self.if_lives(id, used).await?
+                let used = self.if_lives(id, used).await;
+                // A deletion may have come between; it must not leave a tree open.
+                if self.volumes().get(id).is_none() {
+                    self.trees.drop_volume(id).await;
+                    return Err(lost(id));
+                }
+                used?
             }
             (VolumeState::Ready, VolumeKind::Cache { .. }) => {
                 self.caches.used(id).unwrap_or_default()
             }
             _ => (0, 0),
         };
-        let Row {
-            spec,
-            state,
-            fault,
-            received_bytes,
-            manifest,
-            expires,
-        } = row;
-        Ok(VolumeStatus {
-            spec,
-            state,
-            fault,
-            used_bytes,
-            used_files,
-            received_bytes,
-            manifest,
-            expires,
-        })
+        if matches!(row.spec.kind, VolumeKind::Cache { .. }) {
+            row.warnings = self.caches.warnings(id);
+        }
+        Ok(told(row, (used_bytes, used_files)))
     }
 
     fn volumes(&self) -> MutexGuard<'_, VolumeTable> {
@@ -358,6 +366,48 @@ impl Storage {
         let key = (id.0 ^ (id.0 >> 64)) % TURNS as u128;
         self.turns[usize::try_from(key).unwrap_or(0)].lock().await
     }
+}
+
+/// What is told of a volume that uses so many bytes and files.
+fn told(row: Row, (used_bytes, used_files): (u64, u64)) -> VolumeStatus {
+    let Row {
+        spec,
+        state,
+        fault,
+        received_bytes,
+        warnings,
+        manifest,
+        expires,
+    } = row;
+    VolumeStatus {
+        spec,
+        state,
+        fault,
+        used_bytes,
+        used_files,
+        received_bytes,
+        manifest,
+        warnings,
+        expires,
+    }
+}
+
+/// What of a capacity the disk can keep: no more files than it has free, and those of volumes that
+/// are there.
+fn offered(store: &Store, capacity: Amount, free: Option<u64>, volumes: &[VolumeRecord]) -> Amount {
+    let scratch = |record: &&VolumeRecord| matches!(record.spec.kind, VolumeKind::Scratch { .. });
+    let kept = volumes.iter().filter(scratch).map(|it| it.spec.size_files);
+    let most = free.map(|free| kept.fold(free, u64::saturating_add));
+    let Some(files) = most.filter(|most| *most < capacity.files) else {
+        return capacity;
+    };
+    tracing::warn!(
+        "--files: the disk of {} has {files} files (inodes) for volumes, which are offered instead \
+         of {}; a file system is given more when it is made",
+        store.root().display(),
+        capacity.files
+    );
+    Amount { files, ..capacity }
 }
 
 fn lost(id: VolumeId) -> Error {

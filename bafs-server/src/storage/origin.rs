@@ -58,6 +58,16 @@ impl Origin {
         matches!(self.source, Source::Home { .. })
     }
 
+    /// Whether who may read a file is the matter of that file, as on a file system. Elsewhere a
+    /// refusal is mostly of all.
+    pub(super) fn has_rights_of_files(&self) -> bool {
+        let is_store = |address: &str| {
+            let schemes = ["s3://", "http://", "https://"];
+            schemes.iter().any(|scheme| address.starts_with(scheme))
+        };
+        matches!(&self.source, Source::Home { address, .. } if !is_store(address))
+    }
+
     /// Most bytes of small files that the source gives in one answer; `None` if it gives them one
     /// by one. Of a home no more than with any other call: its link may be slow.
     pub(super) fn pack_bytes_max(&self) -> Option<u64> {

@@ -12,18 +12,19 @@
 //! trash/        what is being removed
 //! cache/        blocks of cache volumes
 //! logs/         what agents of jobs said
+//! temporary/ID  temporary files of an execution, while it runs
 //! starts        executions that were begun; before them those of `starts.old`
 //! ```
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bafs_proto::ids::{AgentId, ServerId, VolumeId};
 use bafs_proto::{Error, ErrorCode, Result};
+use bafs_tree::private_directory;
 use rustix::fs::{FlockOperation, IFlags, flock, ioctl_getflags, ioctl_setflags, statvfs};
 
 use crate::lives::Life;
@@ -38,6 +39,10 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(50);
 /// and the least that is of use: a start on a full disk leaves less than there was.
 const RESERVE_BYTES: usize = 1 << 20;
 const RESERVE_BYTES_MIN: usize = 64 << 10;
+
+/// Of the free files of a disk, one in so many is for the store itself: each volume takes four
+/// beside its own.
+const OWN_FILES_PART: u64 = 16;
 
 /// The directories of one store. While it lives, no other process can open the store.
 #[derive(Debug)]
@@ -57,7 +62,9 @@ impl Store {
     /// Opens the store at `root`, made if it is not there. Blocks.
     ///
     /// # Errors
-    /// `Conflict` when another node serves it, `ServerFault` when the disk refuses.
+    /// `Conflict` when another node serves it, `RightMissing` when another user may have prepared
+    /// it,
+    /// `ServerFault` when the disk refuses.
     pub fn open(root: &Path) -> Result<Self> {
         let fault = |e: &dyn std::fmt::Display| {
             Error::new(
@@ -65,11 +72,15 @@ impl Store {
                 format!("store {}: {e}", root.display()),
             )
         };
-        for part in ["volumes", "making", "trash", "cache", "logs"] {
+        // Before anything in it is opened: what users keep in volumes is nobody else's business on
+        // this machine, and somebody may have put links where a node of root would write.
+        let root = &private_directory(root).map_err(|e| match e.get_ref() {
+            Some(_) => Error::new(ErrorCode::RightMissing, fault(&e).detail),
+            None => fault(&e),
+        })?;
+        for part in ["volumes", "making", "trash", "cache", "logs", "temporary"] {
             fs::create_dir_all(root.join(part)).map_err(|e| fault(&e))?;
         }
-        // What users keep in volumes is nobody else's business on this machine.
-        fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(|e| fault(&e))?;
         let mut options = OpenOptions::new();
         let lock = options
             .create(true)
@@ -89,7 +100,8 @@ impl Store {
         })?;
         // First of all, and without writing anything: this may be what a full disk is full of.
         let _ = fs::remove_file(root.join("reserve"));
-        for part in ["making", "trash"] {
+        // The jobs of an earlier life are dead, or about to be: their agents end with their node.
+        for part in ["making", "trash", "temporary"] {
             let place = root.join(part);
             empty(&place).map_err(|e| {
                 let place = place.display();
@@ -118,6 +130,19 @@ impl Store {
         self.life.number
     }
 
+    /// Where it is, without links.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Files that its disk can still take, beside what the store makes for itself; `None` where the
+    /// file system makes them as they are needed. Blocks.
+    pub(super) fn files_free(&self) -> Option<u64> {
+        let disk = statvfs(&self.root).ok()?;
+        let free = (disk.f_files > 0).then_some(disk.f_favail);
+        free.map(|free| free - free / OWN_FILES_PART)
+    }
+
     /// What its disk has free, in bytes and in words. Blocks.
     ///
     /// # Errors
@@ -127,11 +152,11 @@ impl Store {
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         let (root, files) = (self.root.display(), disk.f_favail);
         // Some file systems count no files.
-        let files = match disk.f_files {
-            0 => String::new(),
-            _ => format!(" and {files} files"),
+        let told = match (disk.f_files, files) {
+            (0, _) => format!("the disk of {root} has {free} bytes free"),
+            (all, 0) => format!("the disk of {root} has no files (inodes) left: 0 of {all}"),
+            _ => format!("the disk of {root} has {free} bytes and {files} files free"),
         };
-        let told = format!("the disk of {root} has {free} bytes{files} free");
         Ok((free, told))
     }
 
@@ -153,6 +178,11 @@ impl Store {
     /// Where the agents' logs are.
     pub fn logs(&self) -> PathBuf {
         self.root.join("logs")
+    }
+
+    /// Where jobs' temporary files are.
+    pub fn temporary(&self) -> PathBuf {
+        self.root.join("temporary")
     }
 
     /// Where the node notes which executions it has begun.
@@ -302,7 +332,7 @@ fn empty(directory: &Path) -> io::Result<()> {
 }
 
 /// Removes a tree, and after a pause what was made in it meanwhile.
-fn remove_tree(path: &Path) -> io::Result<()> {
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     let mut attempts = 0;
     loop {
         match bafs_tree::remove_tree(path) {
@@ -316,6 +346,8 @@ fn remove_tree(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

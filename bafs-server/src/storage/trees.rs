@@ -109,6 +109,10 @@ impl Storage {
         let id = volume_of(&call.tree)?;
         let volume = self.tree_of(id)?;
         let opening = async {
+            if call.writable && call.resumes.is_none() {
+                let sessions = &self.trees.sessions;
+                sessions.await_ending(&call.tree, call.agent).await;
+            }
             let mut hold = volume.hold().await;
             let tree = if call.writable {
                 let (store, agent, resumes) =

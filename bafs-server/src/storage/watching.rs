@@ -39,8 +39,9 @@ const WARN_PERCENT: u64 = 90;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Look {
     goes_on: bool,
-    used_bytes: u64,
-    free_bytes: u64,
+    /// Bytes and files.
+    used: (u64, u64),
+    free: (u64, u64),
     next: Time,
     warned: bool,
 }
@@ -75,7 +76,7 @@ impl Storage {
                     look.goes_on = false;
                     if let Err(error) = looked {
                         tracing::warn!(volume = %volume.id(), %error, "volume not watched");
-                        look.free_bytes = 0;
+                        look.free = (0, 0);
                         look.next = clock::now().plus_ms(WALK_MS_MIN);
                     }
                 });
@@ -91,11 +92,14 @@ impl Storage {
     async fn look(&self, volume: &Arc<VolumeTree>) -> Result<()> {
         let (id, limit, root) = (volume.id(), volume.limit(), volume.root().to_owned());
         let last = self.looks().get(&id).copied().unwrap_or_default();
-        let free_bytes = free(&root)?;
-        let taken = last.free_bytes.saturating_sub(free_bytes);
-        let room = limit.bytes.saturating_sub(last.used_bytes);
+        let free = free(&root)?;
+        let is_near = |limit: u64, used: u64, before: u64, now: u64| {
+            before.saturating_sub(now) > limit.saturating_sub(used) / 2
+        };
+        let grew = is_near(limit.bytes, last.used.0, last.free.0, free.0)
+            || is_near(limit.files, last.used.1, last.free.1, free.1);
         let start = clock::now();
-        if start < last.next && taken <= room / 2 {
+        if start < last.next && !grew {
             return Ok(());
         }
         let used = blocking(move || {
@@ -113,8 +117,8 @@ impl Storage {
             id,
             Look {
                 goes_on: true,
-                used_bytes: used.0,
-                free_bytes,
+                used,
+                free,
                 next,
                 warned: percent >= WARN_PERCENT,
             },
@@ -142,7 +146,8 @@ fn pause(took: u64) -> u64 {
     share.clamp(WALK_MS_MIN, WALK_MS_MAX.max(took))
 }
 
-fn free(root: &Path) -> Result<u64> {
+/// Bytes and files that the file system has free.
+fn free(root: &Path) -> Result<(u64, u64)> {
     let stat = statvfs(root).map_err(|e| crate::fault::of_disk("store", &e.into()))?;
-    Ok(stat.f_bfree.saturating_mul(stat.f_frsize))
+    Ok((stat.f_bfree.saturating_mul(stat.f_frsize), stat.f_ffree))
 }

@@ -16,6 +16,7 @@ use bafs_proto::message::{
 use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{LimitKind, Replacement, Source, VolumeKind, VolumeSpec};
@@ -93,10 +94,26 @@ impl Home {
                 mode: 0o644,
             })
         });
+        let top = SourceEntry {
+            path: String::new(),
+            kind: SourceKind::Directory,
+            identity: SourceIdentity {
+                size: 0,
+                mtime_ns: 1,
+                ctime_ns: 0,
+            },
+            mode: 0o755,
+        };
+        let is_top = after.is_none() && !files.contains_key(below);
+        let entries = is_top.then_some(top).into_iter().chain(entries);
         let mut entries: Vec<_> = entries.take(1001).collect();
         let more = entries.len() > 1000;
         entries.truncate(1000);
-        SourcePage { entries, more }
+        SourcePage {
+            entries,
+            warnings: SourceWarnings::default(),
+            more,
+        }
     }
 
     async fn answer(&self, request: Request) -> Result<(Reply, Bytes)> {

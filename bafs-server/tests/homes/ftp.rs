@@ -1,5 +1,7 @@
 //! Homes behind FTP: pyftpdlib with the newer commands, vsftpd without.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,6 +9,9 @@ use std::time::Duration;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
+use bafs_proto::message::SourceKind;
+use bafs_proto::path::from_bytes;
+use bafs_proto::source_warning::WarningReason;
 
 use super::proxy::Proxy;
 use super::servers::{pyftpdlib, pyftpdlib_without_restart, vsftpd};
@@ -102,6 +107,55 @@ async fn a_server_without_the_newer_commands_is_read() {
     let refused = stage.extract(1, (11, "result"), target).await;
     let refused = says(refused, &["ermission"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ftp_shows_bytes_in_names_and_closed_directories() {
+    let root = tempfile::tempdir().expect("root");
+    let mode = |path: &Path, bits| {
+        let bits = std::os::unix::fs::PermissionsExt::from_mode(bits);
+        std::fs::set_permissions(path, bits).expect("mode");
+    };
+    mode(root.path(), 0o755);
+    let at = |path: &[u8]| root.path().join(OsStr::from_bytes(path));
+    for directory in [&b"in"[..], b"in/d\xe9", b"in/entered", b"in/closed"] {
+        std::fs::create_dir(at(directory)).expect("directory");
+    }
+    std::fs::write(at(b"in/d\xe9/\xff\xe9"), b"bytes").expect("file");
+    std::fs::write(at(b"in/entered/f"), b"x").expect("file");
+    std::os::unix::fs::symlink("nowhere", at(b"in/broken")).expect("link");
+    nix::unistd::mkfifo(&at(b"in/fifo"), nix::sys::stat::Mode::S_IRUSR).expect("fifo");
+    // The server is another user.
+    mode(&at(b"in/entered"), 0o711);
+    mode(&at(b"in/closed"), 0o700);
+    let server = vsftpd(root.path());
+    let address = format!("ftp://127.0.0.1:{}", server.port);
+    let stage = Stage::new("").await;
+    stage.cache(1, &address, "in").await.expect("cache");
+    let (directory, file) = (from_bytes(b"d\xe9"), from_bytes(b"d\xe9/\xff\xe9"));
+    assert_eq!(stage.read(1, &file).await.expect("read"), b"bytes");
+    let (_, entries) = stage.manifest(1).await;
+    let kinds = entries
+        .iter()
+        .map(|entry| (entry.path.as_str(), entry.kind.clone()));
+    let expected = [
+        ("closed", SourceKind::UnreadableDirectory),
+        (&directory, SourceKind::Directory),
+        (&file, SourceKind::File),
+        ("entered", SourceKind::UnreadableDirectory),
+    ];
+    assert_eq!(kinds.collect::<Vec<_>>(), expected);
+    let told = stage.warnings(1).await;
+    let told = told.iter().map(|it| (it.path.as_str(), it.reason));
+    let mut told: Vec<_> = told.collect();
+    told.sort_unstable();
+    let expected = [
+        ("broken", WarningReason::Unreachable),
+        ("closed", WarningReason::UnreadableDirectory),
+        ("entered", WarningReason::UnreadableDirectory),
+        ("fifo", WarningReason::SpecialFile),
+    ];
+    assert_eq!(told, expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,7 @@
 //! Homes behind SSH: OpenSSH.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,6 +10,8 @@ use std::time::Duration;
 
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
+use bafs_proto::path::from_bytes;
+use bafs_proto::source_warning::WarningReason;
 
 use super::proxy::Proxy;
 use super::servers::sshd;
@@ -17,6 +21,41 @@ use crate::storage_world::noise;
 fn path(root: &Path, below: &str) -> String {
     let path = root.join(below).display().to_string();
     path.trim_start_matches('/').to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sftp_shows_and_takes_bytes_in_names() {
+    let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
+    let root = root.path();
+    let at = |path: &[u8]| root.join(OsStr::from_bytes(path));
+    std::fs::create_dir_all(at(b"in/d\xe9")).expect("directory");
+    std::fs::create_dir(at(b"in/empty")).expect("directory");
+    std::fs::write(at(b"in/d\xe9/\xff"), b"bytes").expect("file");
+    nix::unistd::mkfifo(&at(b"in/fifo"), nix::sys::stat::Mode::S_IRUSR).expect("fifo");
+    let address = format!("sftp://127.0.0.1:{}", ssh.server.port);
+    let stage = Stage::new(&ssh.settings("key")).await;
+    let tree = stage.fill(1, &address, &path(root, "in")).await;
+    let tree = tree.expect("fill");
+    let filled = tree.join(OsStr::from_bytes(b"d\xe9/\xff"));
+    assert_eq!(std::fs::read(filled).expect("file"), b"bytes");
+    assert!(tree.join("empty").is_dir());
+    let told = stage.warnings(1).await;
+    let told: Vec<_> = told
+        .iter()
+        .map(|it| (it.path.as_str(), it.reason))
+        .collect();
+    assert_eq!(told, [("fifo", WarningReason::SpecialFile)]);
+    stage
+        .cache(2, &address, &path(root, "in"))
+        .await
+        .expect("cache");
+    let file = from_bytes(b"d\xe9/\xff");
+    assert_eq!(stage.read(2, &file).await.expect("read"), b"bytes");
+    stage.volume_with(3, "result", b"r").await;
+    let target = format!("{}/{file}", path(root, "out"));
+    let sent = stage.extract(1, (3, "result"), (&address, &target)).await;
+    sent.expect("extract");
+    assert_eq!(std::fs::read(at(b"out/d\xe9/\xff")).expect("file"), b"r");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, ExtractId, FileIndex, VolumeId};
 use bafs_proto::message::{
-    CacheRef, ExtractFile, PutReceipt, ReadBlocks, ReadManifest, Reader, SourceEntry,
+    CacheRef, ExtractFile, PutReceipt, ReadBlocks, ReadManifest, Reader, ShowVolume, SourceEntry,
 };
+use bafs_proto::source_warning::SourceWarning;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
@@ -85,6 +86,13 @@ impl Stage {
         let page = self.world.call(NODE, call).await.expect("manifest");
         assert!(!page.more);
         (page.manifest, page.entries)
+    }
+
+    /// What a volume does not have as its source has it.
+    pub(crate) async fn warnings(&self, id: u128) -> Vec<SourceWarning> {
+        let volume = VolumeId(id);
+        let status = self.world.call(NODE, ShowVolume { volume }).await;
+        status.expect("status").warnings.named
     }
 
     /// The whole content of a file of a cache volume, as an agent reads it.

@@ -16,6 +16,7 @@ use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::{BoxFuture, Incoming, Service};
 use bafs_proto::path::join;
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{LimitKind, Source, VolumeKind, VolumeSpec, VolumeStatus};
@@ -86,6 +87,8 @@ impl World {
             agent_program: "/bin/false".into(),
             agent_identity: "/nowhere".into(),
             agent_memory_bytes: None,
+            temporary_bytes: None,
+            shared_memory_bytes: None,
             homes: HomeSettings::default(),
         }
     }
@@ -270,6 +273,7 @@ impl Home {
         found.truncate(3);
         Ok(SourcePage {
             entries: found,
+            warnings: SourceWarnings::default(),
             more,
         })
     }

@@ -91,6 +91,14 @@ pub(crate) struct NodeArgs {
     /// Memory of each agent for the data that pass through it; 256 MiB when not given.
     #[arg(long, env = "BAFS_AGENT_MEMORY", value_name = "SIZE")]
     pub(crate) agent_memory: Option<String>,
+    /// Disk of each slot for the /tmp and /var/tmp of its job; when not given, half of what the
+    /// disk has left beside --size, divided by the slots.
+    #[arg(long, env = "BAFS_TMP", value_name = "SIZE")]
+    pub(crate) tmp: Option<String>,
+    /// Memory of each slot for the /dev/shm of its job; when not given, half of the machine's,
+    /// divided by the slots.
+    #[arg(long, env = "BAFS_SHARED_MEMORY", value_name = "SIZE")]
+    pub(crate) shared_memory: Option<String>,
     /// Jobs to run at once; the number of processors when not given, 0 for storage only.
     #[arg(long)]
     pub(crate) slots: Option<u32>,

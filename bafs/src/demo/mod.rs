@@ -219,6 +219,7 @@ async fn measure(
         } else {
             "journal"
         }),
+        logs: None,
         settings: Settings {
             io: if remote_io { Io::Remote } else { Io::Volumes },
             ..Settings::default()

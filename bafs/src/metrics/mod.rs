@@ -49,6 +49,18 @@ const KNOWN: &[Known] = &[
         "Space of a node that no volume reserves, in files",
     ),
     known("slots", "Jobs that a node runs at once"),
+    known(
+        "slot_temporary_bytes",
+        "Disk of each slot for temporary files of its job, in bytes",
+    ),
+    known(
+        "slot_temporary_files",
+        "Temporary files that the job of a slot may have",
+    ),
+    known(
+        "slot_shared_memory_bytes",
+        "Memory of each slot for `/dev/shm` of its job, in bytes",
+    ),
     known("jobs", "Jobs that a node runs now"),
     known("jobs.started", "Jobs that a node started"),
     known("jobs.ended", "Jobs of a node that ended"),
@@ -116,7 +128,7 @@ const KNOWN: &[Known] = &[
     ),
     known(
         "cache_hits_local",
-        "Blocks that were in the node's own cache",
+        "Blocks, or parts of them, that readers found in the node's own cache",
     ),
     known(
         "cache_hit_local_bytes",

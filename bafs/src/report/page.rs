@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use bafs_proto::path::steers_text;
 use bafs_sched::goodput::Account;
 use bafs_sched::logic::Outcome;
 
@@ -271,7 +272,7 @@ fn escape(text: &str) -> String {
             '>' => escaped += "&gt;",
             '"' => escaped += "&quot;",
             '\'' => escaped += "&#39;",
-            c if c.is_control() && c != '\n' && c != '\t' => escaped.push('\u{fffd}'),
+            c if steers_text(c) && c != '\n' && c != '\t' => escaped.push('\u{fffd}'),
             c => escaped.push(c),
         }
     }

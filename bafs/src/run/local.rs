@@ -5,17 +5,22 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bafs_sched::logic::{FREE_OR_OFFER_LESS, Outcome, RUN_ANEW};
+use bafs_sched::logic::{FREE_OR_OFFER_LESS, Outcome, REMOVE_FILES, RUN_ANEW};
 use bafs_sched::report::RunReport;
+use bafs_sched::workflow::{Scheme, Volume, VolumeKind, Workflow};
 
 use crate::rate::show_bytes;
 
 /// What the scheduler advises for nodes that stay, and what helps here: the next run has another
 /// cluster, and keeps no journal unless one is named.
-const ADVICE: [(&str, &str); 2] = [
+const ADVICE: [(&str, &str); 3] = [
     (
         FREE_OR_OFFER_LESS,
         "free some of it, or give a smaller --node-size",
+    ),
+    (
+        REMOVE_FILES,
+        "remove files from it, or name a directory of another disk in TMPDIR",
     ),
     (RUN_ANEW, "run it again"),
 ];
@@ -64,6 +69,40 @@ fn volumes_on_disk(directory: &Path) -> impl Iterator<Item = PathBuf> {
         .flat_map(move |node| entries(node.path().join("volumes")))
         .map(|volume| volume.path().join("tree"))
         .filter(|place| place.is_dir())
+}
+
+/// Where what jobs print is kept: nowhere if it would change what the home of the cluster shows to
+/// them. Says so then.
+pub(super) fn place_of_logs(
+    directory: PathBuf,
+    export: &Path,
+    workflow: &Workflow,
+) -> Option<PathBuf> {
+    let place = std::path::absolute(&directory).ok()?;
+    let parent = place.parent().and_then(|parent| parent.canonicalize().ok());
+    let place = parent?.join(place.file_name()?);
+    let shown = |volume: &&Volume| {
+        let source = match &volume.kind {
+            VolumeKind::Cache { source, .. } => source,
+            VolumeKind::Scratch { fill: Some(source) } => source,
+            VolumeKind::Scratch { fill: None } => return false,
+        };
+        match source.scheme {
+            Scheme::File => place.starts_with(&source.path),
+            Scheme::Bafs => place.starts_with(export.join(source.path.trim_start_matches('/'))),
+            _ => false,
+        }
+    };
+    if let Some(volume) = workflow.volumes.iter().find(shown) {
+        eprintln!(
+            "warning: what jobs print is not kept: {} would be inside what volume '{}' shows; name \
+             a place elsewhere with --journal",
+            directory.display(),
+            volume.name
+        );
+        return None;
+    }
+    Some(directory)
 }
 
 /// Says what stays of the cluster in `directory`, and where.

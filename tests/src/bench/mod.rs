@@ -9,6 +9,7 @@ mod cache;
 mod chaos;
 mod datapath;
 mod experiments;
+mod faults;
 pub mod machine;
 pub mod measure;
 pub mod nohang;
@@ -59,6 +60,11 @@ pub const ALL: &[Benchmark] = &[
         run: experiments::run,
     },
     Benchmark {
+        name: "faults",
+        about: "faults that users met, chaos from outside, memory of agents: mended, or not",
+        run: faults::run,
+    },
+    Benchmark {
         name: "nohang",
         about: "programs while servers, links, disks and agents fail: nothing hangs or is left",
         run: nohang::run,
@@ -91,6 +97,7 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == experiments::JOB_PROCESS => experiments::job_process(rest),
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::wire_process(rest),
+        [part, rest @ ..] if part == faults::HOLD_PROCESS => faults::hold_process(rest),
         [part, rest @ ..] if part == least::LEAST_PROCESS => least::least_process(rest),
         [part, rest @ ..] if part == kept::KEPT_PROCESS => kept::kept_process(rest),
         [part, rest @ ..] if part == passing::PASSING_PROCESS => passing::passing_process(rest),

@@ -6,6 +6,7 @@ mod documents;
 mod files;
 mod layers;
 mod modules;
+mod prose;
 mod source;
 mod style;
 
@@ -62,6 +63,12 @@ pub(crate) fn run() -> Result<()> {
         );
     }
     println!("tidy: {} files follow the house rules", files.len());
+    Ok(())
+}
+
+/// The command `prose`: how long the sentences of the documents are.
+pub(crate) fn prose(arguments: &[String]) -> Result<()> {
+    prose::show(&files::read_all(&shell::root())?, arguments);
     Ok(())
 }
 

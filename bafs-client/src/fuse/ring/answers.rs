@@ -1,5 +1,8 @@
-//! Answers in the kernel's own form (`fuse.h`), as they go by the ring. Decides nothing.
+//! Answers in the kernel's own form (`fuse.h`), as they go by the ring, or by the device for
+//! volumes that share their readers. Decides nothing.
 
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,25 +19,52 @@ use super::super::answers::{
 use super::outbox::{Answered, Outbox};
 use crate::kernel::Buffers;
 
+/// Bytes of `struct fuse_out_header`.
+const OUT_HEADER_BYTES: usize = 16;
+
 /// Bits of `st_mode` above the type.
 const TYPE_SHIFT: u32 = 12;
 
 /// The answer to one request; it can be given by any thread, once. Not given, it is an error.
 #[derive(Debug)]
-pub(super) struct Answer {
-    outbox: Arc<Outbox>,
-    index: usize,
-    /// Where data go without a copy more, for requests that have none themselves.
-    buffers: Option<Box<Buffers>>,
+pub(in super::super) struct Answer {
+    route: Route,
     is_given: bool,
+}
+
+/// The way that an answer goes.
+#[derive(Debug)]
+enum Route {
+    Ring {
+        outbox: Arc<Outbox>,
+        index: usize,
+        /// Where data go without a copy more, for requests that have none themselves.
+        buffers: Option<Box<Buffers>>,
+    },
+    Device {
+        device: Arc<OwnedFd>,
+        /// The number of the request.
+        unique: u64,
+    },
 }
 
 impl Answer {
     pub(super) fn new(outbox: Arc<Outbox>, index: usize, buffers: Option<Box<Buffers>>) -> Self {
-        Self {
+        let route = Route::Ring {
             outbox,
             index,
             buffers,
+        };
+        Self {
+            route,
+            is_given: false,
+        }
+    }
+
+    /// The answer to the request with this number, by the device that it came from.
+    pub(in super::super) fn by_device(device: Arc<OwnedFd>, unique: u64) -> Self {
+        Self {
+            route: Route::Device { device, unique },
             is_given: false,
         }
     }
@@ -45,13 +75,54 @@ impl Answer {
 
     fn send(&mut self, error: i32, body: Vec<u8>, in_place: usize) {
         self.is_given = true;
-        self.outbox.put(Answered {
-            index: self.index,
-            error,
-            body,
-            in_place,
-            buffers: self.buffers.take(),
-        });
+        match &mut self.route {
+            Route::Ring {
+                outbox,
+                index,
+                buffers,
+            } => outbox.put(Answered {
+                index: *index,
+                error,
+                body,
+                in_place,
+                buffers: buffers.take(),
+            }),
+            Route::Device { device, unique } => write_answer(device, *unique, error, &body),
+        }
+    }
+
+    fn send_bytes(&mut self, data: &[u8]) {
+        match &mut self.route {
+            Route::Device { device, unique } => {
+                self.is_given = true;
+                write_answer(device, *unique, 0, data);
+            }
+            Route::Ring { buffers, .. } => {
+                let place = buffers.as_mut();
+                match place.and_then(|buffers| buffers.payload_mut().get_mut(..data.len())) {
+                    Some(place) => {
+                        place.copy_from_slice(data);
+                        self.send(0, Vec::new(), data.len());
+                    }
+                    None => self.send(0, data.to_vec(), 0),
+                }
+            }
+        }
+    }
+}
+
+/// Writes `struct fuse_out_header` and what follows.
+fn write_answer(device: &OwnedFd, unique: u64, error: i32, body: &[u8]) {
+    let body = if error == 0 { body } else { &[] };
+    let mut header = [0; OUT_HEADER_BYTES];
+    let length = (OUT_HEADER_BYTES + body.len()) as u32;
+    header[0..4].copy_from_slice(&length.to_ne_bytes());
+    header[4..8].copy_from_slice(&(-error).to_ne_bytes());
+    header[8..16].copy_from_slice(&unique.to_ne_bytes());
+    let parts = [IoSlice::new(&header), IoSlice::new(body)];
+    // Nobody waits for the answer any more (ENOENT), or the mount is gone.
+    if let Err(error) = rustix::io::writev(device, &parts) {
+        tracing::debug!(%error, "an answer is not wanted");
     }
 }
 
@@ -180,14 +251,7 @@ impl AnswerEmpty for Answer {
 
 impl AnswerData for Answer {
     fn bytes(mut self, data: &[u8]) {
-        let place = self.buffers.as_mut();
-        match place.and_then(|buffers| buffers.payload_mut().get_mut(..data.len())) {
-            Some(place) => {
-                place.copy_from_slice(data);
-                self.send(0, Vec::new(), data.len());
-            }
-            None => self.give(data.to_vec()),
-        }
+        self.send_bytes(data);
     }
 }
 

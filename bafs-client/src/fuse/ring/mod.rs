@@ -6,10 +6,10 @@
 //! what can fail without the kernel is done before it is asked, and a ring that the kernel itself
 //! refuses has it fall back to the device.
 
-mod answers;
+pub(super) mod answers;
 mod outbox;
 mod queue;
-mod requests;
+pub(super) mod requests;
 
 use std::fs;
 use std::io;
@@ -26,8 +26,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use self::outbox::Outbox;
 use self::queue::Queue;
 use super::bridge::Bridge;
+use super::seats::ring_entries;
 use crate::kernel::{Event, Prepared, Ring};
-use crate::limits::{RING_ENTRIES, RING_PROCESSORS_MAX};
+use crate::limits::RING_PROCESSORS_MAX;
+use crate::memory::{self, Held};
 
 /// Where root lets rings be used.
 const ENABLED: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -56,7 +58,11 @@ pub(super) struct Refused(pub(super) String);
 
 /// A ring for each processor, for one volume.
 #[derive(Debug)]
-pub(super) struct Rings(Vec<Served>);
+pub(super) struct Rings {
+    served: Vec<Served>,
+    /// What their buffers take of the memory of the agent.
+    _held: Held,
+}
 
 impl Rings {
     /// Makes them, for a mount to come. `over` is called should one fail while it serves.
@@ -72,10 +78,18 @@ impl Rings {
         let processors = processors(&possible).ok_or_else(|| {
             format!("the machine may have processors {possible:?}; at most {RING_PROCESSORS_MAX}")
         })?;
-        let mut rings = Self(Vec::new());
+        let entries = ring_entries(processors).ok_or_else(|| {
+            "the buffers of its rings would take too much memory beside those of other volumes"
+                .to_owned()
+        })?;
+        let bytes = usize::from(processors) * entries * IO_BYTES_MAX as usize;
+        let mut rings = Self {
+            served: Vec::new(),
+            _held: memory::hold(bytes),
+        };
         for processor in 0..processors {
-            match spawn(processor, Arc::clone(over)) {
-                Ok(served) => rings.0.push(served),
+            match spawn((processor, entries), Arc::clone(over)) {
+                Ok(served) => rings.served.push(served),
                 Err(error) => {
                     rings.stop();
                     return Err(format!("the kernel makes no ring: {error}"));
@@ -94,13 +108,17 @@ impl Rings {
         device: BorrowedFd<'_>,
         bridge: &Bridge,
     ) -> io::Result<Result<(), Refused>> {
-        for served in &self.0 {
+        for served in &self.served {
             let device = device.try_clone_to_owned()?;
             let bridge = bridge.clone();
             // A thread that is gone is seen below.
             let _ = served.start.send(Start { device, bridge });
         }
-        let told: Vec<_> = self.0.iter().map(|served| served.told.recv()).collect();
+        let told: Vec<_> = self
+            .served
+            .iter()
+            .map(|served| served.told.recv())
+            .collect();
         let mut refused = Ok(());
         for told in told {
             if let Err(error) = told.map_err(|_| io::Error::other("a thread ended"))? {
@@ -112,10 +130,10 @@ impl Rings {
 
     /// Ends the threads, when the kernel asks nothing any more.
     pub(super) fn stop(self) {
-        for served in &self.0 {
+        for served in &self.served {
             served.outbox.stop();
         }
-        for served in self.0 {
+        for served in self.served {
             drop(served.start);
             // A panic was reported when it happened.
             let _ = served.thread.join();
@@ -132,7 +150,10 @@ fn processors(possible: &str) -> Option<u16> {
     (last < RING_PROCESSORS_MAX).then_some(last + 1)
 }
 
-fn spawn(processor: u16, over: Arc<dyn Fn() + Send + Sync>) -> io::Result<Served> {
+fn spawn(
+    (processor, entries): (u16, usize),
+    over: Arc<dyn Fn() + Send + Sync>,
+) -> io::Result<Served> {
     let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let outbox = Arc::new(Outbox::new(waker.try_clone()?));
     let (start, started) = mpsc::channel();
@@ -140,7 +161,7 @@ fn spawn(processor: u16, over: Arc<dyn Fn() + Send + Sync>) -> io::Result<Served
     let own = Arc::clone(&outbox);
     let thread = thread::Builder::new()
         .name(format!("bafs-ring-{processor}"))
-        .spawn(move || run(processor, waker, own, (&started, &tell), &over))?;
+        .spawn(move || run((processor, entries), waker, own, (&started, &tell), &over))?;
     told.recv()
         .map_err(|_| io::Error::other("its thread ended"))??;
     Ok(Served {
@@ -164,14 +185,14 @@ impl Drop for Alarm<'_> {
 }
 
 fn run(
-    processor: u16,
+    (processor, entries): (u16, usize),
     waker: OwnedFd,
     outbox: Arc<Outbox>,
     (started, tell): (&Receiver<Start>, &Sender<io::Result<()>>),
     over: &Arc<dyn Fn() + Send + Sync>,
 ) {
     pin(processor);
-    let prepared = Prepared::new(RING_ENTRIES as u32);
+    let prepared = Prepared::new(entries as u32);
     let (prepared, told) = match prepared {
         Ok(prepared) => (Some(prepared), Ok(())),
         Err(error) => (None, Err(error)),
@@ -182,11 +203,11 @@ fn run(
         return;
     };
     let mut alarm = Alarm(Some(over.as_ref()));
-    let size = (RING_ENTRIES, IO_BYTES_MAX as usize);
+    let size = (entries, IO_BYTES_MAX as usize);
     let ring = Ring::register(prepared, (start.device, waker), processor, size);
     let ring = ring.and_then(|mut ring| {
         let come = std::iter::from_fn(|| ring.next().transpose());
-        let first = accepted(come, RING_ENTRIES)?;
+        let first = accepted(come, entries)?;
         Ok((ring, first))
     });
     let (ring, first) = match ring {
@@ -198,7 +219,7 @@ fn run(
         }
     };
     let _ = tell.send(Ok(()));
-    match Queue::new(ring, outbox, start.bridge, RING_ENTRIES).serve(first) {
+    match Queue::new(ring, outbox, start.bridge, entries).serve(first) {
         Ok(()) => alarm.0 = None,
         Err(error) => tracing::error!(%error, processor, "a ring failed"),
     }

@@ -1,11 +1,12 @@
-//! Requests in the kernel's own form (`fuse.h`), each as a call of its handler. Takes no decision
-//! of its own.
+//! Requests in the kernel's own form (`fuse.h`), by a ring or by the device, each as a call of its
+//! handler. Takes no decision of its own.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use bafs_proto::file_op::{AttrChange, Caller, FileTime, SetTime};
+use bafs_proto::ids;
 use fuser::{Errno, FileHandle, INodeNo, OpenFlags, RenameFlags, WriteFlags};
 
 use super::super::answers::Refuse;
@@ -27,6 +28,7 @@ pub(super) const PAYLOAD_AT: usize = 272;
 /// `enum fuse_opcode`, as far as it is answered.
 mod opcode {
     pub(super) const LOOKUP: u32 = 1;
+    pub(super) const FORGET: u32 = 2;
     pub(super) const GETATTR: u32 = 3;
     pub(super) const SETATTR: u32 = 4;
     pub(super) const READLINK: u32 = 5;
@@ -54,11 +56,61 @@ mod opcode {
     pub(super) const FSYNCDIR: u32 = 30;
     pub(super) const CREATE: u32 = 35;
     pub(super) const IOCTL: u32 = 39;
+    pub(super) const BATCH_FORGET: u32 = 42;
     pub(super) const FALLOCATE: u32 = 43;
     pub(super) const READDIRPLUS: u32 = 44;
     pub(super) const RENAME2: u32 = 45;
     pub(super) const LSEEK: u32 = 46;
     pub(super) const COPY_FILE_RANGE: u32 = 47;
+}
+
+/// Bytes of `struct fuse_in_header`.
+const DEVICE_HEADER_BYTES: usize = 40;
+
+/// Bytes of the structure that a request begins with, by its device; `FUSE_SETXATTR_EXT` is never
+/// agreed to.
+fn structure_bytes(opcode: u32) -> usize {
+    match opcode {
+        opcode::FORGET
+        | opcode::MKDIR
+        | opcode::RENAME
+        | opcode::LINK
+        | opcode::OPEN
+        | opcode::OPENDIR
+        | opcode::SETXATTR
+        | opcode::GETXATTR
+        | opcode::LISTXATTR
+        | opcode::BATCH_FORGET => 8,
+        opcode::GETATTR
+        | opcode::MKNOD
+        | opcode::FSYNC
+        | opcode::FSYNCDIR
+        | opcode::CREATE
+        | opcode::RENAME2 => 16,
+        opcode::RELEASE | opcode::RELEASEDIR | opcode::FLUSH | opcode::LSEEK => 24,
+        opcode::FALLOCATE => 32,
+        opcode::READ | opcode::WRITE | opcode::READDIR | opcode::READDIRPLUS => 40,
+        opcode::COPY_FILE_RANGE => 56,
+        opcode::SETATTR => 88,
+        // Names alone, nothing, or refused whatever it says.
+        _ => 0,
+    }
+}
+
+/// What the kernel forgets by a request, and how often; `None` for any other request. It wants no
+/// answer.
+pub(in super::super) fn forgets(head: &Head, payload: &[u8]) -> Option<Vec<(ids::InodeNo, u64)>> {
+    match head.opcode {
+        opcode::FORGET => Some(vec![(ids::InodeNo(head.ino.0), head.u64(0))]),
+        opcode::BATCH_FORGET => {
+            let all = payload.chunks_exact(16).take(head.u32(0) as usize);
+            Some(
+                all.map(|one| (ids::InodeNo(u64_at(one, 0)), u64_at(one, 8)))
+                    .collect(),
+            )
+        }
+        _ => None,
+    }
 }
 
 /// Bits of `fuse_setattr_in.valid`.
@@ -92,9 +144,9 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// What surrounds a request.
 #[derive(Debug)]
-pub(super) struct Head {
+pub(in super::super) struct Head {
     opcode: u32,
-    pub(super) unique: u64,
+    pub(in super::super) unique: u64,
     /// By which number the kernel knows the request when it is answered.
     pub(super) commit: u64,
     pub(super) payload_bytes: usize,
@@ -120,6 +172,31 @@ impl Head {
             },
             fields,
         }
+    }
+
+    /// Takes a request apart as the kernel writes it by its device: `struct fuse_in_header`, the
+    /// structure of the request, and what follows.
+    pub(in super::super) fn read_device(request: &[u8]) -> Option<(Self, &[u8])> {
+        let (header, rest) = request.split_at_checked(DEVICE_HEADER_BYTES)?;
+        let opcode = u32_at(header, 4);
+        let (structure, payload) = rest.split_at_checked(structure_bytes(opcode))?;
+        let mut fields = [0; FIELDS_BYTES];
+        fields[..structure.len()].copy_from_slice(structure);
+        let unique = u64_at(header, 8);
+        let head = Self {
+            opcode,
+            unique,
+            commit: unique,
+            payload_bytes: payload.len(),
+            ino: INodeNo(u64_at(header, 16)),
+            caller: Caller {
+                uid: u32_at(header, 24),
+                gid: u32_at(header, 28),
+                pid: u32_at(header, 32),
+            },
+            fields,
+        };
+        Some((head, payload))
     }
 
     /// Whether the answer is data for which the request itself needs no room.
@@ -160,7 +237,7 @@ fn name<'a>(payload: &mut &'a [u8]) -> &'a OsStr {
 }
 
 /// Has a request handled: `payload` is what follows its structure.
-pub(super) fn dispatch(bridge: &Bridge, head: &Head, payload: &[u8], answer: Answer) {
+pub(in super::super) fn dispatch(bridge: &Bridge, head: &Head, payload: &[u8], answer: Answer) {
     match head.opcode {
         opcode::LOOKUP
         | opcode::SYMLINK
@@ -345,6 +422,7 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
     use std::sync::Arc;
 
+    use super::super::super::bridge::Serving;
     use super::super::outbox::{Answered, Order, Outbox};
     use super::*;
     use crate::fate::Fate;
@@ -384,7 +462,7 @@ mod tests {
             );
             let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
             Self {
-                bridge: Bridge::new(Arc::new(volume), false),
+                bridge: Bridge::new(Arc::new(volume), Serving::Own),
                 outbox: Arc::new(Outbox::new(waker)),
                 _store: store,
             }

@@ -61,9 +61,14 @@ impl CacheTree {
     /// What the server answers; `SourceChanged` when the manifest changed while it was read;
     /// `Malformed` when it is no tree.
     pub async fn open(server: Server, volume: VolumeId, owner: Owner, fate: Fate) -> Result<Self> {
-        let (manifest, block_bytes, entries) = read_manifest(&server, volume).await?;
+        let Shown {
+            manifest,
+            block_bytes,
+            top,
+            entries,
+        } = read_manifest(&server, volume).await?;
         let places = (BlockPlaces::of(&entries, block_bytes), block_bytes);
-        let directory = Directory::build(entries, owner, block_bytes)?;
+        let directory = Directory::build(&top, entries, owner, block_bytes)?;
         let near = Near::open(&server, volume, manifest, places, fate.clone()).await;
         let near = near.map(Arc::new).inspect_err(|why| {
             tracing::info!(%why, "blocks of the volume come through the network");
@@ -182,6 +187,15 @@ impl CacheTree {
     fn answer(&self, op: &FileOp) -> FileResult {
         let directory = &self.directory;
         let attr = |ino| directory.attr(ino).ok_or(Errno(libc::ENOENT));
+        let entered = match op {
+            FileOp::Lookup { parent: ino, .. } | FileOp::OpenDirectory { ino } => Some(*ino),
+            FileOp::ReadDirectory { handle, .. } => Some(InodeNo(handle.0)),
+            _ => None,
+        };
+        // Its bits may permit it, above all to root.
+        if entered.is_some_and(|ino| directory.is_closed(ino)) {
+            return Err(Errno(libc::EACCES));
+        }
         match op {
             FileOp::Lookup { parent, name } => directory
                 .lookup(*parent, name)
@@ -287,7 +301,8 @@ async fn fetch(blocks: &Blocks, fate: &Fate, file: File, range: Range<u64>, done
         Some(Ok(data)) => answer_read(done, &data),
         Some(Err(error)) => {
             let errno = errno_of(error.code);
-            if is_fatal(&error) {
+            // The volume itself was granted: it is this file that the home may not read.
+            if is_fatal(&error) && error.code != ErrorCode::RightMissing {
                 fate.lose(error);
             }
             done(Err(errno), &[]);
@@ -302,10 +317,15 @@ fn answer_read(done: Done, data: &[u8]) {
     done(Ok(FileReply::Read { length }), data);
 }
 
-async fn read_manifest(
-    server: &Server,
-    volume: VolumeId,
-) -> Result<(Digest, u32, Vec<SourceEntry>)> {
+/// What a cache volume shows.
+struct Shown {
+    manifest: Digest,
+    block_bytes: u32,
+    top: SourceEntry,
+    entries: Vec<SourceEntry>,
+}
+
+async fn read_manifest(server: &Server, volume: VolumeId) -> Result<Shown> {
     let mut entries: Vec<SourceEntry> = Vec::new();
     let mut digest = None;
     loop {
@@ -319,6 +339,7 @@ async fn read_manifest(
         let ManifestPage {
             manifest,
             block_bytes,
+            top,
             entries: more_entries,
             more,
         } = page;
@@ -335,7 +356,12 @@ async fn read_manifest(
             ));
         }
         if !more {
-            return Ok((manifest, block_bytes, entries));
+            return Ok(Shown {
+                manifest,
+                block_bytes,
+                top,
+                entries,
+            });
         }
     }
 }

@@ -278,7 +278,9 @@ impl NearBlocks {
         let bytes = range.end - range.start;
         let before = self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
         let kib = ((before + bytes) >> 10) - (before >> 10);
-        self.map.note_read(u32::try_from(kib).unwrap_or(u32::MAX));
+        let [kib, blocks] = [kib, blocks.end - blocks.start];
+        let most = |count| u32::try_from(count).unwrap_or(u32::MAX);
+        self.map.note_read(most(kib), most(blocks));
         Some(place)
     }
 

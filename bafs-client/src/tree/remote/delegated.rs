@@ -14,13 +14,12 @@ use tokio::sync::{Notify, watch};
 use super::{Session, Trouble};
 use crate::clock;
 use crate::errno::errno_of;
-use crate::limits::{
-    BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, DIRECTORY_PAGES_MAX, LOG_BYTES_MAX, LOG_OPS_MAX,
-};
+use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX, BATCHES_MAX, DIRECTORY_PAGES_MAX, LOG_OPS_MAX};
 use crate::logic::delegation::{Asked, Decision, Delegation, shuts};
 use crate::logic::learning::changes;
 use crate::logic::log::Room;
 use crate::logic::questions::Question;
+use crate::memory::LogShare;
 use crate::tree::Done;
 
 /// How often an operation is decided about again because its session lacked something.
@@ -49,6 +48,8 @@ pub(super) struct Delegated {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) delegation: Delegation,
+    /// What its log takes of the memory for all.
+    share: LogShare,
     held: Vec<Held>,
     /// References that the kernel dropped, to be told when all before a position has run.
     pub(super) forgets: VecDeque<(u64, InodeNo, u64)>,
@@ -96,6 +97,7 @@ impl State {
 
     /// Takes out the answers that may go now.
     pub(super) fn let_go(&mut self) -> Vec<Held> {
+        let _ = self.is_full();
         let all = std::mem::take(&mut self.held);
         let (over, held) = all.into_iter().partition(|held| self.is_over(held.until));
         self.held = held;
@@ -104,7 +106,9 @@ impl State {
 
     fn is_full(&self) -> bool {
         let log = &self.delegation.log;
-        log.bytes() > LOG_BYTES_MAX || log.end() - log.settled() > LOG_OPS_MAX
+        let ops = log.end() - log.settled();
+        // Counted at each look, also where it does not matter.
+        self.share.is_too_much(ops, log.bytes()) || ops > LOG_OPS_MAX
     }
 
     /// Whether a batch should go now: a small one waits while others are on their way, so that

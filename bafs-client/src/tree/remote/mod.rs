@@ -252,6 +252,12 @@ impl RemoteTree {
         own.state().latest
     }
 
+    /// Whether changes were answered that have not reached the server.
+    pub(super) fn owes(&self) -> bool {
+        let own = self.session.delegated.get();
+        own.is_some_and(|own| own.state().delegation.log.has(changes))
+    }
+
     /// Whether [`Self::close_file`] has something to wait for.
     pub(super) fn close_waits(&self) -> bool {
         let own = self.session.delegated.get();

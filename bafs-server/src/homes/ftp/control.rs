@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use bafs_proto::path::{from_bytes, to_bytes};
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -15,6 +16,9 @@ const LINES_MAX: usize = 1_000;
 
 /// Most bytes of a listing of one directory.
 const LISTING_BYTES_MAX: u64 = 256 << 20;
+
+/// How vsftpd says, with a success, that it lists nothing of a directory as it may not.
+const NOT_OPENED: &str = "failed to open directory";
 
 /// A server that neither sends nor takes anything for so long hangs.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -98,7 +102,7 @@ impl Control {
         }
         let space = if argument.is_empty() { "" } else { " " };
         let line = format!("{command}{space}{argument}\r\n");
-        heard(self.stream.get_mut().write_all(line.as_bytes())).await?;
+        heard(self.stream.get_mut().write_all(&to_bytes(&line))).await?;
         self.reply().await
     }
 
@@ -133,7 +137,7 @@ impl Control {
         while let count @ 1.. = heard(data.read(&mut piece)).await? {
             take(&piece[..count]);
         }
-        self.end_of_transfer().await
+        self.end_of_transfer().await.map(drop)
     }
 
     /// Writes bytes to a file, from `offset` on, where it ends now; when this returns the server
@@ -158,7 +162,7 @@ impl Control {
         }
         heard(data.shutdown()).await?;
         drop(data);
-        self.end_of_transfer().await
+        self.end_of_transfer().await.map(drop)
     }
 
     /// The lines that `command` lists.
@@ -169,18 +173,19 @@ impl Control {
         if bytes.len() as u64 > LISTING_BYTES_MAX {
             return Err(Error::new(ErrorCode::Malformed, "a listing is too long"));
         }
-        self.end_of_transfer().await?;
-        let text = String::from_utf8(bytes).map_err(|_| {
-            let text = "a listing has names that are not UTF-8";
-            Error::new(ErrorCode::Malformed, text)
-        })?;
+        let reply = self.end_of_transfer().await?;
+        if bytes.is_empty() && reply.lines.iter().any(|line| line.contains(NOT_OPENED)) {
+            let text = format!("it says {}: {}", reply.code, reply.lines.join(" "));
+            return Err(Error::new(ErrorCode::RightMissing, text));
+        }
+        let text = from_bytes(&bytes);
         Ok(text.lines().map(str::to_owned).collect())
     }
 
-    async fn end_of_transfer(&mut self) -> Result<()> {
+    async fn end_of_transfer(&mut self) -> Result<Reply> {
         let reply = self.reply().await?;
         match reply.code {
-            200..=299 => Ok(()),
+            200..=299 => Ok(reply),
             _ => Err(reply.refused()),
         }
     }

@@ -16,6 +16,8 @@ pub(super) enum Kind {
     Directory,
     /// The directory that was listed, or the one above it.
     Itself,
+    /// A FIFO, a socket or a device.
+    Special,
     /// A link or something else: to be looked at.
     #[default]
     Unknown,
@@ -50,6 +52,7 @@ pub(super) fn parse_long(line: &str) -> Option<(Kind, &str)> {
         b'-' => Kind::File,
         b'd' => Kind::Directory,
         b'l' => Kind::Unknown,
+        b'p' | b's' | b'b' | b'c' => Kind::Special,
         _ => return None,
     };
     let mut rest = line;
@@ -145,6 +148,8 @@ mod tests {
         assert_eq!(parse_long(long), Some((Kind::File, "a b")));
         let link = "lrwxrwxrwx    1 0        0              12 Nov 21  2025 l -> a";
         assert_eq!(parse_long(link), Some((Kind::Unknown, "l")));
+        let fifo = "prw-r--r--    1 0        0               0 Nov 21 18:00 p";
+        assert_eq!(parse_long(fifo), Some((Kind::Special, "p")));
         assert_eq!(parse_long("total 8"), None);
         let own = "drwxr-xr-x    2 0        0            4096 Nov 21 18:00 .";
         assert_eq!(parse_long(own), Some((Kind::Itself, ".")));

@@ -9,6 +9,8 @@ use bafs_proto::message::{
     ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
+use bafs_proto::path::from_bytes;
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bytes::Bytes;
@@ -57,11 +59,11 @@ impl Bucket {
     async fn list(&self, path: &str) -> Result<SourcePage> {
         let objects = &self.objects;
         let fault = |error| objects.fault(path, &error);
-        let prefix = if path.is_empty() {
-            String::new()
-        } else {
-            format!("{path}/")
+        let prefix = match &*objects.key(path)? {
+            "" => String::new(),
+            key => format!("{key}/"),
         };
+        let warnings = SourceWarnings::default();
         let lister = objects.operator.lister_with(&prefix).recursive(true);
         let found = lister.await.map_err(fault)?;
         let described = found
@@ -70,17 +72,18 @@ impl Bucket {
             .buffer_unordered(STATS_MAX);
         let entries: Vec<SourceEntry> = described.try_collect().await?;
         if !entries.is_empty() {
-            return page(entries);
+            return page(entries, warnings);
         }
         if path.is_empty() {
-            return page(vec![directory("")]);
+            return page(vec![directory("")], warnings);
         }
-        page(vec![file("", objects.stat(path).await?)])
+        page(vec![file("", objects.stat(path).await?)], warnings)
     }
 
     async fn describe(&self, prefix: &str, entry: opendal::Entry) -> Result<SourceEntry> {
-        let (path, found) = entry.into_parts();
-        let name = path.strip_prefix(prefix).unwrap_or(&path);
+        let (key, found) = entry.into_parts();
+        let path = from_bytes(key.as_bytes());
+        let name = from_bytes(key.strip_prefix(prefix).unwrap_or(&key).as_bytes());
         // A key with a slash at its end stands for a directory.
         if found.is_dir() {
             return Ok(directory(name.trim_end_matches('/')));
@@ -90,7 +93,7 @@ impl Bucket {
             // Some stores leave it out of listings.
             None => self.objects.stat(&path).await?,
         };
-        Ok(file(name, identity))
+        Ok(file(&name, identity))
     }
 }
 

@@ -177,7 +177,8 @@ impl Uploads {
 
     async fn add(&self, put: &Put) -> Result<()> {
         let part_bytes = PART_BYTES_MIN.max(put.size.div_ceil(PARTS_MAX));
-        let writer = self.objects.operator.writer_with(&put.path);
+        let key = self.objects.key(&put.path)?;
+        let writer = self.objects.operator.writer_with(&key);
         let writer = writer.chunk(usize::try_from(part_bytes).unwrap_or(usize::MAX));
         let sending = Sending {
             writer: writer
@@ -272,7 +273,8 @@ async fn close(objects: &Objects, state: &mut State, receipt: PutReceipt) -> Res
     let (path, size) = (&receipt.path, receipt.size);
     let ms = COMPLETE_MS + slowest_ms(2 * sending.part_bytes);
     objects.within(ms, path, sending.writer.close()).await?;
-    let there = objects.within(CALL_MS, path, objects.operator.stat(path));
+    let key = objects.key(path)?;
+    let there = objects.within(CALL_MS, path, objects.operator.stat(&key));
     let there = there.await?.content_length();
     if there != size {
         let text = format!(

@@ -8,6 +8,8 @@ use bafs_proto::message::{
     ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
+use bafs_proto::path::{check_relative, from_bytes, join};
+use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -50,7 +52,8 @@ impl Web {
     async fn list(&self, path: &str) -> Result<SourcePage> {
         let objects = &self.0;
         let list = join(path, LIST);
-        match objects.operator.stat(&list).await {
+        let list = &objects.key(&list)?.into_owned();
+        match objects.operator.stat(list).await {
             Ok(found) if found.content_length() <= LIST_BYTES_MAX => {}
             Ok(_) => {
                 let text = format!("{}, '{list}': it is too long", objects.address);
@@ -61,16 +64,14 @@ impl Web {
                     let hint = "a directory of a web server is shown by its file bafs.list";
                     Error::new(error.code, format!("{}; {hint}", error.detail))
                 })?;
-                return page(vec![file("", found)]);
+                return page(vec![file("", found)], SourceWarnings::default());
             }
-            Err(error) => return Err(objects.fault(&list, &error)),
+            Err(error) => return Err(objects.fault(list, &error)),
         }
-        let text = objects.operator.read(&list).await;
-        let text = text.map_err(|error| objects.fault(&list, &error))?.to_vec();
-        let text = String::from_utf8(text).map_err(|_| {
-            let text = format!("{}, '{list}': it is no UTF-8 text", objects.address);
-            Error::new(ErrorCode::Malformed, text)
-        })?;
+        let text = objects.operator.read(list).await;
+        let text = text.map_err(|error| objects.fault(list, &error))?.to_vec();
+        // A name that is no text fails when it is asked for.
+        let text = from_bytes(&text);
         let names = text.lines().map(|line| line.trim_start_matches("./"));
         let names = names.filter(|line| !line.is_empty() && !line.starts_with('#'));
         let described = stream::iter(names.map(str::to_owned).collect::<Vec<_>>())
@@ -78,11 +79,11 @@ impl Web {
             .buffer_unordered(STATS_MAX);
         let mut entries: Vec<SourceEntry> = described.try_collect().await?;
         entries.push(directory(""));
-        page(entries)
+        page(entries, SourceWarnings::default())
     }
 
     async fn describe(&self, path: &str, name: String) -> Result<SourceEntry> {
-        bafs_proto::path::check_relative(&name)?;
+        check_relative(&name)?;
         let found = self.0.stat(&join(path, &name)).await;
         let found = found.map_err(|e| e.context(format!("named in {LIST}")))?;
         Ok(file(&name, found))
@@ -129,12 +130,5 @@ impl Home for Web {
         _: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {
         Box::pin(async { Err(read_only(&self.0.address)) })
-    }
-}
-
-fn join(path: &str, name: &str) -> String {
-    match path {
-        "" => name.to_owned(),
-        path => format!("{path}/{name}"),
     }
 }

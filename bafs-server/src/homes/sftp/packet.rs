@@ -1,5 +1,6 @@
 //! Packets of SFTP version 3: written and read, every length checked. Sends nothing.
 
+use bafs_proto::path::to_bytes;
 use bafs_proto::{Error, ErrorCode, Result};
 
 /// Requests, by their numbers.
@@ -74,8 +75,9 @@ impl Packet {
         self
     }
 
+    /// A text, or a path whose text has bytes.
     pub(super) fn text(&mut self, text: &str) -> &mut Self {
-        self.bytes(text.as_bytes())
+        self.bytes(&to_bytes(text))
     }
 
     /// Attributes that say nothing but permission bits, or nothing at all.

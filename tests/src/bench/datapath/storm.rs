@@ -94,6 +94,7 @@ fn one_storm(world: &World, server: &str, files: u64, delegated: bool, serial: u
             directory: "/".to_owned(),
             stdout: None,
             stderr: None,
+            share: Vec::new(),
         },
         mounts: vec![mount],
         op_deadline_ms: OP_DEADLINE_MS_DEFAULT,

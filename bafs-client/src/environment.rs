@@ -1,0 +1,113 @@
+//! What a job has around it beside its volumes: variables, and which of the host's temporary files
+//! it sees. Starts nothing.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use bafs_proto::message::JobCommand;
+
+use crate::agent::TemporaryPlace;
+use crate::sandbox::{TEMPORARY_VARIABLES, Temporary, VolumeBind, job_environment, paths_named_in};
+
+/// Where programs put temporary files if nobody says otherwise.
+const TMP: &str = "/tmp";
+
+/// What the job asks for wins over what it inherits, and over what we add.
+pub(crate) fn environment(
+    command: &JobCommand,
+    job: &str,
+    volumes: &[VolumeBind],
+    temporary: Option<&TemporaryPlace>,
+) -> Vec<(OsString, OsString)> {
+    let mut environment = job_environment(std::env::vars_os(), job, volumes);
+    if temporary.is_some() && !command.share.iter().any(|path| path == TMP) {
+        // What this process inherited names a directory that jobs would share.
+        let is_ours = |name: &OsString| TEMPORARY_VARIABLES.iter().any(|known| name == known);
+        environment.retain(|(name, _)| !is_ours(name));
+        environment.push((TEMPORARY_VARIABLES[0].into(), TMP.into()));
+    }
+    environment.retain(|(name, _)| {
+        name.to_str()
+            .is_none_or(|name| !command.environment.contains_key(name))
+    });
+    let own = command.environment.iter();
+    environment.extend(own.map(|(name, value)| (name.into(), value.into())));
+    environment
+}
+
+/// The job's own directories, and what of the host's its description names.
+pub(crate) fn temporary_of(
+    place: &TemporaryPlace,
+    command: &JobCommand,
+    environment: &[(OsString, OsString)],
+) -> Temporary {
+    let mut words = vec![&command.executable, &command.directory];
+    words.extend(&command.arguments);
+    words.extend(command.stdout.iter().chain(&command.stderr));
+    // Who starts in `/tmp` itself may name what is there without saying where.
+    let directory = Path::new(&command.directory);
+    let relative = words.iter().map(|word| directory.join(word));
+    let relative: Vec<_> = relative.map(PathBuf::into_os_string).collect();
+    // Where its volumes are is not what it has of the host's, nor is where its node was started.
+    let is_other = |name: &OsString| {
+        name.as_encoded_bytes().starts_with(b"BAFS_") || name == "PWD" || name == "OLDPWD"
+    };
+    let values = environment.iter().filter(|(name, _)| !is_other(name));
+    let words = words
+        .into_iter()
+        .map(OsStr::new)
+        .chain(relative.iter().map(OsString::as_os_str))
+        .chain(values.map(|(_, value)| value.as_os_str()));
+    Temporary {
+        directory: place.directory.clone(),
+        memory_bytes: place.memory_bytes,
+        shared: command.share.iter().cloned().collect(),
+        named: paths_named_in(words, Path::is_dir),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> TemporaryPlace {
+        TemporaryPlace {
+            directory: "/store/temporary/1".into(),
+            memory_bytes: 1,
+        }
+    }
+
+    #[test]
+    fn tmpdir_is_the_private_tmp() {
+        let tmpdir = |command: &JobCommand| {
+            let found = environment(command, "j", &[], Some(&place()));
+            let mut values = found.into_iter().filter(|(name, _)| name == "TMPDIR");
+            let value = values.next_back().map(|(_, value)| value);
+            assert_eq!(values.next(), None);
+            value
+        };
+        assert_eq!(tmpdir(&JobCommand::default()), Some("/tmp".into()));
+        let mut own = JobCommand::default();
+        own.environment.insert("TMPDIR".into(), "/scratch".into());
+        assert_eq!(tmpdir(&own), Some("/scratch".into()));
+        let shared = JobCommand {
+            share: vec![TMP.to_owned()],
+            ..JobCommand::default()
+        };
+        assert_eq!(tmpdir(&shared), std::env::var_os("TMPDIR"));
+    }
+
+    #[test]
+    fn relative_words_name_entries_of_tmp() {
+        let command = JobCommand {
+            executable: "./tool".into(),
+            directory: TMP.into(),
+            ..JobCommand::default()
+        };
+        let named = temporary_of(&place(), &command, &[]).named;
+        assert!(named.contains(&"/tmp/./tool".into()), "{named:?}");
+        let mounted = [("BAFS_V".into(), "/tmp/work".into())];
+        let named = temporary_of(&place(), &JobCommand::default(), &mounted).named;
+        assert!(named.is_empty(), "{named:?}");
+    }
+}

@@ -1,0 +1,113 @@
+//! The process that makes a job's mount points on the host and removes them: apart from the agent,
+//! so that a killed agent leaves none. Mounts nothing.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::SigSet;
+use serde::{Deserialize, Serialize};
+
+use super::limits::PLAN_BYTES_MAX;
+use super::mount_points::{MountPoints, is_needed};
+use super::plan::{JobPlan, VolumeBind};
+use super::root::Host;
+use super::stages::{HOLDER, SELF, SUBCOMMAND};
+use super::temporary::{Private, Shown, Temporary};
+
+/// What the process is told in one line. Its input ends with the job, or with the agent.
+#[derive(Debug, Serialize, Deserialize)]
+struct Wanted {
+    volumes: Vec<VolumeBind>,
+    temporary: Option<Temporary>,
+    base: OsString,
+}
+
+/// Keeps the mount points of a job until it is dropped.
+#[derive(Debug)]
+pub(super) struct Holder(Child);
+
+impl Holder {
+    /// Has the mount points made that the host lacks, if it lacks any. What cannot be made is left
+    /// to a stand-in.
+    pub(super) fn start(plan: &JobPlan, base: &Path) -> io::Result<Option<Self>> {
+        let wanted = Wanted {
+            volumes: plan.volumes.clone(),
+            temporary: plan.temporary.clone(),
+            base: base.as_os_str().to_owned(),
+        };
+        let privates = wanted.privates()?;
+        let is_ready = |path: &Path| wanted.is_ready(&privates, path);
+        if !is_needed(&plan.volumes, &Shown(&Host, &privates), is_ready) {
+            return Ok(None);
+        }
+        let mut child = Command::new(SELF)
+            .arg0("bafs")
+            .args([SUBCOMMAND, HOLDER])
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let mut line = serde_json::to_vec(&wanted)?;
+        line.push(b'\n');
+        if let Some(input) = &mut child.stdin {
+            input.write_all(&line)?;
+        }
+        if let Some(output) = child.stdout.take() {
+            // It ends with the process, too.
+            BufReader::new(output).read_line(&mut String::new())?;
+        }
+        Ok(Some(Self(child)))
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        if let Err(error) = self.0.wait() {
+            tracing::debug!(%error, "the mount points of a job may be left");
+        }
+    }
+}
+
+/// The process' own part.
+pub(super) fn main() -> io::Result<()> {
+    // A key that ends the program must not take its mount points away first.
+    SigSet::all().thread_block()?;
+    let mut input = BufReader::new(io::stdin());
+    let mut line = Vec::new();
+    input
+        .by_ref()
+        .take(PLAN_BYTES_MAX)
+        .read_until(b'\n', &mut line)?;
+    let wanted: Wanted = serde_json::from_slice(&line)?;
+    let privates = wanted.privates()?;
+    let is_ready = |path: &Path| wanted.is_ready(&privates, path);
+    let shown = Shown(&Host, &privates);
+    let points = MountPoints::make(&wanted.volumes, &shown, is_ready);
+    io::stdout().write_all(b"\n")?;
+    io::stdout().flush()?;
+    io::copy(&mut input, &mut io::sink())?;
+    drop(points);
+    Ok(())
+}
+
+impl Wanted {
+    fn privates(&self) -> io::Result<Vec<Private>> {
+        let privates = self.temporary.as_ref().map(|temporary| {
+            temporary.prepare()?;
+            temporary.privates(&Host)
+        });
+        privates.transpose().map(Option::unwrap_or_default)
+    }
+
+    /// Whether mount points in a directory need nothing on the host: it is the job's own, or what
+    /// the agent sees there is.
+    fn is_ready(&self, privates: &[Private], path: &Path) -> bool {
+        path.starts_with(Path::new(&self.base))
+            || privates.iter().any(|private| private.target == path)
+    }
+}

@@ -1,0 +1,138 @@
+//! What a volume does not have as its source has it: each a path and a reason, for whoever uses the
+//! volume. Reads no source.
+
+use serde::{Deserialize, Serialize};
+
+use crate::path;
+
+/// Warnings of one volume that name their path; more are counted. They travel in headers.
+pub const SOURCE_WARNINGS_MAX: usize = 16;
+
+/// Longest text of a path in a warning, in bytes; of a longer one the middle is left out.
+const PATH_SHOWN_BYTES: usize = 256;
+
+/// Something of a source that its volume has otherwise or not at all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceWarning {
+    /// Path below the source, for people: bytes that are no text are numbers.
+    pub path: String,
+    /// Why.
+    pub reason: WarningReason,
+}
+
+/// Why a volume does not have something as its source has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WarningReason {
+    /// A directory that the home may not read: it is there, and nobody can open it.
+    UnreadableDirectory,
+    /// A file that the home may not read: it is there without its content, and may not be opened.
+    UnreadableFile,
+    /// A FIFO, a socket or a device: it has no content and is left out.
+    SpecialFile,
+    /// A path of more than 4,095 bytes: it is left out.
+    PathTooLong,
+    /// The home lists a name and says nothing more of it, as of a link that leads nowhere: it is
+    /// left out.
+    Unreachable,
+}
+
+impl WarningReason {
+    /// What happened to the path, and what to do.
+    fn text(self) -> &'static str {
+        match self {
+            Self::UnreadableDirectory => {
+                "the home may not read it: the directory is shown, and opening it fails (EACCES)"
+            }
+            Self::UnreadableFile => {
+                "the home may not read it: the file is there without its content, and opening it \
+                 fails (EACCES)"
+            }
+            Self::SpecialFile => "it is a FIFO, socket or device without content, and left out",
+            Self::PathTooLong => "its path is longer than 4095 bytes, and it is left out",
+            Self::Unreachable => "the home cannot look at it (a broken link?), and it is left out",
+        }
+    }
+}
+
+/// The warnings of one volume.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceWarnings {
+    /// The first of them.
+    pub named: Vec<SourceWarning>,
+    /// How many more there are.
+    pub more: u64,
+}
+
+impl SourceWarnings {
+    /// Adds one.
+    pub fn add(&mut self, path: &str, reason: WarningReason) {
+        if self.named.len() < SOURCE_WARNINGS_MAX {
+            let path = shortened(&path::shown(path));
+            self.named.push(SourceWarning { path, reason });
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Adds those of another part of the same source.
+    pub fn extend(&mut self, others: Self) {
+        self.more = self.more.saturating_add(others.more);
+        for other in others.named {
+            self.add(&other.path, other.reason);
+        }
+    }
+
+    /// Whether all is as the source has it.
+    pub fn is_empty(&self) -> bool {
+        self.named.is_empty() && self.more == 0
+    }
+
+    /// A sentence for each, about the volume of this name.
+    pub fn sentences(&self, volume: &str) -> Vec<String> {
+        let one = |warning: &SourceWarning| {
+            let SourceWarning { path, reason } = warning;
+            format!("volume '{volume}', '{path}': {}", reason.text())
+        };
+        let mut sentences: Vec<_> = self.named.iter().map(one).collect();
+        if self.more > 0 {
+            let more = self.more;
+            sentences.push(format!("volume '{volume}': the same of {more} more paths"));
+        }
+        sentences
+    }
+}
+
+/// A text of a path of bounded length, with its beginning and its end.
+fn shortened(path: &str) -> String {
+    if path.len() <= PATH_SHOWN_BYTES {
+        return path.to_owned();
+    }
+    let head = path.floor_char_boundary(PATH_SHOWN_BYTES / 2);
+    let tail = path.ceil_char_boundary(path.len() - PATH_SHOWN_BYTES / 2 + 3);
+    format!("{}…{}", &path[..head], &path[tail..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_name_their_paths_and_count_the_rest() {
+        let mut warnings = SourceWarnings::default();
+        warnings.add(
+            &path::from_bytes(b"a/\xe9"),
+            WarningReason::UnreadableDirectory,
+        );
+        warnings.add(&"long/".repeat(1000), WarningReason::PathTooLong);
+        let told = warnings.sentences("v");
+        assert!(told[0].contains("'a/\\xE9'"), "{told:?}");
+        assert!(told[1].len() < 400 && told[1].contains('…'), "{told:?}");
+        for _ in 0..SOURCE_WARNINGS_MAX {
+            warnings.add("x", WarningReason::SpecialFile);
+        }
+        assert_eq!(warnings.named.len(), SOURCE_WARNINGS_MAX);
+        let told = warnings.sentences("v");
+        assert!(told[SOURCE_WARNINGS_MAX].contains("2 more"), "{told:?}");
+    }
+}

@@ -1,0 +1,149 @@
+//! What jobs printed: asked of their nodes when they have ended, and kept beside the journal. The
+//! run goes on meanwhile, and does not depend on it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bafs_proto::ids::{ExecutionId, RunId, ServerId};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::Driver;
+use crate::io::job_logs::{Attempt, JobLogs};
+use crate::io::servers::Servers;
+use crate::logic::{Event, Scheduler};
+use crate::report::Ledger;
+
+/// Nodes that are asked at once.
+const ASKED_MAX: usize = 16;
+
+/// The end of a run waits so long for the last outputs.
+const END_MAX: Duration = Duration::from_secs(15);
+
+/// After a restart outputs of so many attempts are asked for, if their files are missing: nodes
+/// keep no more for long.
+const UNTOLD_MAX: usize = 1_000;
+
+/// An attempt that has ended.
+#[derive(Debug)]
+struct Ended {
+    execution: ExecutionId,
+    server: ServerId,
+    attempt: Attempt,
+}
+
+/// What is under way.
+#[derive(Debug)]
+pub(super) struct Outputs {
+    logs: Option<Arc<Mutex<JobLogs>>>,
+    tasks: JoinSet<()>,
+    permits: Arc<Semaphore>,
+    /// Attempts of an earlier scheduler.
+    before: VecDeque<Ended>,
+}
+
+impl Outputs {
+    /// Outputs that are kept in a directory, if there is one and it can be used.
+    pub(super) fn open(directory: Option<&Path>, run: RunId) -> Self {
+        let logs = directory.and_then(|directory| {
+            let opened = JobLogs::open(directory, run);
+            let told = opened.inspect_err(|error| {
+                let directory = directory.display();
+                tracing::warn!(%error, "what jobs print is not kept: {directory} cannot be used");
+            });
+            told.ok().map(|logs| Arc::new(Mutex::new(logs)))
+        });
+        Self {
+            logs,
+            tasks: JoinSet::new(),
+            permits: Arc::new(Semaphore::new(ASKED_MAX)),
+            before: VecDeque::new(),
+        }
+    }
+
+    /// What a fact of the journal says of an attempt; `ledger` has noted it, and the core has not
+    /// been told.
+    pub(super) fn recall(&mut self, scheduler: &Scheduler, ledger: &Ledger, event: &Event) {
+        let Some(ended) = ended(scheduler, ledger, event) else {
+            return;
+        };
+        if self.before.len() >= UNTOLD_MAX {
+            self.before.pop_front();
+        }
+        self.before.push_back(ended);
+    }
+
+    fn ask(&mut self, servers: Servers, address: String, ended: Ended) {
+        while self.tasks.try_join_next().is_some() {}
+        let Some(logs) = self.logs.clone() else {
+            return;
+        };
+        let permits = Arc::clone(&self.permits);
+        self.tasks.spawn(async move {
+            let _permit = permits.acquire_owned().await;
+            let printed = servers.read_output(&address, ended.execution).await;
+            let keeping = tokio::task::spawn_blocking(move || {
+                let mut logs = logs.lock().unwrap_or_else(PoisonError::into_inner);
+                logs.keep(ended.attempt, printed)
+            });
+            let kept = keeping.await.map_err(io::Error::other);
+            if let Err(error) = kept.and_then(|kept| kept) {
+                tracing::warn!(%error, "what a job printed is not kept");
+            }
+        });
+    }
+
+    /// Waits for the last of them, for a while.
+    pub(super) async fn finish(&mut self) {
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(END_MAX, all).await.is_err() {
+            tracing::warn!("what some jobs printed is not kept: their nodes do not answer");
+        }
+        self.tasks.shutdown().await;
+    }
+}
+
+fn ended(scheduler: &Scheduler, ledger: &Ledger, event: &Event) -> Option<Ended> {
+    let Event::JobEnded { execution, report } = event else {
+        return None;
+    };
+    let (job, server) = scheduler.execution(*execution)?;
+    let name = scheduler.workflow().job(job).name.clone();
+    let node = scheduler.node(server).map(|node| node.name.clone());
+    let attempt = Attempt::new(name, ledger.attempts(job), node.unwrap_or_default(), report);
+    Some(Ended {
+        execution: *execution,
+        server,
+        attempt,
+    })
+}
+
+impl Driver {
+    /// Has what an attempt printed kept, if the fact is that it ended; the core has not been told.
+    pub(super) fn keep_output(&mut self, event: &Event) {
+        if self.outputs.logs.is_some()
+            && let Some(ended) = ended(&self.scheduler, &self.ledger, event)
+        {
+            let address = self.place(ended.server).address;
+            self.outputs.ask(self.servers.clone(), address, ended);
+        }
+    }
+
+    /// Asks for what attempts printed that ended when the scheduler before this one was killed.
+    pub(super) fn keep_earlier_outputs(&mut self) {
+        for ended in std::mem::take(&mut self.outputs.before) {
+            let (job, attempt) = (&ended.attempt.job, ended.attempt.attempt);
+            let is_known = self.outputs.logs.as_ref().is_none_or(|logs| {
+                let logs = logs.lock().unwrap_or_else(PoisonError::into_inner);
+                logs.knows(job, attempt)
+            });
+            if !is_known && !self.scheduler.is_lost(ended.server) {
+                let address = self.place(ended.server).address;
+                self.outputs.ask(self.servers.clone(), address, ended);
+            }
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! What jobs printed, in files of a directory beside the journal of their run, and a list of them.
+//! Bounded in all. Decides nothing about jobs.
+//!
+//! `JOB.ATTEMPT.out` and `JOB.ATTEMPT.err` have what is kept of standard output and standard error.
+//! `index` has a line of JSON for the run and one for each attempt that ended.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use bafs_proto::ids::{ExecutionId, RunId};
+use bafs_proto::limits::JOB_LOG_BYTES_MAX;
+use bafs_proto::message::{JobOutcome, JobReport, ReadJobOutput};
+use bafs_proto::time::Deadline;
+use bafs_proto::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use super::servers::Servers;
+use crate::replay::describe_end;
+
+/// Most bytes of all logs of a run: those of successful attempts go first, the oldest of them
+/// first.
+pub const LOGS_BYTES_MAX: u64 = 256 << 20;
+
+/// Most files of all logs of a run.
+pub const LOG_FILES_MAX: usize = 20_000;
+
+/// A node may take so long to tell what an execution printed, in milliseconds.
+const READ_MS: u64 = 10_000;
+
+const INDEX: &str = "index";
+
+/// Of which run the logs are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Heading {
+    run: RunId,
+}
+
+/// One attempt that ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attempt {
+    /// Name of the job.
+    pub job: String,
+    /// Which attempt of those that ended, from 1 on.
+    pub attempt: u32,
+    /// Name of its node.
+    pub node: String,
+    /// How it ended, as the rest of a sentence that begins with its name.
+    pub ended: String,
+    /// Whether it failed.
+    pub has_failed: bool,
+    /// So many bytes are kept of standard output,
+    pub stdout_bytes: u64,
+    /// and so many of standard error.
+    pub stderr_bytes: u64,
+    /// Why nothing is kept, if so.
+    pub missing: Option<String>,
+}
+
+impl Attempt {
+    /// An attempt of a job of this name, which ended as the report says.
+    pub(crate) fn new(job: String, attempt: u32, node: String, report: &JobReport) -> Self {
+        Self {
+            job,
+            attempt,
+            node,
+            ended: describe_end(report),
+            has_failed: report.outcome != JobOutcome::Exited(0),
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            missing: None,
+        }
+    }
+
+    /// Where its standard output is kept, and its standard error.
+    #[must_use]
+    pub fn files(&self, directory: &Path) -> [PathBuf; 2] {
+        ["out", "err"].map(|ending| {
+            let name = format!("{}.{}.{ending}", self.job, self.attempt);
+            directory.join(name)
+        })
+    }
+}
+
+/// What an execution printed, as its node keeps it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Printed {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+impl Servers {
+    /// Asks a node what an execution printed that has ended there.
+    pub(crate) async fn read_output(
+        &self,
+        address: &str,
+        execution: ExecutionId,
+    ) -> Result<Printed> {
+        let call = ReadJobOutput { execution };
+        let deadline = Deadline::after_ms(READ_MS);
+        let token = self.show(address, call.into(), READ_MS)?;
+        let body = bytes::Bytes::new();
+        let asked = self
+            .pool
+            .call_with_body(address, &token, call, body, deadline);
+        let (told, mut stdout) = asked.await?;
+        let length = stdout.len().min(told.stdout_bytes as usize);
+        let mut stderr = stdout.split_off(length);
+        // Whatever the node sends: no more is kept of a stream.
+        stdout.truncate(JOB_LOG_BYTES_MAX);
+        stderr.truncate(JOB_LOG_BYTES_MAX);
+        Ok(Printed {
+            stdout: stdout.into(),
+            stderr: stderr.into(),
+        })
+    }
+}
+
+/// A log that takes room.
+#[derive(Debug)]
+struct Kept {
+    files: Vec<PathBuf>,
+    bytes: u64,
+}
+
+/// The logs of a run that goes on.
+#[derive(Debug)]
+pub(crate) struct JobLogs {
+    directory: PathBuf,
+    index: File,
+    /// What takes room, of attempts that succeeded and of those that failed, the oldest first.
+    succeeded: VecDeque<Kept>,
+    failed: VecDeque<Kept>,
+    bytes: u64,
+    files: usize,
+    bytes_max: u64,
+    files_max: usize,
+    /// Attempts that are listed.
+    known: BTreeSet<(String, u32)>,
+}
+
+impl JobLogs {
+    /// The logs of a run in a directory, which is made. Those of an earlier run go.
+    ///
+    /// # Errors
+    /// What the disk answers; `WouldBlock` when another run has them open.
+    pub(crate) fn open(directory: &Path, run: RunId) -> io::Result<Self> {
+        make(directory)?;
+        let mut index = private()
+            .read(true)
+            .create(true)
+            .open(directory.join(INDEX))?;
+        index.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => io::Error::new(
+                io::ErrorKind::WouldBlock,
+                "another run keeps its logs there",
+            ),
+            TryLockError::Error(error) => error,
+        })?;
+        let (heading, attempts) = parse(&index)?;
+        let mut logs = Self {
+            directory: directory.to_owned(),
+            index: index.try_clone()?,
+            succeeded: VecDeque::new(),
+            failed: VecDeque::new(),
+            bytes: 0,
+            files: 0,
+            bytes_max: LOGS_BYTES_MAX,
+            files_max: LOG_FILES_MAX,
+            known: BTreeSet::new(),
+        };
+        if heading.is_some_and(|heading| heading.run == run) {
+            attempts.iter().for_each(|attempt| logs.count(attempt));
+            // The last line may be torn.
+            index.seek(SeekFrom::End(0))?;
+            index.write_all(b"\n")?;
+        } else {
+            let files = attempts.iter().flat_map(|it| it.files(directory));
+            files.for_each(|file| remove(&file));
+            index.set_len(0)?;
+            index.seek(SeekFrom::Start(0))?;
+            logs.list(&Heading { run })?;
+        }
+        Ok(logs)
+    }
+
+    /// Whether an attempt is listed.
+    pub(crate) fn knows(&self, job: &str, attempt: u32) -> bool {
+        self.known.contains(&(job.to_owned(), attempt))
+    }
+
+    /// Keeps what an attempt printed, or why that is not known.
+    ///
+    /// # Errors
+    /// What the disk answers.
+    pub(crate) fn keep(
+        &mut self,
+        mut attempt: Attempt,
+        printed: Result<Printed>,
+    ) -> io::Result<()> {
+        match printed {
+            Ok(printed) => {
+                let written = self.write(&attempt, &printed);
+                (attempt.stdout_bytes, attempt.stderr_bytes) =
+                    (printed.stdout.len() as u64, printed.stderr.len() as u64);
+                if let Err(error) = written {
+                    attempt.missing = Some(format!("it could not be written: {error}"));
+                }
+            }
+            Err(error) => attempt.missing = Some(why_missing(&attempt, &error)),
+        }
+        self.list(&attempt)?;
+        self.count(&attempt);
+        self.shrink();
+        Ok(())
+    }
+
+    fn write(&self, attempt: &Attempt, printed: &Printed) -> io::Result<()> {
+        let streams = [&printed.stdout, &printed.stderr];
+        for (path, bytes) in attempt.files(&self.directory).iter().zip(streams) {
+            if !bytes.is_empty() {
+                // What has the name, as a link to elsewhere, is not written through.
+                remove(path);
+                private().create_new(true).open(path)?.write_all(bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn list(&mut self, line: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(line)?;
+        line.push(b'\n');
+        self.index.write_all(&line)
+    }
+
+    fn count(&mut self, attempt: &Attempt) {
+        self.known.insert((attempt.job.clone(), attempt.attempt));
+        let files = attempt.files(&self.directory).into_iter();
+        let bytes = [attempt.stdout_bytes, attempt.stderr_bytes];
+        let kept = files.zip(bytes).filter(|(_, bytes)| *bytes > 0);
+        let files: Vec<PathBuf> = kept.map(|(file, _)| file).collect();
+        if files.is_empty() || !files.iter().any(|file| file.exists()) {
+            return;
+        }
+        let kept = Kept {
+            bytes: bytes.iter().sum(),
+            files,
+        };
+        self.bytes += kept.bytes;
+        self.files += kept.files.len();
+        match attempt.has_failed {
+            true => self.failed.push_back(kept),
+            false => self.succeeded.push_back(kept),
+        }
+    }
+
+    /// Removes logs until the rest is within the bounds.
+    fn shrink(&mut self) {
+        while self.bytes > self.bytes_max || self.files > self.files_max {
+            let oldest = self.succeeded.pop_front();
+            let Some(gone) = oldest.or_else(|| self.failed.pop_front()) else {
+                return;
+            };
+            self.bytes -= gone.bytes;
+            self.files -= gone.files.len();
+            gone.files.iter().for_each(|file| remove(file));
+        }
+    }
+}
+
+/// Opens what only its owner reads.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600);
+    options
+}
+
+/// Makes the directory, or takes one that is ours: what another one put there might lead elsewhere.
+fn make(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let (there, own) = (
+        fs::symlink_metadata(directory)?,
+        fs::metadata("/proc/self")?.uid(),
+    );
+    if !there.is_dir() || there.uid() != own {
+        return Err(io::Error::other("it is no directory of yours"));
+    }
+    fs::set_permissions(directory, Permissions::from_mode(0o700))
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "an old log of a job is not removed");
+    }
+}
+
+fn why_missing(attempt: &Attempt, error: &Error) -> String {
+    format!("node {} did not tell it: {error}", attempt.node)
+}
+
+/// What the list of a directory says; lines that are torn say nothing.
+fn parse(index: &File) -> io::Result<(Option<Heading>, Vec<Attempt>)> {
+    // A torn line may end within a character.
+    let mut lines = BufReader::new(index).split(b'\n');
+    let heading = lines.next().transpose()?;
+    let heading = heading.and_then(|line| serde_json::from_slice(&line).ok());
+    let mut attempts = Vec::new();
+    for line in lines {
+        attempts.extend(serde_json::from_slice::<Attempt>(&line?).ok());
+    }
+    Ok((heading, attempts))
+}
+
+/// All attempts that a directory has logs of, in the order in which they came.
+///
+/// # Errors
+/// What the disk answers.
+pub fn read_index(directory: &Path) -> io::Result<Vec<Attempt>> {
+    Ok(parse(&File::open(directory.join(INDEX))?)?.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attempt(job: &str, has_failed: bool) -> Attempt {
+        Attempt {
+            job: job.to_owned(),
+            attempt: 1,
+            node: "n1".to_owned(),
+            ended: "is done".to_owned(),
+            has_failed,
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            missing: None,
+        }
+    }
+
+    fn printed(bytes: usize) -> Result<Printed> {
+        Ok(Printed {
+            stdout: vec![b'x'; bytes],
+            stderr: Vec::new(),
+        })
+    }
+
+    /// Names of the logs that are there.
+    fn there(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).expect("list");
+        let name = |entry: io::Result<fs::DirEntry>| {
+            entry
+                .expect("entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        };
+        let mut names: Vec<String> = entries.map(name).filter(|name| name != INDEX).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn logs_of_successful_jobs_go_first() {
+        let directory = tempfile::tempdir().expect("directory");
+        let mut logs = JobLogs::open(directory.path(), RunId(1)).expect("open");
+        logs.bytes_max = 30;
+        for (job, has_failed) in [
+            ("bad", true),
+            ("old", false),
+            ("new", false),
+            ("last", true),
+        ] {
+            let kept = logs.keep(attempt(job, has_failed), printed(10));
+            kept.expect("keep");
+        }
+        let left = ["bad.1.out", "last.1.out", "new.1.out"];
+        assert_eq!(there(directory.path()), left);
+        logs.files_max = 1;
+        logs.keep(attempt("empty", false), printed(0))
+            .expect("keep");
+        assert_eq!(
+            there(directory.path()),
+            ["last.1.out"],
+            "the oldest failure goes last"
+        );
+        assert_eq!(read_index(directory.path()).expect("index").len(), 5);
+    }
+
+    #[test]
+    fn resumed_run_keeps_its_logs_and_bounds() {
+        let directory = tempfile::tempdir().expect("directory");
+        let open = |run| JobLogs::open(directory.path(), RunId(run));
+        let mut logs = open(1).expect("open");
+        assert!(open(1).is_err(), "two runs write one list");
+        logs.keep(attempt("a", false), printed(10)).expect("keep");
+        logs.index
+            .write_all(b"{\"job\": \"to\xc3")
+            .expect("a torn line");
+        drop(logs);
+        let mut logs = open(1).expect("open");
+        assert!(logs.knows("a", 1) && !logs.knows("a", 2));
+        assert_eq!((logs.bytes, logs.files), (10, 1));
+        logs.keep(attempt("b", true), printed(5)).expect("keep");
+        drop(logs);
+        assert_eq!(read_index(directory.path()).expect("index").len(), 2);
+        let own = directory.path().join("mine");
+        fs::write(&own, "of the user").expect("write");
+        let logs = open(2).expect("open");
+        assert!(!logs.knows("a", 1));
+        assert_eq!(there(directory.path()), ["mine"], "only its own files go");
+    }
+
+    #[test]
+    fn logs_are_private() {
+        let parent = tempfile::tempdir().expect("directory");
+        let directory = parent.path().join("w.bafs.logs");
+        let mut logs = JobLogs::open(&directory, RunId(1)).expect("open");
+        logs.keep(attempt("a", true), printed(3)).expect("keep");
+        let mode = |path: &Path| fs::metadata(path).expect("there").mode() & 0o777;
+        assert_eq!(mode(&directory), 0o700);
+        assert_eq!(mode(&directory.join("a.1.out")), 0o600);
+        assert_eq!(mode(&directory.join(INDEX)), 0o600);
+        let link = parent.path().join("link");
+        std::os::unix::fs::symlink(&directory, &link).expect("link");
+        assert!(JobLogs::open(&link, RunId(1)).is_err());
+    }
+}

@@ -1,0 +1,176 @@
+//! What a job's report says of volumes where nobody counts operations, and of those that a job only
+//! looked at: zeros there are no facts.
+
+use bafs_proto::ids::{ExecutionId, RunId, ServerId};
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::report::VolumeUse;
+use bafs_proto::time::Time;
+use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
+use bafs_sched::workflow::parse_workflow;
+
+const MB: u64 = 1_000_000;
+
+/// Jobs a and b write a volume one after the other.
+const CHAIN: &str = "volume w scratch 16 MB watched\njob a {\nexecutable = x\n}\n\
+    job b {\nexecutable = x\nretry = 1\n}\nparent a child b\nmount w a /w\nmount w b /w\n";
+
+struct Run {
+    scheduler: Scheduler,
+    now: u64,
+    /// What was asked for since the last look.
+    asked: Vec<Action>,
+}
+
+impl Run {
+    fn new(text: &str) -> Self {
+        let none = |path: &str| Err(path.to_owned());
+        let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
+        let scheduler = Scheduler::new(RunId(1), parsed.workflow, Settings::default());
+        let mut run = Self {
+            scheduler,
+            now: 0,
+            asked: Vec::new(),
+        };
+        let space = Space {
+            bytes: 1_000 * MB,
+            files: 100_000,
+        };
+        run.tell(Event::seen(vec![NodeSeen::alone(ServerId(1), space, 1)]));
+        run
+    }
+
+    /// Tells a fact; volumes are made and deleted as soon as that is asked for.
+    fn tell(&mut self, event: Event) {
+        self.now += 10;
+        let mut actions = Vec::new();
+        self.scheduler.step(Time(self.now), event, &mut actions);
+        for action in actions {
+            let done = match &action {
+                Action::CreateVolume { id, .. } => Some(Event::VolumeCreated { volume: *id }),
+                Action::DeleteVolume { id, .. } => Some(Event::VolumeDeleted { volume: *id }),
+                _ => None,
+            };
+            self.asked.push(action);
+            done.into_iter().for_each(|event| self.tell(event));
+        }
+    }
+
+    /// The job that was started last, by name.
+    fn started(&mut self) -> Option<(String, ExecutionId)> {
+        let asked = std::mem::take(&mut self.asked);
+        let started = asked.iter().rev().find_map(|action| match action {
+            Action::StartJob { execution, job, .. } => Some((*execution, *job)),
+            _ => None,
+        });
+        let (execution, job) = started?;
+        let name = self.scheduler.workflow().job(job).name.clone();
+        self.tell(Event::JobStarted { execution });
+        Some((name, execution))
+    }
+
+    /// The job of this name runs and ends so.
+    fn ends(&mut self, job: &str, code: i32, tail: &str, used: &VolumeUse) {
+        let (name, execution) = self.started().expect("a job starts");
+        assert_eq!(name, job);
+        let report = JobReport {
+            outcome: JobOutcome::Exited(code),
+            wall_ms: 1,
+            cpu_ms: 1,
+            output_tail: tail.to_owned(),
+            volumes: vec![used.clone()],
+        };
+        self.tell(Event::JobEnded { execution, report });
+    }
+
+    fn wait(&mut self, ms: u64) {
+        self.now += ms;
+        self.tell(Event::Tick);
+    }
+
+    fn warnings(&self) -> String {
+        let warnings = self.scheduler.warnings().iter();
+        warnings
+            .map(|warning| format!("{}\n", warning.text))
+            .collect()
+    }
+}
+
+fn uncounted(changes: u64) -> VolumeUse {
+    VolumeUse {
+        name: "w".to_owned(),
+        is_uncounted: true,
+        changes,
+        held_bytes: MB,
+        held_files: 1,
+        disk_bytes: Some(10_000 * MB),
+        ..VolumeUse::default()
+    }
+}
+
+#[test]
+fn looked_at_volume_counts_as_used() {
+    let text = CHAIN.replace(" watched", "");
+    for (looked, is_warned) in [(0, true), (1, false)] {
+        let mut run = Run::new(&text);
+        let used = VolumeUse {
+            looked,
+            name: "w".to_owned(),
+            ..VolumeUse::default()
+        };
+        run.ends("a", 0, "", &used);
+        assert_eq!(
+            run.warnings().contains("did nothing in volume 'w'"),
+            is_warned
+        );
+    }
+}
+
+#[test]
+fn uncounted_volume_is_never_called_unused() {
+    let mut run = Run::new(CHAIN);
+    run.ends("a", 0, "", &uncounted(0));
+    run.ends("b", 0, "", &uncounted(0));
+    assert_eq!(run.warnings(), "");
+}
+
+#[test]
+fn own_failure_keeps_an_untouched_watched_volume() {
+    for (changes, next) in [(0, "b"), (1, "a")] {
+        let mut run = Run::new(CHAIN);
+        run.ends("a", 0, "", &uncounted(1));
+        run.ends("b", 3, "", &uncounted(changes));
+        run.wait(1_000);
+        let (name, _) = run.started().expect("it is tried again");
+        assert_eq!(name, next, "changes: {changes}");
+    }
+}
+
+#[test]
+fn full_disk_below_a_watched_volume_is_not_the_jobs_fault() {
+    let full = |free: u64| VolumeUse {
+        disk_bytes: Some(free),
+        ..uncounted(1)
+    };
+    let said = "head: error writing 'standard output': No space left on device";
+    for (used, tail) in [(full(0), ""), (full(100 * MB), said)] {
+        let mut run = Run::new(&CHAIN.replace("\nretry = 1", ""));
+        run.ends("a", 1, tail, &used);
+        let told = run.warnings();
+        for part in [
+            "'a' failed and runs again",
+            "may hold 16.0 MB",
+            "the disk of node",
+        ] {
+            assert!(told.contains(part), "{part} is not in: {told}");
+        }
+        run.wait(10_000);
+        run.ends("a", 0, "", &uncounted(1));
+        assert_eq!(run.scheduler.outcome(), None);
+    }
+    // With room on the disk it is its own, whatever it says.
+    for tail in ["", said] {
+        let mut run = Run::new(CHAIN);
+        run.ends("a", 1, tail, &uncounted(1));
+        assert!(run.scheduler.outcome().is_some(), "{}", run.warnings());
+    }
+}

@@ -1,0 +1,325 @@
+//! Temporary files of jobs: a directory on the node's disk for each execution, which its agent
+//! shows to the job as `/tmp` and `/var/tmp`; watched, and removed at the end. Mounts nothing.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bafs_proto::ids::ExecutionId;
+use bafs_proto::message::{JobOutcome, JobReport};
+use bafs_proto::time::Time;
+use bafs_proto::{Error, ErrorCode};
+use bafs_tree::held_below;
+use rustix::fs::statvfs;
+
+use crate::clock;
+use crate::full_disk::is_full;
+use crate::storage::remove_tree;
+
+/// How often the free space of the file system is looked at.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Shortest and longest time between two walks where nothing speaks for much growth, in
+/// milliseconds.
+const WALK_MS_MIN: u64 = 2_000;
+const WALK_MS_MAX: u64 = 30_000;
+
+/// A walk that took a time is repeated after so many times that.
+const WALK_SHARE: u64 = 20;
+
+/// How long the end of a job waits for the removal of its files; the rest goes on behind it.
+const REMOVAL_MAX: Duration = Duration::from_secs(2);
+
+/// The least that each slot has, in bytes and files, also where the disk has nothing left beside
+/// what volumes may take.
+const BYTES_MIN: u64 = 64 << 20;
+const FILES_MIN: u64 = 10_000;
+
+/// Of what a disk has left beside volumes jobs get this part, in percent: others write there, too,
+/// and what a job takes between two looks at it must fit.
+const DISK_PERCENT: u64 = 50;
+
+/// Of a machine's memory jobs may share this part by name, in percent, as on the host.
+const MEMORY_PERCENT: u64 = 50;
+
+/// What each slot of a node has for temporary files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TemporaryShare {
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Files on disk.
+    pub files: u64,
+    /// Bytes of memory below `/dev/shm`.
+    pub memory_bytes: u64,
+}
+
+/// What a disk has, in bytes and files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Disk {
+    all_bytes: u64,
+    free_bytes: u64,
+    /// `None` where the file system counts no files.
+    free_files: Option<u64>,
+}
+
+impl Disk {
+    /// Looks at the disk of a directory. Blocks.
+    ///
+    /// # Errors
+    /// The disk does not say it.
+    pub fn of(directory: &Path) -> io::Result<Self> {
+        let disk = statvfs(directory)?;
+        Ok(Self {
+            all_bytes: disk.f_blocks.saturating_mul(disk.f_frsize),
+            free_bytes: disk.f_bavail.saturating_mul(disk.f_frsize),
+            free_files: (disk.f_files > 0).then_some(disk.f_favail),
+        })
+    }
+}
+
+impl TemporaryShare {
+    /// A share for each of so many slots of what is left beside volumes, which may have `offered`
+    /// bytes in all, and take `unreserved` of them later.
+    #[must_use]
+    pub fn beside_volumes(disk: Disk, offered: u64, unreserved: u64, slots: u32) -> Self {
+        let now = disk.free_bytes.saturating_sub(unreserved);
+        // Volumes may not have taken yet what they reserved.
+        let later = disk.all_bytes.saturating_sub(offered);
+        let slots = u64::from(slots.max(1));
+        let share = |whole: u64, percent: u64| whole / 100 * percent / slots;
+        Self {
+            bytes: share(now.min(later), DISK_PERCENT).max(BYTES_MIN),
+            files: share(disk.free_files.unwrap_or(u64::MAX), DISK_PERCENT).max(FILES_MIN),
+            memory_bytes: share(memory_bytes(), MEMORY_PERCENT),
+        }
+    }
+}
+
+/// The memory of this machine, or of its container, in bytes.
+#[must_use]
+pub fn memory_bytes() -> u64 {
+    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+        let kib: u64 = line?.trim().trim_end_matches("kB").trim().parse().ok()?;
+        Some(kib * 1_024)
+    });
+    let container = fs::read_to_string("/sys/fs/cgroup/memory.max");
+    let container = container.ok().and_then(|text| text.trim().parse().ok());
+    // Where nobody says how much there is, little is sure to be there.
+    machine
+        .unwrap_or(1 << 30)
+        .min(container.unwrap_or(u64::MAX))
+}
+
+/// The directory of one execution, gone when this is dropped.
+#[derive(Debug)]
+pub(super) struct TemporaryDirectory {
+    path: PathBuf,
+    limit: TemporaryShare,
+    job: String,
+}
+
+/// What was seen at the last look.
+#[derive(Debug, Clone, Copy, Default)]
+struct Look {
+    used_bytes: u64,
+    free_bytes: u64,
+    next: Time,
+}
+
+impl TemporaryDirectory {
+    /// Makes the directory of an execution, in place of what one of that name left.
+    pub(super) fn create(
+        parent: &Path,
+        execution: ExecutionId,
+        job: &str,
+        limit: TemporaryShare,
+    ) -> Result<Self, Error> {
+        let path = parent.join(execution.to_string());
+        let made = remove_tree(&path).and_then(|()| {
+            fs::create_dir_all(parent)?;
+            fs::DirBuilder::new().mode(0o700).create(&path)
+        });
+        made.map_err(|error| {
+            let text = format!(
+                "a directory for temporary files, {}: {error}",
+                path.display()
+            );
+            Error::new(ErrorCode::ServerFault, text)
+        })?;
+        let job = job.to_owned();
+        Ok(Self { path, limit, job })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.limit.memory_bytes
+    }
+
+    /// Watches what the job has there, until that is more than its share. Reads whole directories,
+    /// so it looks seldom as long as the disk says that there cannot be much.
+    pub(super) async fn overflow(&self) -> Error {
+        let mut look = Look::default();
+        loop {
+            tokio::time::sleep(TICK).await;
+            match self.look(look).await {
+                Ok((next, used)) => {
+                    look = next;
+                    if let Some((bytes, files)) = used
+                        && (bytes > self.limit.bytes || files > self.limit.files)
+                    {
+                        return self.too_much(bytes, files);
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, path = %self.path.display(), "not watched");
+                    look.next = clock::now().plus_ms(WALK_MS_MIN);
+                }
+            }
+        }
+    }
+
+    async fn look(&self, last: Look) -> io::Result<(Look, Option<(u64, u64)>)> {
+        let free_bytes = free(&self.path)?;
+        let taken = last.free_bytes.saturating_sub(free_bytes);
+        let room = self.limit.bytes.saturating_sub(last.used_bytes);
+        let start = clock::now();
+        if start < last.next && taken <= room / 2 {
+            return Ok((last, None));
+        }
+        let path = self.path.clone();
+        let used = tokio::task::spawn_blocking(move || held_below(&path));
+        let used = used.await.map_err(io::Error::other)??;
+        let took = clock::now().ms_since(start);
+        let pause = took.saturating_mul(WALK_SHARE);
+        let next = start.plus_ms(pause.clamp(WALK_MS_MIN, WALK_MS_MAX.max(took)));
+        let used_bytes = used.0;
+        let look = Look {
+            used_bytes,
+            free_bytes,
+            next,
+        };
+        Ok((look, Some(used)))
+    }
+
+    fn too_much(&self, bytes: u64, files: u64) -> Error {
+        let text = format!(
+            "job '{}' has {} MB in {files} files in /tmp and /var/tmp, and may have {} MB in {}; \
+             let it remove what it needs no more, put the files into a scratch volume, or start \
+             the node with a larger --tmp",
+            self.job,
+            bytes.div_ceil(1_000_000),
+            self.limit.bytes / 1_000_000,
+            self.limit.files
+        );
+        Error::new(ErrorCode::TemporaryFull, text)
+    }
+
+    /// A job that failed with files here, on a disk without space, did not fail by itself: answers
+    /// what the disk had free. Volumes on it tell of themselves.
+    pub(super) fn full_disk(&self, report: &JobReport) -> Option<Error> {
+        let has_failed = match report.outcome {
+            JobOutcome::Exited(code) => code != 0,
+            JobOutcome::Signaled(_) => true,
+            _ => false,
+        };
+        let is_told = report.volumes.iter().any(|used| used.refused_for_space > 0);
+        if !has_failed || is_told {
+            return None;
+        }
+        let free_bytes = free(&self.path).ok()?;
+        let holds = held_below(&self.path).is_ok_and(|(bytes, _)| bytes > 0);
+        let text = format!(
+            "the disk of the node is full, and with it /tmp: {free_bytes} bytes are free; free \
+             some of it, or start the node with a smaller --size"
+        );
+        (holds && is_full(free_bytes)).then(|| Error::new(ErrorCode::ServerFault, text))
+    }
+
+    /// Removes the directory. What takes long goes on behind the end of the job.
+    pub(super) async fn remove(mut self) {
+        let path = std::mem::take(&mut self.path);
+        let removing = tokio::task::spawn_blocking(move || remove(&path));
+        let _ = tokio::time::timeout(REMOVAL_MAX, removing).await;
+    }
+}
+
+impl Drop for TemporaryDirectory {
+    /// The agent was given up: what its job leaves is removed by a thread, or by the next life of
+    /// the node.
+    fn drop(&mut self) {
+        let path = std::mem::take(&mut self.path);
+        if !path.as_os_str().is_empty() {
+            std::thread::spawn(move || remove(&path));
+        }
+    }
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = remove_tree(path) {
+        tracing::warn!(%error, path = %path.display(), "temporary files of a job stay");
+    }
+}
+
+fn free(path: &Path) -> io::Result<u64> {
+    let disk = statvfs(path)?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(all_bytes: u64, free_bytes: u64) -> Disk {
+        let free_files = Some(1_000_000);
+        Disk {
+            all_bytes,
+            free_bytes,
+            free_files,
+        }
+    }
+
+    #[test]
+    fn slots_share_what_volumes_leave() {
+        const GB: u64 = 1_000_000_000;
+        let share = TemporaryShare::beside_volumes(disk(100 * GB, 80 * GB), 40 * GB, 40 * GB, 4);
+        assert_eq!((share.bytes, share.files), (5 * GB, 125_000));
+        let reserved = TemporaryShare::beside_volumes(disk(100 * GB, 80 * GB), 40 * GB, 0, 4);
+        assert!(reserved.bytes * 4 <= 60 * GB, "{reserved:?}");
+        let none = TemporaryShare::beside_volumes(disk(GB, GB), 2 * GB, 2 * GB, 4);
+        assert_eq!(none.bytes, BYTES_MIN);
+    }
+
+    #[test]
+    fn slots_share_half_of_the_memory() {
+        let one = TemporaryShare::beside_volumes(disk(1, 1), 0, 0, 1);
+        let four = TemporaryShare::beside_volumes(disk(1, 1), 0, 0, 4);
+        assert!(one.memory_bytes > 0 && four.memory_bytes * 4 <= one.memory_bytes);
+    }
+
+    #[tokio::test]
+    async fn overflow_names_tmp_and_its_limit() {
+        let parent = tempfile::tempdir().unwrap();
+        let limit = TemporaryShare {
+            bytes: 1_000_000,
+            files: 100,
+            memory_bytes: 0,
+        };
+        let id = ExecutionId(7);
+        let directory = TemporaryDirectory::create(parent.path(), id, "j", limit).unwrap();
+        fs::write(directory.path().join("f"), vec![1; 2_000_000]).unwrap();
+        let error = tokio::time::timeout(Duration::from_secs(20), directory.overflow());
+        let error = error.await.expect("it is watched");
+        assert_eq!(error.code, ErrorCode::TemporaryFull);
+        for word in ["job 'j'", "/tmp", "may have 1 MB", "--tmp"] {
+            assert!(error.detail.contains(word), "{error}");
+        }
+        directory.remove().await;
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+}

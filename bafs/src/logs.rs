@@ -1,0 +1,314 @@
+//! `bafs logs`: what the jobs of a run printed, from the files beside its journal. Asks no server.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use bafs_sched::io::job_logs::{Attempt, LOGS_BYTES_MAX, read_index};
+use bafs_sched::io::{journal, steer};
+use bafs_sched::logic::JobState;
+use bafs_sched::replay::{replay, standing};
+use bafs_sched::workflow::nearest;
+use serde::Serialize;
+
+use crate::args::LogsArgs;
+use crate::history;
+use crate::output::Output;
+use crate::workflow_file;
+
+/// How the directory is called that a run keeps its logs in.
+const ENDING: &str = "logs";
+
+/// Most names of jobs that are listed.
+const NAMES_SHOWN: usize = 5;
+
+/// The directory that takes what the jobs of a run print whose journal this is.
+pub(crate) fn directory_of(journal: &Path) -> PathBuf {
+    match journal.extension() {
+        Some(extension) if extension == "journal" => journal.with_extension(ENDING),
+        _ => beside(journal, ENDING),
+    }
+}
+
+/// A path beside a file: its name with an ending more.
+pub(crate) fn beside(file: &Path, ending: &str) -> PathBuf {
+    let mut name = file.to_owned().into_os_string();
+    name.push(format!(".{ending}"));
+    PathBuf::from(name)
+}
+
+/// Where the logs of a run are, and what else tells of it.
+struct Run {
+    logs: PathBuf,
+    journal: Option<PathBuf>,
+    workflow: Option<PathBuf>,
+}
+
+/// What is told of an attempt.
+#[derive(Debug, Serialize)]
+struct Told {
+    job: String,
+    attempt: u32,
+    node: String,
+    ended: String,
+    stdout: Option<String>,
+    stderr: Option<String>,
+    missing: Option<String>,
+}
+
+/// Prints what a job printed.
+pub(crate) fn logs(args: &LogsArgs, output: Output) -> Result<()> {
+    let (run, name) = match args.words.as_slice() {
+        [run, job] => (run_of(Path::new(run))?, job),
+        [job] => (only_run_here()?, job),
+        _ => bail!("name a run and a job of it: bafs logs WORKFLOW JOB"),
+    };
+    let attempts = match read_index(&run.logs) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        read => read.with_context(|| format!("cannot read {}", run.logs.display()))?,
+    };
+    let of_job: Vec<&Attempt> = attempts.iter().filter(|it| it.job == *name).collect();
+    let Some(last) = of_job.last() else {
+        return Err(anyhow!(why_none(&run, name, &attempts)?));
+    };
+    let attempt = match args.attempt {
+        None => last,
+        Some(number) => of_job
+            .iter()
+            .find(|attempt| attempt.attempt == number)
+            .with_context(|| {
+                let count = last.attempt;
+                format!("job '{name}' has no attempt {number} that ended: the last one is {count}")
+            })?,
+    };
+    let all = !(args.stdout || args.stderr);
+    let [stdout, stderr] = attempt.files(&run.logs);
+    let read = |wanted: bool, file: &Path, bytes: u64| match wanted || all {
+        true => read_log(file, bytes).map(Some),
+        false => Ok(None),
+    };
+    let told = Told {
+        job: attempt.job.clone(),
+        attempt: attempt.attempt,
+        node: attempt.node.clone(),
+        ended: attempt.ended.clone(),
+        stdout: read(args.stdout, &stdout, attempt.stdout_bytes)?,
+        stderr: read(args.stderr, &stderr, attempt.stderr_bytes)?,
+        missing: attempt.missing.clone(),
+    };
+    output.say(&text_of(&told), &told)?;
+    if args.attempt.is_none() && is_running(&run, name) {
+        eprintln!("bafs: job '{name}' runs again now; what it prints is kept when it has ended");
+    }
+    Ok(())
+}
+
+fn text_of(told: &Told) -> String {
+    let (job, attempt, node, ended) = (&told.job, told.attempt, &told.node, &told.ended);
+    let mut text = format!("job {job}, attempt {attempt} on node {node}: {ended}");
+    if let Some(why) = &told.missing {
+        return text + &format!("\nwhat it printed is not kept: {why}");
+    }
+    let streams = [
+        ("standard output", &told.stdout),
+        ("standard error", &told.stderr),
+    ];
+    for (stream, printed) in streams {
+        match printed.as_deref() {
+            None => {}
+            Some("") => text += &format!("\n--- {stream}: nothing"),
+            Some(printed) => {
+                text += &format!("\n--- {stream}:\n{}", printed.trim_end_matches('\n'));
+            }
+        }
+    }
+    text
+}
+
+/// What is kept of a stream, or a sentence that says why it is not.
+fn read_log(file: &Path, bytes: u64) -> Result<String> {
+    if bytes == 0 {
+        return Ok(String::new());
+    }
+    match fs::read(file) {
+        Ok(read) => Ok(String::from_utf8_lossy(&read).into_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(format!(
+            "[it was removed: the logs of a run take {} MiB at most, and old ones of jobs that \
+             succeeded go first]",
+            LOGS_BYTES_MAX >> 20
+        )),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", file.display())),
+    }
+}
+
+/// The run that a user means who names its journal, its workflow or its logs.
+fn run_of(path: &Path) -> Result<Run> {
+    if path.is_dir() {
+        let workflow = path.with_extension("");
+        let journal = beside(&workflow, "journal");
+        return Ok(Run {
+            logs: path.to_owned(),
+            journal: journal.is_file().then_some(journal),
+            workflow: workflow.is_file().then_some(workflow),
+        });
+    }
+    let told = |error| anyhow!("{error:#}; name a workflow that was run, or its journal");
+    if history::is_journal(path).map_err(told)? {
+        let workflow = path.with_extension("");
+        return Ok(Run {
+            logs: directory_of(path),
+            journal: Some(path.to_owned()),
+            workflow: workflow.is_file().then_some(workflow),
+        });
+    }
+    let (logs, journal) = (beside(path, ENDING), beside(path, "journal"));
+    if !logs.is_dir() && !journal.is_file() {
+        bail!(
+            "there is neither {} nor {}: `bafs run {}` makes them; where it was given --journal, \
+             name that file",
+            logs.display(),
+            journal.display(),
+            path.display()
+        );
+    }
+    Ok(Run {
+        logs,
+        journal: journal.is_file().then_some(journal),
+        workflow: Some(path.to_owned()),
+    })
+}
+
+/// The run whose logs are here, if there is one only.
+fn only_run_here() -> Result<Run> {
+    let entries = fs::read_dir(".").into_iter().flatten().flatten();
+    let paths = entries.map(|entry| PathBuf::from(entry.file_name()));
+    let is_such = |path: &PathBuf| {
+        path.extension().is_some_and(|it| it == ENDING) && read_index(path).is_ok()
+    };
+    let mut found: Vec<PathBuf> = paths.filter(is_such).collect();
+    found.sort();
+    match found.as_slice() {
+        [only] => run_of(only),
+        [] => bail!(
+            "no logs of a run are in this directory: name its workflow or journal too, as in \
+             `bafs logs WORKFLOW JOB`"
+        ),
+        [first, ..] => bail!(
+            "logs of {} runs are in this directory: say which is meant, as in `bafs logs {} JOB`",
+            found.len(),
+            first.display()
+        ),
+    }
+}
+
+/// Why there is no log of a job.
+fn why_none(run: &Run, name: &str, attempts: &[Attempt]) -> Result<String> {
+    if let Some(path) = &run.journal {
+        let scheduler = replay(journal::read(path)?).1;
+        let workflow = scheduler.workflow();
+        let Some(job) = steer::find(workflow, name) else {
+            let names = workflow.jobs.iter().map(|job| job.name.as_str());
+            return Ok(unknown(name, names.collect()));
+        };
+        return Ok(match scheduler.job_state(job) {
+            JobState::Active => {
+                format!("job '{name}' still runs: what it prints is kept when it has ended")
+            }
+            JobState::Done | JobState::Failed => format!(
+                "nothing is kept of what job '{name}' printed: it ended before any node could \
+                 tell, or {} could not be written",
+                run.logs.display()
+            ),
+            _ => standing(&scheduler, name)
+                .unwrap_or_else(|| format!("job '{name}' has not run yet, and printed nothing")),
+        });
+    }
+    let workflow = run.workflow.as_deref();
+    let workflow = workflow.and_then(workflow_file::load_quietly);
+    let names: Vec<&str> = match &workflow {
+        Some(workflow) => workflow.jobs.iter().map(|job| job.name.as_str()).collect(),
+        None => attempts.iter().map(|it| it.job.as_str()).collect(),
+    };
+    Ok(match names.contains(&name) {
+        true => format!(
+            "nothing of job '{name}' is in {}: it still runs, or has not run",
+            run.logs.display()
+        ),
+        false => unknown(name, names),
+    })
+}
+
+fn unknown(name: &str, mut names: Vec<&str>) -> String {
+    names.sort_unstable();
+    names.dedup();
+    let hint = match nearest(name, names.iter().copied()) {
+        Some(nearest) => format!("did you mean '{nearest}'?"),
+        None if names.is_empty() => "it had none that ended".to_owned(),
+        None => {
+            let shown = names.iter().take(NAMES_SHOWN).copied();
+            let more = if names.len() > NAMES_SHOWN {
+                ", …"
+            } else {
+                ""
+            };
+            let shown: Vec<&str> = shown.collect();
+            format!("it has {}{more}", shown.join(", "))
+        }
+    };
+    format!("the run has no job '{name}': {hint}")
+}
+
+/// Whether a job of a run that goes on is under way.
+fn is_running(run: &Run, name: &str) -> bool {
+    let journal = run.journal.as_deref();
+    let written = journal.filter(|path| history::is_being_written(path));
+    let history = written.and_then(|path| journal::read(path).ok());
+    history.is_some_and(|history| {
+        let scheduler = replay(history).1;
+        let job = steer::find(scheduler.workflow(), name);
+        job.is_some_and(|job| scheduler.job_state(job) == JobState::Active)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_are_beside_the_journal() {
+        let directory = |journal: &str| directory_of(Path::new(journal));
+        assert_eq!(directory("a/w.bafs.journal"), Path::new("a/w.bafs.logs"));
+        assert_eq!(directory("a/night"), Path::new("a/night.logs"));
+    }
+
+    #[test]
+    fn unknown_job_gets_a_suggestion() {
+        let told = unknown("serach", vec!["search", "align"]);
+        assert!(told.ends_with("did you mean 'search'?"), "{told}");
+        let told = unknown("x", vec!["search", "align", "align"]);
+        assert!(told.ends_with("it has align, search"), "{told}");
+    }
+
+    #[test]
+    fn header_names_node_attempt_and_end() {
+        let mut told = Told {
+            job: "a".to_owned(),
+            attempt: 2,
+            node: "n1".to_owned(),
+            ended: "exits with code 1 after 0.2 s".to_owned(),
+            stdout: Some("one\ntwo\n".to_owned()),
+            stderr: Some(String::new()),
+            missing: None,
+        };
+        let text = "job a, attempt 2 on node n1: exits with code 1 after 0.2 s\n--- standard \
+                    output:\none\ntwo\n--- standard error: nothing";
+        assert_eq!(text_of(&told), text);
+        told.missing = Some("node n1 did not tell it".to_owned());
+        let text = text_of(&told);
+        assert!(
+            text.ends_with("is not kept: node n1 did not tell it"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,54 @@
+//! Faults in what is told: messages that are not so, and logs that are lost.
+
+use anyhow::{Result, ensure};
+
+use super::runs::{expect_no_advice, failure_beside_a_watched_volume, must};
+use super::user_directory::{UserDirectory, last_lines};
+use crate::World;
+
+/// The log of a failed job is told and sent home, though its workflow names a file for it.
+pub(super) fn log_of_a_failed_job() -> Result<()> {
+    let directory = UserDirectory::new()?;
+    let text = "volume w scratch 10 MB\njob a {\nexecutable = sh\n\
+        arguments = -c 'seq 300; echo no column barcode in the sample sheet >&2; exit 4'\n\
+        output = /w/log.out\nerror = /w/log.err\n}\nmount w a /w\n\
+        extract w log.err bafs://home/logs/a.err\n";
+    let ended = directory.run(text, &["--local", "1"])?;
+    ended.expect(1)?;
+    let why = "no column barcode";
+    ensure!(ended.mentions(why), "it says: {}", last_lines(&ended.said));
+    let log = directory.get("logs/a.err");
+    ensure!(log.contains(why), "the log at home has '{log}'");
+    Ok(())
+}
+
+/// Of a watched volume, of which no call is seen, nobody says that it is not used; a grant does not
+/// last longer than what it was made of; an own failure makes no producer run again.
+pub(super) fn messages_that_are_so() -> Result<()> {
+    let watched = "volume w scratch 16 MB watched\njob a {\nexecutable = sh\n\
+        arguments = -c 'head -c 2000000 /dev/zero > /w/x; echo 1 > /w/o'\n}\nmount w a /w\n\
+        extract w o bafs://home/o\n";
+    expect_no_advice(watched, "o", "1")?;
+    failure_beside_a_watched_volume()?;
+    // The identities of this cluster are good for a week.
+    let world = World::start(&["100MB"])?;
+    world.wait_for_servers(2)?;
+    must(
+        &world,
+        &["volume", "create", "v", "--node", "n1", "--size", "5MB"],
+    )?;
+    let directory = tempfile::tempdir()?;
+    let granted = directory.path().join("granted");
+    let days = [
+        "grant",
+        "v",
+        "--days",
+        "30",
+        "--to",
+        &granted.to_string_lossy(),
+    ];
+    let output = world.bafs(&days).output()?;
+    let told = crate::said(&output);
+    ensure!(!told.contains("30 days"), "{}", last_lines(&told));
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! Makes faults happen on a cluster and takes them back, when it is their time.
+
+use std::path::Path;
+
+use anyhow::Result;
+use nix::sys::signal::Signal;
+
+use super::plan::{Fault, FaultKind};
+use super::{ChaosRun, USERS, start_run};
+use crate::bench::nohang::fault::fill;
+
+/// What somebody else fills a disk with.
+const FILLER: &str = "filler";
+
+/// Faults that are to come, and those that are there.
+pub(super) struct FaultInjector {
+    coming: Vec<Fault>,
+    /// With when the next half of a pulse begins, and whether it is a bad one.
+    active: Vec<(Fault, u64, bool)>,
+}
+
+impl FaultInjector {
+    pub(super) fn new(faults: Vec<Fault>) -> Self {
+        Self {
+            coming: faults,
+            active: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.coming.is_empty() && self.active.is_empty()
+    }
+
+    /// Whether the scheduler of a user is dead now and will come back.
+    pub(super) fn is_killed(&self, user: &str) -> bool {
+        let mut active = self.active.iter();
+        active.any(|(fault, ..)| fault.kind == FaultKind::Kill && fault.target == user)
+    }
+
+    /// Begins and ends what is due.
+    pub(super) fn go_on(&mut self, now_ms: u64, run: &mut ChaosRun) -> Result<()> {
+        let ended: Vec<_> = self
+            .active
+            .extract_if(.., |(fault, ..)| fault.until_ms <= now_ms)
+            .collect();
+        for (fault, _, is_bad) in ended {
+            if is_bad {
+                end(&fault, run)?;
+            }
+        }
+        for (fault, turn_ms, is_bad) in &mut self.active {
+            if fault.kind.pulses() && *turn_ms <= now_ms {
+                match *is_bad {
+                    true => end(fault, run)?,
+                    false => drop(begin(fault, run)?),
+                }
+                *is_bad = !*is_bad;
+                *turn_ms = now_ms + u64::from(fault.strength);
+            }
+        }
+        let due: Vec<Fault> = self
+            .coming
+            .extract_if(.., |it| it.at_ms <= now_ms)
+            .collect();
+        for fault in due {
+            if begin(&fault, run)? {
+                let turn_ms = now_ms + u64::from(fault.strength);
+                self.active.push((fault, turn_ms, true));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes a fault happen; not where there is nobody any more to whom it could.
+fn begin(fault: &Fault, run: &mut ChaosRun) -> Result<bool> {
+    let target = fault.target.as_str();
+    let cluster = &mut run.cluster;
+    match fault.kind {
+        FaultKind::Kill if USERS.contains(&target) => {
+            let mut runs = run.runs.iter_mut();
+            let Some(user_run) = runs.find(|user_run| user_run.user == target) else {
+                return Ok(false);
+            };
+            if user_run.run.try_wait()?.is_some() {
+                return Ok(false);
+            }
+            user_run.run.kill()?;
+            user_run.run.wait()?;
+        }
+        FaultKind::Kill => cluster.kill(target)?,
+        FaultKind::Wipe => {
+            cluster.kill(target)?;
+            wipe(&cluster.store(target))?;
+        }
+        FaultKind::Stop | FaultKind::StopPulses => cluster.signal(target, Signal::SIGSTOP)?,
+        FaultKind::Cut | FaultKind::CutPulses => cluster.network.cut(target)?,
+        FaultKind::OneWay => {
+            let other = fault.other.as_deref().unwrap_or(target);
+            cluster.network.block(&[target], &[other])?;
+        }
+        FaultKind::Loss => cluster.network.lose(target, fault.strength)?,
+        FaultKind::Full => fill(&cluster.store(target).join(FILLER))?,
+    }
+    Ok(true)
+}
+
+/// Puts right what [`begin`] did.
+fn end(fault: &Fault, run: &mut ChaosRun) -> Result<()> {
+    let target = fault.target.as_str();
+    let cluster = &mut run.cluster;
+    match fault.kind {
+        FaultKind::Kill if USERS.contains(&target) => {
+            let mut runs = run.runs.iter_mut();
+            if let Some(user_run) = runs.find(|user_run| user_run.user == target) {
+                user_run.run = start_run(cluster, &user_run.user, &user_run.workflow)?;
+            }
+        }
+        FaultKind::Kill | FaultKind::Wipe => cluster.restart(target)?,
+        FaultKind::Stop | FaultKind::StopPulses => cluster.signal(target, Signal::SIGCONT)?,
+        FaultKind::Cut | FaultKind::CutPulses => cluster.network.mend(target)?,
+        FaultKind::OneWay => {
+            let other = fault.other.as_deref().unwrap_or(target);
+            cluster.network.unblock(&[target], &[other])?;
+        }
+        FaultKind::Loss => cluster.network.lose(target, 0)?,
+        // A node that was wiped meanwhile has none.
+        FaultKind::Full => drop(std::fs::remove_file(cluster.store(target).join(FILLER))),
+    }
+    Ok(())
+}
+
+/// Removes all that a node keeps; its directory may be a disk.
+pub(super) fn wipe(store: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(store)? {
+        let path = entry?.path();
+        match path.is_dir() {
+            true => std::fs::remove_dir_all(path)?,
+            false => std::fs::remove_file(path)?,
+        }
+    }
+    Ok(())
+}

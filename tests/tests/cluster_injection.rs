@@ -1,0 +1,54 @@
+//! Two users' runs while servers, links and disks fail as a seed says: all results are right,
+//! nothing is left, and no job runs again but for a fault of what held it.
+
+use bafs_tests::injection::{self, Verdict};
+use bafs_tests::skip;
+
+fn withstand(test: &str, seed: u64) {
+    if let Some(reason) = injection::cannot() {
+        return skip(test, &reason);
+    }
+    let verdict = injection::run(seed).expect("the cluster runs");
+    check(&verdict);
+}
+
+fn check(verdict: &Verdict) {
+    assert!(!verdict.faults.is_empty(), "nothing failed: {verdict:#?}");
+    let without: Vec<_> = verdict.without_cause().collect();
+    assert!(
+        verdict.is_fine(),
+        "faults {:?}\nwrong {:#?}\nfailed {:#?}\nagain without cause {without:#?}\nkept {:?}",
+        verdict.faults,
+        verdict.wrong,
+        verdict.failed,
+        verdict.kept
+    );
+}
+
+#[test]
+fn cluster_withstands_injected_faults() {
+    withstand("cluster_withstands_injected_faults", 2);
+}
+
+#[test]
+fn cluster_withstands_other_injected_faults() {
+    withstand("cluster_withstands_other_injected_faults", 3);
+}
+
+#[test]
+fn cluster_withstands_further_injected_faults() {
+    withstand("cluster_withstands_further_injected_faults", 4);
+}
+
+#[test]
+#[ignore = "half an hour; for soak"]
+fn cluster_withstands_forty_seeds_of_faults() {
+    let test = "cluster_withstands_forty_seeds_of_faults";
+    if let Some(reason) = injection::cannot() {
+        return skip(test, &reason);
+    }
+    let verdicts = injection::run_all(1..=40, &|verdict| eprintln!("{verdict:?}"));
+    for verdict in &verdicts {
+        check(verdict);
+    }
+}

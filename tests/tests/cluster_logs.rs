@@ -1,0 +1,170 @@
+//! What jobs print: in messages, at home, and by `bafs logs`.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::{cannot_mount, program, said, skip};
+
+/// A program that says 600 lines, and then fails as Python's do.
+const PROGRAM: &str = "i=0; while [ $i -lt 300 ]; do echo progress line $i; \
+    echo warning line $i >&2; i=$((i + 1)); done; echo \"ValueError: no column 'barcode'\" >&2; \
+    exit 1";
+
+/// Runs a workflow that is in a directory on a throw-away cluster.
+fn run(directory: &Path, text: &str, options: &[&str]) -> Result<Output> {
+    let workflow = directory.join("w.bafs");
+    std::fs::write(&workflow, text)?;
+    let mut run = Command::new(program());
+    run.arg("run").arg(&workflow).args(["--local", "1"]);
+    run.args(options).stdin(Stdio::null());
+    run.output().context("bafs run")
+}
+
+/// What `bafs logs` says in a directory.
+fn logs(directory: &Path, words: &[&str]) -> Result<Output> {
+    let mut logs = Command::new(program());
+    logs.current_dir(directory).arg("logs").args(words);
+    logs.output().context("bafs logs")
+}
+
+fn skips(test: &str) -> bool {
+    cannot_mount().is_some_and(|reason| {
+        skip(test, &reason);
+        true
+    })
+}
+
+#[test]
+fn cluster_brings_the_log_of_a_failed_job_home() -> Result<()> {
+    if skips("cluster_brings_the_log_of_a_failed_job_home") {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    std::fs::write(directory.path().join("prog.sh"), PROGRAM)?;
+    let text = |retry: u32| {
+        format!(
+            "volume prog cache bafs://home/prog.sh 1 MB\nvolume w scratch 10 MB\njob a {{\n \
+             executable = sh\n arguments = /prog/prog.sh\n output = /w/log.out\n \
+             error = /w/log.err\n retry = {retry}\n}}\nmount prog a /prog\nmount w a /w\n\
+             extract w log.err bafs://home/logs/a.err\nextract w result bafs://home/result\n"
+        )
+    };
+    let output = run(directory.path(), &text(1), &[])?;
+    let said = said(&output);
+    ensure!(!output.status.success(), "{said}");
+    for part in [
+        "exited with code 1",
+        "its log.err is at bafs://home/logs/a.err",
+        "warning line 299",
+        "ValueError: no column 'barcode'",
+    ] {
+        ensure!(said.contains(part), "no {part:?} in: {said}");
+    }
+    let log = std::fs::read_to_string(directory.path().join("logs/a.err"))?;
+    ensure!(log.lines().count() == 301, "{log}");
+    ensure!(!directory.path().join("result").exists(), "half a result");
+    // The same job succeeds in a later run: what was brought of its failure stands in no way.
+    let mended = "echo all is well >&2; echo 1 > /w/result";
+    std::fs::write(directory.path().join("prog.sh"), mended)?;
+    let output = run(directory.path(), &text(0), &[])?;
+    ensure!(output.status.success(), "{}", bafs_tests::said(&output));
+    let log = std::fs::read_to_string(directory.path().join("logs/a.err"))?;
+    ensure!(log == "all is well\n", "{log}");
+    Ok(())
+}
+
+#[test]
+fn cluster_tells_the_last_lines_of_a_killed_job() -> Result<()> {
+    if skips("cluster_tells_the_last_lines_of_a_killed_job") {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let text = "volume w scratch 10 MB\njob a {\n executable = sh\n arguments = -c 'echo last words \
+                >&2; kill -SEGV $$'\n error = /w/log.err\n}\nmount w a /w\n";
+    let said = said(&run(directory.path(), text, &[])?);
+    ensure!(said.contains("signal 11 (SIGSEGV)"), "{said}");
+    ensure!(said.contains("    last words"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn cluster_keeps_what_jobs_print() -> Result<()> {
+    if skips("cluster_keeps_what_jobs_print") {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    // The first attempt fails, the second one succeeds: what it wrote the first time is gone.
+    let text = "volume w scratch 10 MB\nvolume s scratch 10 MB\njob first {\n executable = sh\n \
+                arguments = -c 'echo attempt; test -e /again/yes || exit 3'\n retry = 1\n}\n\
+                job quiet {\n executable = true\n}\njob files {\n executable = sh\n \
+                arguments = -c 'printf one; printf \"\\033[31mtwo\" >&2'\n output = /w/out\n \
+                error = /w/err\n}\njob large {\n executable = sh\n arguments = -c \
+                'head -c 1000000 /dev/zero | tr \"\\0\" x; echo end'\n}\n\
+                mount w files /w\nmount s quiet /s\n";
+    let output = run(directory.path(), text, &[])?;
+    ensure!(!output.status.success(), "the first one fails");
+    let printed = |words: &[&str]| -> Result<String> {
+        let output = logs(directory.path(), words)?;
+        ensure!(output.status.success(), "{}", said(&output));
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let first = printed(&["w.bafs", "first", "--attempt", "1"])?;
+    ensure!(
+        first.contains("attempt 1 on node n1: exits with code 3"),
+        "{first}"
+    );
+    ensure!(first.contains("--- standard output:\nattempt\n"), "{first}");
+    ensure!(first.contains("--- standard error: nothing"), "{first}");
+    ensure!(
+        printed(&["first"])?.contains("attempt 2"),
+        "the last one is meant"
+    );
+    let quiet = printed(&["quiet"])?;
+    ensure!(quiet.contains(": is done after"), "{quiet}");
+    let files = printed(&["files"])?;
+    ensure!(files.contains("--- standard output:\none\n"), "{files}");
+    ensure!(
+        files.contains("\u{fffd}[31mtwo"),
+        "it steers no terminal: {files:?}"
+    );
+    let large = printed(&["large", "--stdout"])?;
+    ensure!(
+        large.contains("bytes left out ...]") && large.ends_with("xend\n"),
+        "its end"
+    );
+    ensure!(
+        large.len() < 300_000 && !large.contains("standard error"),
+        "its bounds"
+    );
+    let unknown = said(&logs(directory.path(), &["w.bafs", "lagre"])?);
+    ensure!(unknown.contains("did you mean 'large'?"), "{unknown}");
+    let none = said(&logs(directory.path(), &["first", "--attempt", "9"])?);
+    ensure!(none.contains("the last one is 2"), "{none}");
+    // What is kept of one is removed: it is said.
+    std::fs::remove_file(directory.path().join("w.bafs.logs/files.1.out"))?;
+    ensure!(
+        printed(&["files"])?.contains("[it was removed"),
+        "its absence"
+    );
+    Ok(())
+}
+
+#[test]
+fn cluster_keeps_no_logs_inside_a_source() -> Result<()> {
+    if skips("cluster_keeps_no_logs_inside_a_source") {
+        return Ok(());
+    }
+    let directory = tempfile::tempdir()?;
+    let text = "volume all cache bafs://home/ 1 MB\njob a {\n executable = true\n}\n\
+                mount all a /all\n";
+    let output = run(directory.path(), text, &[])?;
+    let said = said(&output);
+    ensure!(output.status.success(), "{said}");
+    ensure!(said.contains("what jobs print is not kept"), "{said}");
+    ensure!(
+        !directory.path().join("w.bafs.logs").exists(),
+        "it is there"
+    );
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! One program's many open files, and who goes on beside it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use bafs_tests::exec::ready;
+use bafs_tests::{World, processes_with, said, skip, tool};
+
+/// Descriptors of the node.
+const LIMIT: u64 = 2_000;
+
+/// Opens what it can get, says how many that were and why no more, and has git work beside it.
+const HOLD: &str = "ulimit -n 4096; cd /vol; mkdir held; n=0; \
+    while { exec {fd}<>held/$n; } 2>why; do n=$((n + 1)); done; cat why; echo \"held $n\"; \
+    git init -q x && git clone -q x y 2>&1 && echo 'git in the same job'; echo end; read rest";
+
+const GIT: &str = "cd /vol; git init -q x && git clone -q x y 2>&1 && echo 'git in another job'; \
+    ulimit -n 4096; n=0; while [ $n -lt 60 ] && exec {fd}<>f$n; do n=$((n + 1)); done; \
+    echo \"opened $n\"";
+
+#[test]
+fn mount_leaves_descriptors_to_other_jobs() -> Result<()> {
+    let name = "mount_leaves_descriptors_to_other_jobs";
+    let Some(world) = ready(name, "300MB")? else {
+        return Ok(());
+    };
+    if tool("prlimit").is_none() || tool("git").is_none() {
+        skip(name, "it needs prlimit and git");
+        return Ok(());
+    }
+    for volume in ["v", "w"] {
+        world.json(&["volume", "create", volume, "--node", "n1", "--size", "50MB"])?;
+    }
+    std::fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
+    limit_node(&world)?;
+    let mut holding = job(&world, "v:/vol", HOLD).spawn()?;
+    let lines = BufReader::new(holding.stdout.take().context("its output")?).lines();
+    let lines = lines.map_while(std::result::Result::ok);
+    let told: Vec<String> = lines.take_while(|line| line != "end").collect();
+    let other = job(&world, "w:/vol", GIT).output()?;
+    drop(holding.stdin.take());
+    let ended = holding.wait_with_output()?;
+    let all = format!("{}\n{}", told.join("\n"), said(&ended));
+    let held = told.iter().find_map(|line| line.strip_prefix("held "));
+    let held: u64 = held.with_context(|| all.clone())?.parse()?;
+    eprintln!("{held} of {LIMIT}");
+    ensure!(held > LIMIT / 4, "{held} are few");
+    ensure!(all.contains("Too many open files"), all);
+    ensure!(!all.contains("in system"), all);
+    ensure!(all.contains("git in the same job"), all);
+    ensure!(said(&other).contains("git in another job"), said(&other));
+    ensure!(said(&other).contains("opened 60"), said(&other));
+    Ok(())
+}
+
+fn job(world: &World, mount: &str, script: &str) -> Command {
+    let args = ["exec", "--mount", mount, "--", "/bin/bash", "-c", script];
+    let mut command = world.bafs(&args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.stderr(Stdio::piped());
+    command
+}
+
+fn limit_node(world: &World) -> Result<()> {
+    let directory = world.cluster.directory().to_string_lossy().into_owned();
+    let node = processes_with(&directory)
+        .into_iter()
+        .find(|line| line.contains(" node "));
+    let node = node.context("the node runs")?;
+    let pid = node.split(' ').next().context("a number")?;
+    let limit = format!("--nofile={LIMIT}");
+    let status = Command::new("prlimit")
+        .args(["--pid", pid, &limit])
+        .status()?;
+    ensure!(status.success());
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! `cargo xtask prose`: measures how the documents read. Counts sentences and their lengths; judges
+//! no style beyond that, and changes nothing.
+
+use serde_json::json;
+
+use super::files::File;
+
+/// How many of the longest sentences the command prints.
+const LONGEST_SHOWN: usize = 20;
+
+/// One sentence of a document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Sentence {
+    /// The line on which it begins, from 1.
+    line: usize,
+    /// Its words, with marks of Markdown removed.
+    text: String,
+}
+
+impl Sentence {
+    /// Words are what white space separates and has a letter or a digit.
+    fn words(&self) -> usize {
+        let words = self.text.split_whitespace();
+        words
+            .filter(|word| word.contains(char::is_alphanumeric))
+            .count()
+    }
+}
+
+/// Prints the lengths of all sentences of the documents, the longest ones by name.
+pub(super) fn show(files: &[File], arguments: &[String]) {
+    let documents: Vec<&File> = files.iter().filter(|file| is_document(file)).collect();
+    let mut all = Vec::new();
+    for file in &documents {
+        let found = sentences(&file.text).into_iter();
+        all.extend(found.map(|sentence| (&file.path, sentence)));
+    }
+    all.sort_by_key(|(_, sentence)| std::cmp::Reverse(sentence.words()));
+    for (path, sentence) in all.iter().take(LONGEST_SHOWN) {
+        let (line, words) = (sentence.line, sentence.words());
+        println!("{path}:{line}: {words} words: {}", sentence.text);
+    }
+    let words: Vec<usize> = all.iter().map(|(_, sentence)| sentence.words()).collect();
+    let figures = Figures::of(&words);
+    if arguments.iter().any(|argument| argument == "--json") {
+        let figures = json!({
+            "documents": documents.len(),
+            "sentences": words.len(),
+            "mean_words": figures.mean,
+            "p90_words": figures.p90,
+            "longest": figures.longest,
+        });
+        println!("{figures}");
+    } else {
+        let Figures { mean, p90, longest } = figures;
+        println!(
+            "{} documents, {} sentences: {mean} words on average, p90 {p90}, longest {longest}",
+            documents.len(),
+            words.len()
+        );
+    }
+}
+
+/// What users read as a book; decisions are records of their day.
+fn is_document(file: &File) -> bool {
+    let in_book = file.path.starts_with("docs/") && !file.path.starts_with("docs/decisions/");
+    file.is("md") && (in_book || file.path == "README.md")
+}
+
+/// Lengths of sentences, in words.
+#[derive(Debug, PartialEq)]
+struct Figures {
+    mean: f64,
+    p90: usize,
+    longest: usize,
+}
+
+impl Figures {
+    /// Of lengths in descending order.
+    fn of(words: &[usize]) -> Self {
+        let sum: usize = words.iter().sum();
+        #[expect(clippy::cast_precision_loss, reason = "documents have few words")]
+        let mean = sum as f64 / words.len().max(1) as f64;
+        Self {
+            mean: (mean * 10.0).round() / 10.0,
+            p90: words.get(words.len() / 10).copied().unwrap_or(0),
+            longest: words.first().copied().unwrap_or(0),
+        }
+    }
+}
+
+/// The sentences of paragraphs and list items; headings, tables and code have none.
+fn sentences(text: &str) -> Vec<Sentence> {
+    let mut sentences = Vec::new();
+    let mut block: Vec<(usize, String)> = Vec::new();
+    let mut in_fence = false;
+    for (at, line) in text.lines().enumerate() {
+        let bare = line.trim();
+        let is_fence = bare.starts_with("```");
+        in_fence ^= is_fence;
+        let is_apart = is_fence || in_fence || bare.is_empty() || bare.starts_with(['|', '#', '<']);
+        let item = item_text(bare);
+        if is_apart || item.is_some() {
+            split(&block, &mut sentences);
+            block.clear();
+        }
+        if !is_apart {
+            block.push((at + 1, without_marks(item.unwrap_or(bare))));
+        }
+    }
+    split(&block, &mut sentences);
+    sentences
+}
+
+/// What follows the mark of a list item or of a quotation.
+fn item_text(line: &str) -> Option<&str> {
+    let marks = ["* ", "- ", "+ ", "> "];
+    if let Some(text) = marks.iter().find_map(|mark| line.strip_prefix(mark)) {
+        return Some(text);
+    }
+    let (number, text) = line.split_once(". ")?;
+    let is_number = !number.is_empty() && number.chars().all(|digit| digit.is_ascii_digit());
+    is_number.then_some(text)
+}
+
+/// A line as it is read aloud: code becomes one word, links their text, emphasis nothing.
+fn without_marks(line: &str) -> String {
+    let parts = line.split('`').enumerate();
+    let text: String = parts
+        .map(|(at, part)| match at % 2 {
+            0 => part.to_owned(),
+            _ => "code".to_owned(),
+        })
+        .collect();
+    let mut read = String::new();
+    let mut rest = text.as_str();
+    while let Some((before, link)) = rest.split_once("](") {
+        read.push_str(before);
+        rest = link.split_once(')').map_or("", |(_, after)| after);
+    }
+    read.push_str(rest);
+    read.replace(['[', ']', '*'], "")
+}
+
+/// Splits a paragraph where a sentence ends.
+fn split(block: &[(usize, String)], sentences: &mut Vec<Sentence>) {
+    let mut open: Option<Sentence> = None;
+    for (line, text) in block {
+        for word in text.split_whitespace() {
+            let sentence = open.get_or_insert_with(|| Sentence {
+                line: *line,
+                text: String::new(),
+            });
+            if !sentence.text.is_empty() {
+                sentence.text.push(' ');
+            }
+            sentence.text.push_str(word);
+            if ends_sentence(word) {
+                sentences.extend(open.take());
+            }
+        }
+    }
+    sentences.extend(open);
+}
+
+fn ends_sentence(word: &str) -> bool {
+    const ABBREVIATIONS: [&str; 6] = ["e.g.", "i.e.", "cf.", "etc.", "al.", "vs."];
+    let word = word.trim_matches(['(', ')', '"', '\'', '“', '”']);
+    word.ends_with(['.', '!', '?']) && !ABBREVIATIONS.contains(&word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expected: &[(usize, &str)]) {
+        let found = sentences(text);
+        let found: Vec<_> = found.iter().map(|s| (s.line, s.text.as_str())).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn sentences_end_at_stops_and_blocks() {
+        check(
+            "# Head\n\nOne two,\nthree. Four (e.g. five)?\n* Six\n  seven\n1. Eight\n",
+            &[
+                (3, "One two, three."),
+                (4, "Four (e.g. five)?"),
+                (5, "Six seven"),
+                (7, "Eight"),
+            ],
+        );
+    }
+
+    #[test]
+    fn code_and_tables_are_no_sentences() {
+        check(
+            "```\nNo. No.\n```\n| a | b. |\n<!-- no -->\nYes.",
+            &[(6, "Yes.")],
+        );
+    }
+
+    #[test]
+    fn marks_are_not_read() {
+        check(
+            "**See** [the page](a/b.md#c) and `x y z` now.",
+            &[(1, "See the page and code now.")],
+        );
+    }
+
+    #[test]
+    fn figures_describe_the_lengths() {
+        let words: Vec<usize> = (1..=20).rev().collect();
+        let figures = Figures::of(&words);
+        assert_eq!((figures.p90, figures.longest), (18, 20));
+        assert!((figures.mean - 10.5).abs() < 1e-9);
+        assert_eq!(Figures::of(&[]).longest, 0);
+    }
+}
