@@ -156,19 +156,39 @@ pub fn check_text(text: &str) -> Result<()> {
 /// Whether terminals and editors obey a character instead of showing it: control characters, and
 /// those that begin lines or change the direction of writing.
 pub fn steers_text(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    c.is_control() || STEERING.iter().any(|range| range.contains(&c))
 }
 
 /// Whether a character takes no room, so that two names look the same.
 fn is_unseen(c: char) -> bool {
-    matches!(
-        c,
-        '\u{ad}' | '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
-            | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}' | '\u{3164}'
-            | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}'
-    )
+    UNSEEN.iter().any(|range| range.contains(&c))
 }
+
+/// Bidirectional marks, embeddings and isolates, and separators of lines and paragraphs.
+const STEERING: [RangeInclusive<char>; 4] = [
+    '\u{61c}'..='\u{61c}',
+    '\u{200e}'..='\u{200f}',
+    '\u{2028}'..='\u{202e}',
+    '\u{2066}'..='\u{2069}',
+];
+
+/// `Default_Ignorable_Code_Point` of Unicode, and interlinear annotations, without [`STEERING`].
+const UNSEEN: [RangeInclusive<char>; 14] = [
+    '\u{ad}'..='\u{ad}',
+    '\u{34f}'..='\u{34f}',
+    '\u{115f}'..='\u{1160}',
+    '\u{17b4}'..='\u{17b5}',
+    '\u{180b}'..='\u{180f}',
+    '\u{200b}'..='\u{200d}',
+    '\u{2060}'..='\u{2065}',
+    '\u{206a}'..='\u{206f}',
+    '\u{3164}'..='\u{3164}',
+    '\u{fe00}'..='\u{fe0f}',
+    '\u{feff}'..='\u{feff}',
+    '\u{ffa0}'..='\u{ffa0}',
+    '\u{fff9}'..='\u{fffb}',
+    '\u{e0000}'..='\u{e0fff}',
+];
 
 #[cfg(test)]
 mod tests {

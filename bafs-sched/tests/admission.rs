@@ -215,7 +215,7 @@ fn a_pipeline_that_can_never_fit_is_refused_with_what_is_missing() {
     let text = job("a") + &job("b") + PAIR;
     let told = refusal(&text, &[100]);
     for part in [
-        "'a'",
+        "'b'",
         "'x' (60.0 MB)",
         "'y' (70.0 MB)",
         "130.0 MB",
@@ -402,7 +402,7 @@ fn gathering_that_never_fits_is_refused_at_once() {
     for part in [
         "'sum'",
         "'v0'",
-        "35 more",
+        "36 more",
         "1.2 GB",
         "1.0 GB",
         "200.0 MB too little",

@@ -396,7 +396,7 @@ fn placing_a_pipeline_on_many_nodes_looks_at_each_a_few_times() {
 /// Pipelines of more than 400 jobs are not tried at all.
 #[test]
 fn placing_jobs_that_share_a_volume_looks_at_each_job_a_few_times() {
-    let looked_at = [90u64, 180, 360, 720, 1_440].map(|size| {
+    let looked_at = [64u64, 128, 256, 512, 1_020].map(|size| {
         let mut text = "volume in scratch 1 MB files 5\n".to_owned();
         text += "job a {\nexecutable = /bin/true\n}\nmount in a /o\n";
         text += "job z {\nexecutable = /bin/true\n}\n";

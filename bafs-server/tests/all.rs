@@ -14,6 +14,7 @@ mod home_world;
 mod homes;
 mod lifetimes;
 mod node;
+mod node_listing;
 mod older_copies;
 mod storage;
 mod storage_world;

@@ -122,35 +122,6 @@ async fn nothing_outside_and_nothing_private_is_reached() {
 }
 
 #[tokio::test]
-async fn results_that_steer_terminals_are_refused() {
-    let world = World::new();
-    for path in ["results/nl\n\u{1b}[31mx", "out/ok\u{202e}gnp", "\u{7}/f"] {
-        assert_eq!(
-            code(world.call(begin(77, path)).await),
-            ErrorCode::BadPath,
-            "{path:?}"
-        );
-        let refused = world.put(9, path, b"x").await;
-        assert_eq!(code(refused), ErrorCode::BadPath, "{path:?}");
-        let small = PutFile {
-            extract: ExtractId(78),
-            path: path.to_owned(),
-            mode: 0o644,
-            digest: Digest::of(b"x"),
-        };
-        let refused = world.send(&world.token, small, b"x").await;
-        assert_eq!(code(refused), ErrorCode::BadPath, "{path:?}");
-    }
-    assert!(
-        world
-            .list("")
-            .await
-            .iter()
-            .all(|path| !path.contains("gnp"))
-    );
-}
-
-#[tokio::test]
 async fn counters_are_for_who_sees_the_catalog() {
     let world = World::new();
     let refused = world.call(ReadCounters).await;

@@ -5,9 +5,11 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 
-use crate::home_world::{World, code, grant};
+use crate::home_world::{World, begin, code, grant};
 use bafs_proto::ErrorCode;
-use bafs_proto::message::{ListSource, StatSource};
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::ExtractId;
+use bafs_proto::message::{ListSource, PutFile, StatSource};
 use bafs_proto::path::from_bytes;
 use bafs_proto::source_warning::WarningReason;
 use bafs_proto::token::Right;
@@ -96,5 +98,34 @@ async fn a_listing_tells_once_what_it_omits() {
     assert!(
         told.iter()
             .all(|it| it.reason == WarningReason::SpecialFile)
+    );
+}
+
+#[tokio::test]
+async fn results_that_steer_terminals_are_refused() {
+    let world = World::new();
+    for path in ["results/nl\n\u{1b}[31mx", "out/ok\u{202e}gnp", "\u{7}/f"] {
+        assert_eq!(
+            code(world.call(begin(77, path)).await),
+            ErrorCode::BadPath,
+            "{path:?}"
+        );
+        let refused = world.put(9, path, b"x").await;
+        assert_eq!(code(refused), ErrorCode::BadPath, "{path:?}");
+        let small = PutFile {
+            extract: ExtractId(78),
+            path: path.to_owned(),
+            mode: 0o644,
+            digest: Digest::of(b"x"),
+        };
+        let refused = world.send(&world.token, small, b"x").await;
+        assert_eq!(code(refused), ErrorCode::BadPath, "{path:?}");
+    }
+    assert!(
+        world
+            .list("")
+            .await
+            .iter()
+            .all(|path| !path.contains("gnp"))
     );
 }

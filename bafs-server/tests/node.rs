@@ -11,22 +11,21 @@ use bafs_proto::ids::{
 };
 use bafs_proto::message::{
     CacheRef, CloseTree, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, JobCommand,
-    JobSpec, KillJob, ListSource, ListVolumes, OpenTree, QueryServers, ReadBlocks, ReadCounters,
-    ReadManifest, Reader, RenewVolumes, Reply, Request, RunFileOps, ShowVolume, SourceIdentity,
-    StartJob, TreeRef, WatchJobs,
+    JobSpec, KillJob, ListSource, OpenTree, QueryServers, ReadBlocks, ReadCounters, ReadManifest,
+    Reader, RenewVolumes, Reply, Request, RunFileOps, ShowVolume, SourceIdentity, StartJob,
+    TreeRef, WatchJobs,
 };
 use bafs_proto::net::{Awaited, Incoming, Peer, Service};
 use bafs_proto::replica::{ListVolumeTree, ReadVolumeFile};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_proto::volume::VolumeSpec;
 use bafs_proto::{ErrorClass, ErrorCode, Result};
 use bafs_server::catalog::Catalog;
 use bafs_server::node::Node;
 
 const V: VolumeId = VolumeId(1);
 
-async fn ask(node: &Arc<Node>, token: &Token, request: Request) -> Result<Reply> {
+pub(crate) async fn ask(node: &Arc<Node>, token: &Token, request: Request) -> Result<Reply> {
     let peer = Peer {
         role: bafs_proto::message::Role::Agent,
         address: "t".to_owned(),
@@ -299,131 +298,6 @@ async fn every_request_needs_exactly_its_right() {
             .expect_err("not here");
         assert_eq!(error.code, ErrorCode::Unsupported);
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_listing_shows_what_the_token_may_see() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let node = world.node("a:1", world.config(store.path())).await;
-    for id in 1..=3 {
-        world.create("a:1", spec(id, None)).await.expect("create");
-    }
-    let resources = [Resource::Volume(VolumeId(1)), Resource::Volume(VolumeId(3))];
-    let token = world
-        .authority
-        .signer()
-        .grant(&resources, &ALL, FOREVER)
-        .expect("grant");
-    for (token, expected) in [(token, vec![1, 3]), (Token::none(), vec![])] {
-        let Ok(Reply::ListVolumes(list)) = ask(&node, &token, ListVolumes::default().into()).await
-        else {
-            panic!("no list");
-        };
-        let ids: Vec<u128> = list.volumes.iter().map(|status| status.spec.id.0).collect();
-        assert_eq!(ids, expected);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn deleted_volume_hides_no_other_from_a_listing() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let _node = world.node("a:1", world.config(store.path())).await;
-    let small = |id| VolumeSpec {
-        size_bytes: 4096,
-        size_files: 10,
-        ..spec(id, None)
-    };
-    let kept: Vec<u128> = vec![1, 1_000];
-    for id in &kept {
-        world.create("a:1", small(*id)).await.expect("create");
-    }
-    let (mut beside, mut id) = (0, 2);
-    while id < 260 {
-        let fresh = id..id + 8;
-        for id in fresh.clone() {
-            world.create("a:1", small(id)).await.expect("create");
-        }
-        let deleting = fresh.clone().map(|id| {
-            let call = DeleteVolume {
-                volume: VolumeId(id),
-            };
-            world.call("a:1", call)
-        });
-        let listing = (0..8).map(|_| world.call("a:1", ListVolumes::default()));
-        let (deleted, listed) = tokio::join!(
-            futures_all(deleting.collect()),
-            futures_all(listing.collect())
-        );
-        for done in deleted {
-            done.expect("deleted");
-        }
-        for list in listed {
-            let volumes = list.expect("no listing fails").volumes;
-            let ids: Vec<u128> = volumes.iter().map(|it| it.spec.id.0).collect();
-            assert!(kept.iter().all(|id| ids.contains(id)), "{ids:?}");
-            beside += ids.len() - kept.len();
-        }
-        id = fresh.end;
-    }
-    assert!(beside > 0, "nothing was listed beside what stays");
-}
-
-/// Waits for all of some futures at once.
-async fn futures_all<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
-    let mut futures: Vec<_> = futures.into_iter().map(Box::pin).collect();
-    let mut results: Vec<Option<T>> = futures.iter().map(|_| None).collect();
-    std::future::poll_fn(|context| {
-        for (future, result) in futures.iter_mut().zip(&mut results) {
-            if result.is_none()
-                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
-            {
-                *result = Some(value);
-            }
-        }
-        match results.iter().all(Option::is_some) {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
-        }
-    })
-    .await;
-    results.into_iter().flatten().collect()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_long_listing_comes_in_pages() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let node = world.node("a:1", world.config(store.path())).await;
-    for id in 1..=130 {
-        let small = VolumeSpec {
-            size_bytes: 4096,
-            size_files: 1,
-            ..spec(id, None)
-        };
-        world.create("a:1", small).await.expect("create");
-    }
-    let first = world
-        .call("a:1", ListVolumes::default())
-        .await
-        .expect("list");
-    assert_eq!(
-        (first.volumes.len(), first.next),
-        (128, Some(VolumeId(128)))
-    );
-    let rest = ListVolumes { after: first.next };
-    let second = world.call("a:1", rest).await.expect("list");
-    assert_eq!((second.volumes.len(), second.next), (2, None));
-    // A token that sees nothing of the first page is led on all the same.
-    let resources = [Resource::Volume(VolumeId(130))];
-    let token = world
-        .authority
-        .signer()
-        .grant(&resources, &ALL, FOREVER)
-        .expect("grant");
-    let list = ask(&node, &token, ListVolumes::default().into()).await;
-    let Ok(Reply::ListVolumes(list)) = list else {
-        panic!("no list")
-    };
-    assert_eq!((list.volumes.len(), list.next), (0, Some(VolumeId(128))));
 }
 
 #[tokio::test(flavor = "multi_thread")]

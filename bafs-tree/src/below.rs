@@ -58,7 +58,7 @@ pub fn marks_below(root: &Path, files_max: u64) -> io::Result<Option<Marks>> {
             false => ControlFlow::Continue(()),
         }
     })?;
-    Ok(is_whole.is_continue().then_some(marks))
+    Ok(is_whole.then_some(marks))
 }
 
 impl Marks {
@@ -73,11 +73,9 @@ impl Marks {
     }
 }
 
-/// Gives what is told of each file below a directory, until that is enough.
-fn walk(
-    root: &Path,
-    look: &mut dyn FnMut(&Stat) -> ControlFlow<()>,
-) -> io::Result<ControlFlow<()>> {
+/// Gives what is told of each file below a directory, until that is enough; answers whether these
+/// were all.
+fn walk(root: &Path, look: &mut dyn FnMut(&Stat) -> ControlFlow<()>) -> io::Result<bool> {
     let mut seen = BTreeSet::new();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = open(root, flags, Mode::empty())?;
@@ -112,11 +110,11 @@ fn walk(
                 pending.push((directory.clone(), name.to_owned()));
             }
             if look(&stat).is_break() {
-                return Ok(ControlFlow::Break(()));
+                return Ok(false);
             }
         }
     }
-    Ok(ControlFlow::Continue(()))
+    Ok(true)
 }
 
 #[cfg(test)]

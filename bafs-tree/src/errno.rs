@@ -15,8 +15,8 @@ macro_rules! errnos {
 
 pub(crate) const E2BIG: Errno = Errno(rustix::io::Errno::TOOBIG.raw_os_error());
 errnos! {
-    BADF EXIST INVAL IO ISDIR LOOP MFILE NFILE NOENT NOSPC NOTDIR NXIO OPNOTSUPP PERM ROFS STALE ACCESS
-    RANGE FBIG BUSY NODATA
+    BADF EXIST INVAL IO ISDIR LOOP MFILE NFILE NOENT NOSPC NOTDIR NXIO OPNOTSUPP PERM ROFS STALE
+    ACCESS RANGE FBIG BUSY NODATA
 }
 
 /// The errno of a failed system call. A process that ran out of descriptors is, to the caller, a

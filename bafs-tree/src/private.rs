@@ -73,8 +73,8 @@ pub fn private_directory(path: &Path) -> io::Result<PathBuf> {
     let found = fstat(&directory)?;
     if found.st_uid != trust.me {
         return Err(refused(format!(
-            "it belongs to another user (uid {}), who may have prepared it; choose a directory that \
-             is not there yet, or one of yours",
+            "it belongs to another user (uid {}), who may have prepared it; choose a directory \
+             that is not there yet, or one of yours",
             found.st_uid
         )));
     }

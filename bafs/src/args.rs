@@ -542,9 +542,10 @@ pub(crate) struct WhyArgs {
 #[derive(Debug, Args)]
 #[command(
     override_usage = "bafs logs [OPTIONS] [RUN] JOB",
-    after_help = "Of each stream the first 64 KiB and the last 192 KiB are kept, also where `output` \
-and `error` name files. Without RUN it is the only run whose logs are in this directory.\n\n\
-Example:\n  bafs logs blast.bafs search7\n  bafs logs blast.bafs search7 --attempt 1 --stderr"
+    after_help = "Of each stream the first 64 KiB and the last 192 KiB are kept, also where \
+`output` and `error` name files. Without RUN it is the only run whose logs are in this \
+directory.\n\nExample:\n  bafs logs blast.bafs search7\n  \
+bafs logs blast.bafs search7 --attempt 1 --stderr"
 )]
 pub(crate) struct LogsArgs {
     /// Journal of the run, which may be under way, or its workflow if the journal is beside it;

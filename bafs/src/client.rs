@@ -159,8 +159,8 @@ impl Client {
         if volumes.is_empty() {
             if !silent.is_empty() {
                 bail!(
-                    "volume '{wanted}' is on none of the nodes that answer; not asked could be: {}; \
-                     try again when they do",
+                    "volume '{wanted}' is on none of the nodes that answer; not asked could be: \
+                     {}; try again when they do",
                     silent.join("; ")
                 );
             }

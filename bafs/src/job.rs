@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow};
 use bafs_client::agent::{Choices, Explain, TemporaryPlace};
 use bafs_client::entry::EXIT_ENVIRONMENT;
-use bafs_client::sandbox::{self, JobPlan, Session, VolumeBind};
+use bafs_client::sandbox::{self, JobPlan, Remover, Session, VolumeBind};
 use bafs_client::tree::Promise;
 use bafs_proto::ErrorCode;
 use bafs_proto::identity::Identity;
@@ -53,12 +53,13 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         .collect::<Result<Vec<_>>>()?;
     refuse_places(&wanted)?;
     let prepared = prepare(args, &wanted).and_then(|(spec, identity)| {
-        // Removed when the program is over; what a killed one leaves, the next removes.
         let directory = OwnDirectory::create("exec", false)?;
-        Ok((spec, identity, directory))
+        // Also where this process is killed.
+        let remover = Remover::start(directory.path()).context("cannot start a process")?;
+        Ok((spec, identity, (directory, remover)))
     });
     match prepared {
-        Ok((spec, identity, directory)) => {
+        Ok((spec, identity, (directory, remover))) => {
             let choices = choices(args.explain, args.delegate, Promise::Synced);
             let place = TemporaryPlace {
                 directory: directory.path().to_owned(),
@@ -66,6 +67,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
             };
             let code = bafs_client::entry::exec_main(spec, identity, choices, Some(place));
             drop(directory);
+            drop(remover);
             Ok(code)
         }
         Err(NotBegun { error, .. }) if WrongUse::is_why(&error) => Err(error),

@@ -40,8 +40,8 @@ pub fn run_with_volumes(count: usize, reach: Reach) -> Result<ManyVolumes> {
         fs::remove_file(&door).context("the node has a door")?;
     }
     let workflow = world.workflow(&format!(
-        "for i in 1..{count}\n  volume v$(i) scratch 400 KB files 4\n  mount v$(i) a /in/$(i)\nend\n\
-         volume r scratch 1 MB\n\
+        "for i in 1..{count}\n  volume v$(i) scratch 400 KB files 4\n  mount v$(i) a /in/$(i)\n\
+         end\nvolume r scratch 1 MB\n\
          job a {{\n  executable = sh\n  arguments = -c 'for i in /in/*; do \
          head -c 300000 /dev/zero > $i/x; echo x >> $i/x; done; \
          cat /in/*/x | tr -d \"\\0\" | wc -l > /r/x; sleep 0.3'\n}}\n\

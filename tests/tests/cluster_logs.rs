@@ -80,8 +80,8 @@ fn cluster_tells_the_last_lines_of_a_killed_job() -> Result<()> {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
-    let text = "volume w scratch 10 MB\njob a {\n executable = sh\n arguments = -c 'echo last words \
-                >&2; kill -SEGV $$'\n error = /w/log.err\n}\nmount w a /w\n";
+    let text = "volume w scratch 10 MB\njob a {\n executable = sh\n arguments = -c 'echo last \
+                words >&2; kill -SEGV $$'\n error = /w/log.err\n}\nmount w a /w\n";
     let said = said(&run(directory.path(), text, &[])?);
     ensure!(said.contains("signal 11 (SIGSEGV)"), "{said}");
     ensure!(said.contains("    last words"), "{said}");

@@ -260,8 +260,8 @@ fn cluster_runs_jobs_beside_unreadable_directories() -> Result<()> {
     std::fs::set_permissions(&closed, PermissionsExt::from_mode(0o700))?;
     std::fs::set_permissions(home.join("db/private"), PermissionsExt::from_mode(0o600))?;
     if !nix::unistd::geteuid().is_root() {
-        std::fs::set_permissions(&closed, PermissionsExt::from_mode(0))?;
-        std::fs::set_permissions(home.join("db/private"), PermissionsExt::from_mode(0))?;
+        std::fs::set_permissions(&closed, PermissionsExt::from_mode(0o0))?;
+        std::fs::set_permissions(home.join("db/private"), PermissionsExt::from_mode(0o0))?;
     }
     let output = run_as_user(home, text)?;
     std::fs::set_permissions(&closed, PermissionsExt::from_mode(0o700))?;

@@ -257,7 +257,8 @@ const AS_OTHER: &str =
     && exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '
     \"$0\" mount v $1/mnt --identity $1/narrow & mounted=$!
     for n in $(seq 100); do grep -q $1/mnt /proc/mounts && break; sleep 0.1; done
-    grep -q $1/mnt /proc/mounts || exit 9; echo hi > $1/mnt/f && mkdir $1/mnt/d && mv $1/mnt/f $1/mnt/d/g && chmod 600 $1/mnt/d/g \
+    grep -q $1/mnt /proc/mounts || exit 9
+    echo hi > $1/mnt/f && mkdir $1/mnt/d && mv $1/mnt/f $1/mnt/d/g && chmod 600 $1/mnt/d/g \
         && cat $1/mnt/d/g && stat -c %u:%a $1/mnt/d/g
     kill $mounted; wait $mounted' \"$0\" $1";
 

@@ -6,6 +6,8 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::SigSet;
 use serde::{Deserialize, Serialize};
@@ -14,8 +16,12 @@ use super::limits::PLAN_BYTES_MAX;
 use super::mount_points::{MountPoints, is_needed};
 use super::plan::{JobPlan, VolumeBind};
 use super::root::Host;
-use super::stages::{HOLDER, SELF, SUBCOMMAND};
+use super::stages::{HOLDER, REMOVER, SELF, SUBCOMMAND};
 use super::temporary::{Private, Shown, Temporary};
+
+/// How often, and after what pause, a directory is removed that is not empty yet.
+const REMOVE_ATTEMPTS: u32 = 40;
+const REMOVE_PAUSE: Duration = Duration::from_millis(50);
 
 /// What the process is told in one line. Its input ends with the job, or with the agent.
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,6 +77,53 @@ impl Drop for Holder {
             tracing::debug!(%error, "the mount points of a job may be left");
         }
     }
+}
+
+/// Removes a directory for temporary files when its agent has ended in any way.
+#[derive(Debug)]
+pub struct Remover(Child);
+
+impl Remover {
+    /// Starts the process that will remove `directory`.
+    ///
+    /// # Errors
+    /// The system gives no process.
+    pub fn start(directory: &Path) -> io::Result<Self> {
+        let child = Command::new(SELF)
+            .arg0("bafs")
+            .args([SUBCOMMAND, REMOVER])
+            .arg(directory)
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Remover {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        if let Err(error) = self.0.wait() {
+            tracing::debug!(%error, "temporary files may be left");
+        }
+    }
+}
+
+/// The removing process' own part.
+pub(super) fn remove_at_end(directory: &Path) -> io::Result<()> {
+    // A key that ends the program must not end this first.
+    SigSet::all().thread_block()?;
+    io::copy(&mut io::stdin(), &mut io::sink())?;
+    // Processes of a killed job die at this moment, and may still make files.
+    for _ in 0..REMOVE_ATTEMPTS {
+        match bafs_tree::remove_tree(directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => thread::sleep(REMOVE_PAUSE),
+            _ => break,
+        }
+    }
+    Ok(())
 }
 
 /// The process' own part.

@@ -44,6 +44,7 @@ mod stages;
 mod temporary;
 
 pub use check::{Check, Standing, check};
+pub use holder::Remover;
 pub use limits::{KILL_MAX, SHADOWED_ENTRIES_MAX, VOLUMES_MAX};
 pub use outcome::{JobOutcome, JobReport, JobUsage, NotStarted, NotStartedReason};
 pub use plan::{

@@ -54,8 +54,8 @@ impl Scheduler {
         let too_large = self
             .too_large_job()
             .or_else(|| self.too_many_files())
-            .or_else(|| self.too_large_near())
-            .or_else(|| self.too_large_pipeline())?;
+            .or_else(|| self.too_large_pipeline())
+            .or_else(|| self.too_large_near())?;
         let nodes = self.fleet.live();
         let storing = nodes.filter(|(id, _)| self.fleet.offered(*id).bytes > 0);
         match storing.count() {

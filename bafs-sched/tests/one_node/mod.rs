@@ -122,14 +122,12 @@ impl Cluster {
                     return Err(Error::new(code, "nothing is heard of home"));
                 }
                 *state.home.entry(call.target.clone()).or_default() += 1;
-                let (path, digest) = (call.target, Digest::of(b""));
-                let receipt = PutReceipt {
+                Reply::ExtractFile(PutReceipt {
                     extract: call.extract,
-                    path,
+                    path: call.target,
                     size: 3,
-                    digest,
-                };
-                Reply::ExtractFile(receipt)
+                    digest: Digest::of(b""),
+                })
             }
             other => return Err(Error::new(ErrorCode::Unsupported, other.name())),
         })

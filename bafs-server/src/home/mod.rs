@@ -229,17 +229,17 @@ impl Home {
             Request::CloseTree(call) => Ok(bare(Reply::CloseTree(
                 self.close_tree(&token, &call).await?,
             ))),
-            Request::ReadCounters(_) => {
-                self.access
-                    .require(&token, Resource::Catalog, Right::Read)?;
-                let values = self.counters.snapshot();
-                Ok(bare(Reply::ReadCounters(CounterValues {
-                    server: self.id,
-                    values,
-                })))
-            }
+            Request::ReadCounters(_) => Ok(bare(Reply::ReadCounters(self.read_counters(&token)?))),
             other => Err(unsupported(&other)),
         }
+    }
+
+    fn read_counters(&self, token: &Token) -> Result<CounterValues> {
+        self.access.require(token, Resource::Catalog, Right::Read)?;
+        Ok(CounterValues {
+            server: self.id,
+            values: self.counters.snapshot(),
+        })
     }
 
     /// Reads at most so many bytes when it is their turn, so that those who wait for the limit hold

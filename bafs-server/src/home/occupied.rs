@@ -108,7 +108,8 @@ pub(super) fn make_own(path: &Path) -> io::Result<()> {
         return Ok(());
     }
     let text = format!(
-        "'{}' is a link, another user's, or open to everybody: remove it, or export another directory",
+        "'{}' is a link, another user's, or open to everybody: remove it, or export \
+         another directory",
         path.display()
     );
     Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
