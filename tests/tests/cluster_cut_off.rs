@@ -153,6 +153,12 @@ fn cluster_keeps_its_work_while_the_scheduler_is_cut_off() {
     }
     let ended = run(&[], |cluster, _, _| cut(cluster, 14));
     is_fine(&ended);
+    let told = [
+        "reaches neither the catalog nor any of its 5 nodes",
+        "reaches nodes again after",
+    ];
+    let is_told = told.iter().all(|text| ended.said.contains(text));
+    assert!(is_told, "{}", ended.said);
 }
 
 #[test]

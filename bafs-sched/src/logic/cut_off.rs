@@ -70,10 +70,10 @@ impl Scheduler {
         let probes = probes.map(|(server, volumes)| Action::ProbeVolumes { server, volumes });
         self.out.extend(probes);
         let text = format!(
-            "the scheduler reaches nodes again after {}: the run goes on with the {} jobs that \
-             were under way and the {volumes} volumes that were there",
+            "the scheduler reaches nodes again after {}: the run goes on with {} under way and {}",
             describe_ms(away_ms.saturating_add(cut_off.silent_ms)),
-            self.attempts.len(),
+            counted(self.attempts.len(), "job"),
+            counted(volumes, "volume"),
         );
         self.tell_of_link(text);
     }
@@ -105,5 +105,12 @@ impl Scheduler {
             node: None,
             text,
         });
+    }
+}
+
+fn counted(number: usize, what: &str) -> String {
+    match number {
+        1 => format!("1 {what}"),
+        _ => format!("{number} {what}s"),
     }
 }

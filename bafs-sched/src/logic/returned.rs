@@ -214,10 +214,7 @@ impl Scheduler {
             }
         }
         let writers = there.values().flat_map(|id| self.left[id].writers.iter());
-        let mut spared: BTreeSet<JobIndex> = writers
-            .copied()
-            .filter(|job| self.is_to_run_again(*job))
-            .collect();
+        let mut spared = self.with_parents(writers.copied().collect());
         loop {
             let is_whole = |job: &JobIndex| {
                 let mounted = self.graph.mounted(*job).into_iter();
@@ -237,6 +234,18 @@ impl Scheduler {
         };
         let good = there.into_iter().filter(is_good);
         (good.map(|(_, id)| id).collect(), spared)
+    }
+
+    /// Those of these jobs, all of which were done, that are to run again, and with them those
+    /// before them: these were done, too.
+    fn with_parents(&self, mut open: Vec<JobIndex>) -> BTreeSet<JobIndex> {
+        let mut all = BTreeSet::new();
+        while let Some(job) = open.pop() {
+            if self.is_to_run_again(job) && all.insert(job) {
+                open.extend(&self.graph.workflow.job(job).parents);
+            }
+        }
+        all
     }
 
     fn is_to_run_again(&self, job: JobIndex) -> bool {
