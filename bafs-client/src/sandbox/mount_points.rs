@@ -97,7 +97,9 @@ impl MountPoints {
             // What others remove at this moment is looked for again.
             for _ in 0..LOCK_ATTEMPTS {
                 match points.settle(place(host, &volume.path, kind), kind, &is_ready) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        thread::sleep(LOCK_PAUSE);
+                    }
                     Err(error) => {
                         let at = volume.path.display();
                         tracing::debug!(%at, %error, "no mount point is made on the host");
@@ -120,9 +122,7 @@ impl MountPoints {
         if place.missing.is_empty() {
             self.join_all(&target, kind)?;
             // Others may have removed it and made it again since it was looked for.
-            return match self.holds(&target)
-                || fs::symlink_metadata(&target).is_ok() && !is_ours(&target, kind)
-            {
+            return match self.holds(&target) || !is_made(&target, kind)? {
                 true => Ok(()),
                 false => Err(io::ErrorKind::NotFound.into()),
             };
@@ -161,7 +161,7 @@ impl MountPoints {
     /// Locks a directory on the way to a mount point if jobs have made it.
     fn join(&mut self, path: &Path, kind: Kind) -> io::Result<()> {
         for _ in 0..LOCK_ATTEMPTS {
-            if !is_ours(path, kind) || self.holds(path) {
+            if !is_made(path, kind)? || self.holds(path) {
                 return Ok(());
             }
             match lock(path, kind)? {
@@ -209,7 +209,7 @@ impl MountPoints {
             match found {
                 Err(_) => continue,
                 Ok(found) if !is_right(&found) => return Err(io::ErrorKind::AlreadyExists.into()),
-                Ok(_) if !is_ours(path, kind) => return Ok(()),
+                Ok(found) if found.mode() & 0o7777 != mode_of(kind) => return Ok(()),
                 Ok(_) => {}
             }
             if self.holds(path) {
@@ -278,13 +278,21 @@ fn create(path: &Path, kind: Kind, is_local: bool) -> io::Result<()> {
     }
 }
 
-/// Whether a job made this to mount on it.
+/// Whether a job made this to mount on it; nobody did if it is not there.
 fn is_ours(path: &Path, kind: Kind) -> bool {
-    let mode = match kind {
+    is_made(path, kind).unwrap_or(false)
+}
+
+/// As [`is_ours`], of a path that must be there: others may remove it between two looks.
+fn is_made(path: &Path, kind: Kind) -> io::Result<bool> {
+    Ok(fs::symlink_metadata(path)?.mode() & 0o7777 == mode_of(kind))
+}
+
+fn mode_of(kind: Kind) -> u32 {
+    match kind {
         Kind::Directory => DIRECTORY_MODE,
         Kind::File => FILE_MODE,
-    };
-    fs::symlink_metadata(path).is_ok_and(|found| found.mode() & 0o7777 == mode)
+    }
 }
 
 /// Locks a mount point together with other jobs; `None` while somebody removes it.
