@@ -136,15 +136,12 @@ impl Teller {
                 self.tell(&[&node], format!("node {node} answers no call: it is lost"));
             }
             Event::CutOff { has_catalog, .. } => {
-                let who = if *has_catalog {
-                    "no node"
-                } else {
-                    "neither a node nor the catalog"
+                let who = match has_catalog {
+                    true => "no node",
+                    false => "neither a node nor the catalog",
                 };
-                self.tell(
-                    &[],
-                    format!("{who} answers: the scheduler is cut off, and waits"),
-                );
+                let text = format!("{who} answers: the scheduler is cut off, and waits");
+                self.tell(&[], text);
             }
             Event::Reached => self.tell(&[], "nodes answer again: the run goes on".to_owned()),
             Event::VolumeCreateFailed { volume, error } => {

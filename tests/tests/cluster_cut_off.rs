@@ -8,7 +8,7 @@ use std::time::Duration;
 use bafs_proto::message::JobOutcome;
 use bafs_sched::io::journal::read;
 use bafs_sched::logic::{Event, Scheduler};
-use bafs_tests::netns::{self, NetCluster, SCHEDULER};
+use bafs_tests::netns::{self, NetCluster, Running, SCHEDULER};
 use bafs_tests::{cannot_mount, skip};
 
 const NODES: [&str; 5] = ["200MB"; 5];
@@ -88,7 +88,7 @@ struct Ended {
 /// once more.
 fn run(
     more: &[&str],
-    disturb: impl FnOnce(&mut NetCluster, &dyn Fn(&NetCluster) -> netns::Running, &mut netns::Running),
+    disturb: impl FnOnce(&mut NetCluster, &dyn Fn(&NetCluster) -> Running, &mut Running),
 ) -> Ended {
     let mut cluster = NetCluster::start(&NODES, 2).expect("a cluster");
     let path = cluster

@@ -214,7 +214,7 @@ impl Driver {
     pub(super) fn judge_silence(&mut self) -> Vec<Event> {
         let mut contact = self.servers.contact();
         let events = contact.judge(&self.scheduler, tick());
-        for (_, address) in contact.to_ask(&self.scheduler, tick()) {
+        for (_, address) in contact.nodes_to_ask(&self.scheduler, tick()) {
             let servers = self.servers.clone();
             self.tasks.spawn(async move { servers.ask(&address).await });
         }

@@ -106,7 +106,11 @@ impl Contact {
     }
 
     /// Nodes that must be asked whether they are there.
-    pub(crate) fn to_ask(&mut self, scheduler: &Scheduler, now: Time) -> Vec<(ServerId, String)> {
+    pub(crate) fn nodes_to_ask(
+        &mut self,
+        scheduler: &Scheduler,
+        now: Time,
+    ) -> Vec<(ServerId, String)> {
         let live: Vec<ServerId> = scheduler.live_nodes().collect();
         let is_silent = |server: &ServerId| self.of(scheduler, *server).silence.is_some();
         let is_doubtful = self.cut_off.is_some() || live.iter().any(is_silent);
@@ -294,7 +298,7 @@ mod tests {
                     let listed = listed.iter().copied().map(ServerId);
                     self.contact.listed(listed, self.now);
                 }
-                let mut asked = self.contact.to_ask(&self.scheduler, self.now);
+                let mut asked = self.contact.nodes_to_ask(&self.scheduler, self.now);
                 asked.push((ServerId(1), "n1:1".to_owned()));
                 for (server, address) in asked {
                     match there.contains(&server.0) {

@@ -41,9 +41,6 @@ const ALLOT_MS: u64 = 3_000;
 /// milliseconds: adverts come every second and vanish after four.
 const HOME_MS: u64 = 6_000;
 
-/// A node says within so long that it is there, in milliseconds.
-const ASK_MS: u64 = 2_000;
-
 /// A call that nobody answers is made again so often because no node answered meanwhile.
 const DOUBTS_MAX: u32 = 3;
 
@@ -486,41 +483,6 @@ impl Servers {
         // One call may be late for other reasons: silence begins with its end.
         self.note_contact(address, tick(), &answer);
         answer
-    }
-
-    /// Asks a node whether it is there.
-    pub(crate) async fn ask(&self, address: &str) {
-        let call = RenewVolumes {
-            volumes: Vec::new(),
-            lifetime_ms: 0,
-        };
-        // Any answer tells it, a refusal too.
-        let _ = self.once(address, call, Deadline::after_ms(ASK_MS)).await;
-    }
-
-    /// Takes note of whether a call that was made at this time was answered.
-    pub(super) fn note_contact<R>(&self, address: &str, since: Time, answer: &Result<R>) {
-        let mut contact = self.contact();
-        match answer {
-            Err(error) if is_silence(error) => contact.unanswered(address, since, tick()),
-            _ => contact.answered(address, tick()),
-        }
-    }
-
-    pub(crate) fn contact(&self) -> std::sync::MutexGuard<'_, Contact> {
-        self.contact.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits as long as the scheduler is cut off; answers whether it was, so that a call which was
-    /// made at this time, and which nobody answered, is to be made again.
-    pub(super) async fn was_cut_off_since(&self, since: Time) -> bool {
-        let is_in_doubt = self.contact().is_nobody_heard_since(since);
-        let mut was_cut_off = false;
-        while self.contact().is_cut_off() {
-            was_cut_off = true;
-            tokio::time::sleep(PAUSE).await;
-        }
-        was_cut_off || is_in_doubt
     }
 
     /// The token that a call shows: good for nothing else, and at no other node.

@@ -216,12 +216,16 @@ impl Scheduler {
         let guide = scheduler.settings.guide.clone();
         scheduler.guided = guide.map(|guide| Guided::new(guide, &scheduler.graph.workflow));
         scheduler.note_needs();
-        for job in scheduler.graph.job_indexes() {
-            if scheduler.graph.state(job) == JobState::Ready {
-                scheduler.enqueue(job);
+        scheduler.enqueue_ready();
+        scheduler
+    }
+
+    fn enqueue_ready(&mut self) {
+        for job in self.graph.job_indexes() {
+            if self.graph.state(job) == JobState::Ready {
+                self.enqueue(job);
             }
         }
-        scheduler
     }
 
     /// Takes note of the most that one job needs.
@@ -384,7 +388,7 @@ impl Scheduler {
         actions.extend(asked.map(|(server, volumes)| Action::FindVolumes { server, volumes }));
         let is_asked_for = |id: &VolumeId| self.left.get(id).is_some_and(Left::is_asked_for);
         for (&id, &server) in self.stale.iter().filter(|(id, server)| {
-            !is_asked_for(*id) && !self.is_lost(**server) || self.late.contains(id)
+            !is_asked_for(id) && !self.is_lost(**server) || self.late.contains(id)
         }) {
             actions.push(Action::DeleteVolume { id, server });
         }

@@ -1,11 +1,11 @@
 //! Links between the scheduler and all others, and between groups: cut for a while. What the driver
 //! hears of nodes, and what follows.
 
-use bafs_proto::ids::ServerId;
+use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 
 use super::{Cut, Due, World};
-use crate::logic::NodeSeen;
+use crate::logic::{Event, NodeSeen};
 
 /// A cut is so long at most, in milliseconds: longer than any call is repeated.
 const CUT_MS_MAX: u64 = 40_000;
@@ -31,6 +31,21 @@ impl World {
         }
     }
 
+    pub(super) fn serve_probe(&mut self, server: ServerId, mut volumes: Vec<VolumeId>) {
+        if self.is_alive(server) {
+            volumes.retain(|id| !self.nodes[&server].volumes.contains_key(id));
+            let lost = volumes;
+            self.at(10, Due::Tell(Event::VolumesProbed { server, lost }));
+        }
+    }
+
+    pub(super) fn serve_find(&mut self, server: ServerId, mut volumes: Vec<VolumeId>) {
+        let (is_there, there) = (self.is_alive(server), &self.nodes[&server].volumes);
+        volumes.retain(|id| is_there && there.contains_key(id));
+        let found = volumes;
+        self.at(10, Due::Tell(Event::VolumesFound { server, found }));
+    }
+
     /// What cannot pass now comes when the link is back, as calls are repeated.
     pub(super) fn wait_for_link(&mut self, due: Due) {
         let left_ms = self.cut.map_or(0, |cut| cut.until.ms_since(self.now));
@@ -42,7 +57,10 @@ impl World {
     /// and tells the core what follows.
     pub(super) fn judge_silence(&mut self, has_catalog: bool, nodes: Vec<NodeSeen>) {
         let running: Vec<ServerId> = self.scheduler.running().map(|(_, at)| at).collect();
-        let asked = self.contact.to_ask(&self.scheduler, self.now).into_iter();
+        let asked = self
+            .contact
+            .nodes_to_ask(&self.scheduler, self.now)
+            .into_iter();
         let asked: Vec<ServerId> = asked.map(|(server, _)| server).collect();
         let is_cut = self.cut.is_some();
         for server in running.into_iter().chain(asked) {
