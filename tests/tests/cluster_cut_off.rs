@@ -126,10 +126,9 @@ fn run(
 
 #[track_caller]
 fn is_fine(ended: &Ended) {
-    println!("completed again: {}\n{}", ended.again.len(), ended.said);
     assert!(ended.is_complete, "{ended:?}");
     assert_eq!(ended.jobs, JOBS, "{ended:?}");
-    assert!(ended.again.is_empty(), "{:?}", ended.again);
+    assert!(ended.again.is_empty(), "{ended:?}");
 }
 
 fn cannot(test: &str) -> bool {
@@ -246,7 +245,6 @@ fn cluster_goes_on_without_a_group_that_is_cut_off() {
         std::thread::sleep(Duration::from_secs(14));
         cluster.network.restore().expect("restore");
     });
-    println!("completed again: {:?}\n{}", ended.again, ended.said);
     assert!(ended.is_complete, "{ended:?}");
     assert_eq!(ended.jobs, JOBS, "{ended:?}");
     let is_told = ended.said.contains("cut off");
