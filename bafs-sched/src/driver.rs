@@ -21,8 +21,9 @@ use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use self::clock::{Clock, tick};
+use self::clock::Clock;
 use self::output::Outputs;
+use crate::io::contact::Contact;
 use crate::io::copying::Copying;
 use crate::io::homes::{FileHome, Homes};
 use crate::io::journal::{Header, Journal, Record};
@@ -35,7 +36,7 @@ use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler, Settings};
 use crate::report::{Ledger, RunReport};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
-pub(crate) use self::clock::now;
+pub(crate) use self::clock::{now, tick};
 
 /// How often the catalog is asked, in milliseconds.
 const POLL_MS: u64 = 1_000;
@@ -98,14 +99,12 @@ pub(crate) enum Note {
     Watch(ServerId, ExecutionId),
     /// A listing of the catalog.
     Listing(Vec<Advert>),
-    /// A server did not answer a call that was repeated for longer than one may be silent.
-    Silent(ServerId),
     /// The catalog will never answer this run.
     Refused(Error),
     /// Volumes must be kept alive.
     RenewDue,
-    /// Users may have wished something.
-    WishesDue,
+    /// Users may have wished something, and nodes may be silent.
+    SecondDue,
     /// What a node keeps for the run, or why it does not.
     Allotted(ServerId, Result<Allotments>),
 }
@@ -182,8 +181,6 @@ struct Driver {
     notes: mpsc::Sender<Note>,
     watched: BTreeMap<ServerId, Watched>,
     listing: Listing,
-    /// When the catalog answered last, or the run began.
-    listed: Time,
     /// Why the catalog refuses this run, if it does.
     refusal: Option<Error>,
     /// Why no node will ever keep anything for this run, if so.
@@ -241,6 +238,7 @@ impl Driver {
             pool,
             bearer: Arc::new(bearer),
             homes: Arc::new(Mutex::new(homes)),
+            contact: Arc::new(Mutex::new(Contact::resumed(&scheduler, tick()))),
             workflow: Arc::new(workflow),
             run: header.run,
             settings: Arc::new(header.settings),
@@ -258,7 +256,6 @@ impl Driver {
             notes,
             watched: BTreeMap::new(),
             listing: Listing::default(),
-            listed: tick(),
             refusal: None,
             no_part: None,
             is_resumed,
@@ -314,7 +311,7 @@ impl Driver {
         });
         let notes = self.notes.clone();
         self.tasks.spawn(async move {
-            while notes.send(Note::WishesDue).await.is_ok() {
+            while notes.send(Note::SecondDue).await.is_ok() {
                 tokio::time::sleep(Duration::from_millis(POLL_MS)).await;
             }
         });
@@ -361,14 +358,19 @@ impl Driver {
             Note::Event(event) => batch.push(event),
             Note::Watch(server, execution) => self.watch(server, execution),
             Note::Listing(adverts) => {
-                self.listed = tick();
                 batch.extend(self.servers.new_homes());
-                batch.extend(self.listing.compare(&self.scheduler, adverts));
+                let mut contact = self.servers.contact();
+                contact.listed(adverts.iter().map(|advert| advert.id), tick());
+                let is_heard = |server| contact.is_heard(&self.scheduler, server, tick());
+                let news = self.listing.compare(&self.scheduler, adverts, is_heard);
+                batch.extend(news);
             }
-            Note::Silent(server) => batch.extend(self.missed(server)),
             Note::Refused(error) => self.refusal = Some(error),
             Note::RenewDue => self.renew(),
-            Note::WishesDue => batch.extend(self.wishes()),
+            Note::SecondDue => {
+                batch.extend(self.wishes());
+                batch.extend(self.judge_silence());
+            }
             Note::Allotted(server, answer) => batch.extend(self.allotted(server, answer)),
         }
     }
@@ -397,6 +399,9 @@ impl Driver {
                 _ => None,
             };
             let is_listing = matches!(event, Event::ServersSeen { .. });
+            if let Event::ServerSilent { server } = &event {
+                self.watch_no_more(*server);
+            }
             let warned = self.scheduler.warnings().len();
             self.scheduler.step(now, event, &mut actions);
             for warning in &self.scheduler.warnings()[warned..] {
@@ -454,7 +459,7 @@ impl Driver {
             }));
             let (servers, notes) = (self.servers.clone(), self.notes.clone());
             self.tasks
-                .spawn(watch_node(servers, server, watched.clone(), notes));
+                .spawn(watch_node(servers, watched.clone(), notes));
             self.watched.insert(server, watched);
         }
         self.watched[&server].send_modify(|watched| {
@@ -534,15 +539,10 @@ impl Driver {
             Action::KillJob { execution, server } => {
                 let place = self.place(server);
                 self.tasks.spawn(async move {
-                    let note = match servers.kill(execution, &place).await {
-                        Err(error) if error.is_transient() => {
-                            Note::Event(Event::ServerSilent { server })
-                        }
-                        // Whatever else it says: watching tells how it is.
-                        _ => Note::Watch(server, execution),
-                    };
+                    // Whatever it says, if anything: watching tells how it is.
+                    drop(servers.kill(execution, &place).await);
                     // The loop ended: nobody waits for this any more.
-                    let _ = notes.send(note).await;
+                    let _ = notes.send(Note::Watch(server, execution)).await;
                 });
             }
             Action::ExtractFile {
@@ -551,6 +551,7 @@ impl Driver {
                 source,
             } => self.send_home((extract, index), source),
             Action::ProbeVolumes { server, volumes } => self.renew_on(server, volumes, 0),
+            Action::FindVolumes { server, volumes } => self.find(server, volumes),
             Action::Finish { .. } => {}
         }
     }

@@ -135,12 +135,26 @@ impl Teller {
                 let node = self.node(*server);
                 self.tell(&[&node], format!("node {node} answers no call: it is lost"));
             }
+            Event::CutOff { has_catalog, .. } => {
+                let who = match has_catalog {
+                    true => "no node",
+                    false => "neither a node nor the catalog",
+                };
+                let text = format!("{who} answers: the scheduler is cut off, and waits");
+                self.tell(&[], text);
+            }
+            Event::Reached => self.tell(&[], "nodes answer again: the run goes on".to_owned()),
             Event::VolumeCreateFailed { volume, error } => {
                 self.of_volume(*volume, &format!("could not be made: {error}"));
             }
             Event::VolumeCopied { volume, .. } => {
                 let copied = self.volumes.get(volume).map(|(volume, _)| *volume);
                 self.touched.extend(copied);
+            }
+            Event::VolumesFound { found, .. } => {
+                let text = "is there again with its node, and is used if nothing has begun in its \
+                            place";
+                found.iter().for_each(|id| self.of_volume(*id, text));
             }
             Event::VolumesProbed { lost, .. } => {
                 lost.iter().for_each(|id| self.of_volume(*id, "is lost"));
@@ -333,7 +347,9 @@ impl Teller {
                 };
                 self.of_extract(*extract, what);
             }
-            Action::LookAtCache { .. } | Action::ProbeVolumes { .. } => {}
+            Action::LookAtCache { .. }
+            | Action::ProbeVolumes { .. }
+            | Action::FindVolumes { .. } => {}
             Action::Finish { outcome } => self.finished(outcome),
         }
     }

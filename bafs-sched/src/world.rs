@@ -8,7 +8,9 @@
 mod chaos;
 mod deeds;
 mod faults;
+mod links;
 mod samples;
+mod transfers;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,6 +20,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
 use crate::dice::Dice;
+use crate::io::contact::Contact;
 use crate::io::listing::Listing;
 use crate::logic::{Action, Event, MountedVolume, NodeSeen, Outcome, Scheduler, Settings, Space};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
@@ -61,6 +64,14 @@ struct Execution {
     runtime_ms: u64,
 }
 
+/// What does not pass between the scheduler and all others.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    until: Time,
+    /// What the scheduler sends arrives, but no answer does.
+    is_one_way: bool,
+}
+
 #[derive(Debug, Clone)]
 enum Due {
     Serve(Action),
@@ -96,6 +107,11 @@ pub struct World {
     due: BTreeMap<(Time, u64), Due>,
     next: u64,
     listing: Listing,
+    contact: Contact,
+    /// What does not pass between the scheduler and all others.
+    cut: Option<Cut>,
+    /// How often executions of each job came to their end, whoever heard of it.
+    completed: BTreeMap<JobIndex, u32>,
     /// Files that came home a second time with other content.
     mismatches: u64,
     /// The catalog lists nothing before this time.
@@ -145,6 +161,9 @@ impl World {
             due: BTreeMap::new(),
             next: 0,
             listing: Listing::default(),
+            contact: Contact::default(),
+            cut: None,
+            completed: BTreeMap::new(),
             failed: BTreeMap::new(),
             sent: BTreeMap::new(),
         };
@@ -217,6 +236,8 @@ impl World {
         let ((at, _), due) = self.due.pop_first().expect("a second always follows");
         self.now = at;
         match due {
+            Due::Serve(_) if self.cut.is_some_and(|cut| !cut.is_one_way) => self.wait_for_link(due),
+            Due::Tell(_) if self.cut.is_some() => self.wait_for_link(due),
             Due::Serve(action) => self.serve(action),
             Due::Tell(event) => self.tell(event),
             Due::End(server, execution) => self.end(server, execution),
@@ -264,6 +285,9 @@ impl World {
             self.at(back, Due::Serve(action));
             return;
         }
+        if matches!(action, Action::KillJob { server, .. } if self.scheduler.is_lost(server)) {
+            return;
+        }
         match action {
             Action::CreateVolume {
                 id,
@@ -300,7 +324,8 @@ impl World {
             } => self.serve_start(execution, job, server, volumes),
             Action::KillJob { execution, server } => {
                 if !self.is_alive(server) {
-                    self.at(CALL_MS, Due::Tell(Event::ServerSilent { server }));
+                    // It is killed when it is back, unless it is given up before.
+                    self.at(CALL_MS, Due::Serve(action));
                 } else if let Some(killed) = self.node(server).executions.remove(&execution) {
                     self.write_half(&killed);
                     let report = report(JobOutcome::Killed);
@@ -317,13 +342,8 @@ impl World {
             } => {
                 self.serve_extract(extract, index, source);
             }
-            Action::ProbeVolumes { server, volumes } => {
-                if self.is_alive(server) {
-                    let mut lost = volumes;
-                    lost.retain(|id| !self.nodes[&server].volumes.contains_key(id));
-                    self.at(10, Due::Tell(Event::VolumesProbed { server, lost }));
-                }
-            }
+            Action::ProbeVolumes { server, volumes } => self.serve_probe(server, volumes),
+            Action::FindVolumes { server, volumes } => self.serve_find(server, volumes),
             Action::Finish { .. } => {}
         }
     }
@@ -392,79 +412,6 @@ impl World {
         );
     }
 
-    fn serve_copy(
-        &mut self,
-        id: VolumeId,
-        source: MountedVolume,
-        server: ServerId,
-        size: Space,
-        base: Option<VolumeId>,
-    ) {
-        let content = self.content(&source).cloned();
-        let failed = Event::VolumeCreateFailed {
-            volume: id,
-            error: unreachable_error(),
-        };
-        let (true, Some(content)) = (self.is_alive(server), content) else {
-            self.at(CALL_MS, Due::Tell(failed));
-            return;
-        };
-        // Nobody writes it meanwhile, so what it has now is what is copied.
-        self.node(server)
-            .volumes
-            .entry(id)
-            .or_insert((size, source.volume, content));
-        let copying_ms = 50 + self.dice.below(1_000);
-        let is_there = |id| self.nodes[&server].volumes.contains_key(&id);
-        let received_bytes = match base.is_some_and(is_there) {
-            true => size.bytes / 10,
-            false => size.bytes,
-        };
-        let made = Event::VolumeCopied {
-            volume: id,
-            received_bytes,
-        };
-        let event = if self.is_faulty(self.faults.reply_lost) {
-            failed
-        } else {
-            made
-        };
-        self.at(copying_ms, Due::Tell(event));
-    }
-
-    fn serve_extract(&mut self, extract: ExtractId, index: u32, source: MountedVolume) {
-        let lost = Event::ExtractFailed {
-            extract,
-            error: unreachable_error(),
-        };
-        let content = match self.content(&source) {
-            Some(content) => content.clone(),
-            None => {
-                self.at(100, Due::Tell(lost));
-                return;
-            }
-        };
-        let workflow = self.scheduler.workflow();
-        for job in &workflow.volume(source.volume).users {
-            let mounts = &workflow.job(*job).mounts;
-            let writes = mounts
-                .iter()
-                .any(|m| m.volume == source.volume && m.writable);
-            assert!(
-                !writes || content.contains_key(job),
-                "extracted before {job:?} wrote"
-            );
-        }
-        let digest = chaos::digest(content.values().copied());
-        if *self.outputs.entry(index).or_insert(digest) != digest {
-            self.mismatches += 1;
-        }
-        if self.sent.insert(extract, index).is_none() {
-            *self.home.entry(index).or_default() += 1;
-        }
-        self.answer(Event::FileExtracted { extract, bytes: 1 }, lost);
-    }
-
     fn end(&mut self, server: ServerId, execution: ExecutionId) {
         if let (true, Some((_, back))) = (self.nodes[&server].is_stopped, self.nodes[&server].away)
         {
@@ -495,6 +442,7 @@ impl World {
             JobOutcome::Exited(1)
         } else {
             self.write(&ended);
+            *self.completed.entry(ended.job).or_default() += 1;
             JobOutcome::Exited(0)
         };
         if outcome != JobOutcome::Exited(0) {
@@ -538,11 +486,7 @@ impl World {
         let nodes: Vec<NodeSeen> = nodes
             .map(|(server, node)| deeds::seen(*server, node))
             .collect();
-        if self.now >= self.catalog_back
-            && let Some(news) = self.listing.news(&self.scheduler, nodes)
-        {
-            self.tell(news);
-        }
+        self.judge_silence(self.now >= self.catalog_back, nodes);
         self.at(POLL_MS, Due::Second);
     }
 }

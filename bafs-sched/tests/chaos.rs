@@ -49,6 +49,43 @@ fn every_other_run_ends_complete_with_the_same_files_and_nothing_left() {
     }
 }
 
+/// Nobody is lost, so nothing that was finished is done once more, and nothing that was begun.
+#[test]
+fn a_scheduler_that_is_cut_off_repeats_no_job() {
+    let calm = World::calm();
+    let mut cuts = 0;
+    for seed in 0..SEEDS / 2 {
+        println!("SEED={seed}");
+        let verdict = World::cuts(seed, &calm, 0);
+        assert!(
+            verdict.is_complete && verdict.is_identical,
+            "seed {seed}: {verdict:?}"
+        );
+        assert_eq!(verdict.leaks, 0, "seed {seed}: {verdict:?}");
+        assert_eq!(verdict.lost, 0, "seed {seed}: {verdict:?}");
+        assert_eq!(verdict.completed_again, 0, "seed {seed}: {verdict:?}");
+        cuts += verdict.cut_off;
+    }
+    assert!(cuts > SEEDS / 4, "{cuts}");
+}
+
+#[test]
+fn every_run_whose_links_are_cut_ends_complete() {
+    let calm = World::calm();
+    let mut again = 0;
+    for seed in 0..SEEDS / 2 {
+        println!("SEED={seed}");
+        let verdict = World::cuts(seed, &calm, 20);
+        assert!(
+            verdict.is_complete && verdict.is_identical,
+            "seed {seed}: {verdict:?}"
+        );
+        assert_eq!(verdict.leaks, 0, "seed {seed}: {verdict:?}");
+        again += verdict.completed_again;
+    }
+    println!("{again} jobs completed again");
+}
+
 #[test]
 #[ignore = "takes minutes; runs in soak"]
 fn soak_every_run_ends_complete_with_the_same_files_and_nothing_left() {

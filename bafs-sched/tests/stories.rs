@@ -50,6 +50,27 @@ fn report(words: &[&str]) -> JobReport {
     }
 }
 
+/// Who answers.
+fn contact(words: &[&str]) -> Event {
+    match words[0] {
+        "silent" => Event::ServerSilent {
+            server: node(words[1]).id,
+        },
+        "cutoff" => Event::CutOff {
+            silent_ms: 8_000,
+            has_catalog: words.get(1) == Some(&"catalog"),
+        },
+        "found" => Event::VolumesFound {
+            server: node(words[1]).id,
+            found: words[2..]
+                .iter()
+                .map(|id| VolumeId(id.parse().expect("a number")))
+                .collect(),
+        },
+        _ => Event::Reached,
+    }
+}
+
 fn event(words: &[&str]) -> Event {
     let number = |at: usize| words[at].parse::<u128>().expect("a number");
     let execution = || ExecutionId(number(1));
@@ -59,9 +80,7 @@ fn event(words: &[&str]) -> Event {
             nodes: Vec::new(),
             missed: words[1..].iter().map(|word| node(word).id).collect(),
         },
-        "silent" => Event::ServerSilent {
-            server: node(words[1]).id,
-        },
+        "silent" | "cutoff" | "reached" | "found" => contact(words),
         "created" => Event::VolumeCreated {
             volume: VolumeId(number(1)),
         },
@@ -163,6 +182,10 @@ fn describe(scheduler: &Scheduler, action: &Action) -> String {
             format!("extract {} from {} to {target}", extract.0, source.id.0)
         }
         Action::ProbeVolumes { server, .. } => format!("probe n{}", server.0),
+        Action::FindVolumes { server, volumes } => {
+            let volumes: Vec<_> = volumes.iter().map(|id| id.0).collect();
+            format!("find {volumes:?} on n{}", server.0)
+        }
         Action::Finish { outcome } => format!("finish {outcome:?}"),
     }
 }

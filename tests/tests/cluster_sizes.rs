@@ -138,7 +138,7 @@ fn cluster_calls_no_used_volume_unused() -> Result<()> {
     ensure!(warnings.is_some_and(Vec::is_empty), "{report}");
     ensure!(world.get("o")? == b"1\n", "the wrong result");
     // What a job does nothing with is still told; this is another workflow in the same place.
-    std::fs::remove_file(world.home.path().join("test.bafs.journal"))?;
+    fs::remove_file(world.home.path().join("test.bafs.journal"))?;
     let idle =
         "volume w scratch 1 MB\njob a {\nexecutable = true\ndirectory = /\n}\nmount w a /w\n";
     let report = complete(&world, idle)?;

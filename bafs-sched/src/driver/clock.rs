@@ -45,7 +45,7 @@ pub(crate) fn now() -> Time {
     clippy::disallowed_methods,
     reason = "the driver is where the scheduler meets the clock"
 )]
-pub(super) fn tick() -> Time {
+pub(crate) fn tick() -> Time {
     static BEGAN: OnceLock<Instant> = OnceLock::new();
     let since = BEGAN.get_or_init(Instant::now).elapsed();
     Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))

@@ -3,14 +3,12 @@
 
 use std::time::Duration;
 
+use bafs_proto::Result;
 use bafs_proto::allotment::Allotments;
 use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
-use bafs_proto::{Error, Result};
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::{Driver, Note, now, send, tick};
-use crate::io::servers::is_silence;
 use crate::io::shares::Moment;
 use crate::io::steer;
 use crate::logic::{Event, MountedVolume};
@@ -152,8 +150,22 @@ impl Driver {
                 // That everything is well is not worth a record.
                 Ok(lost) if lost.is_empty() => {}
                 Ok(lost) => send(&notes, Some(Event::VolumesProbed { server, lost })).await,
-                Err(error) => tell_silence(&notes, server, &error).await,
+                Err(error) => tracing::debug!(node = place.address, %error, "volumes not renewed"),
             }
+        });
+    }
+
+    /// Asks a node that is back which of these volumes it has; one that does not answer has none.
+    pub(super) fn find(&mut self, server: ServerId, volumes: Vec<VolumeId>) {
+        let (servers, notes, place) =
+            (self.servers.clone(), self.notes.clone(), self.place(server));
+        self.tasks.spawn(async move {
+            let mut found = volumes.clone();
+            match servers.renew(&place, volumes, 0).await {
+                Ok(lost) => found.retain(|id| !lost.contains(id)),
+                Err(_) => found.clear(),
+            }
+            send(&notes, Some(Event::VolumesFound { server, found })).await;
         });
     }
 
@@ -192,21 +204,28 @@ impl Driver {
         self.tasks.spawn(async move {
             let event = match servers.delete(volume, &place).await {
                 Ok(()) => Event::VolumeDeleted { volume },
-                Err(error) => {
-                    tell_silence(&notes, server, &error).await;
-                    Event::VolumeDeleteFailed { volume }
-                }
+                Err(_) => Event::VolumeDeleteFailed { volume },
             };
             send(&notes, Some(event)).await;
         });
     }
 
-    /// A server was silent for long. What the catalog says of it is believed; where that is silent
-    /// too, nobody else would ever say that the server is gone.
-    pub(super) fn missed(&self, server: ServerId) -> Option<Event> {
-        let unlisted_ms = tick().ms_since(self.listed);
-        let is_gone = unlisted_ms > self.servers.settings.lost_after_ms;
-        is_gone.then_some(Event::ServerSilent { server })
+    /// What follows from nodes that do not answer; those of which that must be known are asked.
+    pub(super) fn judge_silence(&mut self) -> Vec<Event> {
+        let mut contact = self.servers.contact();
+        let events = contact.judge(&self.scheduler, tick());
+        for (_, address) in contact.nodes_to_ask(&self.scheduler, tick()) {
+            let servers = self.servers.clone();
+            self.tasks.spawn(async move { servers.ask(&address).await });
+        }
+        events
+    }
+
+    /// A node is given up: what it runs is not waited for.
+    pub(super) fn watch_no_more(&mut self, server: ServerId) {
+        if let Some(watched) = self.watched.get(&server) {
+            watched.send_modify(|watched| watched.executions.clear());
+        }
     }
 
     /// The run ends, and results stay on nodes for the user to fetch: for as long as was said.
@@ -223,12 +242,5 @@ impl Driver {
             tasks.spawn(async move { servers.renew(&place, volumes, lifetime_ms).await });
         }
         while tasks.join_next().await.is_some() {}
-    }
-}
-
-async fn tell_silence(notes: &mpsc::Sender<Note>, server: ServerId, error: &Error) {
-    if is_silence(error) {
-        // The loop ended: nobody waits for this any more.
-        let _ = notes.send(Note::Silent(server)).await;
     }
 }

@@ -47,7 +47,8 @@ use crate::workflow::Workflow;
 /// 20 = caches tell what they got once more, and which home a name means is kept (2026-11).
 /// 21 = sizes that nobody declared follow the nodes and grow again, alike jobs of a pipeline are
 /// measured, agents say where they count nothing, and logs of jobs that failed go home;
-/// volumes warn of what they do not have as their source has it (2026-11).
+/// volumes warn of what they do not have as their source has it; a scheduler that is cut off
+/// waits, and volumes of nodes that come back are used again (2026-11).
 pub const MAGIC: &[u8] = b"bafs-journal 21\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.

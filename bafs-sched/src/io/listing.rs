@@ -29,7 +29,12 @@ pub(crate) struct Listing {
 
 impl Listing {
     /// The fact that a listing is, if it says anything new.
-    pub(crate) fn compare(&mut self, scheduler: &Scheduler, adverts: Vec<Advert>) -> Option<Event> {
+    pub(crate) fn compare(
+        &mut self,
+        scheduler: &Scheduler,
+        adverts: Vec<Advert>,
+        is_heard: impl Fn(ServerId) -> bool,
+    ) -> Option<Event> {
         let mut nodes = Vec::new();
         for advert in adverts
             .into_iter()
@@ -64,11 +69,17 @@ impl Listing {
                 slots: advert.slots,
             });
         }
-        self.news(scheduler, nodes)
+        self.news(scheduler, nodes, is_heard)
     }
 
-    /// The fact that a whole list of nodes is, if it says anything that the core does not know.
-    pub(crate) fn news(&mut self, scheduler: &Scheduler, nodes: Vec<NodeSeen>) -> Option<Event> {
+    /// The fact that a whole list of nodes is, if it says anything that the core does not know. Who
+    /// is not in it is there all the same if the scheduler hears it: the catalog may be cut off.
+    pub(crate) fn news(
+        &mut self,
+        scheduler: &Scheduler,
+        nodes: Vec<NodeSeen>,
+        is_heard: impl Fn(ServerId) -> bool,
+    ) -> Option<Event> {
         self.polls += 1;
         let is_chance = self.polls.is_multiple_of(SECOND_CHANCE_POLLS);
         let listed: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
@@ -79,11 +90,14 @@ impl Listing {
                     .is_some_and(|known| is_close(known, node));
             !is_known || is_chance && scheduler.is_lost(node.id)
         };
-        let nodes: Vec<NodeSeen> = nodes.into_iter().filter(is_news).collect();
+        let mut nodes: Vec<NodeSeen> = nodes.into_iter().filter(is_news).collect();
         let live = scheduler.live_nodes();
-        let missed: Vec<ServerId> = live
-            .filter(|server| scheduler.is_listed(*server) && !listed.contains(server))
-            .collect();
+        let unlisted = live.filter(|server| !listed.contains(server));
+        let (missed, missing): (Vec<ServerId>, Vec<ServerId>) =
+            unlisted.partition(|server| scheduler.is_listed(*server));
+        let missed: Vec<ServerId> = missed.into_iter().filter(|it| !is_heard(*it)).collect();
+        let back = missing.into_iter().filter(|server| is_heard(*server));
+        nodes.extend(back.filter_map(|server| scheduler.node(server).cloned()));
         self.listed = listed;
         // That there is no node is said once.
         let is_said = nodes.is_empty() && missed.is_empty() && self.polls > 1;
@@ -140,7 +154,7 @@ mod tests {
         /// What a list says that is new: nodes and who is missed. The core is told.
         fn of(&mut self, nodes: Vec<NodeSeen>) -> Option<(Vec<ServerId>, Vec<ServerId>)> {
             self.now = self.now.plus_ms(1_000);
-            let news = self.listing.news(&self.scheduler, nodes)?;
+            let news = self.listing.news(&self.scheduler, nodes, |_| false)?;
             let Event::ServersSeen { nodes, missed } = &news else {
                 panic!("a list says who is there: {news:?}");
             };

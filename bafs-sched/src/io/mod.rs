@@ -1,5 +1,7 @@
 //! What the scheduler does to the world: its journal, calls to servers. Decides nothing.
 
+mod asking;
+pub(crate) mod contact;
 pub(crate) mod copying;
 pub mod homes;
 pub mod job_logs;

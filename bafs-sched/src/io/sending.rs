@@ -7,7 +7,8 @@ use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::remote_io;
-use super::servers::{CALL_MS, PAUSE, Place, Servers};
+use super::servers::{CALL_MS, PAUSE, Place, Servers, is_silence};
+use crate::driver::tick;
 use crate::logic::{Event, MountedVolume};
 
 /// One file may take so long to be sent home before the call is repeated, in milliseconds.
@@ -61,13 +62,21 @@ impl Servers {
             let token = self.show(address, call.clone().into(), ms)?;
             let deadline = Deadline::after_ms(EXTRACT_MS);
             let began = Deadline::after_ms(CALL_MS);
+            let since = tick();
             let asked = self
                 .pool
                 .call_patiently(address, &token, call.clone(), deadline);
-            let error = match asked.await {
+            let answer = asked.await;
+            self.note_contact(address, since, &answer);
+            let error = match answer {
                 Ok(receipt) => return Ok(receipt.size),
                 Err(error) => error,
             };
+            if is_silence(&error) && self.contact().is_cut_off() {
+                self.was_cut_off_since(since).await;
+                trying = Deadline::after_ms(CALL_MS);
+                continue;
+            }
             // A call that lasted was at it.
             if began.left().is_zero() {
                 trying = Deadline::after_ms(CALL_MS);

@@ -24,9 +24,10 @@ use bafs_proto::volume::{
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
+use super::contact::Contact;
 use super::homes::{HomePath, Homes};
 use super::remote_io;
-use crate::driver::now;
+use crate::driver::{now, tick};
 use crate::logic::{Event, MountedVolume, Settings, Space};
 use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
@@ -39,6 +40,9 @@ const ALLOT_MS: u64 = 3_000;
 /// A home may take so long to appear in the catalog before its name counts as wrong, in
 /// milliseconds: adverts come every second and vanish after four.
 const HOME_MS: u64 = 6_000;
+
+/// A call that nobody answers is made again so often because no node answered meanwhile.
+const DOUBTS_MAX: u32 = 3;
 
 /// A node shows within so long what a cache keeps, in milliseconds; it is not asked again.
 const LOOK_MS: u64 = 3_000;
@@ -61,6 +65,8 @@ pub(crate) struct Servers {
     pub(crate) pool: Pool,
     pub(crate) bearer: Arc<Bearer>,
     pub(crate) homes: Arc<Mutex<Homes>>,
+    /// Who answers.
+    pub(crate) contact: Arc<Mutex<Contact>>,
     pub(crate) workflow: Arc<Workflow>,
     pub(crate) run: RunId,
     pub(crate) settings: Arc<Settings>,
@@ -473,7 +479,10 @@ impl Servers {
         deadline: Deadline,
     ) -> Result<C::Reply> {
         let token = self.show(address, call.clone().into(), deadline.left_ms().into())?;
-        self.pool.call(address, &token, call, deadline).await
+        let answer = self.pool.call(address, &token, call, deadline).await;
+        // One call may be late for other reasons: silence begins with its end.
+        self.note_contact(address, tick(), &answer);
+        answer
     }
 
     /// The token that a call shows: good for nothing else, and at no other node.
@@ -497,13 +506,24 @@ impl Servers {
         body: Bytes,
         ms: u64,
     ) -> Result<C::Reply> {
-        let deadline = Deadline::after_ms(ms);
-        let token = self.show(address, call.clone().into(), Patience::longest_ms(ms))?;
-        let answer = self
-            .pool
-            .call_until(address, &token, call, body, deadline)
-            .await;
-        answer.map(|(reply, _)| reply)
+        let mut doubts = 0;
+        loop {
+            let (since, deadline) = (tick(), Deadline::after_ms(ms));
+            let token = self.show(address, call.clone().into(), Patience::longest_ms(ms))?;
+            let (call, body) = (call.clone(), body.clone());
+            let asked = self.pool.call_until(address, &token, call, body, deadline);
+            let answer = asked.await.map(|(reply, _)| reply);
+            self.note_contact(address, since, &answer);
+            match &answer {
+                Err(error) if is_silence(error) && doubts < DOUBTS_MAX => {
+                    doubts += 1;
+                    if !self.was_cut_off_since(since).await {
+                        return answer;
+                    }
+                }
+                _ => return answer,
+            }
+        }
     }
 }
 

@@ -1,15 +1,14 @@
 //! Watches the executions of one node by long polling and tells how each ended. Starts and kills
-//! nothing.
+//! nothing, and does not judge a node that does not answer.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::ids::{ExecutionId, ServerId};
+use bafs_proto::ids::ExecutionId;
 use bafs_proto::message::{JobState, WatchJobs};
 use bafs_proto::time::Deadline;
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
 
 use super::servers::Servers;
 use crate::driver::Note;
@@ -36,14 +35,8 @@ pub(crate) struct WatchList {
 pub(crate) type Watched = Arc<watch::Sender<WatchList>>;
 
 /// Watches until the other ends of its channels are gone.
-pub(crate) async fn watch(
-    servers: Servers,
-    server: ServerId,
-    watched: Watched,
-    notes: mpsc::Sender<Note>,
-) {
+pub(crate) async fn watch(servers: Servers, watched: Watched, notes: mpsc::Sender<Note>) {
     let mut changes = watched.subscribe();
-    let mut silent_since: Option<Instant> = None;
     loop {
         let (address, executions) = {
             let list = changes.borrow_and_update();
@@ -53,7 +46,6 @@ pub(crate) async fn watch(
             )
         };
         if executions.is_empty() {
-            silent_since = None;
             if changes.changed().await.is_err() {
                 return;
             }
@@ -73,7 +65,6 @@ pub(crate) async fn watch(
         let mut events = Vec::new();
         match answer {
             Ok(answer) => {
-                silent_since = None;
                 for (&execution, report) in executions.iter().zip(answer.reports) {
                     match report {
                         Some(JobState::Running) => {}
@@ -86,20 +77,15 @@ pub(crate) async fn watch(
             }
             Err(error) => {
                 tracing::debug!(node = address, %error, "node does not answer");
-                let since = *silent_since.get_or_insert_with(Instant::now);
-                if since.elapsed() > Duration::from_millis(servers.settings.lost_after_ms) {
-                    events.push(Event::ServerSilent { server });
-                }
                 tokio::time::sleep(Duration::from_millis(PAUSE_MS)).await;
             }
         }
         for event in events {
-            watched.send_modify(|watched| match &event {
-                Event::JobEnded { execution, .. } | Event::JobUnknown { execution } => {
+            if let Event::JobEnded { execution, .. } | Event::JobUnknown { execution } = &event {
+                watched.send_modify(|watched| {
                     watched.executions.remove(execution);
-                }
-                _ => watched.executions.clear(),
-            });
+                });
+            }
             if notes.send(Note::Event(event)).await.is_err() {
                 return;
             }

@@ -94,6 +94,14 @@ pub enum Action {
         /// Which volumes.
         volumes: Vec<VolumeId>,
     },
+    /// Ask a node that was given up, and is back, which of these volumes it has; answered by
+    /// `VolumesFound`.
+    FindVolumes {
+        /// Which node.
+        server: ServerId,
+        /// Which volumes.
+        volumes: Vec<VolumeId>,
+    },
     /// The workflow is over and nothing is left.
     Finish {
         /// How it ended.

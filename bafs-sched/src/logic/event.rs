@@ -40,6 +40,16 @@ pub enum Event {
         /// Which.
         server: ServerId,
     },
+    /// No node answered for longer than `lost_after_ms`: the scheduler is cut off, until some node
+    /// answers, or each of them is silent for so long that it is given up.
+    CutOff {
+        /// For how long no node answers, in milliseconds.
+        silent_ms: u64,
+        /// Whether the catalog answers.
+        has_catalog: bool,
+    },
+    /// A node answers a scheduler that was cut off.
+    Reached,
     /// A volume is ready.
     VolumeCreated {
         /// Which.
@@ -89,6 +99,13 @@ pub enum Event {
         server: ServerId,
         /// Volumes that are gone.
         lost: Vec<VolumeId>,
+    },
+    /// A node that was given up is back, and was asked for volumes that it had.
+    VolumesFound {
+        /// Which node.
+        server: ServerId,
+        /// Those that it has.
+        found: Vec<VolumeId>,
     },
     /// A part of a cache was looked at.
     CacheSeen {

@@ -7,7 +7,6 @@ use bafs_proto::ErrorCode;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 
-use super::action::Action;
 use super::attempt::Stage;
 use super::declared::has_written;
 use super::event::NodeSeen;
@@ -45,15 +44,7 @@ impl Scheduler {
             self.queues.wake(server);
             if is_back {
                 self.complete_caches(server);
-                let records = self.stale.len() + self.strays.len();
-                self.graph.tally.add(records as u64);
-                // What it had when it was given up has been made anew elsewhere.
-                let stale = self.stale.iter().filter(|(_, at)| **at == server);
-                self.out
-                    .extend(stale.map(|(id, _)| Action::DeleteVolume { id: *id, server }));
-                let strays = self.strays.iter().filter(|(_, at)| **at == server);
-                let kill = |(&execution, _)| Action::KillJob { execution, server };
-                self.out.extend(strays.map(kill));
+                self.take_back(server);
             }
         }
         for &server in missed {
@@ -93,6 +84,7 @@ impl Scheduler {
         self.note_lost_node(server);
         let mut gone = Vec::new();
         for (id, volume) in there {
+            self.note_left(id);
             self.stale.insert(id, server);
             gone.extend(self.forget(id).then_some((volume, id)));
         }
@@ -122,6 +114,8 @@ impl Scheduler {
         self.lose_server(server);
         self.unanswered.retain(|_, at| *at != server);
         self.stale.retain(|_, at| *at != server);
+        let stale = &self.stale;
+        self.left.retain(|id, _| stale.contains_key(id));
     }
 
     /// Takes the answer of a server about volumes that it should have.

@@ -164,6 +164,7 @@ impl Scheduler {
 
     pub(super) fn volume_deleted(&mut self, id: VolumeId) {
         self.stale.remove(&id);
+        self.left.remove(&id);
         self.late.remove(&id);
         let Some(instance) = self.volumes.get(id) else {
             return;

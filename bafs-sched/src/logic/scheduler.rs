@@ -10,6 +10,7 @@ use super::attempt::{Attempt, Stage};
 use super::blockade::Ways;
 use super::chains::Urgency;
 use super::checkpoint::Checkpoints;
+use super::cut_off::CutOff;
 use super::declared::Deeds;
 use super::event::{Event, NodeSeen};
 use super::extraction::Extractions;
@@ -19,6 +20,7 @@ use super::guide::Guided;
 use super::leaving::Leaving;
 use super::progress::{JobFailure, Outcome, Progress};
 use super::queues::Queues;
+use super::returned::Left;
 use super::rules::Admission;
 use super::safety::Claims;
 use super::settings::Settings;
@@ -57,6 +59,8 @@ pub struct Scheduler {
     pub(super) now: Time,
     pub(super) phase: Phase,
     pub(super) is_cancelled: bool,
+    /// Since when no node answers, if the scheduler is cut off.
+    pub(super) cut_off: Option<CutOff>,
     pub(super) graph: Graph,
     pub(super) volumes: Volumes,
     pub(super) fleet: Fleet,
@@ -69,6 +73,8 @@ pub struct Scheduler {
     pub(super) checkpoints: Checkpoints,
     /// Volumes that a server may still have although they were given up: to be deleted there.
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
+    /// Those of them that can be used again if their node comes back and has them.
+    pub(super) left: BTreeMap<VolumeId, Left>,
     /// Parts of caches that are being deleted: what they leave is free in a moment.
     pub(super) leaving: Leaving,
     /// Steps until jobs are tried again on nodes that have nothing to do.
@@ -152,6 +158,7 @@ impl Scheduler {
             now: Time(0),
             phase: Phase::Gathering,
             is_cancelled: false,
+            cut_off: None,
             sizes: Sizes::new(&graph),
             steering: Steering::new(&graph),
             warming: Warming::new(&graph),
@@ -165,6 +172,7 @@ impl Scheduler {
             extractions,
             checkpoints: Checkpoints::default(),
             stale: BTreeMap::new(),
+            left: BTreeMap::new(),
             leaving: Leaving::default(),
             away_rest: 0,
             strays: BTreeMap::new(),
@@ -208,12 +216,16 @@ impl Scheduler {
         let guide = scheduler.settings.guide.clone();
         scheduler.guided = guide.map(|guide| Guided::new(guide, &scheduler.graph.workflow));
         scheduler.note_needs();
-        for job in scheduler.graph.job_indexes() {
-            if scheduler.graph.state(job) == JobState::Ready {
-                scheduler.enqueue(job);
+        scheduler.enqueue_ready();
+        scheduler
+    }
+
+    fn enqueue_ready(&mut self) {
+        for job in self.graph.job_indexes() {
+            if self.graph.state(job) == JobState::Ready {
+                self.enqueue(job);
             }
         }
-        scheduler
     }
 
     /// Takes note of the most that one job needs.
@@ -236,21 +248,22 @@ impl Scheduler {
         // Clocks of machines step back now and then; the core's time does not.
         self.now = self.now.max(now);
         self.checkpoints.observe(self.now, self.fleet.alive);
-        while let Some(timer) = self.timers.take_due(self.now) {
+        while !self.has_time_stopped()
+            && let Some(timer) = self.timers.take_due(self.now)
+        {
             self.fire(timer);
         }
         self.apply(event);
-        self.advance();
+        if !self.has_time_stopped() {
+            self.advance();
+        }
         actions.append(&mut self.out);
     }
 
     /// When [`Event::Tick`] is due at the latest.
     pub fn next_timer(&self) -> Option<Time> {
-        if self.phase == Phase::Over {
-            None
-        } else {
-            self.timers.next()
-        }
+        let is_none_due = self.phase == Phase::Over || self.has_time_stopped();
+        (!is_none_due).then(|| self.timers.next()).flatten()
     }
 
     /// How the workflow ended, once nothing of it is left.
@@ -371,11 +384,12 @@ impl Scheduler {
                 State::Ready | State::Copy | State::Held => {}
             }
         }
-        for (&id, &server) in self
-            .stale
-            .iter()
-            .filter(|(id, server)| !self.is_lost(**server) || self.late.contains(id))
-        {
+        let asked = self.asked_for().into_iter();
+        actions.extend(asked.map(|(server, volumes)| Action::FindVolumes { server, volumes }));
+        let is_asked_for = |id: &VolumeId| self.left.get(id).is_some_and(Left::is_asked_for);
+        for (&id, &server) in self.stale.iter().filter(|(id, server)| {
+            !is_asked_for(id) && !self.is_lost(**server) || self.late.contains(id)
+        }) {
             actions.push(Action::DeleteVolume { id, server });
         }
         let strays = self.strays.iter();
@@ -442,7 +456,12 @@ impl Scheduler {
         match event {
             Event::ServersSeen { nodes, missed } => self.servers_seen(nodes, &missed),
             Event::SharesSeen { shares } => self.shares_seen(shares),
-            Event::ServerSilent { server } => self.lose_server(server),
+            Event::ServerSilent { server } => self.server_silent(server),
+            Event::CutOff {
+                silent_ms,
+                has_catalog,
+            } => self.begin_cut_off(silent_ms, has_catalog),
+            Event::Reached => self.end_cut_off(),
             Event::VolumeCreated { volume } => self.volume_created(volume),
             Event::VolumeCopied {
                 volume,
@@ -465,6 +484,7 @@ impl Scheduler {
                 self.note_again(volume, again_bytes);
             }
             Event::VolumesProbed { server, lost } => self.volumes_probed(server, &lost),
+            Event::VolumesFound { server, found } => self.volumes_found(server, &found),
             Event::FileExtracted { extract, bytes } => self.file_extracted(extract, bytes),
             Event::ExtractFailed { extract, error } => self.extract_failed(extract, &error),
             Event::VolumeDeleted { volume } => self.volume_deleted(volume),
@@ -479,10 +499,17 @@ impl Scheduler {
         }
     }
 
-    /// While no scheduler ran nothing could be heard and nobody was waited for: what was to happen
-    /// after so long happens as much later.
+    /// While no scheduler ran nothing could be heard and nobody was waited for.
     fn skip_absence(&mut self, now: Time) {
         let away_ms = now.ms_since(self.now);
+        self.put_off(away_ms);
+        if let Some(cut_off) = &mut self.cut_off {
+            cut_off.since = cut_off.since.plus_ms(away_ms);
+        }
+    }
+
+    /// What was to happen after so long happens as much later.
+    pub(super) fn put_off(&mut self, away_ms: u64) {
         self.timers.put_off(away_ms);
         self.patience = self.patience.map(|until| until.plus_ms(away_ms));
         self.lacks_room_since = self.lacks_room_since.map(|since| since.plus_ms(away_ms));

@@ -78,6 +78,12 @@ impl Simulation {
                     self.facts.push_back(Event::VolumesProbed { server, lost });
                 }
             }
+            Action::FindVolumes { server, volumes } => {
+                let there = &self.nodes[self.node_at(server)].volumes;
+                let mut found = volumes;
+                found.retain(|id| self.is_up(server) && there.contains_key(id));
+                self.facts.push_back(Event::VolumesFound { server, found });
+            }
             Action::Finish { .. } => {}
         }
     }

@@ -8,6 +8,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
 use super::{CALL_MS, Content, Due, Execution, Faults, Node, NodeSpec, World};
+use crate::io::contact::Contact;
 use crate::io::listing::Listing;
 use crate::logic::{Action, Event, Outcome, Scheduler, Settings, Space};
 use crate::workflow::{Workflow, parse_workflow};
@@ -37,6 +38,10 @@ pub struct Verdict {
     pub lost: u64,
     /// Executions beyond one of each job.
     pub again: u64,
+    /// How often jobs came to their end beyond once for each.
+    pub completed_again: u64,
+    /// How often the scheduler found itself cut off.
+    pub cut_off: u64,
     /// How often the scheduler was killed.
     pub restarts: u64,
 }
@@ -119,7 +124,12 @@ impl World {
     /// # Panics
     /// When an invariant of the core does not hold, or the run does not end.
     pub fn chaos(seed: u64, calm: &BTreeMap<u32, u64>) -> Verdict {
-        let faults = Faults {
+        Self::chaos_of(seed, calm, Self::all_faults())
+    }
+
+    /// The faults of [`Self::chaos`].
+    fn all_faults() -> Faults {
+        Faults {
             node_dies: 8,
             node_wiped: 500,
             reply_lost: 20,
@@ -131,21 +141,45 @@ impl World {
             disk_full: 10,
             catalog_dies: 20,
             scheduler_dies: 40,
+            scheduler_cut: 20,
+            group_cut: 5,
+            until_ms: UNTIL_MS,
+            ..Faults::default()
+        }
+    }
+
+    /// Runs the same with nothing but cut links, both of the scheduler and of groups of nodes, and
+    /// the scheduler that is killed.
+    ///
+    /// # Panics
+    /// As [`Self::chaos`].
+    pub fn cuts(seed: u64, calm: &BTreeMap<u32, u64>, group_cut: u64) -> Verdict {
+        let faults = Faults {
+            scheduler_dies: 40,
+            scheduler_cut: 60,
+            group_cut,
             until_ms: UNTIL_MS,
             ..Faults::default()
         };
+        Self::chaos_of(seed, calm, faults)
+    }
+
+    fn chaos_of(seed: u64, calm: &BTreeMap<u32, u64>, faults: Faults) -> Verdict {
         let mut world = world(seed, faults);
         let outcome = world.run(LIMIT_MS);
         let leaks = world.leaks();
         let progress = world.scheduler.progress();
         let is_same = world.outputs == *calm && world.mismatches == 0;
         let restarted = |(_, event): &&(Time, Event)| matches!(event, Event::Resumed { .. });
+        let cut_off = |(_, event): &&(Time, Event)| matches!(event, Event::CutOff { .. });
         Verdict {
+            cut_off: world.records.iter().filter(cut_off).count() as u64,
             is_complete: outcome == Outcome::Complete,
             is_identical: is_same,
             leaks,
             lost: progress.nodes_lost,
             again: progress.executions - progress.jobs_total,
+            completed_again: world.completed.values().map(|n| u64::from(n - 1)).sum(),
             restarts: world.records.iter().filter(restarted).count() as u64,
         }
     }
@@ -244,6 +278,7 @@ impl World {
             | Action::CopyVolume { server, .. }
             | Action::DeleteVolume { server, .. }
             | Action::StartJob { server, .. }
+            | Action::FindVolumes { server, .. }
             | Action::KillJob { server, .. } => *server,
             _ => return None,
         };
@@ -303,6 +338,7 @@ impl World {
                 self.node(server).full_until = until;
             }
         }
+        self.cut_links();
         if self.is_faulty(self.faults.catalog_dies) {
             self.catalog_back = self.now.plus_ms(1_000 + self.dice.below(10_000));
         }
@@ -333,6 +369,7 @@ impl World {
         }
         self.scheduler = scheduler;
         self.listing = Listing::default();
+        self.contact = Contact::resumed(&self.scheduler, self.now);
         let outstanding = self.scheduler.outstanding();
         let running: Vec<_> = self.scheduler.running().collect();
         for action in outstanding {

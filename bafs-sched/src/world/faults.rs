@@ -44,6 +44,12 @@ pub struct Faults {
     /// The scheduler is killed in some second: answers under way are lost, half of what it asked
     /// for was not sent yet, and its journal is taken up again.
     pub scheduler_dies: u64,
+    /// The scheduler is cut off from everybody in some second: no packet passes, or only what it
+    /// sends. All others reach each other, and the jobs go on.
+    pub scheduler_cut: u64,
+    /// Some nodes are cut off together from all others, the scheduler among these, in some second;
+    /// their jobs go on.
+    pub group_cut: u64,
     /// Faults happen until this time, in milliseconds.
     pub until_ms: u64,
 }

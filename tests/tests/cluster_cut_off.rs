@@ -1,0 +1,252 @@
+//! The scheduler, or a group of nodes, is cut off from the others for a while: everybody is there
+//! when the link returns, and so is the work.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use bafs_proto::message::JobOutcome;
+use bafs_sched::io::journal::read;
+use bafs_sched::logic::{Event, Scheduler};
+use bafs_tests::netns::{self, NetCluster, Running, SCHEDULER};
+use bafs_tests::{cannot_mount, skip};
+
+const NODES: [&str; 5] = ["200MB"; 5];
+const WIDTH: u32 = 24;
+const DEPTH: u32 = 3;
+const JOBS: u64 = (WIDTH * DEPTH + 1) as u64;
+
+/// The link is cut so long after the run began.
+const BEFORE: Duration = Duration::from_secs(9);
+
+/// A run that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(200);
+
+/// 24 pipelines of three stages, each job of which passes on what it read and adds a line; one more
+/// job gathers what they wrote.
+fn workflow() -> String {
+    let mut text = String::new();
+    let mut gather = String::new();
+    for p in 0..WIDTH {
+        for at in 0..DEPTH {
+            let before = if at > 0 { "cat /in/out;" } else { "" };
+            text += &format!(
+                "volume v{p}_{at} scratch 1 MB files 16\njob j{p}_{at} {{\n\
+                 executable = /bin/sh\n\
+                 arguments = -c \"sleep 2; ({before} echo {p} {at}) > /out/out\"\n}}\n\
+                 mount v{p}_{at} j{p}_{at} /out\n"
+            );
+            if at > 0 {
+                let last = at - 1;
+                text += &format!("parent j{p}_{last} child j{p}_{at}\n");
+                text += &format!("mount v{p}_{last} j{p}_{at} /in ro\n");
+            }
+        }
+        let last = DEPTH - 1;
+        gather += &format!("parent j{p}_{last} child all\nmount v{p}_{last} all /in/{p} ro\n");
+    }
+    text + "volume sum scratch 1 MB files 16\njob all {\nexecutable = /bin/sh\n\
+            arguments = -c \"cat /in/*/out | sort -n > /out/sum\"\n}\nmount sum all /out\n\
+            extract sum sum bafs://home/sum\n"
+        + &gather
+}
+
+fn expected() -> String {
+    let lines = (0..WIDTH).flat_map(|p| (0..DEPTH).map(move |at| format!("{p} {at}\n")));
+    lines.collect()
+}
+
+/// How often each job was told to have ended well.
+fn completions(journal: &Path) -> BTreeMap<String, u32> {
+    let history = read(journal).expect("a journal");
+    let header = history.header;
+    let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings);
+    let mut counts = BTreeMap::new();
+    for (now, event) in history.records {
+        if let Event::JobEnded { execution, report } = &event
+            && report.outcome == JobOutcome::Exited(0)
+            && let Some((job, _)) = scheduler.execution(*execution)
+        {
+            let name = scheduler.workflow().job(job).name.clone();
+            *counts.entry(name).or_default() += 1;
+        }
+        scheduler.step(now, event, &mut Vec::new());
+    }
+    counts
+}
+
+/// What came of a run.
+#[derive(Debug)]
+struct Ended {
+    is_complete: bool,
+    jobs: u64,
+    again: Vec<String>,
+    said: String,
+}
+
+/// Runs the workflow; when some of it is done `disturb` does what it does, and may start the run
+/// once more.
+fn run(
+    more: &[&str],
+    disturb: impl FnOnce(&mut NetCluster, &dyn Fn(&NetCluster) -> Running, &mut Running),
+) -> Ended {
+    let mut cluster = NetCluster::start(&NODES, 2).expect("a cluster");
+    let path = cluster
+        .put("run.bafs", workflow().as_bytes())
+        .expect("a workflow");
+    let told = cluster.directory.path().join("told");
+    let journal = cluster.home.path().join("run.bafs.journal");
+    let start = |cluster: &NetCluster| cluster.run(&path, more, &told).expect("bafs run");
+    let mut running = start(&cluster);
+    std::thread::sleep(BEFORE);
+    disturb(&mut cluster, &start, &mut running);
+    let mut waited = Duration::ZERO;
+    let status = loop {
+        if let Some(status) = running.try_wait().expect("a child") {
+            break Some(status);
+        }
+        if waited > LIMIT {
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        waited += Duration::from_millis(200);
+    };
+    let said = std::fs::read_to_string(&told).expect("what it said");
+    let counts = completions(&journal);
+    let sum = cluster.get("sum").unwrap_or_default();
+    let is_same = sum == expected().as_bytes();
+    let again = counts.iter().filter(|(_, count)| **count > 1);
+    Ended {
+        is_complete: is_same && status.is_some_and(|status| status.success()),
+        jobs: counts.len() as u64,
+        again: again.map(|(name, _)| name.clone()).collect(),
+        said,
+    }
+}
+
+#[track_caller]
+fn is_fine(ended: &Ended) {
+    assert!(ended.is_complete, "{ended:?}");
+    assert_eq!(ended.jobs, JOBS, "{ended:?}");
+    assert!(ended.again.is_empty(), "{ended:?}");
+}
+
+fn cannot(test: &str) -> bool {
+    let why = cannot_mount().or_else(netns::cannot);
+    if let Some(why) = &why {
+        skip(test, why);
+    }
+    why.is_some()
+}
+
+fn cut(cluster: &NetCluster, seconds: u64) {
+    cluster.network.cut(SCHEDULER).expect("cut");
+    std::thread::sleep(Duration::from_secs(seconds));
+    cluster.network.mend(SCHEDULER).expect("mend");
+}
+
+#[test]
+fn cluster_keeps_its_work_while_the_scheduler_is_cut_off() {
+    if cannot("cluster_keeps_its_work_while_the_scheduler_is_cut_off") {
+        return;
+    }
+    let ended = run(&[], |cluster, _, _| cut(cluster, 14));
+    is_fine(&ended);
+    let told = [
+        "reaches neither the catalog nor any of its 5 nodes",
+        "reaches nodes again after",
+    ];
+    let is_told = told.iter().all(|text| ended.said.contains(text));
+    assert!(is_told, "{}", ended.said);
+}
+
+#[test]
+fn cluster_keeps_copies_while_the_scheduler_is_cut_off() {
+    if cannot("cluster_keeps_copies_while_the_scheduler_is_cut_off") {
+        return;
+    }
+    let ended = run(&["--checkpoint", "always"], |cluster, _, _| {
+        cut(cluster, 14)
+    });
+    is_fine(&ended);
+}
+
+#[test]
+fn cluster_keeps_its_work_over_a_short_cut() {
+    if cannot("cluster_keeps_its_work_over_a_short_cut") {
+        return;
+    }
+    let ended = run(&[], |cluster, _, _| cut(cluster, 8));
+    is_fine(&ended);
+}
+
+#[test]
+fn cluster_run_resumes_within_a_cut() {
+    if cannot("cluster_run_resumes_within_a_cut") {
+        return;
+    }
+    let ended = run(&[], |cluster, start, running| {
+        cluster.network.cut(SCHEDULER).expect("cut");
+        std::thread::sleep(Duration::from_secs(3));
+        running.kill().expect("kill");
+        running.wait().expect("a child");
+        *running = start(cluster);
+        std::thread::sleep(Duration::from_secs(14));
+        cluster.network.mend(SCHEDULER).expect("mend");
+    });
+    is_fine(&ended);
+}
+
+/// Whatever passes in one direction only is no talk.
+#[test]
+fn cluster_keeps_its_work_over_one_way_cuts() {
+    if cannot("cluster_keeps_its_work_over_one_way_cuts") {
+        return;
+    }
+    let others = ["catalog", "home", "n1", "n2", "n3", "n4", "n5"];
+    let ended = run(&[], |cluster, _, _| {
+        let pause = || std::thread::sleep(Duration::from_secs(14));
+        cluster.network.block(&[SCHEDULER], &others).expect("mute");
+        pause();
+        cluster.network.restore().expect("restore");
+        std::thread::sleep(Duration::from_secs(3));
+        cluster.network.block(&others, &[SCHEDULER]).expect("deaf");
+        pause();
+        cluster.network.restore().expect("restore");
+    });
+    is_fine(&ended);
+}
+
+/// The catalog sees no node, which the scheduler does.
+#[test]
+fn cluster_keeps_its_work_while_the_catalog_is_cut_off() {
+    if cannot("cluster_keeps_its_work_while_the_catalog_is_cut_off") {
+        return;
+    }
+    let nodes = ["n1", "n2", "n3", "n4", "n5"];
+    let ended = run(&[], |cluster, _, _| {
+        cluster.network.part(&["catalog"], &nodes).expect("part");
+        std::thread::sleep(Duration::from_secs(20));
+        cluster.network.restore().expect("restore");
+    });
+    is_fine(&ended);
+}
+
+/// Two nodes are apart from all others, which go on without them; the run ends right.
+#[test]
+fn cluster_goes_on_without_a_group_that_is_cut_off() {
+    if cannot("cluster_goes_on_without_a_group_that_is_cut_off") {
+        return;
+    }
+    let group = ["n1", "n2"];
+    let others = ["catalog", "home", "n3", "n4", "n5", SCHEDULER];
+    let ended = run(&[], |cluster, _, _| {
+        cluster.network.part(&group, &others).expect("part");
+        std::thread::sleep(Duration::from_secs(14));
+        cluster.network.restore().expect("restore");
+    });
+    assert!(ended.is_complete, "{ended:?}");
+    assert_eq!(ended.jobs, JOBS, "{ended:?}");
+    let is_told = ended.said.contains("cut off");
+    assert!(!is_told, "most of it was reached: {}", ended.said);
+}
