@@ -172,8 +172,8 @@ pub(super) fn directory_above_a_mount_point() -> Result<()> {
     let above = format!("{}/above", directory.word());
     let text = format!(
         "volume w scratch 10 MB\njob j {{\nexecutable = sh\n\
-         arguments = -c 'stat -f -c %T {above} > {above}/work/o; cat {above}/there >> \
-         {above}/work/o; mkdir {above}/made'\n}}\nmount w j {above}/work\n\
+         arguments = -c 'stat -f -c %T {above} > {above}/point/o; cat {above}/there >> \
+         {above}/point/o; mkdir {above}/made'\n}}\nmount w j {above}/point\n\
          extract w o bafs://home/o\n"
     );
     let plain = directory.finish(Command::new("stat").args(["-f", "-c", "%T", &above]))?;
