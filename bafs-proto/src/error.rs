@@ -26,12 +26,12 @@ pub enum ErrorClass {
 }
 
 macro_rules! error_codes {
-    ($($(#[$doc:meta])* $name:ident = $number:literal, $class:ident;)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident = $number:literal, $class:ident;)*) => {
         /// What went wrong, by number. Numbers are never reused.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u16)]
         pub enum ErrorCode {
-            $($(#[$doc])* $name = $number,)*
+            $($(#[doc = $doc])* $name = $number,)*
         }
 
         impl ErrorCode {
@@ -42,6 +42,13 @@ macro_rules! error_codes {
             pub fn class(self) -> ErrorClass {
                 match self {
                     $(Self::$name => ErrorClass::$class,)*
+                }
+            }
+
+            /// What the code means, in words: the text of the reference of errors.
+            pub fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$name => concat!($($doc),*).trim_ascii(),)*
                 }
             }
 

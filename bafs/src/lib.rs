@@ -22,6 +22,8 @@ mod own_directory;
 pub mod picture;
 mod plan;
 mod rate;
+#[cfg(test)]
+mod reference;
 mod report;
 mod run;
 mod serve;

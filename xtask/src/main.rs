@@ -53,6 +53,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Write the generated pages of docs/reference.
+    Reference,
     /// Install the system packages, or say how.
     Setup {
         /// What they are needed for.
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Tidy => tidy::run(),
         Command::Prose { arguments } => tidy::prose(&arguments),
+        Command::Reference => tidy::reference(tidy::Reference::Written),
         Command::Setup { purpose } => setup::ensure(purpose),
         Command::Bench { name, arguments } => bench::run(name.as_deref(), &arguments),
         Command::Soak { arguments } => soak::run(&arguments),

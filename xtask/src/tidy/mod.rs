@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the rules of `docs/STYLE.md` that neither rustc nor clippy knows, as a
+//! `cargo xtask tidy`: the rules of `docs/contributing/style.md` that neither rustc nor clippy knows, as a
 //! command and as a test. Reads files; changes nothing.
 
 mod code_map;
@@ -9,6 +9,7 @@ mod modules;
 mod prose;
 mod source;
 mod style;
+mod words;
 
 use std::fmt;
 
@@ -58,10 +59,11 @@ pub(crate) fn run() -> Result<()> {
     }
     if !findings.is_empty() {
         bail!(
-            "{} breaches of the house rules (docs/STYLE.md)",
+            "{} breaches of the house rules (docs/contributing/style.md)",
             findings.len()
         );
     }
+    reference(Reference::Compared)?;
     println!("tidy: {} files follow the house rules", files.len());
     Ok(())
 }
@@ -70,6 +72,24 @@ pub(crate) fn run() -> Result<()> {
 pub(crate) fn prose(arguments: &[String]) -> Result<()> {
     prose::show(&files::read_all(&shell::root())?, arguments);
     Ok(())
+}
+
+/// What is done with the generated pages of `docs/reference`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reference {
+    /// They are written anew.
+    Written,
+    /// They are compared with the program.
+    Compared,
+}
+
+/// The command `reference`: a test of the program knows its options, errors and metrics.
+pub(crate) fn reference(action: Reference) -> Result<()> {
+    let mut cargo = shell::cargo(&["test", "--quiet", "--package", "bafs", "reference::"]);
+    if action == Reference::Written {
+        cargo.env("BAFS_WRITE_REFERENCE", "1");
+    }
+    shell::run(&mut cargo)
 }
 
 /// Applies every rule. Pure, so that the tests of the rules need no file.
@@ -84,6 +104,8 @@ fn findings(
         findings.extend(files::check_names_of_machines(file, machine_paths));
         findings.extend(layers::check_file(file));
         findings.extend(documents::check_links(file, files));
+        findings.extend(prose::check_lengths(file));
+        findings.extend(words::check_retired(file));
     }
     findings.extend(layers::check_shares(files));
     findings.extend(layers::check_crates(metadata));
@@ -91,6 +113,7 @@ fn findings(
     findings.extend(documents::check_decisions(files));
     findings.extend(documents::check_semantics(files));
     findings.extend(code_map::check(files));
+    findings.extend(words::check_ambiguous(files));
     findings.extend(modules::check(files, metadata));
     findings.sort();
     findings
@@ -102,7 +125,11 @@ mod tests {
 
     #[test]
     fn the_workspace_follows_the_house_rules() {
-        run().expect("`cargo xtask tidy` shows the same");
+        let root = shell::root();
+        let files = files::read_all(&root).expect("files");
+        let metadata = shell::metadata().expect("metadata");
+        let found = findings(&files, &metadata, &files::machine_paths(&root));
+        assert_eq!(found, [], "`cargo xtask tidy` shows the same");
     }
 
     #[test]

@@ -4,17 +4,21 @@
 use serde_json::json;
 
 use super::files::File;
+use super::{Finding, words};
 
 /// How many of the longest sentences the command prints.
 const LONGEST_SHOWN: usize = 20;
 
+/// The most words of a sentence in a document.
+const WORDS_MAX: usize = 40;
+
 /// One sentence of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Sentence {
+pub(super) struct Sentence {
     /// The line on which it begins, from 1.
-    line: usize,
+    pub(super) line: usize,
     /// Its words, with marks of Markdown removed.
-    text: String,
+    pub(super) text: String,
 }
 
 impl Sentence {
@@ -40,31 +44,35 @@ pub(super) fn show(files: &[File], arguments: &[String]) {
         let (line, words) = (sentence.line, sentence.words());
         println!("{path}:{line}: {words} words: {}", sentence.text);
     }
-    let words: Vec<usize> = all.iter().map(|(_, sentence)| sentence.words()).collect();
-    let figures = Figures::of(&words);
+    let lengths: Vec<usize> = all.iter().map(|(_, sentence)| sentence.words()).collect();
+    let figures = Figures::of(&lengths);
+    let retired = files.iter().flat_map(words::check_retired).count();
+    let ambiguous = words::check_ambiguous(files).len();
     if arguments.iter().any(|argument| argument == "--json") {
         let figures = json!({
             "documents": documents.len(),
-            "sentences": words.len(),
+            "sentences": lengths.len(),
             "mean_words": figures.mean,
             "p90_words": figures.p90,
             "longest": figures.longest,
+            "retired_words": retired,
+            "ambiguous_names": ambiguous,
         });
         println!("{figures}");
     } else {
         let Figures { mean, p90, longest } = figures;
         println!(
-            "{} documents, {} sentences: {mean} words on average, p90 {p90}, longest {longest}",
+            "{} documents, {} sentences: {mean} words on average, p90 {p90}, longest {longest}; \
+             {retired} retired words, {ambiguous} ambiguous names",
             documents.len(),
-            words.len()
+            lengths.len()
         );
     }
 }
 
-/// What users read as a book; decisions are records of their day.
-fn is_document(file: &File) -> bool {
-    let in_book = file.path.starts_with("docs/") && !file.path.starts_with("docs/decisions/");
-    file.is("md") && (in_book || file.path == "README.md")
+/// What users read as a book.
+pub(super) fn is_document(file: &File) -> bool {
+    file.is("md") && (file.path.starts_with("docs/") || file.path == "README.md")
 }
 
 /// Lengths of sentences, in words.
@@ -89,8 +97,23 @@ impl Figures {
     }
 }
 
+/// Sentences of the documents that are longer than a reader takes in at once.
+pub(super) fn check_lengths(file: &File) -> Vec<Finding> {
+    if !is_document(file) {
+        return Vec::new();
+    }
+    let all = sentences(&file.text).into_iter();
+    let long = all.filter(|sentence| sentence.words() > WORDS_MAX);
+    long.map(|sentence| {
+        let words = sentence.words();
+        let what = format!("a sentence of {words} words; {WORDS_MAX} are the most");
+        Finding::new(&file.path, sentence.line, what)
+    })
+    .collect()
+}
+
 /// The sentences of paragraphs and list items; headings, tables and code have none.
-fn sentences(text: &str) -> Vec<Sentence> {
+pub(super) fn sentences(text: &str) -> Vec<Sentence> {
     let mut sentences = Vec::new();
     let mut block: Vec<(usize, String)> = Vec::new();
     let mut in_fence = false;
