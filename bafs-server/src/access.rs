@@ -15,19 +15,19 @@ use tokio::sync::Semaphore;
 use crate::clock;
 
 /// A verdict is believed for so long; bounds how late an expiry takes effect.
-const MEMORY_MS: u64 = 5_000;
+const VERDICT_LIFETIME_MS: u64 = 5_000;
 
 /// Most verdicts remembered: a signature check costs about 100 µs, a look-up under 1 µs.
 const VERDICTS_MAX: usize = 16_384;
 
 /// Checks of one request that are made before others have a turn.
-const CHECKS_AT_ONCE: usize = 32;
+const CHECKS_PER_TURN: usize = 32;
 
 /// Most tokens kept whose signatures were checked; each takes some kilobytes.
-const TOKENS_MAX: usize = 256;
+const OPEN_TOKENS_MAX: usize = 256;
 
 /// Refusals of one connection that cost it nothing: agents ask with tokens that have just expired.
-const REFUSALS_FREE: u32 = 64;
+const REFUSALS_WITHOUT_PAUSE: u32 = 64;
 
 /// Each further refusal makes the next check of the connection wait so much longer,
 const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
@@ -36,71 +36,71 @@ const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 const REFUSAL_PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Refusals are forgotten when a connection had none for so long, in milliseconds.
-const REFUSALS_MS: u64 = 60_000;
+const REFUSAL_MEMORY_MS: u64 = 60_000;
 
 /// Most connections about which something is remembered; beyond, those with the oldest refusals are
 /// forgotten.
 const CONNECTIONS_MAX: usize = 4096;
 
 /// What one request needs: by which token, on what, which right.
-pub(crate) type Need = (Arc<Token>, Resource, Right);
+pub(crate) type RequiredRight = (Arc<Token>, Resource, Right);
 
 /// How much work the checks were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Effort {
+pub struct VerificationCounts {
     /// Tokens whose signatures were checked.
-    pub opened: u64,
+    pub signatures_checked: u64,
     /// Evaluations of what a token grants.
-    pub evaluated: u64,
+    pub grants_evaluated: u64,
 }
 
 /// Checks capabilities against the cluster's public key. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Access(Arc<Checks>);
+pub struct AccessChecker(Arc<AccessState>);
 
 #[derive(Debug)]
-struct Checks {
+struct AccessState {
     verifier: Verifier,
     /// Where others reach the server, for tokens that are good at one server only.
     address: Option<String>,
-    verdicts: Mutex<BTreeMap<Need, (Time, Result<()>)>>,
-    opened: Mutex<BTreeMap<Token, OpenToken>>,
-    connections: Mutex<BTreeMap<String, Connection>>,
+    verdicts: Mutex<BTreeMap<RequiredRight, (Time, Result<()>)>>,
+    open_tokens: Mutex<BTreeMap<Token, OpenToken>>,
+    connections: Mutex<BTreeMap<String, ConnectionRecord>>,
     /// Checks that may be under way at once.
-    at_once: Semaphore,
-    effort: (AtomicU64, AtomicU64),
+    concurrent_checks: Semaphore,
+    counts: (AtomicU64, AtomicU64),
 }
 
 /// What is known of one connection, by the address of its other end.
 #[derive(Debug, Clone)]
-struct Connection {
-    turn: Arc<tokio::sync::Mutex<()>>,
+struct ConnectionRecord {
+    check_turn: Arc<tokio::sync::Mutex<()>>,
     refusals: u32,
-    last: Time,
+    last_refusal: Time,
 }
 
-impl Access {
+impl AccessChecker {
     /// A checker that believes tokens of this verifier's authority.
     pub fn new(verifier: Verifier) -> Self {
-        Self::of(verifier, None)
+        Self::build(verifier, None)
     }
 
     /// As [`Self::new`], of a server that others reach at `address`: it also believes tokens that
     /// are for it alone.
-    pub fn at(verifier: Verifier, address: String) -> Self {
-        Self::of(verifier, Some(address))
+    pub fn with_address(verifier: Verifier, address: String) -> Self {
+        Self::build(verifier, Some(address))
     }
 
-    fn of(verifier: Verifier, address: Option<String>) -> Self {
+    fn build(verifier: Verifier, address: Option<String>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-        Self(Arc::new(Checks {
+        Self(Arc::new(AccessState {
             verifier,
             address,
             verdicts: Mutex::default(),
-            opened: Mutex::default(),
+            open_tokens: Mutex::default(),
             connections: Mutex::default(),
-            at_once: Semaphore::new((processors / 2).max(1)),
-            effort: Default::default(),
+            concurrent_checks: Semaphore::new((processors / 2).max(1)),
+            counts: Default::default(),
         }))
     }
 
@@ -114,47 +114,47 @@ impl Access {
 
     /// Checks what a request from `peer` needs, in its turn, so that [`Self::require`] knows the
     /// answers: all of them, or up to the first refusal. Refusals slow the checks of a connection.
-    pub(crate) async fn prepare(&self, peer: &str, needs: Vec<Need>) {
-        self.in_turn(peer, needs, Refusals::Count).await;
+    pub(crate) async fn check_until_refused(&self, peer: &str, needs: Vec<RequiredRight>) {
+        self.check_in_turn(peer, needs, RefusalHandling::Penalise).await;
     }
 
     /// Checks many things which a token need not grant.
-    pub(crate) async fn prepare_all(&self, peer: &str, needs: Vec<Need>) {
-        self.in_turn(peer, needs, Refusals::Pass).await;
+    pub(crate) async fn check_all(&self, peer: &str, needs: Vec<RequiredRight>) {
+        self.check_in_turn(peer, needs, RefusalHandling::Ignore).await;
     }
 
     /// Whether every answer is remembered, so that nothing needs to be prepared.
-    pub(crate) fn knows<'a>(&self, needs: impl IntoIterator<Item = &'a Need>) -> bool {
+    pub(crate) fn has_verdicts<'a>(&self, needs: impl IntoIterator<Item = &'a RequiredRight>) -> bool {
         let now = clock::now();
         let verdicts = self.0.verdicts();
         let is_fresh = |need| {
             let found: Option<&(Time, Result<()>)> = verdicts.get(need);
-            found.is_some_and(|(checked, _)| now.ms_since(*checked) < MEMORY_MS)
+            found.is_some_and(|(checked, _)| now.ms_since(*checked) < VERDICT_LIFETIME_MS)
         };
         needs.into_iter().all(is_fresh)
     }
 
     /// How much work was done so far.
-    pub fn effort(&self) -> Effort {
-        let (opened, evaluated) = &self.0.effort;
-        Effort {
-            opened: opened.load(Ordering::Relaxed),
-            evaluated: evaluated.load(Ordering::Relaxed),
+    pub fn verification_counts(&self) -> VerificationCounts {
+        let (opened, evaluated) = &self.0.counts;
+        VerificationCounts {
+            signatures_checked: opened.load(Ordering::Relaxed),
+            grants_evaluated: evaluated.load(Ordering::Relaxed),
         }
     }
 
     /// Makes checks for a connection, when it is its turn.
-    async fn in_turn(&self, peer: &str, needs: Vec<Need>, refusals: Refusals) {
+    async fn check_in_turn(&self, peer: &str, needs: Vec<RequiredRight>, refusals: RefusalHandling) {
         let connection = self.0.connection(peer);
-        let _turn = connection.turn.lock().await;
-        let pause = self.0.pause(peer);
+        let _turn = connection.check_turn.lock().await;
+        let pause = self.0.refusal_pause(peer);
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
         let mut left = needs.into_iter();
         while left.len() > 0 {
-            let some: Vec<_> = left.by_ref().take(CHECKS_AT_ONCE).collect();
-            let Ok(permit) = self.0.at_once.acquire().await else {
+            let some: Vec<_> = left.by_ref().take(CHECKS_PER_TURN).collect();
+            let Ok(permit) = self.0.concurrent_checks.acquire().await else {
                 return;
             };
             let checks = self.0.clone();
@@ -165,7 +165,7 @@ impl Access {
             let is_over = tokio::task::spawn_blocking(work).await;
             drop(permit);
             if is_over.unwrap_or(true) {
-                self.0.refused(peer);
+                self.0.note_refusal(peer);
                 return;
             }
         }
@@ -174,27 +174,27 @@ impl Access {
 
 /// What a refusal is in a row of checks.
 #[derive(Debug, Clone, Copy)]
-enum Refusals {
+enum RefusalHandling {
     /// The end of it, which slows the connection.
-    Count,
+    Penalise,
     /// An answer like another.
-    Pass,
+    Ignore,
 }
 
-impl Checks {
-    fn require(&self, need: Need) -> Result<()> {
+impl AccessState {
+    fn require(&self, need: RequiredRight) -> Result<()> {
         let now = clock::now();
         let mut verdicts = self.verdicts();
         if let Some((checked, verdict)) = verdicts.get(&need)
-            && now.ms_since(*checked) < MEMORY_MS
+            && now.ms_since(*checked) < VERDICT_LIFETIME_MS
         {
             return verdict.clone();
         }
         verdicts.remove(&need);
         drop(verdicts);
         let (token, resource, right) = &need;
-        let verdict = self.open(token).and_then(|token| {
-            self.effort.1.fetch_add(1, Ordering::Relaxed);
+        let verdict = self.open_token(token).and_then(|token| {
+            self.counts.1.fetch_add(1, Ordering::Relaxed);
             token.verify(self.address.as_deref(), resource, *right, now)
         });
         let mut verdicts = self.verdicts();
@@ -205,87 +205,87 @@ impl Checks {
         verdict
     }
 
-    fn is_refused(&self, need: Need, refusals: Refusals) -> bool {
-        self.require(need).is_err() && matches!(refusals, Refusals::Count)
+    fn is_refused(&self, need: RequiredRight, refusals: RefusalHandling) -> bool {
+        self.require(need).is_err() && matches!(refusals, RefusalHandling::Penalise)
     }
 
-    fn open(&self, token: &Token) -> Result<OpenToken> {
-        let opened = || self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+    fn open_token(&self, token: &Token) -> Result<OpenToken> {
+        let opened = || self.open_tokens.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = opened().get(token) {
             return Ok(open.clone());
         }
-        self.effort.0.fetch_add(1, Ordering::Relaxed);
+        self.counts.0.fetch_add(1, Ordering::Relaxed);
         let open = self.verifier.open(token)?;
         let mut opened = opened();
-        if opened.len() >= TOKENS_MAX {
+        if opened.len() >= OPEN_TOKENS_MAX {
             opened.clear();
         }
         opened.insert(token.clone(), open.clone());
         Ok(open)
     }
 
-    fn connection(&self, peer: &str) -> Connection {
+    fn connection(&self, peer: &str) -> ConnectionRecord {
         let now = clock::now();
         let mut connections = self.connections();
         if let Some(known) = connections.get(peer) {
             return known.clone();
         }
         if connections.len() >= CONNECTIONS_MAX {
-            connections.retain(|_, it| Arc::strong_count(&it.turn) > 1 || it.is_held(now));
+            connections.retain(|_, it| Arc::strong_count(&it.check_turn) > 1 || it.has_recent_refusals(now));
         }
         if connections.len() >= CONNECTIONS_MAX {
-            let oldest = connections.iter().min_by_key(|(_, it)| it.last);
+            let oldest = connections.iter().min_by_key(|(_, it)| it.last_refusal);
             let oldest = oldest.map(|(peer, _)| peer.clone());
             oldest.map(|peer| connections.remove(&peer));
         }
-        let fresh = Connection {
-            turn: Arc::default(),
+        let fresh = ConnectionRecord {
+            check_turn: Arc::default(),
             refusals: 0,
-            last: now,
+            last_refusal: now,
         };
         connections.insert(peer.to_owned(), fresh.clone());
         fresh
     }
 
-    fn refused(&self, peer: &str) {
+    fn note_refusal(&self, peer: &str) {
         let now = clock::now();
         if let Some(connection) = self.connections().get_mut(peer) {
-            let before = if connection.is_held(now) {
+            let before = if connection.has_recent_refusals(now) {
                 connection.refusals
             } else {
                 0
             };
             connection.refusals = before.saturating_add(1);
-            connection.last = now;
-            if connection.refusals == REFUSALS_FREE + 1 {
+            connection.last_refusal = now;
+            if connection.refusals == REFUSALS_WITHOUT_PAUSE + 1 {
                 tracing::warn!(peer, "refused again and again: its calls are slowed");
             }
         }
     }
 
     /// How long a connection waits for its next check.
-    fn pause(&self, peer: &str) -> Duration {
+    fn refusal_pause(&self, peer: &str) -> Duration {
         let now = clock::now();
         let connections = self.connections();
-        let held = connections.get(peer).filter(|it| it.is_held(now));
-        let over = held.map_or(0, |it| it.refusals.saturating_sub(REFUSALS_FREE));
+        let held = connections.get(peer).filter(|it| it.has_recent_refusals(now));
+        let over = held.map_or(0, |it| it.refusals.saturating_sub(REFUSALS_WITHOUT_PAUSE));
         REFUSAL_PAUSE.saturating_mul(over).min(REFUSAL_PAUSE_MAX)
     }
 
-    fn verdicts(&self) -> MutexGuard<'_, BTreeMap<Need, (Time, Result<()>)>> {
+    fn verdicts(&self) -> MutexGuard<'_, BTreeMap<RequiredRight, (Time, Result<()>)>> {
         self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn connections(&self) -> MutexGuard<'_, BTreeMap<String, Connection>> {
+    fn connections(&self) -> MutexGuard<'_, BTreeMap<String, ConnectionRecord>> {
         let connections = self.connections.lock();
         connections.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Connection {
+impl ConnectionRecord {
     /// Whether its refusals still count.
-    fn is_held(&self, now: Time) -> bool {
-        self.refusals > 0 && now.ms_since(self.last) < REFUSALS_MS
+    fn has_recent_refusals(&self, now: Time) -> bool {
+        self.refusals > 0 && now.ms_since(self.last_refusal) < REFUSAL_MEMORY_MS
     }
 }
 
@@ -296,11 +296,11 @@ mod tests {
     use bafs_proto::ids::VolumeId;
     use bafs_proto::token::Signer;
 
-    fn of_jobs() -> (Access, Token) {
+    fn of_jobs() -> (AccessChecker, Token) {
         let signer = Signer::generate();
         let expires = clock::now().plus_ms(60_000);
         let token = signer.grant(&[Resource::Jobs], &[Right::Read], expires);
-        (Access::new(signer.verifier()), token.expect("grant"))
+        (AccessChecker::new(signer.verifier()), token.expect("grant"))
     }
 
     #[test]
@@ -327,8 +327,8 @@ mod tests {
         access
             .require(&token, Resource::Jobs, Right::Read)
             .expect("granted");
-        let served = access.effort();
-        assert_eq!((served.opened, served.evaluated), (1, 1));
+        let served = access.verification_counts();
+        assert_eq!((served.signatures_checked, served.grants_evaluated), (1, 1));
         for id in 0..5 {
             let volume = Resource::Volume(VolumeId(id));
             for _ in 0..3 {
@@ -336,12 +336,12 @@ mod tests {
                 assert_eq!(refused.expect_err("no right").code, ErrorCode::RightMissing);
             }
         }
-        let refused = access.effort();
-        assert_eq!((refused.opened, refused.evaluated), (1, 6));
+        let refused = access.verification_counts();
+        assert_eq!((refused.signatures_checked, refused.grants_evaluated), (1, 6));
         let foreign = Token::from_bytes(vec![7; 300]);
         let asked = access.require(&foreign, Resource::Jobs, Right::Read);
         assert!(asked.is_err());
-        assert_eq!(access.effort().evaluated, 6);
+        assert_eq!(access.verification_counts().grants_evaluated, 6);
     }
 
     #[tokio::test]
@@ -349,17 +349,17 @@ mod tests {
         let (access, token) = of_jobs();
         let token = Arc::new(token);
         let need = |id| vec![(token.clone(), Resource::Volume(VolumeId(id)), Right::Read)];
-        for id in 0..u128::from(REFUSALS_FREE) {
-            access.prepare("a:1", need(id)).await;
+        for id in 0..u128::from(REFUSALS_WITHOUT_PAUSE) {
+            access.check_until_refused("a:1", need(id)).await;
         }
-        assert_eq!(access.0.pause("a:1"), Duration::ZERO);
-        access.prepare("a:1", need(100)).await;
-        assert_eq!(access.0.pause("a:1"), REFUSAL_PAUSE);
-        (0..120).for_each(|_| access.0.refused("a:1"));
-        assert!(access.0.pause("a:1") > Duration::from_secs(1));
-        access.prepare("b:1", need(300)).await;
-        assert_eq!(access.0.pause("b:1"), Duration::ZERO);
-        assert!(access.knows(&need(300)));
-        assert!(!access.knows(&need(301)));
+        assert_eq!(access.0.refusal_pause("a:1"), Duration::ZERO);
+        access.check_until_refused("a:1", need(100)).await;
+        assert_eq!(access.0.refusal_pause("a:1"), REFUSAL_PAUSE);
+        (0..120).for_each(|_| access.0.note_refusal("a:1"));
+        assert!(access.0.refusal_pause("a:1") > Duration::from_secs(1));
+        access.check_until_refused("b:1", need(300)).await;
+        assert_eq!(access.0.refusal_pause("b:1"), Duration::ZERO);
+        assert!(access.has_verdicts(&need(300)));
+        assert!(!access.has_verdicts(&need(301)));
     }
 }

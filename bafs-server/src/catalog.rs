@@ -15,11 +15,11 @@ use bafs_proto::token::{Resource, Right, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use crate::access::Access;
+use crate::access::AccessChecker;
 use crate::clock;
-use crate::counters::{Counters, Figures};
-use crate::logic::adverts::{ADVERTS_MAX, Adverts, Refusal};
-use crate::serving::Running;
+use crate::counters::{Counters, Metrics};
+use crate::logic::adverts::{ADVERTS_MAX, Adverts, AdvertRefusal};
+use crate::serving::RunningServer;
 
 /// What a catalog needs to start.
 #[derive(Debug, Clone)]
@@ -34,18 +34,18 @@ pub struct CatalogConfig {
 ///
 /// # Errors
 /// `Conflict` when the port is in use, `Malformed` when the identity is not usable.
-pub async fn start(config: CatalogConfig) -> Result<Running> {
+pub async fn start(config: CatalogConfig) -> Result<RunningServer> {
     let service = Arc::new(Catalog::new(config.identity.verifier.clone()));
     let listener = Listener::bind(&config.listen, &config.identity)?;
     let published = service.clone();
-    Running::start(listener, service, Arc::new(move || published.figures()))
+    RunningServer::start(listener, service, Arc::new(move || published.metrics()))
 }
 
 /// Answers calls about servers.
 #[derive(Debug)]
 pub struct Catalog {
     id: ServerId,
-    access: Access,
+    access: AccessChecker,
     adverts: Mutex<Adverts>,
     counters: Counters,
 }
@@ -55,15 +55,15 @@ impl Catalog {
     pub fn new(verifier: Verifier) -> Self {
         Self {
             id: ServerId::random(),
-            access: Access::new(verifier),
+            access: AccessChecker::new(verifier),
             adverts: Mutex::default(),
             counters: Counters::default(),
         }
     }
 
-    fn figures(&self) -> Figures {
+    fn metrics(&self) -> Metrics {
         let listed = self.adverts().query(clock::now(), &QueryServers::default());
-        Figures {
+        Metrics {
             counters: self.counters.snapshot(),
             gauges: BTreeMap::from([("servers", listed.len() as u64)]),
         }
@@ -81,7 +81,7 @@ impl Catalog {
             Request::Advertise(call) => {
                 self.access
                     .require(token, Resource::Catalog, Right::Write)?;
-                let servers = self.adverts().advertise(now, call.advert).map_err(refuse)?;
+                let servers = self.adverts().advertise(now, call.advert).map_err(refusal_error)?;
                 let servers = u32::try_from(servers).unwrap_or(u32::MAX);
                 Ok(Reply::Advertise(Advertised { servers }))
             }
@@ -118,9 +118,9 @@ impl Service for Catalog {
                 _ => Right::Read,
             };
             let need = (Arc::new(incoming.token.clone()), Resource::Catalog, right);
-            if !self.access.knows([&need]) {
+            if !self.access.has_verdicts([&need]) {
                 self.access
-                    .prepare(&incoming.peer.address, vec![need])
+                    .check_until_refused(&incoming.peer.address, vec![need])
                     .await;
             }
             Ok((self.answer(incoming)?, Bytes::new()))
@@ -128,28 +128,28 @@ impl Service for Catalog {
     }
 }
 
-fn refuse(refusal: Refusal) -> Error {
+fn refusal_error(refusal: AdvertRefusal) -> Error {
     match refusal {
-        Refusal::Full => {
+        AdvertRefusal::Full => {
             let text = format!(
                 "the catalog takes no more: at most {ADVERTS_MAX} servers, and with their caches \
                  no more than one reply can name"
             );
             Error::new(ErrorCode::Busy, text)
         }
-        Refusal::Unfit => {
+        AdvertRefusal::Malformed => {
             let text = "a name, address, group or list of caches in the advert is too long or has \
                         control characters";
             Error::new(ErrorCode::Malformed, text)
         }
-        Refusal::NameInUse { address } => {
+        AdvertRefusal::NameInUse { address } => {
             let text = format!(
                 "the home at {address} has this name already: it is not in the catalog, and no \
                  URL means it; give it another one (`--name`)"
             );
             Error::new(ErrorCode::Conflict, text)
         }
-        Refusal::SameDirectory { name, address } => {
+        AdvertRefusal::SameDirectory { name, address } => {
             let text = format!(
                 "the home '{name}' at {address} exports the same directory, or did a moment ago: \
                  this one is not in the catalog, and no URL means it; stop one of them, or export \

@@ -18,13 +18,13 @@ pub fn now() -> Time {
 
 /// Milliseconds of a clock that never goes back, from an arbitrary beginning: to be compared with
 /// itself alone.
-pub(crate) fn steady() -> Time {
-    Time(ticks() / 1_000)
+pub(crate) fn monotonic_ms() -> Time {
+    Time(monotonic_us() / 1_000)
 }
 
 /// Microseconds of a clock that never goes back, from an arbitrary beginning.
 #[expect(clippy::disallowed_methods, reason = "as above")]
-pub(crate) fn ticks() -> u64 {
+pub(crate) fn monotonic_us() -> u64 {
     static BEGINNING: std::sync::LazyLock<std::time::Instant> =
         std::sync::LazyLock::new(std::time::Instant::now);
     u64::try_from(BEGINNING.elapsed().as_micros()).unwrap_or(u64::MAX)

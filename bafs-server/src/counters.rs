@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a node counts, besides calls (`calls.NAME`).
-pub const NODE: &[&str] = &[
+pub const NODE_COUNTERS: &[&str] = &[
     "jobs.started",
     "jobs.ended",
     "volumes.made",
@@ -47,7 +47,7 @@ pub const NODE: &[&str] = &[
 ];
 
 /// What a home server counts, besides calls.
-pub const HOME: &[&str] = &[
+pub const HOME_COUNTERS: &[&str] = &[
     "tree_ops",
     "tree_read_bytes",
     "tree_written_bytes",
@@ -61,24 +61,24 @@ pub const HOME: &[&str] = &[
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
     values: Arc<Mutex<BTreeMap<String, u64>>>,
-    whole: Option<Arc<Self>>,
+    parent: Option<Arc<Self>>,
 }
 
 impl Counters {
     /// Counters with these names at 0: whoever watches them sees the first event as well.
-    pub fn zero(names: &[&str]) -> Self {
+    pub fn with_names(names: &[&str]) -> Self {
         let values = names.iter().map(|name| ((*name).to_owned(), 0)).collect();
         Self {
             values: Arc::new(Mutex::new(values)),
-            whole: None,
+            parent: None,
         }
     }
 
     /// Counters of a part of what these count: what is added there is added here too.
-    pub fn part(&self) -> Self {
+    pub fn child(&self) -> Self {
         Self {
             values: Arc::default(),
-            whole: Some(Arc::new(self.clone())),
+            parent: Some(Arc::new(self.clone())),
         }
     }
 
@@ -92,7 +92,7 @@ impl Counters {
                 values.insert(name.to_owned(), amount);
             }
         }
-        if let Some(whole) = &self.whole {
+        if let Some(whole) = &self.parent {
             whole.add(name, amount);
         }
     }
@@ -108,7 +108,7 @@ impl Counters {
 
 /// What a server publishes at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct Metrics {
     /// Numbers that only grow while the server lives, by name.
     pub counters: BTreeMap<String, u64>,
     /// Numbers that go up and down, by name.
@@ -116,7 +116,7 @@ pub struct Figures {
 }
 
 /// Reads what a server publishes; takes no longer than a lock.
-pub type ReadFigures = Arc<dyn Fn() -> Figures + Send + Sync>;
+pub type ReadMetrics = Arc<dyn Fn() -> Metrics + Send + Sync>;
 
 #[cfg(test)]
 mod tests {
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn the_whole_counts_its_parts() {
         let whole = Counters::default();
-        let (one, two) = (whole.part(), whole.part());
+        let (one, two) = (whole.child(), whole.child());
         one.add("a", 2);
         two.add("a", 3);
         whole.add("b", 1);

@@ -23,62 +23,62 @@ use crate::clock;
 use crate::counters::Counters;
 
 /// Most tickets that wait for their holders.
-const TICKETS_MAX: usize = 1024;
+const UNUSED_TICKETS_MAX: usize = 1024;
 
 /// Most connections at once; each holds a few descriptors.
 const CONNECTIONS_MAX: usize = 2048;
 
 /// Time for one message of an agent that is in the middle of something, in milliseconds.
-const MESSAGE_MS: u64 = 5_000;
+const MESSAGE_TIMEOUT_MS: u64 = 5_000;
 
 /// Most requests of one agent that are answered at once.
-const CALLS_MAX: usize = 64;
+const CONCURRENT_REQUESTS_MAX: usize = 64;
 
 /// Pause after a connection could not be accepted: descriptors are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Makes what is handed over, when its holder is at the door.
-pub type Grant = Box<dyn FnOnce() -> BoxFuture<'static, Result<Parcel>> + Send>;
+pub type HandoffFactory = Box<dyn FnOnce() -> BoxFuture<'static, Result<Handoff>> + Send>;
 
 /// What is handed over.
-pub struct Parcel {
+pub struct Handoff {
     /// What the agent is told.
     pub header: HandedOver,
     /// The open files that go with it; closed here when they are sent.
     pub files: Vec<OwnedFd>,
     /// Answers the agent from then on; dropped when the connection is over.
-    pub keeper: Box<dyn Keeper>,
+    pub handler: Box<dyn HandoffHandler>,
     /// Says why when it must be given back.
     pub recall: watch::Receiver<Option<Error>>,
 }
 
 /// What an agent is told, with the open files beside it.
-pub type Answer = Result<(DoorReply, Vec<OwnedFd>)>;
+pub type HandlerReply = Result<(DoorReply, Vec<OwnedFd>)>;
 
 /// Looks after something that was handed over, until it is dropped.
-pub trait Keeper: Send {
+pub trait HandoffHandler: Send {
     /// Answers one request. Several may be under way at once; what was begun is done, even when the
     /// agent is gone.
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, Answer>;
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, HandlerReply>;
 }
 
 /// Tickets of one node and the place where they are shown.
-pub struct Door {
+pub struct HandoffServer {
     directory: PathBuf,
     /// The socket's path, once there is one.
     socket: Mutex<Option<String>>,
-    tickets: Mutex<BTreeMap<Ticket, (Time, Grant)>>,
+    tickets: Mutex<BTreeMap<Ticket, (Time, HandoffFactory)>>,
     connections: Arc<Semaphore>,
     counters: Counters,
 }
 
-impl std::fmt::Debug for Door {
+impl std::fmt::Debug for HandoffServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Door({})", self.directory.display())
     }
 }
 
-impl Door {
+impl HandoffServer {
     /// A door in the node's directory, closed until [`Self::serve`]. Counts `door.tickets`,
     /// `door.opened` and `door.refused`.
     pub fn new(directory: &Path, counters: Counters) -> Arc<Self> {
@@ -118,7 +118,7 @@ impl Door {
             let door = self.clone();
             tokio::spawn(async move {
                 let _place = place;
-                door.attend(&packets).await;
+                door.serve_connection(&packets).await;
             });
         }
     }
@@ -127,13 +127,13 @@ impl Door {
     ///
     /// # Errors
     /// `Unsupported` when the door is closed, `Busy` when too many tickets wait.
-    pub fn ticket(&self, grant: Grant) -> Result<HandOverTicket> {
-        let socket = lock(&self.socket).clone().ok_or_else(closed)?;
+    pub fn issue_ticket(&self, grant: HandoffFactory) -> Result<HandOverTicket> {
+        let socket = lock(&self.socket).clone().ok_or_else(closed_error)?;
         let now = clock::now();
         let mut tickets = lock(&self.tickets);
         tickets.retain(|_, (made, _)| now.ms_since(*made) <= TICKET_MS);
-        if tickets.len() >= TICKETS_MAX {
-            let text = format!("{TICKETS_MAX} tickets wait at the door; use the network");
+        if tickets.len() >= UNUSED_TICKETS_MAX {
+            let text = format!("{UNUSED_TICKETS_MAX} tickets wait at the door; use the network");
             return Err(Error::new(ErrorCode::Busy, text));
         }
         let ticket = Ticket(rand::random());
@@ -154,20 +154,20 @@ impl Door {
     }
 
     /// One connection from its first word to its end.
-    async fn attend(&self, packets: &Packets) {
-        let opened = match in_time(self.admit(packets)).await {
-            Ok(parcel) => open(packets, parcel).await,
+    async fn serve_connection(&self, packets: &Packets) {
+        let opened = match with_message_timeout(self.accept_hello(packets)).await {
+            Ok(parcel) => send_handoff(packets, parcel).await,
             Err(error) => {
                 let answer = Err::<HandedOver, _>(error.clone());
                 // Whoever does not even listen gets no answer.
-                let _ = in_time(say(packets, &answer, &[])).await;
+                let _ = with_message_timeout(send_message(packets, &answer, &[])).await;
                 Err(error)
             }
         };
         match opened {
             Ok((mut keeper, recall)) => {
                 self.counters.add("door.opened", 1);
-                if let Err(error) = keep(packets, keeper.as_mut(), recall).await {
+                if let Err(error) = serve_requests(packets, keeper.as_mut(), recall).await {
                     tracing::debug!(%error, "a connection at the door failed");
                 }
             }
@@ -178,14 +178,14 @@ impl Door {
         }
     }
 
-    async fn admit(&self, packets: &Packets) -> Result<Parcel> {
+    async fn accept_hello(&self, packets: &Packets) -> Result<Handoff> {
         let refuse = |text: &str| Error::new(ErrorCode::TokenInvalid, text);
-        let uid = packets.peer_uid().map_err(broken)?;
+        let uid = packets.peer_uid().map_err(connection_error)?;
         // Files that another user makes would not be ours to read, to copy, to delete.
         if uid != rustix::process::geteuid().as_raw() {
             return Err(refuse("the door is for agents of the node's own user"));
         }
-        let packet = packets.receive().await.map_err(broken)?;
+        let packet = packets.receive().await.map_err(connection_error)?;
         let (bytes, _files) = packet.ok_or_else(|| refuse("nothing was said at the door"))?;
         let Knock { version, ticket } = codec::decode(&bytes)?;
         if version != PROTOCOL_VERSION {
@@ -202,45 +202,45 @@ impl Door {
     }
 }
 
-type Opened = (Box<dyn Keeper>, watch::Receiver<Option<Error>>);
+type SentHandoff = (Box<dyn HandoffHandler>, watch::Receiver<Option<Error>>);
 
-async fn open(packets: &Packets, parcel: Parcel) -> Result<Opened> {
-    let Parcel {
+async fn send_handoff(packets: &Packets, parcel: Handoff) -> Result<SentHandoff> {
+    let Handoff {
         header,
         files,
-        keeper,
+        handler: keeper,
         recall,
     } = parcel;
-    in_time(say(packets, &Ok::<_, Error>(header), &files)).await?;
+    with_message_timeout(send_message(packets, &Ok::<_, Error>(header), &files)).await?;
     Ok((keeper, recall))
 }
 
 /// Answers an agent until one of the two ends it.
-async fn keep(
+async fn serve_requests(
     packets: &Packets,
-    keeper: &mut dyn Keeper,
+    keeper: &mut dyn HandoffHandler,
     mut recall: watch::Receiver<Option<Error>>,
 ) -> Result<()> {
     let mut may_recall = true;
-    let mut answers = Answers(JoinSet::new());
+    let mut answers = RequestTasks(JoinSet::new());
     loop {
         tokio::select! {
-            why = recalled(&mut recall), if may_recall => {
+            why = wait_for_recall(&mut recall), if may_recall => {
                 may_recall = false;
                 if let Some(why) = why {
-                    in_time(say(packets, &DoorWord::Stop { why }, &[])).await?;
+                    with_message_timeout(send_message(packets, &DoorWord::Stop { why }, &[])).await?;
                 }
             }
             Some(answered) = answers.0.join_next() => {
-                let (number, answer) = answered.map_err(broke_off)?;
+                let (number, answer) = answered.map_err(task_error)?;
                 let (answer, files) = match answer {
                     Ok((reply, files)) => (Ok(reply), files),
                     Err(error) => (Err(error), Vec::new()),
                 };
-                in_time(say(packets, &DoorWord::Answer { number, answer }, &files)).await?;
+                with_message_timeout(send_message(packets, &DoorWord::Answer { number, answer }, &files)).await?;
             }
-            packet = packets.receive(), if answers.0.len() < CALLS_MAX => {
-                let Some((bytes, _files)) = packet.map_err(broken)? else {
+            packet = packets.receive(), if answers.0.len() < CONCURRENT_REQUESTS_MAX => {
+                let Some((bytes, _files)) = packet.map_err(connection_error)? else {
                     return Ok(());
                 };
                 let DoorCall { number, request } = codec::decode(&bytes)?;
@@ -252,43 +252,43 @@ async fn keep(
 }
 
 /// Requests of one agent that are being answered.
-struct Answers(JoinSet<(u64, Answer)>);
+struct RequestTasks(JoinSet<(u64, HandlerReply)>);
 
-impl Drop for Answers {
+impl Drop for RequestTasks {
     fn drop(&mut self) {
         self.0.detach_all();
     }
 }
 
-fn broke_off(error: JoinError) -> Error {
+fn task_error(error: JoinError) -> Error {
     let text = format!("the answer to an agent at the door broke off: {error}");
     Error::new(ErrorCode::ServerFault, text)
 }
 
 /// Why it must be given back; `None` when nobody will ever say so.
-async fn recalled(recall: &mut watch::Receiver<Option<Error>>) -> Option<Error> {
+async fn wait_for_recall(recall: &mut watch::Receiver<Option<Error>>) -> Option<Error> {
     recall.wait_for(Option::is_some).await.ok()?.clone()
 }
 
-async fn say(packets: &Packets, word: &impl Serialize, files: &[OwnedFd]) -> Result<()> {
+async fn send_message(packets: &Packets, word: &impl Serialize, files: &[OwnedFd]) -> Result<()> {
     let bytes = codec::encode(word)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-    packets.send(&bytes, &files).await.map_err(broken)
+    packets.send(&bytes, &files).await.map_err(connection_error)
 }
 
-async fn in_time<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let limit = Duration::from_millis(MESSAGE_MS);
+async fn with_message_timeout<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let limit = Duration::from_millis(MESSAGE_TIMEOUT_MS);
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         let text = "the agent at the door is too slow";
         Err(Error::new(ErrorCode::DeadlineExceeded, text))
     })
 }
 
-fn broken(error: std::io::Error) -> Error {
+fn connection_error(error: std::io::Error) -> Error {
     Error::new(ErrorCode::Unreachable, format!("the door: {error}"))
 }
 
-fn closed() -> Error {
+fn closed_error() -> Error {
     let text = "this node hands nothing over; use the network";
     Error::new(ErrorCode::Unsupported, text)
 }

@@ -23,12 +23,12 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use self::starts::Starts;
-pub use self::temporary::{Disk, TemporaryShare, memory_bytes};
+use self::starts::StartedExecutions;
+pub use self::temporary::{DiskSpace, TemporaryQuota, machine_memory_bytes};
 use crate::counters::Counters;
 use crate::fault;
-use crate::full_disk::FullDisk;
-use crate::storage::is_gone;
+use crate::full_disk::DiskFullFlag;
+use crate::storage::is_path_missing;
 
 /// Jobs that may run at once, per slot: a scheduler that overlaps the end of one job with the start
 /// of the next stays well below.
@@ -39,13 +39,13 @@ const REPORTS_MAX: usize = 10_000;
 const REPORT_BYTES_MAX: usize = 128 << 20;
 
 /// Most bytes of the reports in one answer, to fit a header; the others are told the next time.
-const ANSWER_BYTES_MAX: usize = 768 << 10;
+const REPLY_REPORT_BYTES_MAX: usize = 768 << 10;
 
 /// Most executions that one call asks for.
-const WATCHED_MAX: usize = 16_384;
+const WATCHED_EXECUTIONS_MAX: usize = 16_384;
 
 /// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
-const MARGIN_MS: u64 = 200;
+const REPLY_MARGIN_MS: u64 = 200;
 
 /// What an executor needs.
 #[derive(Debug, Clone)]
@@ -59,36 +59,36 @@ pub struct ExecutorConfig {
     /// Memory of each agent for data that pass through it, in bytes; its own default if `None`.
     pub memory_bytes: Option<u64>,
     /// Where the agents' standard error goes.
-    pub logs: PathBuf,
+    pub log_directory: PathBuf,
     /// The file that tells which executions were begun.
-    pub starts: PathBuf,
+    pub started_file: PathBuf,
     /// Where the volumes of this node are: while that is gone, no job tells anything.
-    pub volumes: PathBuf,
+    pub volume_directory: PathBuf,
     /// Where temporary files of jobs are.
-    pub temporary: PathBuf,
+    pub temporary_directory: PathBuf,
     /// What each slot has for them.
-    pub share: TemporaryShare,
+    pub temporary_quota: TemporaryQuota,
 }
 
 /// Jobs of this node.
 #[derive(Debug)]
 pub struct Executor {
     config: ExecutorConfig,
-    state: Mutex<State>,
+    state: Mutex<ExecutorState>,
     changed: watch::Sender<u64>,
     /// Whether a job failed on a full disk.
-    full_disk: FullDisk,
+    full_disk: DiskFullFlag,
     counters: Counters,
 }
 
 #[derive(Debug)]
-struct State {
-    starts: Starts,
+struct ExecutorState {
+    started: StartedExecutions,
     executions: BTreeMap<ExecutionId, Execution>,
     running: usize,
     ended: VecDeque<ExecutionId>,
     ended_bytes: usize,
-    stopped: bool,
+    is_stopped: bool,
 }
 
 #[derive(Debug)]
@@ -112,21 +112,21 @@ impl Executor {
     /// # Errors
     /// `ServerFault` when the disk does not tell what earlier lives have begun.
     pub fn open(config: ExecutorConfig, counters: Counters) -> Result<Arc<Self>> {
-        let starts = Starts::open(&config.starts).map_err(|e| unnoted(&e))?;
-        let state = State {
-            starts,
+        let starts = StartedExecutions::open(&config.started_file).map_err(|e| not_recorded_error(&e))?;
+        let state = ExecutorState {
+            started: starts,
             executions: BTreeMap::new(),
             running: 0,
             ended: VecDeque::new(),
             ended_bytes: 0,
-            stopped: false,
+            is_stopped: false,
         };
         let changed = watch::Sender::new(0);
         Ok(Arc::new(Self {
             config,
             state: Mutex::new(state),
             changed,
-            full_disk: FullDisk::default(),
+            full_disk: DiskFullFlag::default(),
             counters,
         }))
     }
@@ -137,7 +137,7 @@ impl Executor {
     }
 
     /// Jobs that run now.
-    pub fn running(&self) -> u32 {
+    pub fn running_jobs(&self) -> u32 {
         u32::try_from(self.state().running).unwrap_or(u32::MAX)
     }
 
@@ -154,8 +154,8 @@ impl Executor {
         let (kill, killed) = watch::channel(false);
         let mut state = self.state();
         let known = match state.executions.get(&id) {
-            Some(Execution::Running { job, .. }) => Some(*job == digest(&call)),
-            Some(Execution::Ended { job, .. }) => Some(job.is_none_or(|job| job == digest(&call))),
+            Some(Execution::Running { job, .. }) => Some(*job == job_digest(&call)),
+            Some(Execution::Ended { job, .. }) => Some(job.is_none_or(|job| job == job_digest(&call))),
             None => None,
         };
         match known {
@@ -164,11 +164,11 @@ impl Executor {
                 let text = format!("execution {id} is another job; choose a new id");
                 return Err(Error::new(ErrorCode::Conflict, text));
             }
-            None => self.admit(&state, id)?,
+            None => self.check_admission(&state, id)?,
         }
-        state.starts.note(id).map_err(|e| unnoted(&e))?;
+        state.started.record(id).map_err(|e| not_recorded_error(&e))?;
         let running = Execution::Running {
-            job: digest(&call),
+            job: job_digest(&call),
             kill,
             task: None,
         };
@@ -177,11 +177,11 @@ impl Executor {
         let this = self.clone();
         let task = tokio::spawn(async move {
             let accompanying = this.clone();
-            let report = fault::apart("the supervision of a job", async move {
-                Ok(agent::run(&accompanying.config, &call, killed).await)
+            let report = fault::run_in_task("the supervision of a job", async move {
+                Ok(agent::run_job(&accompanying.config, &call, killed).await)
             });
             let report = report.await;
-            let report = report.unwrap_or_else(|error| bare(JobOutcome::Environment(error)));
+            let report = report.unwrap_or_else(|error| minimal_report(JobOutcome::Environment(error)));
             this.finish(id, report);
         });
         // The task cannot have ended yet: its last act needs the lock that is held here.
@@ -204,10 +204,10 @@ impl Executor {
             }
             Some(Execution::Ended { .. }) => {}
             None => {
-                if let Err(error) = state.starts.note(call.execution) {
+                if let Err(error) = state.started.record(call.execution) {
                     tracing::warn!(%error, "a later life of the node may start what was killed");
                 }
-                state.keep(call.execution, None, bare(JobOutcome::Killed));
+                state.insert_ended(call.execution, None, minimal_report(JobOutcome::Killed));
                 drop(state);
                 self.notify();
             }
@@ -220,7 +220,7 @@ impl Executor {
     /// # Errors
     /// `Malformed` when too many are asked for.
     pub async fn watch(&self, call: WatchJobs, deadline: Deadline) -> Result<JobReports> {
-        if call.executions.len() > WATCHED_MAX {
+        if call.executions.len() > WATCHED_EXECUTIONS_MAX {
             let text = format!(
                 "{} executions are too many to ask for",
                 call.executions.len()
@@ -229,7 +229,7 @@ impl Executor {
         }
         let near = deadline
             .left()
-            .saturating_sub(Duration::from_millis(MARGIN_MS));
+            .saturating_sub(Duration::from_millis(REPLY_MARGIN_MS));
         let wait = near.min(Duration::from_millis(u64::from(call.wait_ms)));
         let until = Deadline::after(wait);
         let mut changes = self.changes();
@@ -250,12 +250,12 @@ impl Executor {
     /// `NotFound` when it has not ended here or its log is gone, `ServerFault` when the disk does
     /// not give it.
     pub async fn read_output(&self, call: ReadJobOutput) -> Result<(JobOutput, Bytes)> {
-        let (id, logs) = (call.execution, self.config.logs.clone());
+        let (id, logs) = (call.execution, self.config.log_directory.clone());
         let has_ended = matches!(
             self.state().executions.get(&id),
             Some(Execution::Ended { .. })
         );
-        let reading = tokio::task::spawn_blocking(move || log::read_printed(&logs, id, has_ended));
+        let reading = tokio::task::spawn_blocking(move || log::read_output(&logs, id, has_ended));
         let read = reading.await.map_err(std::io::Error::other);
         let read = read.and_then(|read| read).map_err(|error| {
             let text = format!("what execution {id} printed: {error}");
@@ -274,7 +274,7 @@ impl Executor {
     /// Kills all agents at once, and takes no more jobs.
     pub fn stop(&self) {
         let mut state = self.state();
-        state.stopped = true;
+        state.is_stopped = true;
         for execution in state.executions.values() {
             if let Execution::Running {
                 task: Some(task), ..
@@ -285,9 +285,9 @@ impl Executor {
         }
     }
 
-    fn admit(&self, state: &State, id: ExecutionId) -> Result<()> {
+    fn check_admission(&self, state: &ExecutorState, id: ExecutionId) -> Result<()> {
         let slots = self.config.slots as usize;
-        if state.starts.is_of_before(id) {
+        if state.started.is_from_earlier_incarnation(id) {
             let text = format!(
                 "the node began execution {id} before it restarted; what it left in its volumes is \
                  not known"
@@ -298,7 +298,7 @@ impl Executor {
             let text = "this node runs no jobs; it only holds volumes";
             return Err(Error::new(ErrorCode::Unsupported, text));
         }
-        if state.stopped {
+        if state.is_stopped {
             return Err(Error::new(ErrorCode::Busy, "the node is about to stop"));
         }
         if state.running >= slots * JOBS_PER_SLOT {
@@ -312,31 +312,31 @@ impl Executor {
     }
 
     /// Whether a job failed on a full disk since this was asked the last time.
-    pub fn take_full_disk(&self) -> bool {
+    pub fn take_disk_full(&self) -> bool {
         self.full_disk.take()
     }
 
     fn finish(&self, id: ExecutionId, mut report: JobReport) {
-        if is_gone(&self.config.volumes) {
-            let store = self.config.volumes.display();
+        if is_path_missing(&self.config.volume_directory) {
+            let store = self.config.volume_directory.display();
             let text = format!("the store of its node was removed while it ran: no {store}");
             report.outcome = JobOutcome::Environment(Error::new(ErrorCode::StoreLost, text));
         }
         if report.outcome != JobOutcome::Exited(0) {
             let volumes = report.volumes.iter();
-            volumes.for_each(|used| self.full_disk.found(used.disk_bytes));
+            volumes.for_each(|used| self.full_disk.note_no_space(used.disk_bytes));
         }
         let mut state = self.state();
         if let Some(Execution::Running { job, .. }) = state.executions.remove(&id) {
             state.running -= 1;
-            state.keep(id, Some(job), report);
+            state.insert_ended(id, Some(job), report);
         }
         drop(state);
         self.counters.add("jobs.ended", 1);
         self.notify();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExecutorState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -345,8 +345,8 @@ impl Executor {
     }
 }
 
-impl State {
-    fn keep(&mut self, id: ExecutionId, job: Option<Digest>, report: JobReport) {
+impl ExecutorState {
+    fn insert_ended(&mut self, id: ExecutionId, job: Option<Digest>, report: JobReport) {
         let bytes = codec::encode(&report).map_or(0, |encoded| encoded.len());
         self.ended_bytes += bytes;
         self.ended.push_back(id);
@@ -365,7 +365,7 @@ impl State {
     /// One state for each execution. A report that does not fit the answer any more is told the
     /// next time: until then the execution counts as running.
     fn reports(&self, executions: &[ExecutionId]) -> Vec<Option<JobState>> {
-        let mut left = ANSWER_BYTES_MAX;
+        let mut left = REPLY_REPORT_BYTES_MAX;
         let state = |id: &ExecutionId| match self.executions.get(id)? {
             Execution::Ended { report, bytes, .. } if *bytes <= left => {
                 left -= bytes;
@@ -377,14 +377,14 @@ impl State {
     }
 }
 
-fn unnoted(error: &std::io::Error) -> Error {
+fn not_recorded_error(error: &std::io::Error) -> Error {
     let text = format!("the list of executions that were begun: {error}");
     Error::new(ErrorCode::ServerFault, text)
 }
 
 /// What stands for a job: that may be longer than a header. Capabilities are no part of it, as a
 /// scheduler that was started anew gives others for the same job.
-fn digest(call: &StartJob) -> Digest {
+fn job_digest(call: &StartJob) -> Digest {
     let job = &call.job;
     let mounts = job.mounts.iter();
     let mounts: Vec<_> = mounts
@@ -395,7 +395,7 @@ fn digest(call: &StartJob) -> Digest {
 }
 
 /// A report that says how it ended and nothing else.
-fn bare(outcome: JobOutcome) -> JobReport {
+fn minimal_report(outcome: JobOutcome) -> JobReport {
     JobReport {
         outcome,
         wall_ms: 0,

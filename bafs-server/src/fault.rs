@@ -8,8 +8,8 @@ use tokio::task::JoinSet;
 
 /// The error of a store that does not do what it should. A full disk is a lack of space, which
 /// whoever chooses the node must know; anything else may pass.
-pub(crate) fn of_disk(doing: impl Display, error: &io::Error) -> Error {
-    let code = match is_full(error) {
+pub(crate) fn disk_error(doing: impl Display, error: &io::Error) -> Error {
+    let code = match is_no_space(error) {
         true => ErrorCode::NoSpaceBytes,
         false => ErrorCode::ServerFault,
     };
@@ -17,7 +17,7 @@ pub(crate) fn of_disk(doing: impl Display, error: &io::Error) -> Error {
 }
 
 /// Whether the disk, or the part of it that this user may have, is full.
-pub(crate) fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_no_space(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
@@ -29,7 +29,7 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// That of the work; `ServerFault` when it panicked.
-pub(crate) async fn apart<T: Send + 'static>(
+pub(crate) async fn run_in_task<T: Send + 'static>(
     doing: impl Display,
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
@@ -52,10 +52,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_an_error_with_its_reason() {
-        let fine = apart("work", async { Ok(7) }).await;
+        let fine = run_in_task("work", async { Ok(7) }).await;
         assert_eq!(fine, Ok(7));
         let nothing: Vec<u32> = Vec::new();
-        let error = apart("work", async move { Ok(nothing[7]) }).await;
+        let error = run_in_task("work", async move { Ok(nothing[7]) }).await;
         let error = error.expect_err("a panic");
         assert_eq!(error.code, ErrorCode::ServerFault);
         assert!(error.detail.contains("index out of bounds"), "{error}");
@@ -64,8 +64,8 @@ mod tests {
     #[test]
     fn a_full_disk_is_a_lack_of_space() {
         let full = io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error());
-        assert_eq!(of_disk("store", &full).code, ErrorCode::NoSpaceBytes);
+        assert_eq!(disk_error("store", &full).code, ErrorCode::NoSpaceBytes);
         let broken = io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error());
-        assert_eq!(of_disk("store", &broken).code, ErrorCode::ServerFault);
+        assert_eq!(disk_error("store", &broken).code, ErrorCode::ServerFault);
     }
 }

@@ -8,17 +8,17 @@ const FULL_BYTES: u64 = 16 << 20;
 
 /// Whether somebody found the disk full.
 #[derive(Debug, Default)]
-pub(crate) struct FullDisk(AtomicBool);
+pub(crate) struct DiskFullFlag(AtomicBool);
 
 /// Whether a disk with so many bytes free is full.
-pub(crate) fn is_full(free_bytes: u64) -> bool {
+pub(crate) fn is_disk_full(free_bytes: u64) -> bool {
     free_bytes < FULL_BYTES
 }
 
-impl FullDisk {
+impl DiskFullFlag {
     /// Somebody found no space where the disk has so many bytes free, `None` if that is unknown.
-    pub(crate) fn found(&self, free_bytes: Option<u64>) {
-        if free_bytes.is_some_and(is_full) {
+    pub(crate) fn note_no_space(&self, free_bytes: Option<u64>) {
+        if free_bytes.is_some_and(is_disk_full) {
             self.0.store(true, Ordering::Relaxed);
         }
     }

@@ -17,7 +17,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::counters::ReadFigures;
+use crate::counters::ReadMetrics;
 
 /// How often a server tells the catalog that it is alive.
 pub const ADVERTISE_MS: u64 = 1_000;
@@ -26,31 +26,31 @@ pub const ADVERTISE_MS: u64 = 1_000;
 pub const ADVERT_TTL_MS: u64 = 4 * ADVERTISE_MS;
 
 /// Adverts in a row that fail before somebody is told: shorter is a catalog that is started anew.
-const FAILURES_TOLD: u32 = 3;
+const FAILURES_BEFORE_WARNING: u32 = 3;
 
 /// What to do then.
-const UNTOLD: &str = "the catalog is not told of it. Is `bafs catalog` running at that address, \
+const CATALOG_UNREACHABLE_ADVICE: &str = "the catalog is not told of it. Is `bafs catalog` running at that address, \
                       with an identity of the same cluster? This server goes on trying";
 
 /// A server that is running.
-pub struct Running {
+pub struct RunningServer {
     address: SocketAddr,
     listener: Arc<Listener>,
     tasks: Vec<JoinHandle<()>>,
-    figures: ReadFigures,
-    ending: Option<Ending>,
+    read_metrics: ReadMetrics,
+    fatal_condition: Option<FatalCondition>,
 }
 
 /// When a server cannot go on, and why.
-type Ending = (watch::Receiver<bool>, Box<dyn Fn() -> Error + Send>);
+type FatalCondition = (watch::Receiver<bool>, Box<dyn Fn() -> Error + Send>);
 
-impl fmt::Debug for Running {
+impl fmt::Debug for RunningServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Running({})", self.address)
     }
 }
 
-impl Running {
+impl RunningServer {
     /// Starts to serve at a listener that is already bound.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl Running {
     pub fn start(
         listener: Listener,
         service: Arc<dyn Service>,
-        figures: ReadFigures,
+        figures: ReadMetrics,
     ) -> Result<Self> {
         let address = listener.local_address()?;
         let listener = Arc::new(listener);
@@ -68,23 +68,23 @@ impl Running {
             address,
             listener,
             tasks: vec![task],
-            figures,
-            ending: None,
+            read_metrics: figures,
+            fatal_condition: None,
         })
     }
 
     /// Says when the server cannot go on, and why.
-    pub fn end_when(
+    pub fn set_fatal_condition(
         &mut self,
         is_over: watch::Receiver<bool>,
         why: impl Fn() -> Error + Send + 'static,
     ) {
-        self.ending = Some((is_over, Box::new(why)));
+        self.fatal_condition = Some((is_over, Box::new(why)));
     }
 
     /// Waits until the server cannot go on: for ever, where nothing can end it.
-    pub async fn over(&mut self) -> Error {
-        if let Some((is_over, why)) = &mut self.ending
+    pub async fn wait_for_fatal(&mut self) -> Error {
+        if let Some((is_over, why)) = &mut self.fatal_condition
             && is_over.wait_for(|is_over| *is_over).await.is_ok()
         {
             return why();
@@ -98,8 +98,8 @@ impl Running {
     }
 
     /// Reads what it publishes.
-    pub fn figures(&self) -> ReadFigures {
-        self.figures.clone()
+    pub fn read_metrics(&self) -> ReadMetrics {
+        self.read_metrics.clone()
     }
 
     /// Ties a background task to the server: it ends when the server stops.
@@ -126,7 +126,7 @@ pub fn pool(identity: &Identity) -> Result<Pool> {
 
 /// The address that others use for what listens at `local`: a server that listens everywhere is
 /// reached under the machine's name.
-pub(crate) fn reachable(local: SocketAddr) -> String {
+pub(crate) fn reachable_address(local: SocketAddr) -> String {
     if !local.ip().is_unspecified() {
         return local.to_string();
     }
@@ -146,16 +146,16 @@ pub(crate) fn check_names(name: &str, group: &str) -> Result<()> {
 /// What a server says in its log of the answers of the catalog to its adverts: a refusal, and once
 /// why it cannot be told anything, when that lasts.
 #[derive(Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct AdvertLog {
     refusal: Option<Error>,
     failures: u32,
 }
 
-impl Heard {
+impl AdvertLog {
     /// Takes what became of an advert.
     pub(crate) fn note(&mut self, catalog: &str, answer: Result<()>) {
         let Err(error) = answer else {
-            if self.failures >= FAILURES_TOLD {
+            if self.failures >= FAILURES_BEFORE_WARNING {
                 tracing::info!(%catalog, "the catalog lists this server");
             }
             *self = Self::default();
@@ -169,8 +169,8 @@ impl Heard {
             return;
         }
         self.failures = self.failures.saturating_add(1);
-        if self.failures == FAILURES_TOLD {
-            tracing::warn!(%catalog, %error, "nobody finds this server: {UNTOLD}");
+        if self.failures == FAILURES_BEFORE_WARNING {
+            tracing::warn!(%catalog, %error, "nobody finds this server: {CATALOG_UNREACHABLE_ADVICE}");
         }
         tracing::debug!(%catalog, %error, "catalog not told");
     }
@@ -184,7 +184,7 @@ pub async fn advertise(
     catalog: String,
     describe: impl Fn() -> Advert + Send,
 ) {
-    let mut heard = Heard::default();
+    let mut heard = AdvertLog::default();
     loop {
         let call = Advertise { advert: describe() };
         let deadline = Deadline::after_ms(ADVERTISE_MS);
@@ -200,12 +200,12 @@ mod tests {
 
     #[test]
     fn nobody_is_told_to_connect_to_everywhere() {
-        let told = reachable(SocketAddr::from(([0, 0, 0, 0], 7)));
+        let told = reachable_address(SocketAddr::from(([0, 0, 0, 0], 7)));
         assert!(
             told.ends_with(":7") && !told.starts_with("0.0.0.0"),
             "{told}"
         );
         let local = SocketAddr::from(([127, 0, 0, 1], 7));
-        assert_eq!(reachable(local), "127.0.0.1:7");
+        assert_eq!(reachable_address(local), "127.0.0.1:7");
     }
 }

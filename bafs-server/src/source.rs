@@ -25,7 +25,7 @@ pub(crate) fn entry_bytes(entry: &SourceEntry) -> usize {
 /// What makes a file another one. Only a file has a size and a time of its last change: the size
 /// of a directory differs between file systems and says nothing. The modification time alone is
 /// not enough: copying programs set it to that of the file which they replace.
-pub(crate) fn identity(stat: &Stat) -> SourceIdentity {
+pub(crate) fn source_identity(stat: &Stat) -> SourceIdentity {
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let size = if is_file { stat.st_size } else { 0 };
     let ctime_ns = nanoseconds(
@@ -50,7 +50,7 @@ fn nanoseconds(seconds: i64, fraction: i64) -> i64 {
 
 /// A file as a listing shows it; `None` for what has no content to copy: a FIFO, a socket, a
 /// device. `target` reads a symbolic link.
-pub(crate) fn entry(
+pub(crate) fn source_entry(
     path: &str,
     stat: &Stat,
     target: impl FnOnce() -> rustix::io::Result<Vec<u8>>,
@@ -64,7 +64,7 @@ pub(crate) fn entry(
     Ok(Some(SourceEntry {
         path: path.to_owned(),
         kind,
-        identity: identity(stat),
+        identity: source_identity(stat),
         mode: stat.st_mode & 0o7777,
     }))
 }
@@ -161,6 +161,6 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         let stat = rustix::fs::stat(directory.path()).expect("stat");
         assert!(stat.st_size > 0);
-        assert_eq!(identity(&stat).size, 0);
+        assert_eq!(source_identity(&stat).size, 0);
     }
 }

@@ -30,65 +30,65 @@ use tokio::sync::watch;
 
 use crate::clock;
 use crate::counters::Counters;
-use crate::full_disk::FullDisk;
+use crate::full_disk::DiskFullFlag;
 use crate::lives;
-use descriptors::keep;
-use remembered::Remembered;
-use replay::{Answer, Begin, Replay};
-use reply::{fits, read_bytes};
-pub(crate) use root::Root;
+use descriptors::reserve_descriptors;
+use remembered::RecentSet;
+use replay::{BatchReply, BatchStart, BatchReplay};
+use reply::{has_room_for, read_bytes_max};
+pub(crate) use root::TreeDirectory;
 
 /// A session ends when it is silent for so long, in milliseconds.
 pub const LEASE_MS: u64 = 60_000;
 
 /// A caller that waits so long, for its batch, for the one before it or for its tree, is told how
 /// things stand and asks again: a slow disk is no dead server.
-pub(crate) const SAY_SO: Duration = Duration::from_secs(1);
+pub(crate) const IN_PROGRESS_AFTER: Duration = Duration::from_secs(1);
 
 /// Most sessions at once; each may hold many open files.
 const SESSIONS_MAX: usize = 4096;
 
 /// Sessions of agents with trees. Cheap to clone; clones share the sessions.
 #[derive(Clone)]
-pub struct TreeSessions(Arc<Shared>);
+pub struct TreeSessions(Arc<SessionsShared>);
 
-struct Shared {
+struct SessionsShared {
     counters: Counters,
     /// Whether an operation found the disk full.
-    full_disk: FullDisk,
-    root: Root,
+    full_disk: DiskFullFlag,
+    directory: TreeDirectory,
     /// Names the present life of this machine.
-    machine: u64,
-    state: Mutex<State>,
+    boot_id: u64,
+    state: Mutex<SessionTable>,
 }
 
 #[derive(Default)]
-struct State {
+struct SessionTable {
     last_epoch: u64,
-    sessions: BTreeMap<(TreeRef, Epoch), Arc<Open>>,
+    sessions: BTreeMap<(TreeRef, Epoch), Arc<AgentSession>>,
     /// Sessions that were taken out and may still run something.
-    ending: Vec<(TreeRef, Weak<Open>)>,
+    ending_sessions: Vec<(TreeRef, Weak<AgentSession>)>,
     /// What agents have open, of those that have sessions.
-    shares: BTreeMap<AgentId, DescriptorShare>,
-    fenced: Remembered<(TreeRef, Epoch)>,
-    dropped: Remembered<TreeRef>,
+    descriptor_shares: BTreeMap<AgentId, DescriptorShare>,
+    fenced_sessions: RecentSet<(TreeRef, Epoch)>,
+    dropped_trees: RecentSet<TreeRef>,
 }
 
 /// One agent's session.
-struct Open {
+struct AgentSession {
     agent: AgentId,
-    writable: bool,
+    is_writable: bool,
     /// Descriptors that are kept for what its agent opens early.
-    kept: KeptDescriptors,
+    reserved_descriptors: KeptDescriptors,
     last_seen: Mutex<Time>,
-    replay: Mutex<Replay>,
+    replay: Mutex<BatchReplay>,
     /// The last batch of the agent's chain that has run.
-    last_in_order: watch::Sender<u64>,
+    last_chained_batch: watch::Sender<u64>,
     /// Whether a batch of that chain runs now.
-    in_order_runs: AtomicBool,
+    is_chain_running: AtomicBool,
     /// An operation of the chain failed: nothing behind it runs any more, so that what is there
     /// after a restart proves that all before it was done.
-    chain_failed: AtomicBool,
+    has_chain_failed: AtomicBool,
     /// Taken out when the session ends. Every operation runs under the read lock, so whoever has
     /// the write lock knows that nothing of the session runs any more.
     session: RwLock<Option<Session>>,
@@ -105,20 +105,20 @@ impl TreeSessions {
     /// `life` is the number of this life of the server: all epochs of an earlier one are smaller,
     /// whatever the clock does.
     pub fn new(life: u32, counters: Counters) -> Self {
-        Self::beneath(Root::default(), life, counters)
+        Self::in_directory(TreeDirectory::default(), life, counters)
     }
 
     /// The same for trees in a directory: while that is gone, operations answer nothing.
-    pub(crate) fn beneath(root: Root, life: u32, counters: Counters) -> Self {
-        let state = State {
+    pub(crate) fn in_directory(root: TreeDirectory, life: u32, counters: Counters) -> Self {
+        let state = SessionTable {
             last_epoch: u64::from(life) << 32,
-            ..State::default()
+            ..SessionTable::default()
         };
-        Self(Arc::new(Shared {
+        Self(Arc::new(SessionsShared {
             counters,
-            full_disk: FullDisk::default(),
-            root,
-            machine: lives::machine().unwrap_or_else(|| u64::from(life)),
+            full_disk: DiskFullFlag::default(),
+            directory: root,
+            boot_id: lives::boot_id().unwrap_or_else(|| u64::from(life)),
             state: Mutex::new(state),
         }))
     }
@@ -136,30 +136,30 @@ impl TreeSessions {
             writable,
             resumes,
         } = open;
-        let machine = self.0.machine;
+        let machine = self.0.boot_id;
         if resumes.is_some_and(|resumed| resumed != machine) {
             let text = "the server's machine started again meanwhile: what was written and not \
                         synced may be missing";
             return Err(Error::new(ErrorCode::VolumeLost, text));
         }
-        let share = self.lock().share_of(agent);
+        let share = self.lock().descriptor_share(agent);
         let mut own = tree.session(writable).that_counts_for(share);
         if resumes.is_some() {
             own = own.that_resumes();
         }
-        let session = Open {
+        let session = AgentSession {
             agent,
-            writable,
-            kept: KeptDescriptors::default(),
+            is_writable: writable,
+            reserved_descriptors: KeptDescriptors::default(),
             last_seen: Mutex::new(clock::now()),
             replay: Mutex::default(),
-            last_in_order: watch::Sender::new(0),
-            in_order_runs: AtomicBool::new(false),
-            chain_failed: AtomicBool::new(false),
+            last_chained_batch: watch::Sender::new(0),
+            is_chain_running: AtomicBool::new(false),
+            has_chain_failed: AtomicBool::new(false),
             session: RwLock::new(Some(own)),
         };
         let (epoch, early_handles, earlier) = self.lock().insert(name, session)?;
-        end(earlier).await;
+        end_sessions(earlier).await;
         Ok(TreeSession {
             epoch,
             lease_ms: LEASE_MS,
@@ -174,7 +174,7 @@ impl TreeSessions {
     /// # Errors
     /// What `allow` answers; for a session that is no more the errors of [`Self::run`], which are
     /// told to whoever may read.
-    pub fn admit(
+    pub fn authorise(
         &self,
         tree: &TreeRef,
         epoch: Epoch,
@@ -227,39 +227,39 @@ impl TreeSessions {
         }
         let begun = lock(&session.replay).begin(sequence);
         let mut answer = match begun {
-            Begin::Known(answer) => answer,
-            Begin::Forgotten => {
+            BatchStart::Existing(answer) => answer,
+            BatchStart::Forgotten => {
                 let text = format!("batch {sequence} ran, but its answer is no longer kept");
                 return Err(Error::new(ErrorCode::Conflict, text));
             }
-            Begin::New(sender) => {
+            BatchStart::New(sender) => {
                 let answer = sender.subscribe();
                 let (shared, session) = (self.0.clone(), session.clone());
                 if after.is_some() {
-                    session.in_order_runs.store(true, Ordering::Release);
+                    session.is_chain_running.store(true, Ordering::Release);
                 }
                 // Not tied to this call: a caller that gives up may ask again for the answer.
                 tokio::task::spawn_blocking(move || {
                     let full = &shared.full_disk;
                     let ran =
                         session.run_batch(after.is_some(), caller, (&ops, &given), &body, full);
-                    let answer = ran.map_err(|()| shared.why_ended(&tree, epoch));
-                    let answer = shared.root.unless_gone(answer);
-                    shared.count(&answer);
+                    let answer = ran.map_err(|()| shared.ended_error(&tree, epoch));
+                    let answer = shared.directory.reject_if_gone(answer);
+                    shared.count_operations(&answer);
                     lock(&session.replay).finish(sequence, &ops, &answer);
                     if after.is_some() {
-                        session.in_order_runs.store(false, Ordering::Release);
-                        session.last_in_order.send_replace(sequence);
+                        session.is_chain_running.store(false, Ordering::Release);
+                        session.last_chained_batch.send_replace(sequence);
                     }
                     sender.send_replace(Some(answer));
                 });
                 answer
             }
         };
-        let done = tokio::time::timeout(SAY_SO, answer.wait_for(Option::is_some));
-        let done = done.await.map_err(|_| running(sequence))?;
-        let done = done.map_err(|_| interrupted())?;
-        let (results, body) = done.as_ref().ok_or_else(interrupted)?.clone()?;
+        let done = tokio::time::timeout(IN_PROGRESS_AFTER, answer.wait_for(Option::is_some));
+        let done = done.await.map_err(|_| running_error(sequence))?;
+        let done = done.map_err(|_| interrupted_error())?;
+        let (results, body) = done.as_ref().ok_or_else(interrupted_error)?.clone()?;
         Ok((FileResults { results }, body))
     }
 
@@ -267,7 +267,7 @@ impl TreeSessions {
     /// their operations runs here any more.
     pub async fn fence(&self, tree: &TreeRef) {
         let earlier = self.lock().fence(tree);
-        end(earlier).await;
+        end_sessions(earlier).await;
     }
 
     /// Leaves the operations of a session to its agent, to which the tree is handed over as `give`
@@ -277,7 +277,7 @@ impl TreeSessions {
     /// `SessionUnknown`, `Fenced`, `VolumeLost`; `WrongState` when operations have run, or when a
     /// writer is not alone, as only one can account for the tree. What `give` answers: the session
     /// stays as it is then.
-    pub fn hand_over<T>(
+    pub fn hand_to_agent<T>(
         &self,
         tree: &TreeRef,
         epoch: Epoch,
@@ -286,7 +286,7 @@ impl TreeSessions {
         let state = self.lock();
         let session = state.find(tree, epoch)?;
         let others = |(name, other): &&(TreeRef, Epoch)| name == tree && *other != epoch;
-        if session.writable && state.sessions.keys().any(|key| others(&key)) {
+        if session.is_writable && state.sessions.keys().any(|key| others(&key)) {
             let text = format!("other agents use {tree:?}; its writer works through the server");
             return Err(Error::new(ErrorCode::WrongState, text));
         }
@@ -328,8 +328,8 @@ impl TreeSessions {
                 .map_or(Right::Read, |session| session.right()),
         )?;
         drop(found);
-        let ended = self.lock().take(&key);
-        end(ended.into_iter().collect()).await;
+        let ended = self.lock().take_session(&key);
+        end_sessions(ended.into_iter().collect()).await;
         Ok(())
     }
 
@@ -337,24 +337,24 @@ impl TreeSessions {
     pub async fn drop_tree(&self, tree: &TreeRef) {
         let ended = {
             let mut state = self.lock();
-            state.dropped.insert(tree.clone());
+            state.dropped_trees.insert(tree.clone());
             state.take_where(|(name, _), _| name == tree)
         };
-        end(ended).await;
+        end_sessions(ended).await;
     }
 
     /// Ends the sessions that were silent for longer than their lease.
     pub async fn sweep(&self, now: Time) {
-        let silent = |open: &Open| now.ms_since(*lock(&open.last_seen)) > LEASE_MS;
+        let silent = |open: &AgentSession| now.ms_since(*lock(&open.last_seen)) > LEASE_MS;
         let ended = self.lock().take_where(|_, open| silent(open));
         if !ended.is_empty() {
             tracing::info!(sessions = ended.len(), "silent tree sessions ended");
         }
-        end(ended).await;
+        end_sessions(ended).await;
     }
 
     /// Where it is noted that operations found the disk full.
-    pub(crate) fn full_disk(&self) -> &FullDisk {
+    pub(crate) fn full_disk(&self) -> &DiskFullFlag {
         &self.0.full_disk
     }
 
@@ -368,13 +368,13 @@ impl TreeSessions {
         self.len() == 0
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SessionTable> {
         lock(&self.0.state)
     }
 }
 
-impl Shared {
-    fn count(&self, answer: &Answer) {
+impl SessionsShared {
+    fn count_operations(&self, answer: &BatchReply) {
         let Ok((results, body)) = answer else { return };
         let written = results.iter().map(|result| match result {
             Ok(FileReply::Written { length }) => *length,
@@ -385,22 +385,22 @@ impl Shared {
         self.counters.add("tree_written_bytes", written.sum());
     }
 
-    fn why_ended(&self, tree: &TreeRef, epoch: Epoch) -> Error {
-        lock(&self.state).why_ended(tree, epoch)
+    fn ended_error(&self, tree: &TreeRef, epoch: Epoch) -> Error {
+        lock(&self.state).ended_error(tree, epoch)
     }
 }
 
-impl State {
+impl SessionTable {
     /// Adds a session and takes out those that it fences.
-    fn insert(&mut self, name: TreeRef, mut session: Open) -> Result<(Epoch, u32, Vec<Arc<Open>>)> {
-        if self.dropped.contains(&name) {
-            return Err(lost(&name));
+    fn insert(&mut self, name: TreeRef, mut session: AgentSession) -> Result<(Epoch, u32, Vec<Arc<AgentSession>>)> {
+        if self.dropped_trees.contains(&name) {
+            return Err(volume_lost_error(&name));
         }
         if self.sessions.len() >= SESSIONS_MAX {
             let text = format!("{SESSIONS_MAX} tree sessions are open; try again later");
             return Err(Error::new(ErrorCode::Busy, text));
         }
-        let is_only_writer = session.writable && matches!(name, TreeRef::Volume(_));
+        let is_only_writer = session.is_writable && matches!(name, TreeRef::Volume(_));
         let earlier = match is_only_writer {
             true => self.fence(&name),
             false => Vec::new(),
@@ -410,49 +410,49 @@ impl State {
         // Others open nothing before we do.
         if is_only_writer {
             let served = self.sessions.values().filter(|open| open.is_served());
-            let kept = served.map(|open| open.kept.count());
-            session.kept = keep(&mut session.session, kept.sum());
+            let kept = served.map(|open| open.reserved_descriptors.count());
+            session.reserved_descriptors = reserve_descriptors(&mut session.session, kept.sum());
         }
-        let early_handles = u32::try_from(session.kept.count()).unwrap_or(u32::MAX);
+        let early_handles = u32::try_from(session.reserved_descriptors.count()).unwrap_or(u32::MAX);
         self.sessions.insert((name, epoch), Arc::new(session));
         Ok((epoch, early_handles, earlier))
     }
 
     /// Takes the writers of a volume out. With them come those whose lease ran out while an
     /// operation of theirs hung, and hangs still.
-    fn fence(&mut self, tree: &TreeRef) -> Vec<Arc<Open>> {
-        let writers = |key: &(TreeRef, Epoch), open: &Open| key.0 == *tree && open.writable;
+    fn fence(&mut self, tree: &TreeRef) -> Vec<Arc<AgentSession>> {
+        let writers = |key: &(TreeRef, Epoch), open: &AgentSession| key.0 == *tree && open.is_writable;
         // Kept until they are given back: what the last one closes takes time.
         let mut taken = Vec::new();
         for key in self.keys_where(writers) {
-            taken.extend(self.take(&key));
-            self.fenced.insert(key);
+            taken.extend(self.take_session(&key));
+            self.fenced_sessions.insert(key);
         }
-        let same_tree = self.ending.iter().filter(|(name, _)| name == tree);
+        let same_tree = self.ending_sessions.iter().filter(|(name, _)| name == tree);
         let running = same_tree.filter_map(|(_, open)| open.upgrade());
-        running.filter(|open| open.writable).collect()
+        running.filter(|open| open.is_writable).collect()
     }
 
     /// Takes a session out, which ends when nothing of it runs any more. Others need not wait for
     /// that to have the descriptors which it kept: nobody hears any more what it opens.
-    fn take(&mut self, key: &(TreeRef, Epoch)) -> Option<Arc<Open>> {
+    fn take_session(&mut self, key: &(TreeRef, Epoch)) -> Option<Arc<AgentSession>> {
         let open = self.sessions.remove(key)?;
-        open.kept.give_back();
-        self.ending.retain(|(_, open)| open.strong_count() > 0);
-        self.ending.push((key.0.clone(), Arc::downgrade(&open)));
+        open.reserved_descriptors.give_back();
+        self.ending_sessions.retain(|(_, open)| open.strong_count() > 0);
+        self.ending_sessions.push((key.0.clone(), Arc::downgrade(&open)));
         Some(open)
     }
 
-    fn find(&self, tree: &TreeRef, epoch: Epoch) -> Result<Arc<Open>> {
+    fn find(&self, tree: &TreeRef, epoch: Epoch) -> Result<Arc<AgentSession>> {
         let found = self.sessions.get(&(tree.clone(), epoch)).cloned();
-        found.ok_or_else(|| self.why_ended(tree, epoch))
+        found.ok_or_else(|| self.ended_error(tree, epoch))
     }
 
-    fn why_ended(&self, tree: &TreeRef, epoch: Epoch) -> Error {
-        if self.dropped.contains(tree) {
-            return lost(tree);
+    fn ended_error(&self, tree: &TreeRef, epoch: Epoch) -> Error {
+        if self.dropped_trees.contains(tree) {
+            return volume_lost_error(tree);
         }
-        if self.fenced.contains(&(tree.clone(), epoch)) {
+        if self.fenced_sessions.contains(&(tree.clone(), epoch)) {
             let text = match tree {
                 TreeRef::Volume(id) => format!("another agent writes volume {id} now"),
                 TreeRef::Home(path) => format!("another agent writes {path} now"),
@@ -465,7 +465,7 @@ impl State {
 
     fn keys_where(
         &self,
-        wanted: impl Fn(&(TreeRef, Epoch), &Open) -> bool,
+        wanted: impl Fn(&(TreeRef, Epoch), &AgentSession) -> bool,
     ) -> Vec<(TreeRef, Epoch)> {
         let all = self.sessions.iter();
         all.filter(|(key, open)| wanted(key, open))
@@ -473,15 +473,15 @@ impl State {
             .collect()
     }
 
-    fn take_where(&mut self, wanted: impl Fn(&(TreeRef, Epoch), &Open) -> bool) -> Vec<Arc<Open>> {
+    fn take_where(&mut self, wanted: impl Fn(&(TreeRef, Epoch), &AgentSession) -> bool) -> Vec<Arc<AgentSession>> {
         let keys = self.keys_where(wanted);
-        keys.iter().filter_map(|key| self.take(key)).collect()
+        keys.iter().filter_map(|key| self.take_session(key)).collect()
     }
 }
 
-impl Open {
+impl AgentSession {
     fn right(&self) -> Right {
-        if self.writable {
+        if self.is_writable {
             Right::Write
         } else {
             Right::Read
@@ -490,12 +490,12 @@ impl Open {
 
     /// Waits until the batch before this one in the agent's chain has run.
     async fn wait_for_turn(&self, after: u64, sequence: u64) -> Result<()> {
-        let mut last = self.last_in_order.subscribe();
+        let mut last = self.last_chained_batch.subscribe();
         let is_here = |last: &u64| *last == after || *last >= sequence;
-        let turn = tokio::time::timeout(SAY_SO, last.wait_for(is_here)).await;
+        let turn = tokio::time::timeout(IN_PROGRESS_AFTER, last.wait_for(is_here)).await;
         match turn {
             Ok(Ok(_)) => Ok(()),
-            _ if self.in_order_runs.load(Ordering::Acquire) => Err(running(sequence)),
+            _ if self.is_chain_running.load(Ordering::Acquire) => Err(running_error(sequence)),
             _ => {
                 let text = format!("batch {sequence} waits for batch {after}; send both again");
                 Err(Error::new(ErrorCode::Busy, text))
@@ -511,34 +511,34 @@ impl Open {
         caller: bafs_proto::file_op::Caller,
         (ops, given): (&[FileOp], &[GivenNumbers]),
         data: &[u8],
-        full_disk: &FullDisk,
+        full_disk: &DiskFullFlag,
     ) -> Result<(Vec<FileResult>, Bytes), ()> {
         let mut results = Vec::with_capacity(ops.len());
-        let (mut out, mut named) = (Buffer::with_room(read_bytes(ops)), 0);
+        let (mut out, mut named) = (Buffer::with_room(read_bytes_max(ops)), 0);
         let mut given = given.iter().peekable();
         for (place, op) in ops.iter().enumerate() {
             let guard = self.session.read().unwrap_or_else(PoisonError::into_inner);
             let session = guard.as_ref().ok_or(())?;
             let numbers = given.next_if(|given| given.op as usize == place);
-            let is_behind = is_in_chain && self.chain_failed.load(Ordering::Acquire);
+            let is_behind = is_in_chain && self.has_chain_failed.load(Ordering::Acquire);
             let result = match numbers {
                 // That is only asked, and tells why the chain failed.
                 _ if is_behind && *op != FileOp::StatFs => {
                     Err(Errno(nix::errno::Errno::ECANCELED as i32))
                 }
-                _ if !fits(op, out.len(), named) => Err(Errno(nix::errno::Errno::E2BIG as i32)),
+                _ if !has_room_for(op, out.len(), named) => Err(Errno(nix::errno::Errno::E2BIG as i32)),
                 None => session.run(caller, op, data, &mut out),
                 Some(GivenNumbers { ino, handle, .. }) => {
                     session.run_given((caller, op, data), (*ino, *handle), &mut out)
                 }
             };
             if has_no_space(op, &result) {
-                full_disk.found(session.disk_bytes());
+                full_disk.note_no_space(session.disk_bytes());
             }
-            if is_in_chain && !is_done(op, &result) {
-                self.chain_failed.store(true, Ordering::Release);
+            if is_in_chain && !is_complete(op, &result) {
+                self.has_chain_failed.store(true, Ordering::Release);
             }
-            named += replay::named_bytes(&result);
+            named += replay::name_bytes(&result);
             results.push(result);
         }
         Ok((results, out.freeze()))
@@ -561,7 +561,7 @@ impl Open {
 }
 
 /// Whether an operation did all that it was asked for.
-fn is_done(op: &FileOp, result: &FileResult) -> bool {
+fn is_complete(op: &FileOp, result: &FileResult) -> bool {
     match (op, result) {
         (FileOp::Write { data, .. }, Ok(reply)) => {
             let length = u64::from(data.length);
@@ -574,13 +574,13 @@ fn is_done(op: &FileOp, result: &FileResult) -> bool {
 /// Whether an operation found no space; a write then may have done a part.
 fn has_no_space(op: &FileOp, result: &FileResult) -> bool {
     match result {
-        Ok(_) => matches!(op, FileOp::Write { .. }) && !is_done(op, result),
+        Ok(_) => matches!(op, FileOp::Write { .. }) && !is_complete(op, result),
         Err(errno) => errno.0 == nix::errno::Errno::ENOSPC as i32,
     }
 }
 
 /// Ends sessions off the async threads: closing may wait for an operation that runs.
-async fn end(sessions: Vec<Arc<Open>>) {
+async fn end_sessions(sessions: Vec<Arc<AgentSession>>) {
     if sessions.is_empty() {
         return;
     }
@@ -590,16 +590,16 @@ async fn end(sessions: Vec<Arc<Open>>) {
     }
 }
 
-fn lost(tree: &TreeRef) -> Error {
+fn volume_lost_error(tree: &TreeRef) -> Error {
     Error::new(ErrorCode::VolumeLost, format!("{tree:?} was deleted"))
 }
 
-fn running(sequence: u64) -> Error {
+fn running_error(sequence: u64) -> Error {
     let text = format!("batch {sequence}, or one before it, still runs");
     Error::new(ErrorCode::Running, text)
 }
 
-fn interrupted() -> Error {
+fn interrupted_error() -> Error {
     Error::new(
         ErrorCode::ServerFault,
         "the server stopped while the batch ran",

@@ -31,7 +31,7 @@ fn advert(id: u64, ttl_ms: u64) -> Advert {
     }
 }
 
-fn soon() -> Deadline {
+fn short_deadline() -> Deadline {
     Deadline::after_ms(5_000)
 }
 
@@ -50,7 +50,7 @@ async fn servers_are_known_as_long_as_their_adverts_say() {
     let pool = Pool::new(network.dialer("t"));
     let tell = |token: Token, advert| {
         let pool = pool.clone();
-        async move { pool.call("c:1", &token, Advertise { advert }, soon()).await }
+        async move { pool.call("c:1", &token, Advertise { advert }, short_deadline()).await }
     };
     assert_eq!(
         tell(teller.clone(), advert(1, 60_000))
@@ -66,7 +66,7 @@ async fn servers_are_known_as_long_as_their_adverts_say() {
             .servers,
         2
     );
-    let ask = || pool.call("c:1", &asker, QueryServers::default(), soon());
+    let ask = || pool.call("c:1", &asker, QueryServers::default(), short_deadline());
     assert_eq!(
         ask().await.expect("servers").servers,
         [advert(1, 60_000), advert(2, 300)]
@@ -79,13 +79,13 @@ async fn servers_are_known_as_long_as_their_adverts_say() {
         assert_eq!(refused.class(), bafs_proto::ErrorClass::Denied);
     }
     let refused = pool
-        .call("c:1", &teller, QueryServers::default(), soon())
+        .call("c:1", &teller, QueryServers::default(), short_deadline())
         .await;
     assert_eq!(refused.expect_err("refused").code, ErrorCode::RightMissing);
-    let refused = pool.call("c:1", &teller, ReadCounters, soon()).await;
+    let refused = pool.call("c:1", &teller, ReadCounters, short_deadline()).await;
     assert_eq!(refused.expect_err("refused").code, ErrorCode::RightMissing);
     let counters = pool
-        .call("c:1", &asker, ReadCounters, soon())
+        .call("c:1", &asker, ReadCounters, short_deadline())
         .await
         .expect("counters");
     assert_eq!(counters.values.get("calls.Advertise"), Some(&5));
@@ -98,7 +98,7 @@ async fn servers_are_known_as_long_as_their_adverts_say() {
         ErrorCode::Malformed
     );
     let other = pool
-        .call("c:1", &asker, ListVolumes::default(), soon())
+        .call("c:1", &asker, ListVolumes::default(), short_deadline())
         .await;
     assert_eq!(
         other.expect_err("no volumes here").code,

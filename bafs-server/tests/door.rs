@@ -16,7 +16,7 @@ use bafs_proto::net::BoxFuture;
 use bafs_proto::net::packets::Packets;
 use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, codec};
 use bafs_server::counters::Counters;
-use bafs_server::door::{Answer, Door, Grant, Keeper, Parcel};
+use bafs_server::door::{HandlerReply, HandoffServer, HandoffFactory, HandoffHandler, Handoff};
 use tokio::sync::watch;
 
 const HEADER: HandedOver = HandedOver::Tree(HandedTree {
@@ -27,13 +27,13 @@ const HEADER: HandedOver = HandedOver::Tree(HandedTree {
     used_files: 4,
 });
 
-struct Kept {
+struct FileHandler {
     file: PathBuf,
-    freed: Arc<AtomicBool>,
+    is_freed: Arc<AtomicBool>,
 }
 
-impl Keeper for Kept {
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, Answer> {
+impl HandoffHandler for FileHandler {
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, HandlerReply> {
         let path = self.file.clone();
         Box::pin(async move {
             match request {
@@ -47,61 +47,61 @@ impl Keeper for Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for FileHandler {
     fn drop(&mut self) {
-        self.freed.store(true, Ordering::SeqCst);
+        self.is_freed.store(true, Ordering::SeqCst);
     }
 }
 
-struct World {
+struct HandoffFixture {
     directory: tempfile::TempDir,
-    door: Arc<Door>,
-    freed: Arc<AtomicBool>,
+    door: Arc<HandoffServer>,
+    is_freed: Arc<AtomicBool>,
     recall: watch::Sender<Option<Error>>,
 }
 
-impl World {
+impl HandoffFixture {
     async fn new() -> Self {
         let directory = tempfile::tempdir().expect("directory");
-        let door = Door::new(directory.path(), Counters::default());
+        let door = HandoffServer::new(directory.path(), Counters::default());
         std::fs::write(directory.path().join("data"), "data").expect("write");
         tokio::spawn(door.clone().serve());
         let world = Self {
             directory,
             door,
-            freed: Arc::default(),
+            is_freed: Arc::default(),
             recall: watch::Sender::new(None),
         };
-        while world.door.ticket(world.grant()).is_err() {
+        while world.door.issue_ticket(world.prepare_handoff()).is_err() {
             tokio::task::yield_now().await;
         }
         world
     }
 
-    fn grant(&self) -> Grant {
+    fn prepare_handoff(&self) -> HandoffFactory {
         let file = self.directory.path().join("data");
-        let (freed, recall) = (self.freed.clone(), self.recall.subscribe());
+        let (freed, recall) = (self.is_freed.clone(), self.recall.subscribe());
         Box::new(move || {
             Box::pin(async move {
                 let files = vec![File::open(&file).expect("open").into()];
-                Ok(Parcel {
+                Ok(Handoff {
                     header: HEADER,
                     files,
-                    keeper: Box::new(Kept { file, freed }),
+                    handler: Box::new(FileHandler { file, is_freed: freed }),
                     recall,
                 })
             })
         })
     }
 
-    async fn until_freed(&self) {
-        while !self.freed.load(Ordering::SeqCst) {
+    async fn wait_until_freed(&self) {
+        while !self.is_freed.load(Ordering::SeqCst) {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
     }
 }
 
-async fn knock(socket: &str, ticket: Ticket) -> (Packets, Opening, Vec<OwnedFd>) {
+async fn send_hello(socket: &str, ticket: Ticket) -> (Packets, Opening, Vec<OwnedFd>) {
     let packets = Packets::connect(Path::new(socket)).expect("connect");
     let knock = Knock {
         version: PROTOCOL_VERSION,
@@ -114,64 +114,64 @@ async fn knock(socket: &str, ticket: Ticket) -> (Packets, Opening, Vec<OwnedFd>)
     (packets, opening, files)
 }
 
-fn text(file: OwnedFd) -> String {
+fn read_text(file: OwnedFd) -> String {
     let mut text = String::new();
     File::from(file).read_to_string(&mut text).expect("read");
     text
 }
 
-async fn ask(packets: &Packets, number: u64) -> (DoorWord, Vec<OwnedFd>) {
+async fn send_request(packets: &Packets, number: u64) -> (DoorWord, Vec<OwnedFd>) {
     let request = DoorRequest::PinFile { file: FileIndex(0) };
     let call = DoorCall { number, request };
     let bytes = codec::encode(&call).expect("encode");
     packets.send(&bytes, &[]).await.expect("send");
-    hear(packets).await
+    receive_message(packets).await
 }
 
-async fn hear(packets: &Packets) -> (DoorWord, Vec<OwnedFd>) {
+async fn receive_message(packets: &Packets) -> (DoorWord, Vec<OwnedFd>) {
     let (bytes, files) = packets.receive().await.expect("receive").expect("a word");
     (codec::decode(&bytes).expect("decode"), files)
 }
 
 #[tokio::test]
 async fn a_ticket_gets_the_files_once_and_the_end_gives_them_back() {
-    let world = World::new().await;
-    let HandOverTicket { socket, ticket } = world.door.ticket(world.grant()).expect("ticket");
-    let (packets, opening, mut files) = knock(&socket, ticket).await;
+    let world = HandoffFixture::new().await;
+    let HandOverTicket { socket, ticket } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
+    let (packets, opening, mut files) = send_hello(&socket, ticket).await;
     assert_eq!(opening, Ok(HEADER));
-    assert_eq!(text(files.remove(0)), "data");
-    let (word, mut files) = ask(&packets, 7).await;
+    assert_eq!(read_text(files.remove(0)), "data");
+    let (word, mut files) = send_request(&packets, 7).await;
     let answer = Ok(DoorReply::Pinned);
     assert_eq!(word, DoorWord::Answer { number: 7, answer });
-    assert_eq!(text(files.remove(0)), "data");
-    let (_, again, files) = knock(&socket, ticket).await;
+    assert_eq!(read_text(files.remove(0)), "data");
+    let (_, again, files) = send_hello(&socket, ticket).await;
     assert_eq!(
         again.expect_err("used up").code,
         ErrorCode::TokenInvalid,
         "a ticket is good once"
     );
     assert!(files.is_empty());
-    assert!(!world.freed.load(Ordering::SeqCst));
+    assert!(!world.is_freed.load(Ordering::SeqCst));
     drop(packets);
-    world.until_freed().await;
+    world.wait_until_freed().await;
 }
 
 #[tokio::test]
 async fn what_must_be_given_back_is_asked_for_and_calls_are_still_answered() {
-    let world = World::new().await;
-    let HandOverTicket { socket, ticket } = world.door.ticket(world.grant()).expect("ticket");
-    let (packets, opening, _files) = knock(&socket, ticket).await;
+    let world = HandoffFixture::new().await;
+    let HandOverTicket { socket, ticket } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
+    let (packets, opening, _files) = send_hello(&socket, ticket).await;
     opening.expect("opened");
     let why = Error::new(ErrorCode::Fenced, "another writer");
     world.recall.send_replace(Some(why.clone()));
-    assert_eq!(hear(&packets).await.0, DoorWord::Stop { why });
-    assert!(matches!(ask(&packets, 1).await.0, DoorWord::Answer { .. }));
+    assert_eq!(receive_message(&packets).await.0, DoorWord::Stop { why });
+    assert!(matches!(send_request(&packets, 1).await.0, DoorWord::Answer { .. }));
 }
 
 #[tokio::test]
 async fn garbage_and_guesses_harm_nobody() {
-    let world = World::new().await;
-    let HandOverTicket { socket, ticket } = world.door.ticket(world.grant()).expect("ticket");
+    let world = HandoffFixture::new().await;
+    let HandOverTicket { socket, ticket } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
     for garbage in [&[0u8][..], &[0xff; 36], &[7; 60_000]] {
         let packets = Packets::connect(Path::new(&socket)).expect("connect");
         packets.send(garbage, &[]).await.expect("send");
@@ -181,25 +181,25 @@ async fn garbage_and_guesses_harm_nobody() {
             .expect_err("refused");
         assert!(packets.receive().await.expect("end").is_none());
     }
-    let (_, guess, _) = knock(&socket, Ticket([7; 32])).await;
+    let (_, guess, _) = send_hello(&socket, Ticket([7; 32])).await;
     assert_eq!(guess.expect_err("unknown").code, ErrorCode::TokenInvalid);
     // One that comes and goes, and one that says nothing, hold nobody up.
     drop(Packets::connect(Path::new(&socket)).expect("connect"));
     let _silent = Packets::connect(Path::new(&socket)).expect("connect");
-    let (packets, opening, _files) = knock(&socket, ticket).await;
+    let (packets, opening, _files) = send_hello(&socket, ticket).await;
     opening.expect("opened");
     // Garbage later ends the connection.
     packets.send(&[1, 2, 3], &[]).await.expect("send");
     assert!(packets.receive().await.expect("end").is_none());
-    world.until_freed().await;
+    world.wait_until_freed().await;
 }
 
 #[tokio::test]
 async fn tickets_are_bounded() {
-    let world = World::new().await;
+    let world = HandoffFixture::new().await;
     let mut given = 0;
     let refused = loop {
-        match world.door.ticket(world.grant()) {
+        match world.door.issue_ticket(world.prepare_handoff()) {
             Ok(_) => given += 1,
             Err(error) => break error,
         }
@@ -211,9 +211,9 @@ async fn tickets_are_bounded() {
 #[tokio::test]
 async fn a_closed_door_gives_no_tickets() {
     let directory = tempfile::tempdir().expect("directory");
-    let door = Door::new(&directory.path().join("absent"), Counters::default());
+    let door = HandoffServer::new(&directory.path().join("absent"), Counters::default());
     door.clone().serve().await;
-    let grant: Grant = Box::new(|| unreachable!("no ticket, no grant"));
-    let refused = door.ticket(grant).expect_err("closed");
+    let grant: HandoffFactory = Box::new(|| unreachable!("no ticket, no grant"));
+    let refused = door.issue_ticket(grant).expect_err("closed");
     assert_eq!(refused.code, ErrorCode::Unsupported);
 }

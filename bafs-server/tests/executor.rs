@@ -13,7 +13,7 @@ use bafs_proto::message::{
 };
 use bafs_proto::time::Deadline;
 use bafs_server::counters::Counters;
-use bafs_server::executor::{Executor, ExecutorConfig, TemporaryShare};
+use bafs_server::executor::{Executor, ExecutorConfig, TemporaryQuota};
 
 /// An executor with two slots whose agent is this script.
 fn executor(directory: &Path, script: &str) -> Arc<Executor> {
@@ -25,11 +25,11 @@ fn executor(directory: &Path, script: &str) -> Arc<Executor> {
         program,
         identity: "/some/identity".into(),
         memory_bytes: None,
-        logs: directory.to_owned(),
-        starts: directory.join("starts"),
-        volumes: directory.to_owned(),
-        temporary: directory.join("temporary"),
-        share: TemporaryShare {
+        log_directory: directory.to_owned(),
+        started_file: directory.join("starts"),
+        volume_directory: directory.to_owned(),
+        temporary_directory: directory.join("temporary"),
+        temporary_quota: TemporaryQuota {
             bytes: 1 << 20,
             files: 100,
             memory_bytes: 1 << 20,
@@ -49,7 +49,7 @@ fn report(outcome: JobOutcome) -> String {
     serde_json::to_string(&report).expect("json")
 }
 
-fn start(id: u128) -> StartJob {
+fn start_call(id: u128) -> StartJob {
     let (name, command) = (format!("job {id}"), JobCommand::default());
     let job = JobSpec {
         name,
@@ -64,8 +64,8 @@ fn start(id: u128) -> StartJob {
 }
 
 /// The same with a volume, and a capability of its own for it.
-fn given(id: u128, token: u8) -> StartJob {
-    let mut call = start(id);
+fn start_call_with_token(id: u128, token: u8) -> StartJob {
+    let mut call = start_call(id);
     call.job.mounts.push(MountSpec {
         name: "v".to_owned(),
         path: "/v".to_owned(),
@@ -111,28 +111,28 @@ async fn an_agent_gets_the_job_and_its_report_is_kept() {
         directory.path().display()
     );
     let executor = executor(directory.path(), &script);
-    executor.start(given(1, 1)).expect("start");
+    executor.start(start_call_with_token(1, 1)).expect("start");
     assert_eq!(outcome(&executor, 1).await, JobOutcome::Exited(3));
     for _ in 0..3 {
-        executor.start(given(1, 1)).expect("again");
+        executor.start(start_call_with_token(1, 1)).expect("again");
     }
     // A scheduler that was started anew has other capabilities for the same job.
-    executor.start(given(1, 2)).expect("with another token");
+    executor.start(start_call_with_token(1, 2)).expect("with another token");
     let other = StartJob {
         execution: ExecutionId(1),
-        ..start(2)
+        ..start_call(2)
     };
     assert_eq!(
         executor.start(other).expect_err("other").code,
         ErrorCode::Conflict
     );
-    assert_eq!(executor.running(), 0);
+    assert_eq!(executor.running_jobs(), 0);
     let got = std::fs::read_to_string(directory.path().join("got")).expect("got");
     let lines: Vec<_> = got.lines().collect();
     assert_eq!(lines.len(), 2, "it ran once: {got}");
     assert_eq!(
         serde_json::from_str::<JobSpec>(lines[0]).expect("job"),
-        given(1, 1).job
+        start_call_with_token(1, 1).job
     );
     let printed = directory.path().join(ExecutionId(1).to_string());
     let printed = format!(" --printed {}", printed.display());
@@ -154,7 +154,7 @@ async fn an_agent_without_a_report_is_a_failed_environment() {
     for script in scripts {
         let directory = tempfile::tempdir().expect("directory");
         let executor = executor(directory.path(), script);
-        executor.start(start(1)).expect("start");
+        executor.start(start_call(1)).expect("start");
         let JobOutcome::Environment(error) = outcome(&executor, 1).await else {
             panic!("{script}");
         };
@@ -167,7 +167,7 @@ async fn an_agent_without_a_report_is_a_failed_environment() {
     let directory = tempfile::tempdir().expect("directory");
     let executor = executor(directory.path(), "exit 0");
     std::fs::remove_file(directory.path().join("agent.sh")).expect("remove");
-    executor.start(start(1)).expect("start");
+    executor.start(start_call(1)).expect("start");
     let JobOutcome::Environment(error) = outcome(&executor, 1).await else {
         panic!("no program")
     };
@@ -183,7 +183,7 @@ async fn a_kill_lets_the_agent_report_and_else_kills_it() {
     let line = report(JobOutcome::Killed);
     // `cat` ends with the input: a well-behaved agent.
     let polite = executor(directory.path(), &format!("cat > /dev/null; echo '{line}'"));
-    polite.start(start(1)).expect("start");
+    polite.start(start_call(1)).expect("start");
     assert_eq!(state(&polite, 1, 100).await, Some(JobState::Running));
     polite.kill(KillJob {
         execution: ExecutionId(1),
@@ -200,7 +200,7 @@ async fn a_kill_lets_the_agent_report_and_else_kills_it() {
         pid.display()
     );
     let deaf = executor(directory.path(), &script);
-    deaf.start(start(1)).expect("start");
+    deaf.start(start_call(1)).expect("start");
     while !std::fs::read_to_string(&pid).is_ok_and(|text| text.ends_with('\n')) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -210,11 +210,11 @@ async fn a_kill_lets_the_agent_report_and_else_kills_it() {
         });
     }
     assert_eq!(outcome(&deaf, 1).await, JobOutcome::Killed);
-    assert!(!alive(&pid), "the agent must be gone");
+    assert!(!is_alive(&pid), "the agent must be gone");
     deaf.kill(KillJob {
         execution: ExecutionId(2),
     });
-    deaf.start(start(2)).expect("start");
+    deaf.start(start_call(2)).expect("start");
     assert_eq!(
         outcome(&deaf, 2).await,
         JobOutcome::Killed,
@@ -222,7 +222,7 @@ async fn a_kill_lets_the_agent_report_and_else_kills_it() {
     );
 }
 
-fn alive(pid: &Path) -> bool {
+fn is_alive(pid: &Path) -> bool {
     let pid = std::fs::read_to_string(pid).expect("pid");
     Path::new("/proc")
         .join(pid.trim())
@@ -238,13 +238,13 @@ async fn too_many_jobs_are_refused_and_a_stop_kills_all() {
     let script = format!("echo $$ > {}; exec sleep 600", pid.display());
     let executor = executor(directory.path(), &script);
     for id in 0..8 {
-        executor.start(start(id)).expect("start");
+        executor.start(start_call(id)).expect("start");
     }
     assert_eq!(
-        executor.start(start(8)).expect_err("full").code,
+        executor.start(start_call(8)).expect_err("full").code,
         ErrorCode::Busy
     );
-    assert_eq!(executor.running(), 8);
+    assert_eq!(executor.running_jobs(), 8);
     let watched = WatchJobs {
         executions: (0..8).map(ExecutionId).collect(),
         wait_ms: 600_000,
@@ -268,14 +268,14 @@ async fn too_many_jobs_are_refused_and_a_stop_kills_all() {
     }
     executor.stop();
     for _ in 0..200 {
-        if !alive(&pid) {
+        if !is_alive(&pid) {
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(!alive(&pid));
+    assert!(!is_alive(&pid));
     assert_eq!(
-        executor.start(start(20)).expect_err("stopped").code,
+        executor.start(start_call(20)).expect_err("stopped").code,
         ErrorCode::Busy
     );
 }
@@ -286,7 +286,7 @@ async fn a_noisy_agent_neither_blocks_nor_fills_the_disk() {
     let line = report(JobOutcome::Exited(0));
     let script = format!("read line; head -c 5000000 /dev/zero >&2; echo '{line}'");
     let executor = executor(directory.path(), &script);
-    executor.start(start(1)).expect("start");
+    executor.start(start_call(1)).expect("start");
     assert_eq!(outcome(&executor, 1).await, JobOutcome::Exited(0));
     tokio::time::sleep(Duration::from_millis(300)).await;
     let sizes = std::fs::read_dir(directory.path()).expect("list");
@@ -305,7 +305,7 @@ async fn what_a_node_began_before_it_restarted_does_not_run_again() {
         directory.path().display()
     );
     let before = executor(directory.path(), &script);
-    before.start(start(1)).expect("start");
+    before.start(start_call(1)).expect("start");
     assert_eq!(outcome(&before, 1).await, JobOutcome::Exited(0));
     before.kill(KillJob {
         execution: ExecutionId(2),
@@ -314,12 +314,12 @@ async fn what_a_node_began_before_it_restarted_does_not_run_again() {
     // Its answer was lost, so whoever asked asks again, now the next life of the node.
     let after = executor(directory.path(), &script);
     for id in [1, 2] {
-        let refused = after.start(start(id)).expect_err("what it left is unknown");
+        let refused = after.start(start_call(id)).expect_err("what it left is unknown");
         assert_eq!(refused.code, ErrorCode::WrongState, "{refused}");
         assert!(!refused.is_transient(), "asking again would not help");
         assert_eq!(state(&after, id, 0).await, None);
     }
-    after.start(start(3)).expect("start");
+    after.start(start_call(3)).expect("start");
     assert_eq!(outcome(&after, 3).await, JobOutcome::Exited(0));
     let ran = std::fs::read_to_string(directory.path().join("ran")).expect("ran");
     assert_eq!(ran.lines().count(), 2, "each once");
@@ -342,7 +342,7 @@ async fn output_is_told_once_its_job_ended() {
     };
     let unknown = ask(1).await.expect_err("it is not known");
     assert_eq!(unknown.code, ErrorCode::NotFound);
-    executor.start(start(1)).expect("start");
+    executor.start(start_call(1)).expect("start");
     assert_eq!(outcome(&executor, 1).await, JobOutcome::Exited(1));
     let (told, body) = ask(1).await.expect("it has ended");
     assert_eq!((told.stdout_bytes, &body[..]), (4, &b"out\nwhy\n"[..]));
@@ -353,7 +353,7 @@ async fn silent_job_has_an_empty_output() {
     let directory = tempfile::tempdir().expect("directory");
     let line = report(JobOutcome::Exited(0));
     let executor = executor(directory.path(), &format!("read line; echo '{line}'"));
-    executor.start(start(1)).expect("start");
+    executor.start(start_call(1)).expect("start");
     assert_eq!(outcome(&executor, 1).await, JobOutcome::Exited(0));
     let call = ReadJobOutput {
         execution: ExecutionId(1),

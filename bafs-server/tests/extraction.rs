@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::storage_world::{A, HOME, World, from_home, noise, rich_home, spec, tree};
+use crate::storage_world::{A, HOME, NodeCluster, from_home, random_bytes, populated_home, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
@@ -14,7 +14,7 @@ use bafs_server::home;
 
 const B: &str = "b:1";
 
-fn extract(id: u128, volume: u128, path: &str, target: &str, world: &World) -> ExtractFile {
+fn extract(id: u128, volume: u128, path: &str, target: &str, world: &NodeCluster) -> ExtractFile {
     ExtractFile {
         volume: VolumeId(volume),
         path: path.to_owned(),
@@ -28,8 +28,8 @@ fn extract(id: u128, volume: u128, path: &str, target: &str, world: &World) -> E
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_link_out_of_a_volume_is_no_file_to_send() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let _home = rich_home(&world);
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let _home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;
     world
         .create(A, spec(1, from_home("in")))
@@ -50,15 +50,15 @@ async fn a_link_out_of_a_volume_is_no_file_to_send() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_goes_home_exactly_once() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = rich_home(&world);
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let home = populated_home(&world);
     let node = world.node(A, world.config(store.path())).await;
     world
         .create(A, spec(1, from_home("in")))
         .await
         .expect("create");
     // Pieces whose replies get lost: the upload resumes, and sends nothing twice.
-    home.lose.store(3, Ordering::Relaxed);
+    home.lost_replies.store(3, Ordering::Relaxed);
     let world = Arc::new(world);
     let same: Vec<_> = (0..8)
         .map(|_| {
@@ -66,7 +66,7 @@ async fn a_file_goes_home_exactly_once() {
             tokio::spawn(async move { world.call(A, call).await })
         })
         .collect();
-    let digest = Digest::of(&noise(3_500_000, 7));
+    let digest = Digest::of(&random_bytes(3_500_000, 7));
     let expected = PutReceipt {
         extract: ExtractId(1),
         path: "out/big".to_owned(),
@@ -76,19 +76,19 @@ async fn a_file_goes_home_exactly_once() {
     for call in same {
         assert_eq!(call.await.expect("task"), Ok(expected.clone()));
     }
-    assert_eq!(home.pieces.load(Ordering::Relaxed), 4);
+    assert_eq!(home.chunks.load(Ordering::Relaxed), 4);
     assert_eq!(home.commits.load(Ordering::Relaxed), 1);
     assert_eq!(
         home.files.lock().expect("lock")["out/big"],
-        noise(3_500_000, 7)
+        random_bytes(3_500_000, 7)
     );
-    home.lose.store(2, Ordering::Relaxed);
+    home.lost_replies.store(2, Ordering::Relaxed);
     let empty = world
         .call(A, extract(9, 1, "empty", "out/empty", &world))
         .await
         .expect("empty");
     assert_eq!(empty.size, 0);
-    home.lose.store(0, Ordering::Relaxed);
+    home.lost_replies.store(0, Ordering::Relaxed);
 
     let other = world
         .call(A, extract(1, 1, "empty", "out/big", &world))
@@ -127,16 +127,16 @@ async fn a_file_goes_home_exactly_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pieces_of_a_large_file_travel_together_and_a_small_one_takes_one_call() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = rich_home(&world);
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;
     let made = world.create(A, spec(1, from_home("in"))).await;
     made.expect("create");
-    home.together.store(3, Ordering::Relaxed);
+    home.chunks_awaited.store(3, Ordering::Relaxed);
     let large = extract(1, 1, "big", "out/big", &world);
     world.call(A, large).await.expect("large");
     let sent = home.files.lock().expect("lock")["out/big"].clone();
-    assert_eq!(sent, noise(3_500_000, 7));
+    assert_eq!(sent, random_bytes(3_500_000, 7));
     let begun = home.begins.load(Ordering::Relaxed);
     let small = extract(2, 1, "sub/small", "out/small", &world);
     let receipt = world.call(A, small).await.expect("small");
@@ -150,11 +150,11 @@ async fn pieces_of_a_large_file_travel_together_and_a_small_one_takes_one_call()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_small_files_go_home_in_packs() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let root = tempfile::tempdir().expect("root");
     let verifier = world.config(store.path()).identity.verifier;
     // A slow link: what comes while a pack is on it goes together.
-    let home = home::Home::open(root.path(), verifier, Some(100_000)).expect("home");
+    let home = home::HomeServer::open(root.path(), verifier, Some(100_000)).expect("home");
     world.network.listen(HOME, home);
     let _node = world.node(A, world.config(store.path())).await;
     let many = VolumeSpec {
@@ -162,7 +162,7 @@ async fn many_small_files_go_home_in_packs() {
         ..spec(1, None)
     };
     world.create(A, many).await.expect("create");
-    let content = |number: usize| noise(number * 10, number as u64);
+    let content = |number: usize| random_bytes(number * 10, number as u64);
     for number in 0..200 {
         let path = tree(store.path(), 1).join(format!("{number:03}"));
         std::fs::write(path, content(number)).expect("write");
@@ -191,8 +191,8 @@ async fn many_small_files_go_home_in_packs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_extraction_waits_for_a_home_that_is_away() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = rich_home(&world);
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;
     world
         .create(A, spec(1, from_home("in/sub")))
@@ -218,10 +218,10 @@ async fn an_extraction_waits_for_a_home_that_is_away() {
 /// Neither reads nor writes go to whoever took the address of the home that is meant.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_home_at_the_address_is_as_good_as_none() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let root = tempfile::tempdir().expect("root");
     let verifier = world.config(store.path()).identity.verifier;
-    let home = home::Home::open(root.path(), verifier, None).expect("home");
+    let home = home::HomeServer::open(root.path(), verifier, None).expect("home");
     let id = Service::server(&*home);
     std::fs::create_dir(root.path().join("in")).expect("directory");
     std::fs::write(root.path().join("in/f"), b"hello").expect("file");
@@ -244,7 +244,7 @@ async fn another_home_at_the_address_is_as_good_as_none() {
     let status = world.call_for(A, create, 1_000).await.expect("status");
     assert_eq!(status.state, VolumeState::Creating, "it waits for its home");
     world.create(A, spec(1, fill(id))).await.expect("create");
-    std::fs::write(tree(store.path(), 1).join("big"), noise(3 << 20, 7)).expect("write");
+    std::fs::write(tree(store.path(), 1).join("big"), random_bytes(3 << 20, 7)).expect("write");
     for (number, path) in [(1, "f"), (3, "big")] {
         let call = |number, home_id, home: &str| ExtractFile {
             home_id,
@@ -267,15 +267,15 @@ async fn another_home_at_the_address_is_as_good_as_none() {
 /// Pieces travel together; those behind the refused one must not hide why it was refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_home_is_told_as_such_with_what_it_holds() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let root = tempfile::tempdir().expect("root");
     let verifier = world.config(store.path()).identity.verifier;
-    let home = home::Home::open(root.path(), verifier, None).expect("home");
+    let home = home::HomeServer::open(root.path(), verifier, None).expect("home");
     world.network.listen(HOME, home);
     let _node = world.node(A, world.config(store.path())).await;
     world.create(A, spec(1, None)).await.expect("create");
     let path = tree(store.path(), 1).join("big");
-    std::fs::write(path, noise(6 << 20, 7)).expect("write");
+    std::fs::write(path, random_bytes(6 << 20, 7)).expect("write");
     for number in 1..=8 {
         let place = root.path().join(home::OWN_DIRECTORY);
         let place = place.join(ExtractId(number).to_string());
@@ -294,19 +294,19 @@ async fn a_full_home_is_told_as_such_with_what_it_holds() {
 /// Who hears `NotFound` believes that the job did not write the file.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_home_does_not_find_is_not_a_file_that_is_missing_in_the_volume() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = rich_home(&world);
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;
     world
         .create(A, spec(1, from_home("in/sub")))
         .await
         .expect("create");
-    home.misplaced.store(u32::MAX, Ordering::Relaxed);
+    home.misplaced_uploads.store(u32::MAX, Ordering::Relaxed);
     let refused = world.call(A, extract(1, 1, "small", "t", &world)).await;
     let error = refused.expect_err("home has no place for it");
     assert_eq!(error.code, ErrorCode::WrongState, "{error}");
     assert!(error.detail.contains("no such directory"), "{error}");
-    home.misplaced.store(1, Ordering::Relaxed);
+    home.misplaced_uploads.store(1, Ordering::Relaxed);
     let receipt = world.call(A, extract(1, 1, "small", "t", &world)).await;
     assert_eq!(receipt.expect("it came back").digest, Digest::of(b"hello"));
 }

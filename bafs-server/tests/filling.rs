@@ -4,7 +4,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::storage_world::{A, HOME, Home, World, from_home, from_volume, noise, spec, tree};
+use crate::storage_world::{A, HOME, FaultyHome, NodeCluster, from_home, from_volume, random_bytes, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::SourceKind;
@@ -16,8 +16,8 @@ const C: &str = "c:1";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filled_volume_takes_no_more_disk_than_it_reserved() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = Arc::new(Home::default());
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let home = Arc::new(FaultyHome::default());
     home.add("in", SourceKind::Directory);
     home.add("in/deep", SourceKind::Directory);
     for number in 0..60 {
@@ -58,8 +58,8 @@ async fn a_filled_volume_takes_no_more_disk_than_it_reserved() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fill_with_too_few_files_copies_nothing() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = Arc::new(Home::default());
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let home = Arc::new(FaultyHome::default());
     home.add("in", SourceKind::Directory);
     // Several pages of the listing.
     for number in 0..20 {
@@ -83,7 +83,7 @@ async fn a_fill_with_too_few_files_copies_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sparse_file_is_replicated_without_its_holes() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     world.create(A, spec(1, None)).await.expect("create");
     // A thousand times as large as the volume, in which it takes little.
@@ -92,7 +92,7 @@ async fn a_sparse_file_is_replicated_without_its_holes() {
     file.set_len(8 << 30).expect("size");
     let written = [0, 3 << 20, (5 << 30) + 4096];
     for (number, at) in written.into_iter().enumerate() {
-        file.write_all_at(&noise(4096, number as u64), at)
+        file.write_all_at(&random_bytes(4096, number as u64), at)
             .expect("write");
     }
     let (other, world) = (tempfile::tempdir().expect("store"), Arc::new(world));
@@ -107,7 +107,7 @@ async fn a_sparse_file_is_replicated_without_its_holes() {
     for (number, at) in written.into_iter().enumerate() {
         let mut found = vec![0; 4096];
         copied.read_exact_at(&mut found, at).expect("read");
-        assert!(found == noise(4096, number as u64), "at {at}");
+        assert!(found == random_bytes(4096, number as u64), "at {at}");
     }
     assert!(
         world.counter(A, "calls.ReadVolumeFile").await <= 3,
@@ -117,14 +117,14 @@ async fn a_sparse_file_is_replicated_without_its_holes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn small_files_of_a_replica_come_in_packs() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     let many = |id, fill| VolumeSpec {
         size_files: 400,
         ..spec(id, fill)
     };
     world.create(A, many(1, None)).await.expect("create");
-    let content = |number: usize| noise(number * 50, number as u64);
+    let content = |number: usize| random_bytes(number * 50, number as u64);
     for number in 0..300 {
         let path = tree(store.path(), 1).join(format!("{number:03}"));
         std::fs::write(path, content(number)).expect("write");
@@ -145,18 +145,18 @@ async fn small_files_of_a_replica_come_in_packs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn small_files_of_a_home_come_in_packs() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let root = tempfile::tempdir().expect("root");
-    let content = |number: usize| noise(number * 50, number as u64);
+    let content = |number: usize| random_bytes(number * 50, number as u64);
     for number in 0..300 {
         let directory = root.path().join(format!("in/{}", number % 3));
         std::fs::create_dir_all(&directory).expect("directory");
         std::fs::write(directory.join(format!("{number:03}")), content(number)).expect("write");
     }
-    let large = noise(1_500_000, 7);
+    let large = random_bytes(1_500_000, 7);
     std::fs::write(root.path().join("in/large"), &large).expect("write");
     let verifier = world.config(store.path()).identity.verifier;
-    let home = home::Home::open(root.path(), verifier, None).expect("home");
+    let home = home::HomeServer::open(root.path(), verifier, None).expect("home");
     world.network.listen(HOME, home);
     let _node = world.node(A, world.config(store.path())).await;
     let many = VolumeSpec {
@@ -180,7 +180,7 @@ async fn small_files_of_a_home_come_in_packs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_of_one_file_are_names_of_one_file_in_a_copy() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     // One that is read by ranges, and one that comes in a pack. Twice they would not fit, by bytes
     // or by files: two, and two directories.
@@ -199,7 +199,7 @@ async fn names_of_one_file_are_names_of_one_file_in_a_copy() {
         ["a/small", "m-small", "z/small"],
     ];
     for (names, bytes) in names.iter().zip([2_500_000, 5_000]) {
-        std::fs::write(root.join(names[0]), noise(bytes, 3)).expect("write");
+        std::fs::write(root.join(names[0]), random_bytes(bytes, 3)).expect("write");
         for name in &names[1..] {
             std::fs::hard_link(root.join(names[0]), root.join(name)).expect("link");
         }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::storage_world::{FOREVER, World, spec};
+use crate::storage_world::{FOREVER, NodeCluster, spec};
 use bafs_proto::door::{DoorCall, DoorRequest, DoorWord, HandOver, HandOverOf, Knock, Opening};
 use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::ids::{AgentId, Epoch, VolumeId};
@@ -20,24 +20,24 @@ use tokio::task::JoinHandle;
 const A: &str = "node:1";
 const V: VolumeId = VolumeId(1);
 
-struct Served {
-    world: World,
+struct NodeFixture {
+    world: NodeCluster,
     store: TempDir,
     node: Arc<Node>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-struct Handed {
+struct ReceivedHandoff {
     packets: Packets,
     opening: Opening,
     files: Vec<OwnedFd>,
 }
 
-impl Served {
+impl NodeFixture {
     async fn new() -> Self {
-        let (world, store) = (World::new(), tempfile::tempdir().expect("directory"));
+        let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("directory"));
         let node = world.node(A, world.config(store.path())).await;
-        let tasks = node.background();
+        let tasks = node.start_background_tasks();
         world.create(A, spec(1, None)).await.expect("volume");
         Self {
             world,
@@ -59,7 +59,7 @@ impl Served {
     }
 
     /// Shows a ticket for the tree, once the door is open.
-    async fn take(&self, epoch: Epoch) -> Result<Handed> {
+    async fn receive_tree(&self, epoch: Epoch) -> Result<ReceivedHandoff> {
         let ticket = loop {
             let tree = TreeRef::Volume(V);
             let what = HandOverOf::Tree { tree, epoch };
@@ -79,7 +79,7 @@ impl Served {
         packets.send(&bytes, &[]).await.expect("send");
         let (bytes, files) = packets.receive().await.expect("receive").expect("answer");
         let opening = codec::decode(&bytes).expect("decode");
-        Ok(Handed {
+        Ok(ReceivedHandoff {
             packets,
             opening,
             files,
@@ -105,8 +105,8 @@ impl Served {
     }
 }
 
-impl Handed {
-    async fn says(&self) -> DoorWord {
+impl ReceivedHandoff {
+    async fn next_message(&self) -> DoorWord {
         let (bytes, _) = self
             .packets
             .receive()
@@ -116,8 +116,8 @@ impl Handed {
         codec::decode(&bytes).expect("decode")
     }
 
-    async fn stopped(&self) -> ErrorCode {
-        match self.says().await {
+    async fn wait_for_end(&self) -> ErrorCode {
+        match self.next_message().await {
             DoorWord::Stop { why } => why.code,
             other => panic!("{other:?}"),
         }
@@ -126,9 +126,9 @@ impl Handed {
 
 #[tokio::test]
 async fn a_writer_gets_the_directory_and_its_lock_and_the_server_keeps_the_lease() {
-    let served = Served::new().await;
+    let served = NodeFixture::new().await;
     let epoch = served.open(true).await.expect("open");
-    let handed = served.take(epoch).await.expect("ticket");
+    let handed = served.receive_tree(epoch).await.expect("ticket");
     handed.opening.as_ref().expect("opened");
     assert_eq!(handed.files.len(), 2);
     // The lease goes on; operations are the agent's own.
@@ -142,7 +142,7 @@ async fn a_writer_gets_the_directory_and_its_lock_and_the_server_keeps_the_lease
     let (number, request) = (1, DoorRequest::Used { bytes: 5, files: 6 });
     let bytes = codec::encode(&DoorCall { number, request }).expect("encode");
     handed.packets.send(&bytes, &[]).await.expect("send");
-    handed.says().await;
+    handed.next_message().await;
     let show = ShowVolume { volume: V };
     let shown = served.world.call(A, show).await.expect("show");
     assert_eq!((shown.used_bytes, shown.used_files), (5, 6));
@@ -159,7 +159,7 @@ async fn a_writer_gets_the_directory_and_its_lock_and_the_server_keeps_the_lease
 
 #[tokio::test]
 async fn rights_are_those_of_the_session() {
-    let served = Served::new().await;
+    let served = NodeFixture::new().await;
     let epoch = served.open(true).await.expect("open");
     let (tree, signer) = (TreeRef::Volume(V), served.world.authority.signer());
     for (resource, right) in [
@@ -180,10 +180,10 @@ async fn rights_are_those_of_the_session() {
 
 #[tokio::test]
 async fn a_writer_with_company_and_one_that_has_begun_stay_with_the_server() {
-    let served = Served::new().await;
+    let served = NodeFixture::new().await;
     let reader = served.open(false).await.expect("open");
     let writer = served.open(true).await.expect("open");
-    let refused = served.take(writer).await.expect("ticket").opening;
+    let refused = served.receive_tree(writer).await.expect("ticket").opening;
     assert_eq!(refused.expect_err("company").code, ErrorCode::WrongState);
     served
         .run(writer, vec![FileOp::StatFs])
@@ -196,19 +196,19 @@ async fn a_writer_with_company_and_one_that_has_begun_stay_with_the_server() {
         keep_ms: 0,
     };
     served.world.call(A, close).await.expect("close");
-    let refused = served.take(writer).await.expect("ticket").opening;
+    let refused = served.receive_tree(writer).await.expect("ticket").opening;
     assert_eq!(refused.expect_err("begun").code, ErrorCode::WrongState);
 }
 
 #[tokio::test]
 async fn the_next_writer_waits_until_the_lock_is_free() {
-    let served = Served::new().await;
+    let served = NodeFixture::new().await;
     let first = served.open(true).await.expect("open");
-    let mut handed = served.take(first).await.expect("ticket");
+    let mut handed = served.receive_tree(first).await.expect("ticket");
     handed.opening.as_ref().expect("opened");
     let busy = served.open(true).await.expect_err("kept out");
     assert_eq!(busy.code, ErrorCode::Busy);
-    assert_eq!(handed.stopped().await, ErrorCode::Fenced);
+    assert_eq!(handed.wait_for_end().await, ErrorCode::Fenced);
     let fenced = served.run(first, Vec::new()).await.expect_err("fenced");
     assert_eq!(fenced.code, ErrorCode::Fenced);
     // The connection alone is not what counts: the lock is.
@@ -228,11 +228,11 @@ async fn the_next_writer_waits_until_the_lock_is_free() {
 
 #[tokio::test]
 async fn a_new_life_of_the_server_waits_for_writers_of_the_old_one() {
-    let served = Served::new().await;
+    let served = NodeFixture::new().await;
     let first = served.open(true).await.expect("open");
-    let handed = served.take(first).await.expect("ticket");
+    let handed = served.receive_tree(first).await.expect("ticket");
     handed.opening.as_ref().expect("opened");
-    let Served {
+    let NodeFixture {
         world,
         store,
         node,
@@ -245,8 +245,8 @@ async fn a_new_life_of_the_server_waits_for_writers_of_the_old_one() {
         let _ = task.await;
     }
     let node = world.node(A, world.config(store.path())).await;
-    let tasks = node.background();
-    let served = Served {
+    let tasks = node.start_background_tasks();
+    let served = NodeFixture {
         world,
         store,
         node,
@@ -266,17 +266,17 @@ async fn a_new_life_of_the_server_waits_for_writers_of_the_old_one() {
 
 #[tokio::test]
 async fn a_deleted_volume_is_wanted_back_from_everybody() {
-    let served = Served::new().await;
+    let served = NodeFixture::new().await;
     let writer = served.open(true).await.expect("open");
-    let writer = served.take(writer).await.expect("ticket");
+    let writer = served.receive_tree(writer).await.expect("ticket");
     let reader = served.open(false).await.expect("open");
-    let reader = served.take(reader).await.expect("ticket");
+    let reader = served.receive_tree(reader).await.expect("ticket");
     assert_eq!(reader.files.len(), 1, "a reader gets no lock");
     let delete = DeleteVolume { volume: V };
     let deleting = served.world.call(A, delete);
     let giving_back = async {
         for handed in [writer, reader] {
-            assert_eq!(handed.stopped().await, ErrorCode::VolumeLost);
+            assert_eq!(handed.wait_for_end().await, ErrorCode::VolumeLost);
             assert!(
                 served.tree().exists(),
                 "nothing goes before all have let go"

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::Arc;
 
-use crate::home_world::{BLOCK, World, begin, code, grant, read};
+use crate::home_world::{BLOCK, HomeFixture, begin, error_code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;
@@ -14,11 +14,11 @@ use bafs_proto::message::{
     SourceKind, StatSource, TreeRef,
 };
 use bafs_proto::token::{Right, Token};
-use bafs_server::home::Home;
+use bafs_server::home::HomeServer;
 
 #[tokio::test]
 async fn a_listing_is_in_path_order_and_follows_nothing() {
-    let world = World::new();
+    let world = HomeFixture::new();
     for path in ["a/b", "a.txt", "a/c/d", "B", "z"] {
         world.file(path, b"x");
     }
@@ -45,13 +45,13 @@ async fn a_listing_is_in_path_order_and_follows_nothing() {
         path: "nothing".to_owned(),
         after: None,
     };
-    assert_eq!(code(world.call(missing).await), ErrorCode::NotFound);
+    assert_eq!(error_code(world.call(missing).await), ErrorCode::NotFound);
     assert!(world.counter("home_listed_bytes").await > 0);
 }
 
 #[tokio::test]
 async fn a_long_listing_comes_in_pages_without_gap_or_repetition() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let mut expected = vec![String::new()];
     for directory in 0..3 {
         expected.push(format!("d{directory}"));
@@ -66,7 +66,7 @@ async fn a_long_listing_comes_in_pages_without_gap_or_repetition() {
 
 #[tokio::test]
 async fn nothing_outside_and_nothing_private_is_reached() {
-    let world = World::new();
+    let world = HomeFixture::new();
     world.file("in/f", b"x");
     for (target, link) in [("/etc/passwd", "abs"), ("../..", "in/up"), (".", "loop")] {
         symlink(target, world.root.path().join(link)).expect("link");
@@ -88,17 +88,17 @@ async fn nothing_outside_and_nothing_private_is_reached() {
         "in/../in/f",
         "a\0",
     ] {
-        assert_eq!(code(stat(path).await), ErrorCode::BadPath, "{path}");
+        assert_eq!(error_code(stat(path).await), ErrorCode::BadPath, "{path}");
     }
     for path in [
         ".bafs-put",
         ".bafs-put/server-id",
         "loop/.bafs-put/server-id",
     ] {
-        assert_eq!(code(stat(path).await), ErrorCode::NotFound, "{path}");
+        assert_eq!(error_code(stat(path).await), ErrorCode::NotFound, "{path}");
     }
     assert_eq!(
-        code(world.put(8, ".bafs-put/x", b"x").await),
+        error_code(world.put(8, ".bafs-put/x", b"x").await),
         ErrorCode::BadPath
     );
     for path in ["loop/.bafs-put/server-id", "loop/.bafs-put", "in/up/x"] {
@@ -106,7 +106,7 @@ async fn nothing_outside_and_nothing_private_is_reached() {
             .put(path.len() as u128, path, b"x")
             .await
             .expect("put");
-        let refused = code(world.call(put).await);
+        let refused = error_code(world.call(put).await);
         assert!(
             matches!(refused, ErrorCode::BadPath | ErrorCode::NotFound),
             "{path}: {refused:?}"
@@ -123,15 +123,15 @@ async fn nothing_outside_and_nothing_private_is_reached() {
 
 #[tokio::test]
 async fn counters_are_for_who_sees_the_catalog() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let refused = world.call(ReadCounters).await;
-    assert_eq!(code(refused), ErrorCode::RightMissing);
+    assert_eq!(error_code(refused), ErrorCode::RightMissing);
     world.counter("home_reads").await;
 }
 
 #[tokio::test]
 async fn a_token_holds_where_links_lead_too() {
-    let world = World::new();
+    let world = HomeFixture::new();
     world.file("mine/f", b"x");
     world.file("other/g", b"y");
     symlink("../other/g", world.root.path().join("mine/g")).expect("link");
@@ -152,7 +152,7 @@ async fn a_token_holds_where_links_lead_too() {
         );
     }
     assert_eq!(
-        code(world.send(&token, begin(1, "mine/n"), b"").await),
+        error_code(world.send(&token, begin(1, "mine/n"), b"").await),
         ErrorCode::RightMissing
     );
     symlink("../other", world.root.path().join("mine/way")).expect("link");
@@ -166,7 +166,7 @@ async fn a_token_holds_where_links_lead_too() {
         let begun = world.send(&token, begin(id, path), b"").await;
         begun.expect("the path itself is granted");
         let refused = world.send(&token, commit(id), b"").await;
-        assert_eq!(code(refused), ErrorCode::RightMissing, "{path}");
+        assert_eq!(error_code(refused), ErrorCode::RightMissing, "{path}");
     }
     let open = OpenTree {
         tree: TreeRef::Home("mine/way/tree".to_owned()),
@@ -175,7 +175,7 @@ async fn a_token_holds_where_links_lead_too() {
         resumes: None,
     };
     assert_eq!(
-        code(world.send(&token, open, b"").await),
+        error_code(world.send(&token, open, b"").await),
         ErrorCode::RightMissing
     );
     let beside = fs::read_dir(world.root.path().join("other")).expect("list");
@@ -186,12 +186,12 @@ async fn a_token_holds_where_links_lead_too() {
     let placed = world.send(&single, commit(4), b"").await;
     placed.expect("who may write a file may have the directories above it");
     let none = world.send(&Token::none(), stat("mine/f"), b"").await;
-    assert_eq!(code(none), ErrorCode::TokenInvalid);
+    assert_eq!(error_code(none), ErrorCode::TokenInvalid);
 }
 
 #[tokio::test]
 async fn a_put_survives_restarts_and_happens_once() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let data: Vec<u8> = (0..100_000_u32).map(|n| (n / 7) as u8).collect();
     let target = world.root.path().join("out/deep/f");
     let extract = ExtractId(5);
@@ -204,7 +204,7 @@ async fn a_put_survives_restarts_and_happens_once() {
             .received_bytes,
         0
     );
-    world.range(5, 0, &data[..60_000]).await.expect("put");
+    world.put_range(5, 0, &data[..60_000]).await.expect("put");
     world.start(None);
     assert_eq!(
         world
@@ -215,7 +215,7 @@ async fn a_put_survives_restarts_and_happens_once() {
         60_000
     );
     assert_eq!(
-        code(world.range(5, 9 << 20, b"x").await),
+        error_code(world.put_range(5, 9 << 20, b"x").await),
         ErrorCode::Conflict,
         "what comes before cannot be on its way"
     );
@@ -225,10 +225,10 @@ async fn a_put_survives_restarts_and_happens_once() {
         digest: Digest::of(&data),
     };
     assert_eq!(
-        code(world.call(commit.clone()).await),
+        error_code(world.call(commit.clone()).await),
         ErrorCode::WrongState
     );
-    world.range(5, 50_000, &data[50_000..]).await.expect("put");
+    world.put_range(5, 50_000, &data[50_000..]).await.expect("put");
     assert!(!target.exists(), "nothing is visible before the commit");
     let receipt = world.call(commit.clone()).await.expect("commit");
     assert_eq!(fs::read(&target).expect("read"), data);
@@ -241,21 +241,21 @@ async fn a_put_survives_restarts_and_happens_once() {
     );
     assert_eq!(fs::read(&target).expect("read"), b"used since");
     assert_eq!(
-        code(world.put(5, "elsewhere", b"x").await),
+        error_code(world.put(5, "elsewhere", b"x").await),
         ErrorCode::Conflict
     );
 }
 
 #[tokio::test]
 async fn pieces_that_overtake_each_other_are_put_in_order() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let data: Vec<u8> = (0..800_000_u32).map(|n| (n / 7) as u8).collect();
     world.call(begin(6, "f")).await.expect("begin");
     let mut pieces: Vec<_> = data.chunks(100_000).enumerate().collect();
     pieces.reverse();
     let sent = pieces
         .into_iter()
-        .map(|(number, piece)| world.range(6, number as u64 * 100_000, piece));
+        .map(|(number, piece)| world.put_range(6, number as u64 * 100_000, piece));
     for received in futures_util::future::join_all(sent).await {
         received.expect("a piece waits for its turn");
     }
@@ -270,7 +270,7 @@ async fn pieces_that_overtake_each_other_are_put_in_order() {
 
 #[tokio::test]
 async fn a_small_file_comes_with_one_call_and_stays_once() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let put = |id, path: &str, digest| PutFile {
         extract: ExtractId(id),
         path: path.to_owned(),
@@ -280,7 +280,7 @@ async fn a_small_file_comes_with_one_call_and_stays_once() {
     let target = world.root.path().join("out/f");
     let wrong = put(1, "out/f", Digest::of(b"other"));
     let refused = world.send(&world.token, wrong, b"small").await;
-    assert_eq!(code(refused), ErrorCode::DigestMismatch);
+    assert_eq!(error_code(refused), ErrorCode::DigestMismatch);
     assert!(!target.exists());
     let call = put(1, "out/f", Digest::of(b"small"));
     let (receipt, _) = world
@@ -299,7 +299,7 @@ async fn a_small_file_comes_with_one_call_and_stays_once() {
     assert_eq!(fs::read(&target).expect("read"), b"used since");
     let elsewhere = put(1, "out/g", Digest::of(b"small"));
     let refused = world.send(&world.token, elsewhere, b"small").await;
-    assert_eq!(code(refused), ErrorCode::Conflict);
+    assert_eq!(error_code(refused), ErrorCode::Conflict);
     // What another call began is finished by this one.
     world.put(2, "out/h", b"half of it").await.expect("begin");
     let whole = put(2, "out/h", Digest::of(b"whole"));
@@ -312,15 +312,15 @@ async fn a_small_file_comes_with_one_call_and_stays_once() {
     let foreign = grant(&world.signer, "mine", &[Right::Write]);
     let call = put(3, "out/i", Digest::of(b"x"));
     let refused = world.send(&foreign, call, b"x").await;
-    assert_eq!(code(refused), ErrorCode::RightMissing);
+    assert_eq!(error_code(refused), ErrorCode::RightMissing);
 }
 
 #[tokio::test]
 async fn damaged_bytes_are_refused_and_the_last_commit_wins() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let mut commit = world.put(1, "f", b"one").await.expect("put");
     commit.digest = Digest::of(b"two");
-    assert_eq!(code(world.call(commit).await), ErrorCode::DigestMismatch);
+    assert_eq!(error_code(world.call(commit).await), ErrorCode::DigestMismatch);
     let first = world.put(1, "f", b"one").await.expect("put");
     let second = world.put(2, "f", b"two").await.expect("put");
     world.call(second).await.expect("commit");
@@ -331,15 +331,15 @@ async fn damaged_bytes_are_refused_and_the_last_commit_wins() {
         size: 0,
         digest: Digest::of(b""),
     };
-    assert_eq!(code(world.call(unknown).await), ErrorCode::NotFound);
+    assert_eq!(error_code(world.call(unknown).await), ErrorCode::NotFound);
     world.file("directory/x", b"");
     let onto = world.put(4, "directory", b"x").await.expect("put");
-    assert_eq!(code(world.call(onto).await), ErrorCode::WrongState);
+    assert_eq!(error_code(world.call(onto).await), ErrorCode::WrongState);
 }
 
 #[tokio::test]
 async fn remote_files_are_read_and_written_in_a_tree() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let tree = TreeRef::Home("new/tree".to_owned());
     let open = |writable| OpenTree {
         tree: tree.clone(),
@@ -347,7 +347,7 @@ async fn remote_files_are_read_and_written_in_a_tree() {
         writable,
         resumes: None,
     };
-    assert_eq!(code(world.call(open(false)).await), ErrorCode::NotFound);
+    assert_eq!(error_code(world.call(open(false)).await), ErrorCode::NotFound);
     let epoch = world.call(open(true)).await.expect("open").epoch;
     assert!(world.root.path().join("new/tree").is_dir());
     let run = |sequence, op| {
@@ -406,14 +406,14 @@ async fn remote_files_are_read_and_written_in_a_tree() {
     let again = world.call(open(true)).await.expect("open").epoch;
     assert!(again > epoch, "epochs grow over a restart");
     assert_eq!(
-        code(world.call(run(5, FileOp::StatFs)).await),
+        error_code(world.call(run(5, FileOp::StatFs)).await),
         ErrorCode::SessionUnknown
     );
 }
 
 #[tokio::test]
 async fn a_reader_gets_nothing_out_of_a_writers_session() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let tree = TreeRef::Home("new/tree".to_owned());
     let open = OpenTree {
         tree: tree.clone(),
@@ -440,7 +440,7 @@ async fn a_reader_gets_nothing_out_of_a_writers_session() {
     // Not even to read: its batches would take numbers, and so answers, from the writer's.
     for op in [make, FileOp::StatFs] {
         let refused = world.send(&reader, run(op), b"").await;
-        assert_eq!(code(refused), ErrorCode::RightMissing);
+        assert_eq!(error_code(refused), ErrorCode::RightMissing);
     }
     let close = CloseTree {
         tree: tree.clone(),
@@ -448,24 +448,24 @@ async fn a_reader_gets_nothing_out_of_a_writers_session() {
         keep_ms: 0,
     };
     let refused = world.send(&reader, close, b"").await;
-    assert_eq!(code(refused), ErrorCode::RightMissing);
+    assert_eq!(error_code(refused), ErrorCode::RightMissing);
     assert!(world.call(run(FileOp::StatFs)).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_limit_refuses_what_cannot_pass_in_time() {
-    let world = World::with_limit(Some(1000));
+    let world = HomeFixture::with_limit(Some(1000));
     world.file("f", &[1; 100_000]);
     let identity = world.identity("f").await;
     let late = world.call(read("f", identity, 0, 100_000)).await;
-    assert_eq!(code(late), ErrorCode::DeadlineExceeded);
+    assert_eq!(error_code(late), ErrorCode::DeadlineExceeded);
     assert!(world.call(read("f", identity, 0, 100)).await.is_ok());
     assert_eq!(world.counter("home_read_bytes").await, 100);
 }
 
 #[tokio::test]
 async fn malformed_calls_are_refused() {
-    let world = World::new();
+    let world = HomeFixture::new();
     world.file("f", b"x");
     let identity = world.identity("f").await;
     for (length, block_bytes) in [(u32::MAX, BLOCK), (1, 0), (1, u32::MAX)] {
@@ -476,7 +476,7 @@ async fn malformed_calls_are_refused() {
             length,
             block_bytes,
         };
-        assert_eq!(code(world.call(call).await), ErrorCode::Malformed);
+        assert_eq!(error_code(world.call(call).await), ErrorCode::Malformed);
     }
     let far = world
         .call(read("f", identity, u64::MAX, 10))
@@ -486,14 +486,14 @@ async fn malformed_calls_are_refused() {
     let directory = StatSource {
         path: "f/x".to_owned(),
     };
-    assert_eq!(code(world.call(directory).await), ErrorCode::NotFound);
+    assert_eq!(error_code(world.call(directory).await), ErrorCode::NotFound);
     let unsupported = bafs_proto::message::ListVolumes::default();
-    assert_eq!(code(world.call(unsupported).await), ErrorCode::Unsupported);
+    assert_eq!(error_code(world.call(unsupported).await), ErrorCode::Unsupported);
     let after = ListSource {
         path: String::new(),
         after: Some("../..".to_owned()),
     };
-    assert_eq!(code(world.call(after).await), ErrorCode::BadPath);
-    let _: Arc<Home> = Home::open(world.root.path(), world.signer.verifier(), None).expect("home");
-    assert!(Home::open("/nonexistent".as_ref(), world.signer.verifier(), None).is_err());
+    assert_eq!(error_code(world.call(after).await), ErrorCode::BadPath);
+    let _: Arc<HomeServer> = HomeServer::open(world.root.path(), world.signer.verifier(), None).expect("home");
+    assert!(HomeServer::open("/nonexistent".as_ref(), world.signer.verifier(), None).is_err());
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 
-use crate::home_world::{World, begin, code, grant};
+use crate::home_world::{HomeFixture, begin, error_code, grant};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractId;
@@ -16,7 +16,7 @@ use bafs_proto::token::Right;
 
 #[tokio::test]
 async fn absolute_links_that_stay_inside_are_followed() {
-    let world = World::new();
+    let world = HomeFixture::new();
     world.file("in/f", b"x");
     let inside = world.root.path().join("in");
     symlink(&inside, world.root.path().join("way")).expect("link");
@@ -41,7 +41,7 @@ async fn absolute_links_that_stay_inside_are_followed() {
 
 #[tokio::test]
 async fn bytes_in_names_are_listed_and_put() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let bytes = |path: &[u8]| world.root.path().join(OsStr::from_bytes(path));
     fs::create_dir(bytes(b"d\xe9")).expect("mkdir");
     fs::write(bytes(b"d\xe9/\xff"), b"x").expect("write");
@@ -59,15 +59,15 @@ async fn bytes_in_names_are_listed_and_put() {
     };
     assert!(world.send(&token, stat(&file), b"").await.is_ok());
     let refused = world.send(&token, stat(&other), b"").await;
-    assert_eq!(code(refused), ErrorCode::RightMissing);
+    assert_eq!(error_code(refused), ErrorCode::RightMissing);
     world.file("é", b"z");
     let twice = world.call(stat("\u{efc3}\u{efa9}")).await;
-    assert_eq!(code(twice), ErrorCode::BadPath);
+    assert_eq!(error_code(twice), ErrorCode::BadPath);
 }
 
 #[tokio::test]
 async fn a_listing_tells_once_what_it_omits() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let mut made = Vec::new();
     for number in 0..3_000 {
         world.file(&format!("{number:04}"), b"");
@@ -103,15 +103,15 @@ async fn a_listing_tells_once_what_it_omits() {
 
 #[tokio::test]
 async fn results_that_steer_terminals_are_refused() {
-    let world = World::new();
+    let world = HomeFixture::new();
     for path in ["results/nl\n\u{1b}[31mx", "out/ok\u{202e}gnp", "\u{7}/f"] {
         assert_eq!(
-            code(world.call(begin(77, path)).await),
+            error_code(world.call(begin(77, path)).await),
             ErrorCode::BadPath,
             "{path:?}"
         );
         let refused = world.put(9, path, b"x").await;
-        assert_eq!(code(refused), ErrorCode::BadPath, "{path:?}");
+        assert_eq!(error_code(refused), ErrorCode::BadPath, "{path:?}");
         let small = PutFile {
             extract: ExtractId(78),
             path: path.to_owned(),
@@ -119,7 +119,7 @@ async fn results_that_steer_terminals_are_refused() {
             digest: Digest::of(b"x"),
         };
         let refused = world.send(&world.token, small, b"x").await;
-        assert_eq!(code(refused), ErrorCode::BadPath, "{path:?}");
+        assert_eq!(error_code(refused), ErrorCode::BadPath, "{path:?}");
     }
     assert!(
         world

@@ -5,18 +5,18 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::time::SystemTime;
 
-use crate::home_world::{BLOCK, World, begin, code, grant, read};
+use crate::home_world::{BLOCK, HomeFixture, begin, error_code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ExtractId;
 use bafs_proto::message::{PackedFile, PutFile, PutFiles, StatSource};
 use bafs_proto::replica::{ListedFile, ReadSources};
 use bafs_proto::token::Right;
-use bafs_server::home::Home;
+use bafs_server::home::HomeServer;
 
 #[tokio::test]
 async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let content: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
     world.file("d/f", &content);
     let identity = world.identity("d/f").await;
@@ -30,12 +30,12 @@ async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {
     assert_eq!(world.counter("home_read_bytes").await, 10_000 - 4096);
     world.file("d/f", b"changed");
     assert_eq!(
-        code(world.call(read("d/f", identity, 0, 10)).await),
+        error_code(world.call(read("d/f", identity, 0, 10)).await),
         ErrorCode::SourceChanged
     );
     fs::remove_file(world.root.path().join("d/f")).expect("remove");
     assert_eq!(
-        code(world.call(read("d/f", identity, 0, 10)).await),
+        error_code(world.call(read("d/f", identity, 0, 10)).await),
         ErrorCode::SourceChanged
     );
 }
@@ -57,7 +57,7 @@ async fn a_file_replaced_by_one_of_the_same_size_and_time_is_another_one() {
         file.set_modified(time).expect("time");
     };
     for (name, replace) in [("d/over", over), ("d/within", within)] {
-        let world = World::new();
+        let world = HomeFixture::new();
         world.file(name, &[1; 9_000]);
         let identity = world.identity(name).await;
         let (_, body) = world
@@ -77,7 +77,7 @@ async fn a_file_replaced_by_one_of_the_same_size_and_time_is_another_one() {
             (found.len(), found.mtime_nsec())
         );
         assert_eq!(
-            code(world.call(read(name, identity, 4096, 4096)).await),
+            error_code(world.call(read(name, identity, 4096, 4096)).await),
             ErrorCode::SourceChanged,
             "{name}"
         );
@@ -88,7 +88,7 @@ async fn a_file_replaced_by_one_of_the_same_size_and_time_is_another_one() {
 
 #[tokio::test]
 async fn small_files_are_read_together_as_they_were_listed_and_within_the_token() {
-    let world = World::new();
+    let world = HomeFixture::new();
     for (path, content) in [
         ("d/a", &[1; 5_000][..]),
         ("d/b", b""),
@@ -117,27 +117,27 @@ async fn small_files_are_read_together_as_they_were_listed_and_within_the_token(
     assert_eq!(data.digests, pieces);
     // A link leads out of what the token grants.
     let out = world.send(&token, call(&files), b"").await;
-    assert_eq!(code(out), ErrorCode::RightMissing);
+    assert_eq!(error_code(out), ErrorCode::RightMissing);
     let up = ListedFile {
         path: "../e".to_owned(),
         ..files[2].clone()
     };
-    assert_eq!(code(world.call(call(&[up])).await), ErrorCode::BadPath);
+    assert_eq!(error_code(world.call(call(&[up])).await), ErrorCode::BadPath);
     let mut too_large = files[0].clone();
     too_large.identity.size = 5 << 20;
     let too_large = world.call(call(&[too_large])).await;
-    assert_eq!(code(too_large), ErrorCode::Malformed);
+    assert_eq!(error_code(too_large), ErrorCode::Malformed);
     world.file("d/c", b"changed");
     let changed = world.call(call(&files[..3])).await;
-    assert_eq!(code(changed), ErrorCode::SourceChanged);
+    assert_eq!(error_code(changed), ErrorCode::SourceChanged);
 }
 
 #[tokio::test]
 async fn a_directory_that_goes_away_is_told_and_not_made_again() {
-    let mut world = World::new();
+    let mut world = HomeFixture::new();
     let outer = std::mem::replace(&mut world.root, tempfile::tempdir().expect("directory"));
     let root = outer.path().join("home");
-    let home = |root: &Path| Home::open(root, world.signer.verifier(), None);
+    let home = |root: &Path| HomeServer::open(root, world.signer.verifier(), None);
     fs::create_dir(&root).expect("mkdir");
     fs::write(root.join("f"), b"x").expect("write");
     world.network.listen("home", home(&root).expect("home"));
@@ -189,7 +189,7 @@ async fn a_directory_that_goes_away_is_told_and_not_made_again() {
 
 #[tokio::test]
 async fn each_file_of_a_pack_has_its_own_right_and_its_own_answer() {
-    let world = World::new();
+    let world = HomeFixture::new();
     let elsewhere = grant(&world.signer, "elsewhere", &[Right::Read, Right::Write]);
     let pack = |contents: [&[u8]; 4], of_third: &[u8]| {
         let paths = ["out/a", "out/b", "out/c", "out/d"];
@@ -217,7 +217,7 @@ async fn each_file_of_a_pack_has_its_own_right_and_its_own_answer() {
     let contents: [&[u8]; 4] = [b"one", b"two", b"three", b""];
     let body = contents.concat();
     let short = world.send(&world.token, pack(contents, b"three"), &body[1..]);
-    assert_eq!(code(short.await), ErrorCode::Malformed);
+    assert_eq!(error_code(short.await), ErrorCode::Malformed);
     assert!(!world.root.path().join("out").exists(), "nothing was tried");
     // What the call itself shows opens nothing.
     let sent = world.send(&elsewhere, pack(contents, b"other"), &body);

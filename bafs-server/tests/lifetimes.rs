@@ -1,6 +1,6 @@
 //! How long volumes live: whose interest puts off their end, and what they hold.
 
-use crate::storage_world::{A, World, spec, tree};
+use crate::storage_world::{A, NodeCluster, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{AgentId, Epoch, ServerId, VolumeId};
 use bafs_proto::message::{
@@ -11,16 +11,16 @@ use bafs_proto::volume::{VolumeSpec, VolumeState};
 
 const B: &str = "b:1";
 
-fn show(id: u128) -> ShowVolume {
+fn get_volume(id: u128) -> ShowVolume {
     let volume = VolumeId(id);
     ShowVolume { volume }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn volumes_expire_unless_renewed() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let node = world.node(A, world.config(store.path())).await;
-    let tasks = node.background();
+    let tasks = node.start_background_tasks();
     let short = |id| VolumeSpec {
         lifetime_ms: 1_500,
         ..spec(id, None)
@@ -45,11 +45,11 @@ async fn volumes_expire_unless_renewed() {
     }
     assert_eq!(lost, [VolumeId(9)]);
     assert_eq!(
-        world.call(A, show(1)).await.expect("renewed").state,
+        world.call(A, get_volume(1)).await.expect("renewed").state,
         VolumeState::Ready
     );
     assert_eq!(
-        world.call(A, show(2)).await.expect_err("expired").code,
+        world.call(A, get_volume(2)).await.expect_err("expired").code,
         ErrorCode::VolumeLost
     );
     assert!(!tree(store.path(), 2).exists());
@@ -59,11 +59,11 @@ async fn volumes_expire_unless_renewed() {
 /// As on a disk that is full for a while.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_could_not_be_deleted_is_deleted_later_and_its_space_free_again() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let config = world.config(store.path());
     let all = config.capacity_bytes;
     let node = world.node(A, config).await;
-    let tasks = node.background();
+    let tasks = node.start_background_tasks();
     let large = |id| VolumeSpec {
         size_bytes: all,
         ..spec(id, None)
@@ -88,7 +88,7 @@ async fn what_could_not_be_deleted_is_deleted_later_and_its_space_free_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
     const RESULT_MS: u64 = 3 * 24 * 3_600_000;
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     for id in 1..=5 {
         world.create(A, spec(id, None)).await.expect("create");
@@ -130,7 +130,7 @@ async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
     let lifetimes = async |at| {
         let mut found = Vec::new();
         for id in 1..=5 {
-            let status = world.call(at, show(id)).await.expect("show");
+            let status = world.call(at, get_volume(id)).await.expect("show");
             found.push(status.spec.lifetime_ms);
         }
         found
@@ -152,7 +152,7 @@ async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_makes_no_volume_that_another_one_was_to_make() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let node = world.node(A, world.config(store.path())).await;
     // Whoever was here before lost its store.
     for (server, is_made) in [(ServerId(9), false), (node.advert().id, true)] {

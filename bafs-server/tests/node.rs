@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::storage_world::{ALL, FOREVER, World, spec};
+use crate::storage_world::{ALL, FOREVER, NodeCluster, spec};
 use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;
@@ -25,7 +25,7 @@ use bafs_server::node::Node;
 
 const V: VolumeId = VolumeId(1);
 
-pub(crate) async fn ask(node: &Arc<Node>, token: &Token, request: Request) -> Result<Reply> {
+pub(crate) async fn call_node(node: &Arc<Node>, token: &Token, request: Request) -> Result<Reply> {
     let peer = Peer {
         role: bafs_proto::message::Role::Agent,
         address: "t".to_owned(),
@@ -63,7 +63,7 @@ fn run_ops(epoch: Epoch, sequence: u64, ops: Vec<FileOp>) -> RunFileOps {
 
 /// Every request that a node answers, with the one right that it needs.
 #[expect(clippy::too_many_lines, reason = "a table: one line for each request")]
-fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
+fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
     let volume = || Resource::Volume(V);
     let manifest = Digest::of(b"m");
     let identity = SourceIdentity {
@@ -216,7 +216,7 @@ fn table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
     reason = "each wrong token for each request, then the right one"
 )]
 async fn every_request_needs_exactly_its_right() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let node = world.node("a:1", world.config(store.path())).await;
     world.create("a:1", spec(1, None)).await.expect("create");
     let open = OpenTree {
@@ -237,7 +237,7 @@ async fn every_request_needs_exactly_its_right() {
         let class = result.as_ref().err().map(bafs_proto::Error::class);
         assert_eq!(class, Some(ErrorClass::Denied), "{name} {why}: {result:?}");
     };
-    for (request, resource, right) in table(writer) {
+    for (request, resource, right) in rights_table(writer) {
         let name = request.name();
         let others: Vec<Right> = ALL.into_iter().filter(|other| *other != right).collect();
         let elsewhere = if resource == Resource::Jobs {
@@ -269,9 +269,9 @@ async fn every_request_needs_exactly_its_right() {
             ),
         ];
         for (why, token) in wrong {
-            denied(ask(&node, &token, request.clone()).await, name, why);
+            denied(call_node(&node, &token, request.clone()).await, name, why);
         }
-        let exact = ask(&node, &grant(&resource, &[right]), request).await;
+        let exact = call_node(&node, &grant(&resource, &[right]), request).await;
         let class = exact.as_ref().err().map(bafs_proto::Error::class);
         assert_ne!(
             class,
@@ -293,7 +293,7 @@ async fn every_request_needs_exactly_its_right() {
         }
         .into(),
     ] {
-        let error = ask(&node, &world.token, request)
+        let error = call_node(&node, &world.token, request)
             .await
             .expect_err("not here");
         assert_eq!(error.code, ErrorCode::Unsupported);
@@ -302,7 +302,7 @@ async fn every_request_needs_exactly_its_right() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn trees_serve_agents_until_the_volume_is_deleted() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let node = world.node("a:1", world.config(store.path())).await;
     world.create("a:1", spec(1, None)).await.expect("create");
     let open = OpenTree {
@@ -341,7 +341,7 @@ async fn trees_serve_agents_until_the_volume_is_deleted() {
         .signer()
         .grant(&[Resource::Volume(V)], &[Right::Read], FOREVER)
         .expect("grant");
-    let ride = ask(&node, &reader, run_ops(session.epoch, 2, Vec::new()).into()).await;
+    let ride = call_node(&node, &reader, run_ops(session.epoch, 2, Vec::new()).into()).await;
     assert_eq!(ride.expect_err("ride").code, ErrorCode::RightMissing);
     world
         .call("a:1", DeleteVolume { volume: V })
@@ -355,13 +355,13 @@ async fn trees_serve_agents_until_the_volume_is_deleted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_catalog_hears_of_changes_at_once() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let catalog = Arc::new(Catalog::new(world.authority.signer().verifier()));
     world.network.listen("c:1", catalog);
     let mut config = world.config(store.path());
     config.catalog = Some("c:1".to_owned());
     let node = world.node("a:1", config).await;
-    let tasks = node.background();
+    let tasks = node.start_background_tasks();
     tokio::time::sleep(std::time::Duration::from_millis(400)).await;
     let free = || async {
         let list = world
@@ -379,7 +379,7 @@ async fn the_catalog_hears_of_changes_at_once() {
 
 #[tokio::test]
 async fn a_node_that_is_given_no_group_is_in_that_of_its_subnet() {
-    let world = World::new();
+    let world = NodeCluster::new();
     for (address, given, group) in [
         ("10.9.8.7:7002", "", "10.9.8.0/24"),
         ("10.9.8.7:7002", "ours", "ours"),
@@ -395,7 +395,7 @@ async fn a_node_that_is_given_no_group_is_in_that_of_its_subnet() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_starts_and_stops_over_quic() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let running = bafs_server::node::start(world.config(store.path()))
         .await
         .expect("start");
@@ -417,6 +417,6 @@ async fn a_node_starts_and_stops_over_quic() {
     running.stop().await;
     // The same store serves again, with the volume.
     let node = world.node("a:1", world.config(store.path())).await;
-    let shown = ask(&node, &world.token, ShowVolume { volume: V }.into()).await;
+    let shown = call_node(&node, &world.token, ShowVolume { volume: V }.into()).await;
     assert!(matches!(shown, Ok(Reply::ShowVolume(_))), "{shown:?}");
 }

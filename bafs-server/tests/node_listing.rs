@@ -1,7 +1,7 @@
 //! Lists of volumes: whose, page by page, and while others are deleted.
 
-use crate::node::ask;
-use crate::storage_world::{ALL, FOREVER, World, spec};
+use crate::node::call_node;
+use crate::storage_world::{ALL, FOREVER, NodeCluster, spec};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{DeleteVolume, ListVolumes, Reply};
 use bafs_proto::token::{Resource, Token};
@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_listing_shows_what_the_token_may_see() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let node = world.node("a:1", world.config(store.path())).await;
     for id in 1..=3 {
         world.create("a:1", spec(id, None)).await.expect("create");
@@ -22,7 +22,7 @@ async fn a_listing_shows_what_the_token_may_see() {
         .grant(&resources, &ALL, FOREVER)
         .expect("grant");
     for (token, expected) in [(token, vec![1, 3]), (Token::none(), vec![])] {
-        let Ok(Reply::ListVolumes(list)) = ask(&node, &token, ListVolumes::default().into()).await
+        let Ok(Reply::ListVolumes(list)) = call_node(&node, &token, ListVolumes::default().into()).await
         else {
             panic!("no list");
         };
@@ -33,7 +33,7 @@ async fn a_listing_shows_what_the_token_may_see() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_volume_hides_no_other_from_a_listing() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node("a:1", world.config(store.path())).await;
     let small = |id| VolumeSpec {
         size_bytes: 4096,
@@ -74,7 +74,7 @@ async fn deleted_volume_hides_no_other_from_a_listing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_listing_comes_in_pages() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let node = world.node("a:1", world.config(store.path())).await;
     for id in 1..=130 {
         let small = VolumeSpec {
@@ -102,7 +102,7 @@ async fn a_long_listing_comes_in_pages() {
         .signer()
         .grant(&resources, &ALL, FOREVER)
         .expect("grant");
-    let list = ask(&node, &token, ListVolumes::default().into()).await;
+    let list = call_node(&node, &token, ListVolumes::default().into()).await;
     let Ok(Reply::ListVolumes(list)) = list else {
         panic!("no list")
     };

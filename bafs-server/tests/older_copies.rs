@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::storage_world::{A, FOREVER, World, from_volume, noise, spec, tree};
+use crate::storage_world::{A, FOREVER, NodeCluster, from_volume, random_bytes, spec, tree};
 use bafs_proto::identity::Authority;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CreateVolume, DeleteVolume};
@@ -19,19 +19,19 @@ use bafs_server::node::Node;
 use tempfile::TempDir;
 
 const B: &str = "b:1";
-const PIECE: u64 = 64 << 10;
+const CHUNK: u64 = 64 << 10;
 const LARGE: usize = 3 << 20;
 
 /// Volume 1 on node A, which copies on node B are made of.
-struct Stage {
-    world: World,
+struct CopyFixture {
+    world: NodeCluster,
     stores: [TempDir; 2],
     nodes: Vec<Arc<Node>>,
 }
 
-impl Stage {
+impl CopyFixture {
     async fn new() -> Self {
-        let world = World::new();
+        let world = NodeCluster::new();
         let stores = [(); 2].map(|()| tempfile::tempdir().expect("store"));
         let mut nodes = Vec::new();
         for (address, store) in [A, B].into_iter().zip(&stores) {
@@ -45,14 +45,14 @@ impl Stage {
         };
         let root = stage.source();
         fs::create_dir(root.join("deep")).expect("directory");
-        fs::write(root.join("large"), noise(LARGE, 1)).expect("write");
+        fs::write(root.join("large"), random_bytes(LARGE, 1)).expect("write");
         for name in ["same", "deep/rewritten", "removed", "old-name"] {
-            fs::write(root.join(name), noise(5_000, name.len() as u64)).expect("write");
+            fs::write(root.join(name), random_bytes(5_000, name.len() as u64)).expect("write");
         }
         let sparse = File::create(root.join("sparse")).expect("create");
         sparse.set_len(1 << 30).expect("size");
         sparse
-            .write_all_at(&noise(4096, 7), 9 << 20)
+            .write_all_at(&random_bytes(4096, 7), 9 << 20)
             .expect("write");
         std::os::unix::fs::symlink("same", root.join("link")).expect("link");
         stage
@@ -66,7 +66,7 @@ impl Stage {
         tree(self.stores[1].path(), id)
     }
 
-    async fn make(&self, id: u128, base: Option<u128>) -> Result<VolumeStatus> {
+    async fn make_copy(&self, id: u128, base: Option<u128>) -> Result<VolumeStatus> {
         let call = CreateVolume {
             server: None,
             spec: spec(id, from_volume(1)),
@@ -77,16 +77,16 @@ impl Stage {
     }
 
     /// Bytes that came for a copy that must be what the source is.
-    async fn received(&self, id: u128, base: Option<u128>) -> u64 {
-        let status = self.make(id, base).await.expect("status");
+    async fn received_bytes(&self, id: u128, base: Option<u128>) -> u64 {
+        let status = self.make_copy(id, base).await.expect("status");
         assert_eq!(status.state, VolumeState::Ready, "{status:?}");
-        assert_eq!(look(&self.copy(id)), look(&self.source()));
+        assert_eq!(snapshot_tree(&self.copy(id)), snapshot_tree(&self.source()));
         status.received_bytes
     }
 }
 
 /// Everything in a tree: path, bits, time, whether it is sparse, and content or target.
-fn look(root: &Path) -> Vec<(String, u32, i64, bool, Vec<u8>)> {
+fn snapshot_tree(root: &Path) -> Vec<(String, u32, i64, bool, Vec<u8>)> {
     let mut seen = Vec::new();
     let mut waiting = vec![root.to_owned()];
     while let Some(directory) = waiting.pop() {
@@ -102,7 +102,7 @@ fn look(root: &Path) -> Vec<(String, u32, i64, bool, Vec<u8>)> {
                 content = target.into_os_string().into_encoded_bytes();
             } else {
                 is_sparse = about.blocks() * 512 < about.len() / 2;
-                content = data(&path, &about);
+                content = data_of(&path, &about);
             }
             let name = path.strip_prefix(root).expect("below").to_string_lossy();
             let (bits, time) = (
@@ -117,7 +117,7 @@ fn look(root: &Path) -> Vec<(String, u32, i64, bool, Vec<u8>)> {
 }
 
 /// Of a large file the part that is not a hole, as this test makes them.
-fn data(path: &Path, about: &fs::Metadata) -> Vec<u8> {
+fn data_of(path: &Path, about: &fs::Metadata) -> Vec<u8> {
     if about.len() < 1 << 30 {
         return fs::read(path).expect("read");
     }
@@ -138,34 +138,34 @@ fn change_secretly(path: &Path, at: u64, content: &[u8]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_further_copy_only_what_changed_travels() {
-    let stage = Stage::new().await;
+    let stage = CopyFixture::new().await;
     let whole = (LARGE + 4 * 5_000) as u64;
-    let first = stage.received(11, None).await;
-    assert!((whole..whole + 2 * PIECE).contains(&first), "{first} bytes");
-    assert_eq!(stage.received(12, Some(11)).await, 0, "nothing changed");
+    let first = stage.received_bytes(11, None).await;
+    assert!((whole..whole + 2 * CHUNK).contains(&first), "{first} bytes");
+    assert_eq!(stage.received_bytes(12, Some(11)).await, 0, "nothing changed");
 
     let root = stage.source();
-    change_secretly(&root.join("large"), 5 * PIECE + 1, b"changed");
+    change_secretly(&root.join("large"), 5 * CHUNK + 1, b"changed");
     change_secretly(&root.join("deep/rewritten"), 0, b"changed");
     let large = File::options().append(true).open(root.join("large"));
     std::io::Write::write_all(&mut large.expect("open"), b"more").expect("append");
     let sparse = File::options().write(true).open(root.join("sparse"));
     let sparse = sparse.expect("open");
     sparse
-        .write_all_at(&noise(4096, 8), 10 << 20)
+        .write_all_at(&random_bytes(4096, 8), 10 << 20)
         .expect("write");
     fs::remove_file(root.join("removed")).expect("remove");
     fs::rename(root.join("old-name"), root.join("new-name")).expect("rename");
     fs::set_permissions(root.join("same"), Permissions::from_mode(0o751)).expect("bits");
-    let changed = PIECE + 5_000 + 4 + 4096 + 5_000;
-    assert_eq!(stage.received(13, Some(12)).await, changed);
+    let changed = CHUNK + 5_000 + 4 + 4096 + 5_000;
+    assert_eq!(stage.received_bytes(13, Some(12)).await, changed);
 
     let file = File::options().write(true).open(root.join("large"));
-    file.expect("open").set_len(PIECE + 9).expect("truncate");
+    file.expect("open").set_len(CHUNK + 9).expect("truncate");
     fs::remove_file(root.join("same")).expect("remove");
     fs::create_dir(root.join("same")).expect("a directory where a file was");
     assert_eq!(
-        stage.received(14, Some(13)).await,
+        stage.received_bytes(14, Some(13)).await,
         0,
         "what is left was there"
     );
@@ -174,23 +174,23 @@ async fn of_a_further_copy_only_what_changed_travels() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_copy_that_is_damaged_or_gone_costs_bytes_and_nothing_else() {
-    let stage = Stage::new().await;
-    let whole = stage.received(11, None).await;
-    change_secretly(&stage.copy(11).join("large"), 2 * PIECE, b"rotten");
+    let stage = CopyFixture::new().await;
+    let whole = stage.received_bytes(11, None).await;
+    change_secretly(&stage.copy(11).join("large"), 2 * CHUNK, b"rotten");
     fs::remove_file(stage.copy(11).join("same")).expect("remove");
     std::os::unix::fs::symlink("/etc/passwd", stage.copy(11).join("same")).expect("link");
-    assert_eq!(stage.received(12, Some(11)).await, PIECE + 5_000);
-    assert_eq!(stage.received(13, Some(99)).await, whole, "it never was");
+    assert_eq!(stage.received_bytes(12, Some(11)).await, CHUNK + 5_000);
+    assert_eq!(stage.received_bytes(13, Some(99)).await, whole, "it never was");
     let volume = VolumeId(12);
     let deleted = stage.world.call(B, DeleteVolume { volume }).await;
     deleted.expect("delete");
-    assert_eq!(stage.received(14, Some(12)).await, whole, "it is gone");
+    assert_eq!(stage.received_bytes(14, Some(12)).await, whole, "it is gone");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_makes_a_copy_from_what_is_not_theirs() {
-    let stage = Stage::new().await;
-    stage.received(11, None).await;
+    let stage = CopyFixture::new().await;
+    stage.received_bytes(11, None).await;
     let authority: &Authority = &stage.world.authority;
     let rights = [Right::Read, Right::Write, Right::Manage];
     let own = [Resource::Volume(VolumeId(12))];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::storage_world::{
-    A, HOME, Home, World, from_home, from_volume, noise, rich_home, spec, tree,
+    A, HOME, FaultyHome, NodeCluster, from_home, from_volume, random_bytes, populated_home, spec, tree,
 };
 use bafs_proto::ErrorCode;
 use bafs_proto::bearer::Bearer;
@@ -17,13 +17,13 @@ use bafs_proto::volume::{Replacement, VolumeKind, VolumeSpec, VolumeState, Volum
 
 const B: &str = "b:1";
 
-fn show(id: u128) -> ShowVolume {
+fn get_volume(id: u128) -> ShowVolume {
     ShowVolume {
         volume: VolumeId(id),
     }
 }
 
-fn delete(id: u128) -> DeleteVolume {
+fn delete_volume(id: u128) -> DeleteVolume {
     DeleteVolume {
         volume: VolumeId(id),
     }
@@ -31,7 +31,7 @@ fn delete(id: u128) -> DeleteVolume {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn creating_and_deleting_may_be_repeated() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     let first = world.create(A, spec(1, None)).await.expect("create");
     assert_eq!(first.state, VolumeState::Ready);
@@ -53,16 +53,16 @@ async fn creating_and_deleting_may_be_repeated() {
         ErrorCode::Conflict
     );
     for _ in 0..3 {
-        world.call(A, delete(1)).await.expect("delete");
+        world.call(A, delete_volume(1)).await.expect("delete");
     }
     assert!(!tree(store.path(), 1).exists());
     let dead = world.create(A, spec(1, None)).await.expect_err("dead");
     assert_eq!(dead.code, ErrorCode::VolumeLost);
     assert_eq!(
-        world.call(A, show(1)).await.expect_err("gone").code,
+        world.call(A, get_volume(1)).await.expect_err("gone").code,
         ErrorCode::VolumeLost
     );
-    world.call(A, delete(2)).await.expect("never was");
+    world.call(A, delete_volume(2)).await.expect("never was");
     let never = world
         .create(A, spec(2, None))
         .await
@@ -88,8 +88,8 @@ async fn creating_and_deleting_may_be_repeated() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_keeps_what_was_ready_and_nothing_else() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = Arc::new(Home::default());
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let home = Arc::new(FaultyHome::default());
     home.file("slow", b"slow", 0o644);
     home.delay_ms.store(60_000, Ordering::Relaxed);
     world.network.listen(HOME, home);
@@ -98,7 +98,7 @@ async fn a_restart_keeps_what_was_ready_and_nothing_else() {
     world.create(A, spec(1, None)).await.expect("create");
     std::fs::write(tree(store.path(), 1).join("f"), b"kept").expect("write");
     world.create(A, spec(2, None)).await.expect("create");
-    world.call(A, delete(2)).await.expect("delete");
+    world.call(A, delete_volume(2)).await.expect("delete");
     let call = bafs_proto::message::CreateVolume {
         server: None,
         spec: spec(3, from_home("slow")),
@@ -125,7 +125,7 @@ async fn a_restart_keeps_what_was_ready_and_nothing_else() {
     let again = world.node(B, world.config(after.path())).await;
     assert_eq!(again.advert().id, advert.id);
     assert_eq!(
-        world.call(B, show(1)).await.expect("kept").state,
+        world.call(B, get_volume(1)).await.expect("kept").state,
         VolumeState::Ready
     );
     assert_eq!(
@@ -137,7 +137,7 @@ async fn a_restart_keeps_what_was_ready_and_nothing_else() {
         ErrorCode::VolumeLost
     );
     assert_eq!(
-        world.call(B, show(3)).await.expect_err("half").code,
+        world.call(B, get_volume(3)).await.expect_err("half").code,
         ErrorCode::VolumeLost
     );
     assert!(
@@ -157,7 +157,7 @@ async fn a_restart_keeps_what_was_ready_and_nothing_else() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_shown_to_one_node_is_of_no_use_at_another() {
-    let world = World::new();
+    let world = NodeCluster::new();
     let stores = [A, B].map(|_| tempfile::tempdir().expect("store"));
     for (address, store) in [A, B].into_iter().zip(&stores) {
         world.node(address, world.config(store.path())).await;
@@ -166,11 +166,11 @@ async fn what_was_shown_to_one_node_is_of_no_use_at_another() {
     }
     let bearer = Bearer::new(world.token.clone(), world.authority.signer().verifier());
     let now = bafs_server::clock::now();
-    let shown = bearer.show(A, &delete(1).into(), now, 20_000);
+    let shown = bearer.show(A, &delete_volume(1).into(), now, 20_000);
     let shown = shown.expect("a token");
     let ask = async |address, id| {
         let deadline = Deadline::after_ms(20_000);
-        let asked = world.pool.call(address, &shown, delete(id), deadline).await;
+        let asked = world.pool.call(address, &shown, delete_volume(id), deadline).await;
         asked.map_err(|error| error.code)
     };
     let refused = Err(ErrorCode::RightMissing);
@@ -182,7 +182,7 @@ async fn what_was_shown_to_one_node_is_of_no_use_at_another() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_serves_one_node() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     let second =
         bafs_server::node::Node::open(world.config(store.path()), B.to_owned(), world.pool.clone());
@@ -191,7 +191,7 @@ async fn a_store_serves_one_node() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_creates_never_exceed_the_capacity() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let node = world.node(A, world.config(store.path())).await;
     let world = Arc::new(world);
     let creates: Vec<_> = (0..64u128)
@@ -246,7 +246,7 @@ fn check_tree(root: &Path) {
     );
     assert_eq!(
         std::fs::read(root.join("big")).expect("big"),
-        noise(3_500_000, 7)
+        random_bytes(3_500_000, 7)
     );
     assert_eq!(
         std::fs::read_link(root.join("link")).expect("link"),
@@ -273,8 +273,8 @@ fn check_tree(root: &Path) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volume_is_filled_from_home_and_replicated() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let _home = rich_home(&world);
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let _home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;
     let status = world
         .create(A, spec(1, from_home("in")))
@@ -311,8 +311,8 @@ async fn a_volume_is_filled_from_home_and_replicated() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fill_that_cannot_be_says_why() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = rich_home(&world);
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;
     let cases = [
         (
@@ -345,7 +345,7 @@ async fn a_fill_that_cannot_be_says_why() {
             .await
             .expect("delete");
     }
-    home.damage.store(2, Ordering::Relaxed);
+    home.damaged_replies.store(2, Ordering::Relaxed);
     let status = world
         .create(A, spec(4, from_home("in/big")))
         .await
@@ -356,8 +356,8 @@ async fn a_fill_that_cannot_be_says_why() {
         "damage on the way is repaired"
     );
     let content = std::fs::read(tree(store.path(), 4).join("big")).expect("read");
-    assert_eq!(content, noise(3_500_000, 7));
-    home.damage.store(u32::MAX, Ordering::Relaxed);
+    assert_eq!(content, random_bytes(3_500_000, 7));
+    home.damaged_replies.store(u32::MAX, Ordering::Relaxed);
     let status = world
         .create(A, spec(5, from_home("in/big")))
         .await
@@ -367,9 +367,9 @@ async fn a_fill_that_cannot_be_says_why() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_source_does_not_leave_the_volume() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let outside = tempfile::tempdir().expect("outside");
-    let home = Arc::new(Home::default());
+    let home = Arc::new(FaultyHome::default());
     let target = outside.path().to_str().expect("path").as_bytes().to_vec();
     home.add("in", SourceKind::Directory);
     home.add("in/a", SourceKind::Symlink(target));
@@ -386,8 +386,8 @@ async fn a_hostile_source_does_not_leave_the_volume() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn deleting_a_volume_stops_its_fill() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    let home = rich_home(&world);
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    let home = populated_home(&world);
     home.delay_ms.store(60_000, Ordering::Relaxed);
     let node = world.node(A, world.config(store.path())).await;
     let world = Arc::new(world);
@@ -396,7 +396,7 @@ async fn deleting_a_volume_stops_its_fill() {
     while node.advert().free_bytes == node.advert().capacity_bytes {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    world.call(A, delete(1)).await.expect("delete");
+    world.call(A, delete_volume(1)).await.expect("delete");
     let created = creating.await.expect("task");
     assert_eq!(created.expect_err("deleted").code, ErrorCode::VolumeLost);
     world
@@ -413,8 +413,8 @@ async fn deleting_a_volume_stops_its_fill() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cache_volume_that_no_table_knows_is_removed_at_the_start() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
-    rich_home(&world);
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
+    populated_home(&world);
     let Some(source) = from_home("in") else {
         unreachable!()
     };
@@ -442,7 +442,7 @@ async fn a_cache_volume_that_no_table_knows_is_removed_at_the_start() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_that_deceive_readers_are_refused() {
-    let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+    let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     for bad in ["ok\u{202e}gnp", "a\u{200b}", "a\u{1b}[31m", "\u{2066}x"] {
         let named = VolumeSpec {

@@ -16,14 +16,14 @@ use tempfile::TempDir;
 
 const VOLUME: TreeRef = TreeRef::Volume(VolumeId(7));
 
-struct Bench {
+struct SessionFixture {
     root: TempDir,
     tree: Arc<Tree>,
     counters: Counters,
     sessions: TreeSessions,
 }
 
-impl Bench {
+impl SessionFixture {
     fn new() -> Self {
         let root = tempfile::tempdir().expect("directory");
         let tree = Tree::open(root.path(), None).expect("tree");
@@ -83,7 +83,7 @@ impl Bench {
             .map(|(results, body)| (results.results, body))
     }
 
-    async fn code(&self, epoch: Epoch) -> ErrorCode {
+    async fn error_code(&self, epoch: Epoch) -> ErrorCode {
         self.run(epoch, 1_000_000, vec![FileOp::StatFs], b"")
             .await
             .expect_err("ended")
@@ -117,12 +117,12 @@ fn append(handle: HandleId, length: u32) -> FileOp {
 
 #[tokio::test]
 async fn a_writer_fences_earlier_writers_and_no_reader() {
-    let bench = Bench::new();
+    let bench = SessionFixture::new();
     let reader = bench.open(false).await;
     let first = bench.open(true).await;
     let second = bench.open(true).await;
     assert!(second > first && first > reader);
-    assert_eq!(bench.code(first).await, ErrorCode::Fenced);
+    assert_eq!(bench.error_code(first).await, ErrorCode::Fenced);
     assert!(
         bench
             .run(reader, 1, vec![FileOp::StatFs], b"")
@@ -135,7 +135,7 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
             .await
             .is_ok()
     );
-    assert_eq!(bench.code(Epoch(3)).await, ErrorCode::SessionUnknown);
+    assert_eq!(bench.error_code(Epoch(3)).await, ErrorCode::SessionUnknown);
     let restarted = TreeSessions::new(2, Counters::default());
     let call = OpenTree {
         tree: VOLUME,
@@ -153,7 +153,7 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
 
 #[tokio::test]
 async fn nobody_goes_on_over_a_restart_of_the_machine() {
-    let bench = Bench::new();
+    let bench = SessionFixture::new();
     let open = |resumes| OpenTree {
         tree: VOLUME,
         agent: AgentId(1),
@@ -173,7 +173,7 @@ async fn nobody_goes_on_over_a_restart_of_the_machine() {
 
 #[tokio::test]
 async fn writers_of_a_home_tree_live_side_by_side() {
-    let bench = Bench::new();
+    let bench = SessionFixture::new();
     let tree = TreeRef::Home("a".to_owned());
     let call = OpenTree {
         tree: tree.clone(),
@@ -207,10 +207,10 @@ async fn writers_of_a_home_tree_live_side_by_side() {
 
 #[tokio::test]
 async fn a_deleted_volume_is_lost_for_good() {
-    let bench = Bench::new();
+    let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     bench.sessions.drop_tree(&VOLUME).await;
-    assert_eq!(bench.code(epoch).await, ErrorCode::VolumeLost);
+    assert_eq!(bench.error_code(epoch).await, ErrorCode::VolumeLost);
     let call = OpenTree {
         tree: VOLUME,
         agent: AgentId(1),
@@ -224,7 +224,7 @@ async fn a_deleted_volume_is_lost_for_good() {
 
 #[tokio::test]
 async fn a_silent_session_ends_and_a_renewed_one_does_not() {
-    let bench = Bench::new();
+    let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     bench
         .sessions
@@ -235,7 +235,7 @@ async fn a_silent_session_ends_and_a_renewed_one_does_not() {
         .sessions
         .sweep(clock::now().plus_ms(LEASE_MS + 1000))
         .await;
-    assert_eq!(bench.code(epoch).await, ErrorCode::SessionUnknown);
+    assert_eq!(bench.error_code(epoch).await, ErrorCode::SessionUnknown);
     bench
         .sessions
         .close(
@@ -252,7 +252,7 @@ async fn a_silent_session_ends_and_a_renewed_one_does_not() {
 
 #[tokio::test]
 async fn a_repeated_batch_runs_once_also_at_the_same_time() {
-    let bench = Arc::new(Bench::new());
+    let bench = Arc::new(SessionFixture::new());
     let epoch = bench.open(true).await;
     let handle = bench.create(epoch, "log").await;
     let mut tasks = Vec::new();
@@ -282,7 +282,7 @@ async fn a_repeated_batch_runs_once_also_at_the_same_time() {
 
 #[tokio::test]
 async fn a_caller_that_gives_up_finds_the_answer_later() {
-    let bench = Bench::new();
+    let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     let handle = bench.create(epoch, "log").await;
     let run = bench.run(epoch, 2, vec![append(handle, 3)], b"abc");
@@ -300,7 +300,7 @@ async fn a_caller_that_gives_up_finds_the_answer_later() {
 
 #[tokio::test]
 async fn a_batch_answers_each_operation_and_bounds_the_body() {
-    let bench = Bench::new();
+    let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     let handle = bench.create(epoch, "f").await;
     let read = FileOp::Read {
@@ -320,7 +320,7 @@ async fn a_batch_answers_each_operation_and_bounds_the_body() {
 
 #[tokio::test]
 async fn every_answer_fits_a_header() {
-    let bench = Bench::new();
+    let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     let directory = bench.root.path().join("d");
     std::fs::create_dir(&directory).expect("mkdir");
@@ -364,7 +364,7 @@ async fn every_answer_fits_a_header() {
 
 #[tokio::test]
 async fn nothing_of_a_chain_runs_behind_what_failed() {
-    let bench = Bench::new();
+    let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     let make = |name: &str| FileOp::MakeDirectory {
         parent: InodeNo::ROOT,

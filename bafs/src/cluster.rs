@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bafs_proto::net::channel;
-use bafs_server::executor::{Disk, TemporaryShare};
+use bafs_server::executor::{DiskSpace, TemporaryQuota};
 use bafs_server::{clock, home};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -294,7 +294,7 @@ impl Drop for Cluster {
         if self.made_home_state {
             // Receipts are for clusters that outlive a run; the export is the user's directory.
             // Another home may have come to it meanwhile, and then they are that one's.
-            let _ = home::remove_unoccupied(&self.export);
+            let _ = home::remove_unused_directory(&self.export);
         }
     }
 }
@@ -304,13 +304,13 @@ fn words(text: &[&str]) -> Vec<String> {
 }
 
 /// What each slot has for temporary files: all nodes are on one disk and in one memory.
-fn temporary_share(spec: &ClusterSpec, directory: &Path) -> Result<TemporaryShare> {
+fn temporary_share(spec: &ClusterSpec, directory: &Path) -> Result<TemporaryQuota> {
     let sizes = spec.node_sizes.iter().map(|size| parse_bytes(size));
     let offered = sizes.sum::<Result<u64>>().context("the size of a node")?;
     let nodes = u32::try_from(spec.node_sizes.len())?;
     let slots = nodes.saturating_mul(spec.slots);
-    let disk = Disk::of(directory).context("cannot look at the disk")?;
-    let share = TemporaryShare::beside_volumes(disk, offered, offered, slots);
+    let disk = DiskSpace::measure(directory).context("cannot look at the disk")?;
+    let share = TemporaryQuota::beside_volumes_quota(disk, offered, offered, slots);
     Ok(share)
 }
 

@@ -10,7 +10,7 @@ use bafs_client::sandbox::{Check, Standing, check};
 use bafs_proto::message::{Advert, DeleteVolume, ReadCounters};
 use bafs_proto::volume::{VolumeState, VolumeStatus};
 use bafs_server::clock;
-use bafs_server::home::{Unfinished, unfinished};
+use bafs_server::home::{UnfinishedUpload, list_unfinished_uploads};
 
 use crate::args::DoctorArgs;
 use crate::client::{Client, is_of_a_node};
@@ -176,7 +176,7 @@ async fn check_volume(
 /// What unfinished uploads hold in the directory that a home exports.
 fn check_export(export: &Path, treatment: Treatment) -> Vec<Check> {
     let subject = format!("export {}", export.display());
-    let uploads = match unfinished(export) {
+    let uploads = match list_unfinished_uploads(export) {
         Ok(uploads) => uploads,
         Err(error) => {
             let remedy = "name the directory that `bafs home --export` names";
@@ -190,7 +190,7 @@ fn check_export(export: &Path, treatment: Treatment) -> Vec<Check> {
     std::iter::once(whole).chain(checks).collect()
 }
 
-fn check_upload(upload: &Unfinished, treatment: Treatment) -> Check {
+fn check_upload(upload: &UnfinishedUpload, treatment: Treatment) -> Check {
     let subject = format!("upload to '{}'", upload.target);
     let found = format!(
         "{} bytes of it are in {}; the last came {} min ago",

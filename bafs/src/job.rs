@@ -16,7 +16,7 @@ use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role};
 use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{VolumeKind, VolumeStatus};
-use bafs_server::executor::memory_bytes;
+use bafs_server::executor::machine_memory_bytes;
 use serde_json::json;
 
 use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs, WrongUse};
@@ -63,7 +63,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
             let choices = choices(args.explain, args.delegate, Promise::Synced);
             let place = TemporaryPlace {
                 directory: directory.path().to_owned(),
-                memory_bytes: memory_bytes() / 2,
+                memory_bytes: machine_memory_bytes() / 2,
             };
             let code = bafs_client::entry::exec_main(spec, identity, choices, Some(place));
             drop(directory);
@@ -173,7 +173,7 @@ pub(crate) fn agent(args: &AgentArgs) -> ExitCode {
     };
     let temporary = args.temporary.clone().map(|directory| TemporaryPlace {
         directory,
-        memory_bytes,
+        machine_memory_bytes,
     });
     bafs_client::entry::agent_main(&args.identity, args.printed.as_deref(), choices, temporary)
 }

@@ -12,7 +12,7 @@ use bafs_server::catalog::{self, CatalogConfig};
 use bafs_server::home::{self, HomeConfig};
 use bafs_server::homes::HomeSettings;
 use bafs_server::node::{self, NodeConfig};
-use bafs_server::serving::Running;
+use bafs_server::serving::RunningServer;
 use nix::sys::signal::Signal;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
@@ -61,7 +61,7 @@ fn home_settings(path: &Path) -> Result<HomeSettings> {
 }
 
 /// What a server said that did not start, with what helps.
-fn started(started: bafs_proto::Result<Running>) -> Result<Running> {
+fn started(started: bafs_proto::Result<RunningServer>) -> Result<RunningServer> {
     started.map_err(|error| match remedy(&error.detail) {
         Some(remedy) => anyhow!("{error}; {remedy}"),
         None => error.into(),
@@ -236,12 +236,12 @@ fn check_reachable(listen: &str, catalog: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-async fn until_stopped(mut server: Running, args: &ServerArgs, output: Output) -> Result<()> {
+async fn until_stopped(mut server: RunningServer, args: &ServerArgs, output: Output) -> Result<()> {
     // Before anybody is told that it listens, and may want it to end.
     let asked = asked_to_end();
     let address = server.address().to_string();
     let metrics = match &args.metrics {
-        Some(at) => Some(metrics::start(at, server.figures())?.to_string()),
+        Some(at) => Some(metrics::start(at, server.read_metrics())?.to_string()),
         None => None,
     };
     let also = metrics
@@ -256,7 +256,7 @@ async fn until_stopped(mut server: Running, args: &ServerArgs, output: Output) -
     let over = tokio::select! {
         _ = asked => None,
         () = stdin_closed(), if args.until_stdin_closes => None,
-        why = server.over() => Some(why),
+        why = server.wait_for_fatal() => Some(why),
     };
     server.stop().await;
     over.map_or(Ok(()), |why| Err(why.into()))

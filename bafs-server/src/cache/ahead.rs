@@ -13,7 +13,7 @@ use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
 use super::read::prefetch;
 use super::route::View;
-use crate::logic::ahead::Step;
+use crate::logic::ahead::BlockRead;
 use crate::logic::blocks::CopyClass;
 
 /// Most bytes on their way ahead of all readers of a node: they are in memory until they landed.
@@ -33,21 +33,21 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
         return;
     };
     let blocks = generation.manifest.blocks_of(entry);
-    let step = Step {
+    let step = BlockRead {
         file: run.file,
         first: run.first,
         count: run.count as u64,
         blocks,
         block_bytes: run.block_bytes,
-        ahead_max: room_to_stay(generation, CopyClass::Primary) / u64::from(run.block_bytes),
-        keep_max: room_to_keep(generation, &view) / u64::from(run.block_bytes),
+        read_ahead_max: room_to_stay(generation, CopyClass::Primary) / u64::from(run.block_bytes),
+        retain_max: room_to_keep(generation, &view) / u64::from(run.block_bytes),
     };
     let under_way = fetcher.ahead_bytes.load(Ordering::Relaxed);
     let room = AHEAD_BYTES_MAX.saturating_sub(under_way) / u64::from(run.block_bytes);
     let wanted = {
         let readers = generation.readers.lock();
         let mut readers = readers.unwrap_or_else(std::sync::PoisonError::into_inner);
-        readers.note(step, room)
+        readers.note_read(step, room)
     };
     let run_of = |(first, count): (u64, u64)| Run {
         first,
@@ -55,7 +55,7 @@ pub(crate) fn follow(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, run: 
         last_bytes: (generation.manifest).length_of(entry, BlockIndex(first + count - 1)),
         ..*run
     };
-    if let Some(kept) = wanted.keep {
+    if let Some(kept) = wanted.retain {
         keep(fetcher, generation, &view, &run_of(kept));
     }
     if let Some(ahead) = wanted.fetch {
@@ -73,7 +73,7 @@ fn fetch(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, view: &View, ahea
     let mut fresh_bytes = 0;
     for n in &places {
         let key = ahead.key(*n);
-        if !generation.disk.table().holds(key) && generation.ahead.insert(key) {
+        if !generation.disk.table().contains(key) && generation.ahead.insert(key) {
             fresh_bytes += ahead.length(*n) as u64;
         }
     }
@@ -133,7 +133,7 @@ fn staying(generation: &Generation, view: &View, run: &Run) -> Vec<usize> {
 /// Bytes of blocks of a class that may come ahead of one reader: what does not stay until then
 /// would come twice.
 fn room_to_stay(generation: &Generation, class: CopyClass) -> u64 {
-    generation.disk.table().lasting_bytes(class) / SHARE_OF_ROOM
+    generation.disk.table().retainable_bytes(class) / SHARE_OF_ROOM
 }
 
 /// Bytes ahead of one reader that are to stay where they are: far less than fits, as others read
@@ -142,7 +142,7 @@ fn room_to_keep(generation: &Generation, view: &View) -> u64 {
     let table = generation.disk.table();
     match table.replacement() {
         Replacement::Lru if view.lacks_room(generation) => {
-            table.lasting_bytes(CopyClass::Primary) / SHARE_TO_KEEP
+            table.retainable_bytes(CopyClass::Primary) / SHARE_TO_KEEP
         }
         _ => 0,
     }

@@ -12,7 +12,7 @@ use super::fetch::Generation;
 use super::flights::Block;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum BlockOrigin {
     Home,
     Peer,
 }
@@ -25,7 +25,7 @@ impl Generation {
         run: &Run,
         digests: Vec<Digest>,
         body: Bytes,
-        origin: Origin,
+        origin: BlockOrigin,
     ) -> Result<Vec<Option<Block>>> {
         let (generation, run) = (self.clone(), *run);
         let checked = blocking(move || {
@@ -55,7 +55,7 @@ impl Generation {
                     return wrong("the bytes do not match the digest");
                 }
                 let known = generation.disk.table().digest_of(run.key(n));
-                if origin == Origin::Peer && known.is_some_and(|known| known != digest) {
+                if origin == BlockOrigin::Peer && known.is_some_and(|known| known != digest) {
                     return wrong("the digest is not the one that home once sent");
                 }
                 blocks.push(Some((bytes, digest)));
@@ -69,9 +69,9 @@ impl Generation {
         checked.map_err(|error| {
             self.meter.add("cache_digest_failures", 1);
             match origin {
-                Origin::Peer => error,
+                BlockOrigin::Peer => error,
                 // The caller may ask again: the bytes at home may be good.
-                Origin::Home => Error::new(ErrorCode::ServerFault, error.detail),
+                BlockOrigin::Home => Error::new(ErrorCode::ServerFault, error.detail),
             }
         })
     }

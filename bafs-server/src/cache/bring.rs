@@ -39,11 +39,11 @@ pub(crate) async fn bring(
     let absent: Vec<_> = {
         let table = disk.table();
         (0..run.count)
-            .filter(|n| !table.holds(run.key(*n)))
+            .filter(|n| !table.contains(run.key(*n)))
             .collect()
     };
     count_hits(generation, &run, |n| absent.binary_search(&n).is_err());
-    let began = clock::ticks();
+    let began = clock::monotonic_us();
     let mut landed = fly(fetcher, generation, &run, (&errand, &absent), deadline).await?;
     if !absent.is_empty() {
         note_wait(generation, began);

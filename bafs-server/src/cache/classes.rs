@@ -51,7 +51,7 @@ pub(crate) struct Sorted {
 impl Caches {
     /// Has caches leave so many bytes free on the disk from now on: jobs found it full, and other
     /// volumes were promised what caches have.
-    pub async fn leave_free(self: &Arc<Self>, bytes: u64) {
+    pub async fn reserve_free_space(self: &Arc<Self>, bytes: u64) {
         if self.spare.fetch_max(bytes, Ordering::Relaxed) < bytes {
             tracing::warn!(bytes, "the disk is full: caches leave so much of it free");
         }
@@ -75,7 +75,7 @@ impl Caches {
 
     /// Goes on with what is done bit by bit: classes of blocks, warming of pinned paths. To be
     /// called every second or so.
-    pub async fn tick(self: &Arc<Self>) {
+    pub async fn maintain(self: &Arc<Self>) {
         self.yield_disk().await;
         let volumes: Vec<_> = self.lock().values().cloned().collect();
         for volume in volumes {

@@ -21,12 +21,12 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
 
 use super::fault;
-use super::journal::{self, Entry, Journal};
+use super::journal::{self, JournalEntry, Journal};
 use super::keep::is_full;
 use super::near::{self, NearMap};
 pub(crate) use super::run::Run;
 use crate::counters::Counters;
-use crate::logic::blocks::{BlockKey, BlockTable, CopyClass, Held, charge};
+use crate::logic::blocks::{BlockKey, BlockTable, CopyClass, StoredBlock, charged_bytes};
 
 /// Blocks that were read from disk.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Local {
 }
 
 /// The blocks of one generation of a cache volume.
-pub(crate) struct Disk {
+pub(crate) struct CacheDisk {
     pub(super) directory: PathBuf,
     pub(super) block_bytes: u32,
     shelf: Mutex<Shelf>,
@@ -127,14 +127,14 @@ impl TableGuard<'_> {
 
     /// Takes over what agents used without asking, if a block of this length drives others out.
     pub(super) fn note_near_uses(&mut self, length: u32) {
-        if self.wants_uses(length) {
+        if self.is_use_import_due(length) {
             let uses = self.0.near.as_ref().map(NearMap::take_uses);
-            self.note_uses(uses.unwrap_or_default());
+            self.import_uses(uses.unwrap_or_default());
         }
     }
 }
 
-impl Disk {
+impl CacheDisk {
     /// Opens the blocks in `directory`, made if it is not there; `table` must be empty.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl Disk {
         let mut live: BTreeMap<BlockKey, (usize, u32, Digest, CopyClass)> = BTreeMap::new();
         for (age, entry) in entries.into_iter().enumerate() {
             match entry {
-                Entry::Keep {
+                JournalEntry::Keep {
                     key,
                     length,
                     digest,
@@ -160,11 +160,11 @@ impl Disk {
                 } if length <= block_bytes => {
                     live.insert(key, (age, length, digest, class));
                 }
-                Entry::Keep { key, .. } | Entry::Drop { key } => drop(live.remove(&key)),
+                JournalEntry::Keep { key, .. } | JournalEntry::Drop { key } => drop(live.remove(&key)),
             }
         }
         let lost = live.keys().filter(|key| left.contains(&key.file));
-        let lost: Vec<_> = lost.map(|key| Entry::Drop { key: *key }).collect();
+        let lost: Vec<_> = lost.map(|key| JournalEntry::Drop { key: *key }).collect();
         journal.append(&lost)?;
         live.retain(|key, _| !left.contains(&key.file));
         let mut by_age: Vec<_> = live.into_iter().collect();
@@ -201,13 +201,13 @@ impl Disk {
     /// Whether any block of a run is here; no use of it.
     pub(crate) fn holds_some(&self, run: &Run) -> bool {
         let table = self.table();
-        (0..run.count).any(|n| table.holds(run.key(n)))
+        (0..run.count).any(|n| table.contains(run.key(n)))
     }
 
     /// Whether all blocks of a run are here; no use of them.
     pub(crate) fn holds_all(&self, run: &Run) -> bool {
         let table = self.table();
-        (0..run.count).all(|n| table.holds(run.key(n)))
+        (0..run.count).all(|n| table.contains(run.key(n)))
     }
 
     /// Counts what is here of a run as used now.
@@ -222,7 +222,7 @@ impl Disk {
     /// anybody gets them again.
     pub(crate) fn doubt(&self, run: &Run) {
         let mut table = self.table();
-        (0..run.count).for_each(|n| table.doubt(run.key(n)));
+        (0..run.count).for_each(|n| table.mark_unverified(run.key(n)));
     }
 
     /// Whether agents on this machine can read all blocks of a run by themselves.
@@ -238,11 +238,11 @@ impl Disk {
     /// # Errors
     /// `ServerFault` when the system does not let this process read now.
     pub(crate) fn read(&self, run: &Run) -> Result<Local> {
-        let found: Vec<Option<Held>> = {
+        let found: Vec<Option<StoredBlock>> = {
             let mut table = self.table();
             let find = |n| {
                 if table.is_doubted(run.key(n)) {
-                    table.doubt(run.key(n));
+                    table.mark_unverified(run.key(n));
                 }
                 table.find(run.key(n))
             };
@@ -291,10 +291,10 @@ impl Disk {
 
     /// Compares what is read for the first time with its digest, and leaves out what was dropped
     /// while it was read.
-    fn check(&self, run: &Run, found: &[Option<Held>], bad: &mut [bool], local: &mut Local) {
+    fn check(&self, run: &Run, found: &[Option<StoredBlock>], bad: &mut [bool], local: &mut Local) {
         let mut checked = Vec::new();
         for (n, held) in found.iter().enumerate() {
-            if let Some(held) = held.filter(|held| !held.verified && !bad[n]) {
+            if let Some(held) = held.filter(|held| !held.is_verified && !bad[n]) {
                 bad[n] = Digest::of(&local.bytes[run.range(n, 1)]) != held.digest;
                 checked.push((run.key(n), held.stamp));
             }
@@ -308,7 +308,7 @@ impl Disk {
         }
         for (n, held) in found.iter().enumerate() {
             // A block that was dropped meanwhile may have been read as a hole.
-            let same = held.filter(|held| table.is_same(run.key(n), held.stamp));
+            let same = held.filter(|held| table.has_stamp(run.key(n), held.stamp));
             local.digests[n] = same.filter(|_| !bad[n]).map(|held| held.digest);
         }
     }
@@ -340,13 +340,13 @@ impl Disk {
         }
         let (stay, go): (Vec<_>, Vec<_>) = {
             let table = self.table();
-            left.drain(..).partition(|(key, _)| table.is_held(key.file))
+            left.drain(..).partition(|(key, _)| table.is_file_held(key.file))
         };
         *left = stay;
         let freed = self.punch(&go);
         if freed.is_ok() {
             let mut table = self.table();
-            go.iter().for_each(|(key, _)| table.freed(*key));
+            go.iter().for_each(|(key, _)| table.release_space(*key));
             drop(table);
             self.drop_empty_files();
             return freed;
@@ -355,7 +355,7 @@ impl Disk {
         let mut refused = Ok(());
         for piece in go {
             match self.punch(&[piece]) {
-                Ok(()) => self.table().freed(piece.0),
+                Ok(()) => self.table().release_space(piece.0),
                 Err(error) => {
                     left.push(piece);
                     refused = Err(error);
@@ -384,8 +384,8 @@ impl Disk {
         {
             let mut table = self.table();
             for &(key, class) in classes {
-                if let Some(Held { length, digest, .. }) = table.reclassify(key, class) {
-                    entries.push(Entry::Keep {
+                if let Some(StoredBlock { length, digest, .. }) = table.reclassify(key, class) {
+                    entries.push(JournalEntry::Keep {
                         key,
                         length,
                         digest,
@@ -401,10 +401,10 @@ impl Disk {
         // What left meanwhile may have been journalled before: it must not come back.
         let mut left = Vec::new();
         for entry in entries {
-            if let Entry::Keep { key, .. } = entry
-                && !self.table().holds(key)
+            if let JournalEntry::Keep { key, .. } = entry
+                && !self.table().contains(key)
             {
-                left.push(Entry::Drop { key });
+                left.push(JournalEntry::Drop { key });
             }
         }
         self.journal.append(&left)
@@ -421,7 +421,7 @@ impl Disk {
         // Its files may live on in the next generation, which tells nobody of this one.
         self.count_near_reads();
         let mut table = self.table();
-        let blocks = table.unfollow();
+        let blocks = table.stop_change_log();
         if let Some(near) = table.near().take() {
             near.tell(blocks.into_iter().map(|key| (key, None)));
         }
@@ -452,7 +452,7 @@ impl Disk {
         let mut entries = Vec::new();
         let mut files = BTreeMap::new();
         for entry in self.live() {
-            if let Entry::Keep {
+            if let JournalEntry::Keep {
                 key,
                 length,
                 digest,
@@ -462,7 +462,7 @@ impl Disk {
             {
                 files.insert(key.file, file);
                 let key = BlockKey { file, ..key };
-                entries.push(Entry::Keep {
+                entries.push(JournalEntry::Keep {
                     key,
                     length,
                     digest,
@@ -482,11 +482,11 @@ impl Disk {
     }
 
     /// What the journal must say at least, oldest use first.
-    pub(super) fn live(&self) -> Vec<Entry> {
+    pub(super) fn live(&self) -> Vec<JournalEntry> {
         let table = self.table();
         let kept = table.iter().map(|(key, held, class)| {
-            let Held { length, digest, .. } = held;
-            Entry::Keep {
+            let StoredBlock { length, digest, .. } = held;
+            JournalEntry::Keep {
                 key,
                 length,
                 digest,
@@ -502,7 +502,7 @@ impl Disk {
     pub(super) fn punch(&self, pieces: &[(BlockKey, u32)]) -> Result<()> {
         let drops: Vec<_> = pieces
             .iter()
-            .map(|(key, _)| Entry::Drop { key: *key })
+            .map(|(key, _)| JournalEntry::Drop { key: *key })
             .collect();
         match self.journal.append(&drops) {
             // It takes them when the blocks are gone. Until then it promises too much, which shows.
@@ -524,7 +524,7 @@ impl Disk {
                 Err(e) => return Err(fault("free a block", &path, e)),
             };
             let start = key.block.0 * u64::from(self.block_bytes);
-            punch_hole(&file, start, charge(*length))
+            punch_hole(&file, start, charged_bytes(*length))
                 .map_err(|e| fault("free a block", &path, e))?;
         }
         Ok(())

@@ -22,7 +22,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 use super::blocking;
 use super::classes::Sorting;
-use super::disk::{Disk, Run};
+use super::disk::{CacheDisk, Run};
 use super::flights::{Block, Flights};
 use super::gate::Gate;
 use super::manifest::Manifest;
@@ -30,8 +30,8 @@ use super::meter::{BlockSet, Meter};
 use super::peers::{CacheName, Peers};
 use super::pins::Pins;
 use super::route::View;
-use crate::homes::Homes;
-use crate::logic::ahead::Readers;
+use crate::homes::HomeClients;
+use crate::logic::ahead::SequentialReaders;
 use crate::logic::blocks::CopyClass;
 use crate::logic::placement::extent_bytes;
 use crate::logic::rendezvous::Candidate;
@@ -59,7 +59,7 @@ pub(crate) struct Generation {
     /// The source.
     pub(crate) manifest: Manifest,
     /// The blocks that are here.
-    pub(crate) disk: Disk,
+    pub(crate) disk: CacheDisk,
     /// Name of the cooperative cache; empty when it shares with nobody.
     pub(crate) cooperative: String,
     /// Most bytes it keeps.
@@ -86,7 +86,7 @@ pub(crate) struct Generation {
     /// Blocks that were fetched ahead of a reader and not yet read.
     pub(crate) ahead: BlockSet,
     /// Who reads in order, and where.
-    pub(crate) readers: Mutex<Readers>,
+    pub(crate) readers: Mutex<SequentialReaders>,
     /// Which paths are pinned.
     pub(crate) pins: Arc<Pins>,
     /// When home last sent blocks, as a [`Time`]; 0 if it never did.
@@ -119,7 +119,7 @@ pub(crate) struct Generation {
 /// What a generation begins with.
 pub(crate) struct Beginning {
     pub(crate) manifest: Manifest,
-    pub(crate) disk: Disk,
+    pub(crate) disk: CacheDisk,
     pub(crate) cooperative: String,
     pub(crate) capacity_bytes: u64,
     pub(crate) source_token: Arc<RwLock<Token>>,
@@ -211,7 +211,7 @@ impl Generation {
 
 /// What a server needs to fetch blocks.
 pub(crate) struct Fetcher {
-    pub(super) homes: Arc<Homes>,
+    pub(super) homes: Arc<HomeClients>,
     pub(super) pool: Pool,
     pub(super) token: Token,
     pub(super) server: ServerId,
@@ -228,7 +228,7 @@ pub(crate) struct Fetcher {
 
 impl Fetcher {
     /// A fetcher that shows `token` to its peers, which reach it at `address`.
-    pub(crate) fn new(homes: Arc<Homes>, token: Token, server: ServerId, address: String) -> Self {
+    pub(crate) fn new(homes: Arc<HomeClients>, token: Token, server: ServerId, address: String) -> Self {
         Self {
             pool: homes.pool().clone(),
             homes,
@@ -266,7 +266,7 @@ impl Fetcher {
     }
 
     /// Where the sources are.
-    pub(crate) fn homes(&self) -> &Homes {
+    pub(crate) fn homes(&self) -> &HomeClients {
         &self.homes
     }
 

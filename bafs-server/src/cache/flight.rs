@@ -24,7 +24,7 @@ use crate::logic::blocks::CopyClass;
 const ASKED_MAX: usize = 16;
 
 /// Blocks of one extent on their way.
-pub(super) struct Flight {
+pub(super) struct ExtentFetch {
     pub(super) fetcher: Arc<Fetcher>,
     pub(super) generation: Arc<Generation>,
     pub(super) view: Arc<View>,
@@ -33,7 +33,7 @@ pub(super) struct Flight {
     pub(super) deadline: Deadline,
 }
 
-impl Flight {
+impl ExtentFetch {
     /// Brings the blocks from their primary or who stands in for it, else from home.
     pub(super) async fn fly_to_peers(&self, pilots: Vec<Pilot>, search: Search) {
         let (fetcher, generation, run) = (&self.fetcher, &self.generation, &self.run);

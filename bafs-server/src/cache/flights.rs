@@ -17,7 +17,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::logic::blocks::BlockKey;
-use crate::logic::claims::Claims;
+use crate::logic::claims::BlockClaims;
 
 /// A block with the digest of its origin.
 pub(crate) type Block = (Bytes, Digest);
@@ -26,15 +26,15 @@ type Landing = Option<Result<Block>>;
 
 /// Blocks that are on their way from one kind of place.
 #[derive(Default, Clone)]
-pub(crate) struct Flights(Arc<Mutex<State>>);
+pub(crate) struct Flights(Arc<Mutex<InflightState>>);
 
 #[derive(Default)]
-struct State {
-    flying: BTreeMap<BlockKey, Flight>,
-    claims: Claims,
+struct InflightState {
+    flying: BTreeMap<BlockKey, InflightFetch>,
+    claims: BlockClaims,
 }
 
-struct Flight {
+struct InflightFetch {
     landing: watch::Receiver<Landing>,
     /// It waits for home and for nobody else.
     from_home: bool,
@@ -107,10 +107,10 @@ impl Flights {
             return Boarding::Here;
         }
         let (sender, receiver) = watch::channel(None);
-        let flight = Flight {
+        let flight = InflightFetch {
             landing: receiver.clone(),
             from_home: false,
-            claimants: state.claims.of(key).iter().copied().collect(),
+            claimants: state.claims.claimants(key).iter().copied().collect(),
             urgency: urgency.clone(),
         };
         state.flying.insert(key, flight);
@@ -150,22 +150,22 @@ impl Flights {
             }
             flight.claimants.insert(heir);
         }
-        state.claims.note(key, heir);
+        state.claims.note_claim(key, heir);
         None
     }
 
     /// Who asked in vain for one of these blocks, and may have read it since.
     pub(crate) fn claimants(&self, keys: impl Iterator<Item = BlockKey>) -> BTreeSet<ServerId> {
         let state = self.lock();
-        keys.flat_map(|key| state.claims.of(key)).copied().collect()
+        keys.flat_map(|key| state.claims.claimants(key)).copied().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InflightState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Flight {
+impl InflightFetch {
     fn has_landed(&self) -> bool {
         matches!(*self.landing.borrow(), Some(Ok(_)))
     }

@@ -7,7 +7,7 @@ use bafs_proto::message::ReadSource;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 
-use super::arrival::Origin;
+use super::arrival::BlockOrigin;
 use super::disk::Run;
 use super::fetch::{FLIGHT_MS_MAX, Fetcher, Generation};
 use super::flights::{Block, Urgency};
@@ -62,7 +62,7 @@ impl Fetcher {
             generation.meter.add("cache_home_reads", 1);
             generation.meter.add("cache_home_bytes", body.len() as u64);
             match generation
-                .check(run, data.digests, body, Origin::Home)
+                .check(run, data.digests, body, BlockOrigin::Home)
                 .await
             {
                 Ok(blocks) if blocks.iter().all(Option::is_some) => {

@@ -12,7 +12,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::time::{Duration, sleep};
 
-use super::arrival::Origin;
+use super::arrival::BlockOrigin;
 use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
 use super::flights::{Block, Flights, Urgency};
@@ -45,7 +45,7 @@ pub(super) enum Search {
 }
 
 /// What a server answered.
-pub(super) struct Answer {
+pub(super) struct PeerReply {
     /// The blocks that it has.
     pub(super) blocks: Vec<Option<Block>>,
     /// Whether it has read a block from home, and has it no more.
@@ -78,7 +78,7 @@ impl Fetcher {
                 break;
             }
             let peer = view.peer(server);
-            let Some(peer) = peer.filter(|_| !self.peers().is_suspect(server, clock::steady()))
+            let Some(peer) = peer.filter(|_| !self.peers().is_suspect(server, clock::monotonic_ms()))
             else {
                 continue;
             };
@@ -125,7 +125,7 @@ impl Fetcher {
         run: &Run,
         urgency: &Urgency,
         deadline: Deadline,
-    ) -> Result<Answer> {
+    ) -> Result<PeerReply> {
         if urgency.is_urgent() {
             let asked = self.ask(generation, peer, run, Reader::Peer, deadline);
             return asked.await;
@@ -167,7 +167,7 @@ impl Fetcher {
         run: &Run,
         reader: Reader,
         deadline: Deadline,
-    ) -> Result<Answer> {
+    ) -> Result<PeerReply> {
         let call = generation.ask_for(Some(run), reader);
         let asked = self.ask_once(generation, peer, run, call.clone(), deadline);
         let answer = match asked.await {
@@ -188,7 +188,7 @@ impl Fetcher {
             // It answers, but home does not answer it, or the source changed: not its fault.
             Err(error) if is_faultless(error.code) => {
                 if error.code == ErrorCode::HomeUnreachable {
-                    self.peers().note_homeless(peer.server, clock::steady());
+                    self.peers().note_homeless(peer.server, clock::monotonic_ms());
                 }
             }
             // Nor that nobody waits any more.
@@ -203,7 +203,7 @@ impl Fetcher {
                 } else {
                     generation.meter.add_for(peer.server, "failures", 1);
                 }
-                self.peers().suspect(peer.server, clock::steady());
+                self.peers().suspect(peer.server, clock::monotonic_ms());
             }
         }
         answer
@@ -216,23 +216,23 @@ impl Fetcher {
         run: &Run,
         call: ReadBlocks,
         deadline: Deadline,
-    ) -> Result<Answer> {
-        let began = clock::ticks();
+    ) -> Result<PeerReply> {
+        let began = clock::monotonic_us();
         let asked = self.ask_living(generation, peer, call, deadline).await;
-        let waited = clock::ticks().saturating_sub(began);
+        let waited = clock::monotonic_us().saturating_sub(began);
         generation.meter.add_for(peer.server, "wait_us", waited);
         let (reply, body) = asked?;
         let bytes = body.len() as u64;
         let is_gone = |digest: &Digest| *digest == Digest::GONE;
         let gone = reply.digests.iter().map(is_gone).collect();
-        let checked = generation.check(run, reply.digests, body, Origin::Peer);
+        let checked = generation.check(run, reply.digests, body, BlockOrigin::Peer);
         let blocks = checked.await?;
         let hits = blocks.iter().flatten().count() as u64;
         generation.meter.add("cache_hits_peer", hits);
         generation.meter.add("cache_hit_peer_bytes", bytes);
         generation.meter.add_for(peer.server, "hits", hits);
         generation.meter.add_for(peer.server, "bytes", bytes);
-        Ok(Answer {
+        Ok(PeerReply {
             blocks,
             gone,
             others: reply.others,
@@ -240,7 +240,7 @@ impl Fetcher {
     }
 
     fn is_homeless(&self, server: ServerId) -> bool {
-        self.peers().is_homeless(server, clock::steady())
+        self.peers().is_homeless(server, clock::monotonic_ms())
     }
 
     /// Asks a peer, and gives up early when it does not even answer a question without blocks.
@@ -301,7 +301,7 @@ pub(super) fn told_to_agents(
     error: Error,
 ) -> Error {
     let now = clock::now();
-    let waited_us = clock::ticks().saturating_sub(began);
+    let waited_us = clock::monotonic_us().saturating_sub(began);
     let is_late = matches!(error.code, ErrorCode::DeadlineExceeded | ErrorCode::Busy);
     if !is_late || waited_us < WAITED_MIN_US {
         return error;

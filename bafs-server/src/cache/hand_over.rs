@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use super::bring::Brought;
 use super::fetch::{Comparison, Fetcher, Generation};
 use super::{Caches, blocking, bring_for, source_changed};
-use crate::door::{Answer, Grant, Keeper, Parcel};
+use crate::door::{HandlerReply, HandoffFactory, HandoffHandler, Handoff};
 
 /// How long agents may take to give back whole files when a generation ends: their jobs are killed
 /// meanwhile.
@@ -50,7 +50,7 @@ impl Caches {
     ///
     /// # Errors
     /// `VolumeLost`, `SourceChanged` when the volume shows another state of its source.
-    pub fn grant(&self, volume: VolumeId, manifest: Digest) -> Result<Grant> {
+    pub fn prepare_handoff(&self, volume: VolumeId, manifest: Digest) -> Result<HandoffFactory> {
         let generation = self.volume(volume)?.generation();
         if generation.manifest.digest() != manifest {
             return Err(source_changed());
@@ -60,7 +60,7 @@ impl Caches {
     }
 
     /// Brings the counters up to date with what agents read without asking.
-    pub fn count_near_reads(&self) {
+    pub fn count_local_reads(&self) {
         let volumes: Vec<_> = self.lock().values().cloned().collect();
         for volume in volumes {
             volume.generation().disk.count_near_reads();
@@ -68,7 +68,7 @@ impl Caches {
     }
 }
 
-async fn hand_over(fetcher: Arc<Fetcher>, generation: Arc<Generation>) -> Result<Parcel> {
+async fn hand_over(fetcher: Arc<Fetcher>, generation: Arc<Generation>) -> Result<Handoff> {
     let shared = generation.clone();
     let files = blocking(move || shared.disk.share(&shared.manifest)).await??;
     let manifest = generation.manifest.digest();
@@ -77,22 +77,22 @@ async fn hand_over(fetcher: Arc<Fetcher>, generation: Arc<Generation>) -> Result
         generation,
         holds: Mutex::default(),
     });
-    Ok(Parcel {
+    Ok(Handoff {
         header: HandedOver::Cache(HandedCache { manifest }),
         files,
-        keeper: Box::new(CacheKeeper { fetcher, held }),
+        handler: Box::new(CacheHandoffHandler { fetcher, held }),
         recall,
     })
 }
 
 /// Answers one agent.
-struct CacheKeeper {
+struct CacheHandoffHandler {
     fetcher: Arc<Fetcher>,
     held: Arc<HeldFiles>,
 }
 
-impl Keeper for CacheKeeper {
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, Answer> {
+impl HandoffHandler for CacheHandoffHandler {
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, HandlerReply> {
         let (fetcher, held) = (self.fetcher.clone(), self.held.clone());
         if let DoorRequest::PinFile { file } = request {
             held.note(file);
@@ -121,7 +121,7 @@ async fn read_blocks(
     generation: &Arc<Generation>,
     file: FileIndex,
     (first, count): (BlockIndex, u32),
-) -> Answer {
+) -> HandlerReply {
     generation.check_kept()?;
     let deadline = Deadline::after_ms(READ_MS);
     let blocks = (file, first, count);
@@ -164,7 +164,7 @@ impl HeldFiles {
         self.lock().entry(file).or_default().asked += 1;
     }
 
-    async fn hold(&self, file: FileIndex) -> Answer {
+    async fn hold(&self, file: FileIndex) -> HandlerReply {
         let opened = self.open(file).await;
         let name = if opened.is_ok() {
             "cache_whole_files_opened"
@@ -220,7 +220,7 @@ impl HeldFiles {
         is_waived
     }
 
-    fn let_go(&self, file: FileIndex) -> Answer {
+    fn let_go(&self, file: FileIndex) -> HandlerReply {
         let mut held = self.lock();
         let unknown = || {
             let text = format!("file {file} was not handed over");
@@ -308,7 +308,7 @@ impl Generation {
     pub(super) fn is_large_and_new(&self, file: FileIndex) -> bool {
         let is_whole = |entry| {
             let blocks = self.manifest.blocks_of(entry);
-            entry.identity.size >= LARGE_BYTES && self.disk.table().has_all(file, blocks)
+            entry.identity.size >= LARGE_BYTES && self.disk.table().has_all_blocks(file, blocks)
         };
         let on_arrival = self.compared_on_arrival.lock();
         let mut on_arrival = on_arrival.unwrap_or_else(PoisonError::into_inner);

@@ -56,7 +56,7 @@ impl Fetcher {
     ) -> (Vec<Heirloom>, Vec<CacheMember>) {
         let absent = (0..run.count).map(|_| Heirloom::Absent);
         let nothing = || (absent.collect(), Vec::new());
-        if self.peers().is_suspect(peer.server, clock::steady()) {
+        if self.peers().is_suspect(peer.server, clock::monotonic_ms()) {
             return nothing();
         }
         let reader = Reader::Heir(self.member(generation));
@@ -205,7 +205,7 @@ pub(super) fn look(generation: &Generation, run: &Run) -> Read {
     let table = generation.disk.table();
     let digest = |n| {
         let key = run.key(n);
-        let held = table.holds(key).then(|| table.digest_of(key)).flatten();
+        let held = table.contains(key).then(|| table.digest_of(key)).flatten();
         held.unwrap_or(Digest::ABSENT)
     };
     ((0..run.count).map(digest).collect(), Bytes::new())

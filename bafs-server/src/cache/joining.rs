@@ -105,12 +105,12 @@ impl Fetcher {
     /// A server shares a cache, as it says itself.
     pub(crate) fn welcome(&self, generation: &Generation, member: CacheMember) {
         self.peers()
-            .introduce(&generation.name(), member, clock::steady());
+            .introduce(&generation.name(), member, clock::monotonic_ms());
     }
 
     /// What a newcomer must know of a cache.
     fn joined(&self, generation: &Generation, newcomer: &CacheMember) -> JoinedCache {
-        let now = clock::steady();
+        let now = clock::monotonic_ms();
         let mut others = self.sharers(generation);
         let peers = self.peers();
         others.retain(|peer| peer.server != newcomer.server && !peers.is_suspect(peer.server, now));

@@ -25,7 +25,7 @@ const SURPLUS_RECORDS_MAX: usize = 4096;
 
 /// One fact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub(crate) enum JournalEntry {
     /// The block is on disk.
     Keep {
         key: BlockKey,
@@ -38,7 +38,7 @@ pub(crate) enum Entry {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct JournalRecord {
     /// 0 drops a block, 1 keeps a primary copy, 2 a secondary one, 3 a pinned one.
     kind: u8,
     /// Version of the record's form.
@@ -52,28 +52,28 @@ struct Record {
 
 const VERSION: u8 = 1;
 
-impl Record {
-    fn of(entry: Entry) -> Self {
+impl JournalRecord {
+    fn of(entry: JournalEntry) -> Self {
         let (kind, key, length, digest) = match entry {
-            Entry::Keep {
+            JournalEntry::Keep {
                 key,
                 length,
                 digest,
                 class: CopyClass::Primary,
             } => (1, key, length, digest),
-            Entry::Keep {
+            JournalEntry::Keep {
                 key,
                 length,
                 digest,
                 class: CopyClass::Secondary,
             } => (2, key, length, digest),
-            Entry::Keep {
+            JournalEntry::Keep {
                 key,
                 length,
                 digest,
                 class: CopyClass::Pinned,
             } => (3, key, length, digest),
-            Entry::Drop { key } => (0, key, 0, Digest([0; 32])),
+            JournalEntry::Drop { key } => (0, key, 0, Digest([0; 32])),
         };
         let (file, block) = (key.file.0, key.block.0);
         let mut record = Self {
@@ -99,7 +99,7 @@ impl Record {
         ])
     }
 
-    fn entry(&self) -> Option<Entry> {
+    fn entry(&self) -> Option<JournalEntry> {
         if self.version != VERSION || self.check != self.sum() {
             return None;
         }
@@ -108,13 +108,13 @@ impl Record {
             block: BlockIndex(self.block),
         };
         let class = match self.kind {
-            0 => return Some(Entry::Drop { key }),
+            0 => return Some(JournalEntry::Drop { key }),
             1 => CopyClass::Primary,
             2 => CopyClass::Secondary,
             3 => CopyClass::Pinned,
             _ => return None,
         };
-        Some(Entry::Keep {
+        Some(JournalEntry::Keep {
             key,
             length: self.length,
             digest: self.digest,
@@ -123,10 +123,10 @@ impl Record {
     }
 }
 
-fn encode(entries: &[Entry]) -> Result<Vec<u8>> {
+fn encode(entries: &[JournalEntry]) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(entries.len() * RECORD_BYTES);
     for &entry in entries {
-        bytes.extend(codec::encode(&Record::of(entry))?);
+        bytes.extend(codec::encode(&JournalRecord::of(entry))?);
     }
     debug_assert_eq!(bytes.len(), entries.len() * RECORD_BYTES);
     Ok(bytes)
@@ -136,16 +136,16 @@ fn encode(entries: &[Entry]) -> Result<Vec<u8>> {
 #[derive(Debug)]
 pub(crate) struct Journal {
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<JournalState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct JournalState {
     file: File,
     records: usize,
 }
 
-impl State {
+impl JournalState {
     fn is_long(&self, blocks: usize) -> bool {
         self.records > 2 * blocks + SURPLUS_RECORDS_MAX
     }
@@ -157,14 +157,14 @@ impl Journal {
     ///
     /// # Errors
     /// `ServerFault` when the disk does not do it.
-    pub(crate) fn open(path: PathBuf) -> Result<(Self, Vec<Entry>)> {
+    pub(crate) fn open(path: PathBuf) -> Result<(Self, Vec<JournalEntry>)> {
         let mut file = append_to(&path)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)
             .map_err(|e| fault("read the cache journal", &path, e))?;
         let mut entries = Vec::new();
         for piece in bytes.chunks_exact(RECORD_BYTES) {
-            let entry = codec::decode::<Record>(piece)
+            let entry = codec::decode::<JournalRecord>(piece)
                 .ok()
                 .and_then(|record| record.entry());
             let Some(entry) = entry else { break };
@@ -177,7 +177,7 @@ impl Journal {
             file.set_len(good as u64)
                 .map_err(|e| fault("cut the cache journal", &path, e))?;
         }
-        let state = Mutex::new(State {
+        let state = Mutex::new(JournalState {
             file,
             records: entries.len(),
         });
@@ -188,7 +188,7 @@ impl Journal {
     ///
     /// # Errors
     /// `ServerFault` when the disk does not take them; then none of them counts.
-    pub(crate) fn append(&self, entries: &[Entry]) -> Result<()> {
+    pub(crate) fn append(&self, entries: &[JournalEntry]) -> Result<()> {
         let bytes = encode(entries)?;
         let mut state = self.lock();
         let before = (state.records * RECORD_BYTES) as u64;
@@ -214,7 +214,7 @@ impl Journal {
     ///
     /// # Errors
     /// `ServerFault` when the disk does not do it; the old journal stays.
-    pub(crate) fn compact(&self, blocks: usize, live: impl FnOnce() -> Vec<Entry>) -> Result<()> {
+    pub(crate) fn compact(&self, blocks: usize, live: impl FnOnce() -> Vec<JournalEntry>) -> Result<()> {
         let mut state = self.lock();
         // Somebody else may have written it anew meanwhile.
         if !state.is_long(blocks) {
@@ -224,14 +224,14 @@ impl Journal {
         // Opened by its first name: it is the one to append to, whatever happens from here on.
         let file = write_beside(&self.path, &entries)?;
         put_in_place(&self.path)?;
-        *state = State {
+        *state = JournalState {
             file,
             records: entries.len(),
         };
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, JournalState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -240,13 +240,13 @@ impl Journal {
 ///
 /// # Errors
 /// `ServerFault` when the disk does not do it.
-pub(crate) fn write_whole(path: &Path, entries: &[Entry]) -> Result<()> {
+pub(crate) fn write_whole(path: &Path, entries: &[JournalEntry]) -> Result<()> {
     write_beside(path, entries)?;
     put_in_place(path)
 }
 
 /// Makes a journal that will be at `path`; it can be appended to.
-fn write_beside(path: &Path, entries: &[Entry]) -> Result<File> {
+fn write_beside(path: &Path, entries: &[JournalEntry]) -> Result<File> {
     let temporary = path.with_extension("new");
     std::fs::write(&temporary, encode(entries)?)
         .map_err(|e| fault("write the cache journal anew", path, e))?;
@@ -270,7 +270,7 @@ fn append_to(path: &Path) -> Result<File> {
 mod tests {
     use super::*;
 
-    fn keep(block: u64) -> Entry {
+    fn keep(block: u64) -> JournalEntry {
         let key = BlockKey {
             file: FileIndex(3),
             block: BlockIndex(block),
@@ -280,7 +280,7 @@ mod tests {
             1 => CopyClass::Secondary,
             _ => CopyClass::Pinned,
         };
-        Entry::Keep {
+        JournalEntry::Keep {
             key,
             length: 9,
             digest: Digest::of(&[block as u8]),
@@ -294,7 +294,7 @@ mod tests {
         let path = directory.path().join("journal");
         let (journal, entries) = Journal::open(path.clone()).expect("open");
         assert_eq!(entries, []);
-        let drop = Entry::Drop {
+        let drop = JournalEntry::Drop {
             key: BlockKey {
                 file: FileIndex(3),
                 block: BlockIndex(1),

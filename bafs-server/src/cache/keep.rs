@@ -12,11 +12,11 @@ use bytes::Bytes;
 use rustix::fs::{StatVfs, statvfs};
 use rustix::io::{Errno, pwritev};
 
-use super::disk::{Disk, Run, open_blocks};
+use super::disk::{CacheDisk, Run, open_blocks};
 use super::fault;
 use super::flights::Block;
-use super::journal::Entry;
-use crate::logic::blocks::{BlockKey, CopyClass, Held, Victim};
+use super::journal::JournalEntry;
+use crate::logic::blocks::{BlockKey, CopyClass, StoredBlock, Victim};
 
 /// What is freed at once when the file system is full although the volume is not, in bytes.
 const FULL_DISK_BYTES: u64 = 1 << 20;
@@ -24,7 +24,7 @@ const FULL_DISK_BYTES: u64 = 1 << 20;
 /// Most blocks of one write: what a system call takes (`IOV_MAX`).
 const WRITE_BLOCKS_MAX: usize = 1024;
 
-impl Disk {
+impl CacheDisk {
     /// Writes the blocks of a run, whose digests were verified, as far as there is room for them
     /// (waits for the disk). Returns how many are passed through instead: there is no room, the
     /// disk is full, or the generation is over.
@@ -63,7 +63,7 @@ impl Disk {
         let blocks_here = {
             let mut table = self.table();
             for &n in &kept {
-                table.put(run.key(n), run.length(n) as u32, blocks[n].1, class, true);
+                table.insert(run.key(n), run.length(n) as u32, blocks[n].1, class, true);
             }
             table.len()
         };
@@ -100,7 +100,7 @@ impl Disk {
             return self.free_later(pieces);
         }
         let mut table = self.table();
-        pieces.iter().for_each(|(key, _)| table.cancel(*key));
+        pieces.iter().for_each(|(key, _)| table.cancel_reservation(*key));
         drop(table);
         self.drop_empty_files();
     }
@@ -109,11 +109,11 @@ impl Disk {
     fn make_place(&self, file: FileIndex, class: CopyClass) {
         let victims = {
             let mut table = self.table();
-            if !table.lacks_place(file) {
+            if !table.has_no_file_slot(file) {
                 return;
             }
             table.note_near_uses(self.block_bytes);
-            table.give_up_file(class)
+            table.evict_file(class)
         };
         let pieces: Vec<_> = victims.iter().map(|v| (v.key, v.length)).collect();
         self.count_evicted(&victims);
@@ -132,9 +132,9 @@ impl Disk {
             match std::fs::remove_file(self.path_of(file)) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     tracing::debug!(%file, %error, "a file without blocks is still on disk");
-                    self.table().file_stays(file);
+                    self.table().cancel_file_removal(file);
                 }
-                _ => self.table().file_gone(file),
+                _ => self.table().finish_file_removal(file),
             }
         }
     }
@@ -162,8 +162,8 @@ impl Disk {
         let mut table = self.table();
         for victim in victims {
             match &freed {
-                Ok(()) => table.freed(victim.key),
-                Err(_) => table.stuck(victim.key, victim.length),
+                Ok(()) => table.release_space(victim.key),
+                Err(_) => table.keep_charged(victim.key, victim.length),
             }
         }
         drop(table);
@@ -206,7 +206,7 @@ impl Disk {
 
     /// Frees so many bytes on a full disk, as far as there are. Tells whether it freed any.
     fn give_way(&self, bytes: u64) -> bool {
-        let victims = self.table().give_way(bytes);
+        let victims = self.table().evict_bytes(bytes);
         if victims.is_empty() {
             return false;
         }
@@ -219,7 +219,7 @@ impl Disk {
             return false;
         }
         let mut table = self.table();
-        victims.iter().for_each(|victim| table.freed(victim.key));
+        victims.iter().for_each(|victim| table.release_space(victim.key));
         drop(table);
         self.drop_empty_files();
         true
@@ -228,15 +228,15 @@ impl Disk {
     /// Blocks that are gone because somebody removed their file, put another thing in its place or
     /// cut it. They must be out of the table before the file grows again: as long as it is short
     /// they cannot be read, but then zeros are in their places.
-    fn cut_off(&self, file: FileIndex, opened: &File) -> std::io::Result<Vec<(BlockKey, Held)>> {
+    fn cut_off(&self, file: FileIndex, opened: &File) -> std::io::Result<Vec<(BlockKey, StoredBlock)>> {
         // While the table is held nothing is put that was written after the look.
         let table = self.table();
         let size = opened.metadata()?.len();
-        Ok(table.behind(file, self.block_bytes, size))
+        Ok(table.blocks_beyond(file, self.block_bytes, size))
     }
 
     /// Takes those blocks of a run that were found damaged out of the table.
-    pub(super) fn drop_bad(&self, run: &Run, found: &[Option<Held>], bad: &[bool]) {
+    pub(super) fn drop_bad(&self, run: &Run, found: &[Option<StoredBlock>], bad: &[bool]) {
         let retired = self.retired();
         let bad = found.iter().enumerate().filter(|(n, _)| bad[*n]);
         let bad = bad.filter_map(|(n, held)| Some((run.key(n), (*held)?)));
@@ -253,7 +253,7 @@ impl Disk {
 
     /// Takes blocks that are not on disk as they should be out of the table; the generation goes
     /// on.
-    fn drop_damaged(&self, damaged: impl IntoIterator<Item = (BlockKey, Held)>) {
+    fn drop_damaged(&self, damaged: impl IntoIterator<Item = (BlockKey, StoredBlock)>) {
         let mut gone = Vec::new();
         for (key, held) in damaged {
             if self.table().remove(key, held.stamp).is_none() {
@@ -262,7 +262,7 @@ impl Disk {
             self.compared().remove(&key.file);
             // Somebody may read the place itself: what the disk gives him is an error, not a hole.
             self.hurt
-                .fetch_or(self.table().is_held(key.file), Ordering::Relaxed);
+                .fetch_or(self.table().is_file_held(key.file), Ordering::Relaxed);
             gone.push((key, held.length));
         }
         if let Some((first, _)) = gone.first() {
@@ -315,8 +315,8 @@ fn neighbours(numbers: &[usize]) -> impl Iterator<Item = std::ops::Range<usize>>
     groups.map(|group| group[0]..group[group.len() - 1] + 1)
 }
 
-fn keeps(run: &Run, n: usize, digest: Digest, class: CopyClass) -> Entry {
-    Entry::Keep {
+fn keeps(run: &Run, n: usize, digest: Digest, class: CopyClass) -> JournalEntry {
+    JournalEntry::Keep {
         key: run.key(n),
         length: run.length(n) as u32,
         digest,

@@ -15,7 +15,7 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result, codec};
 
 use super::fault;
-use crate::homes::{At, Homes};
+use crate::homes::{HomeAddress, HomeClients};
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// Where a cache volume's bytes come from.
@@ -30,8 +30,8 @@ pub(crate) struct HomeSource {
 }
 
 impl HomeSource {
-    fn at(&self) -> At<'_> {
-        At {
+    fn at(&self) -> HomeAddress<'_> {
+        HomeAddress {
             address: &self.address,
             id: self.id,
         }
@@ -57,7 +57,7 @@ impl Manifest {
     /// # Errors
     /// What home answers; `Malformed` when its listing is out of order or too long.
     pub(crate) async fn list(
-        homes: &Homes,
+        homes: &HomeClients,
         source: HomeSource,
         block_bytes: u32,
         token: &Token,
@@ -162,7 +162,7 @@ impl Manifest {
     }
 
     /// The home that has it.
-    pub(crate) fn home(&self) -> At<'_> {
+    pub(crate) fn home(&self) -> HomeAddress<'_> {
         self.source.at()
     }
 

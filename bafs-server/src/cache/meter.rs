@@ -19,7 +19,7 @@ impl Meter {
     /// Counters that are part of those of the whole node.
     pub(crate) fn new(node: &Counters) -> Self {
         Self {
-            counts: node.part(),
+            counts: node.child(),
             by_peer: Mutex::default(),
         }
     }

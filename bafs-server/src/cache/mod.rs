@@ -61,7 +61,7 @@ use self::read::Errand;
 use self::volume::{CacheKind, CacheVolume};
 use crate::clock;
 use crate::counters::Counters;
-use crate::homes::Homes;
+use crate::homes::HomeClients;
 use crate::logic::blocks::BlockKey;
 
 /// Names of directories that are being removed begin so.
@@ -97,7 +97,7 @@ impl Caches {
     /// `ServerFault` when the disk does not do it.
     pub fn open(
         directory: PathBuf,
-        homes: Arc<Homes>,
+        homes: Arc<HomeClients>,
         token: Token,
         (server, address): (ServerId, String),
         counters: Counters,
@@ -254,12 +254,12 @@ impl Caches {
     }
 
     /// The volumes that are here.
-    pub fn ids(&self) -> Vec<VolumeId> {
+    pub fn volume_ids(&self) -> Vec<VolumeId> {
         self.lock().keys().copied().collect()
     }
 
     /// Bytes and files that a volume keeps now.
-    pub fn used(&self, id: VolumeId) -> Option<(u64, u64)> {
+    pub fn usage(&self, id: VolumeId) -> Option<(u64, u64)> {
         let generation = self.volume(id).ok()?.generation();
         let table = generation.disk.table();
         Some((table.used_bytes(), table.used_files()))
@@ -291,7 +291,7 @@ impl Caches {
     /// this server started, it tells them at once which caches it still has. Must be called within
     /// a tokio runtime.
     pub fn set_peers(self: &Arc<Self>, adverts: Vec<Advert>) {
-        self.fetcher.peers().set(adverts, clock::steady());
+        self.fetcher.peers().set(adverts, clock::monotonic_ms());
         if self.fetcher.is_settled() {
             return;
         }
@@ -440,7 +440,7 @@ async fn read_for(
         Reader::Agent => {
             ahead::follow(&fetcher, &generation, &run);
             let (asked, by) = (generation.clone(), fetcher.clone());
-            let (began, deadline) = (clock::ticks(), deadline.to_answer());
+            let (began, deadline) = (clock::monotonic_us(), deadline.to_answer());
             let read = read::read(fetcher, generation, run, Errand::of(reader), deadline);
             read.await
                 .map_err(|error| told_to_agents(&by, &asked, &run, began, error))
@@ -521,5 +521,5 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 
 /// The error of a disk that does not do what it should.
 fn fault(doing: &str, path: &Path, error: std::io::Error) -> Error {
-    crate::fault::of_disk(format!("cannot {doing} ({})", path.display()), &error)
+    crate::fault::disk_error(format!("cannot {doing} ({})", path.display()), &error)
 }

@@ -21,10 +21,10 @@ use bafs_tree::{BlockMap, BlockPlaces};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::disk::{Disk, open_blocks};
+use super::disk::{CacheDisk, open_blocks};
 use super::fault;
 use super::manifest::Manifest;
-use crate::logic::blocks::{BlockKey, Change};
+use crate::logic::blocks::{BlockKey, BlockChange};
 
 /// File whose lock every agent with a map holds.
 const USERS: &str = "users";
@@ -43,7 +43,7 @@ pub(super) struct NearMap {
 
 impl NearMap {
     /// Tells of changes, in order.
-    pub(super) fn tell(&self, changes: impl IntoIterator<Item = Change>) {
+    pub(super) fn tell(&self, changes: impl IntoIterator<Item = BlockChange>) {
         for (key, told) in changes {
             self.map.set(key.file.0, key.block.0, told);
         }
@@ -64,7 +64,7 @@ impl NearMap {
     }
 }
 
-impl Disk {
+impl CacheDisk {
     /// What an agent on this machine needs to read blocks without asking: the directory of their
     /// files, the two files of the map, and its share of the lock (waits for the disk).
     ///
@@ -83,7 +83,7 @@ impl Disk {
         let mut table = self.table();
         if table.near().is_none() {
             let near = NearMap::create(manifest)?;
-            near.tell(table.follow());
+            near.tell(table.start_change_log());
             *table.near() = Some(near);
         }
         let mut files = vec![OwnedFd::from(directory)];
@@ -115,11 +115,11 @@ impl Disk {
         match opened {
             Ok(Some(opened)) => Ok(Some(opened.into())),
             Ok(None) => {
-                self.table().let_go(file);
+                self.table().release_file(file);
                 Ok(None)
             }
             Err(error) => {
-                self.table().let_go(file);
+                self.table().release_file(file);
                 Err(fault("hold a whole file", &path, error))
             }
         }
@@ -136,7 +136,7 @@ impl Disk {
 
     fn hold_blocks(&self, manifest: &Manifest, file: FileIndex) -> Result<PathBuf> {
         let entry = manifest.file(file)?;
-        if entry.identity.size == 0 || !self.table().hold(file, manifest.blocks_of(entry)) {
+        if entry.identity.size == 0 || !self.table().hold_file(file, manifest.blocks_of(entry)) {
             let text = "the file is not wholly here, or was not read since the node started";
             return Err(Error::new(ErrorCode::WrongState, text));
         }
@@ -204,7 +204,7 @@ impl Disk {
     /// for the disk).
     pub(super) fn let_go(&self, file: FileIndex) -> bool {
         let one_at_a_time = self.holding();
-        if self.table().holders(file) <= 1 {
+        if self.table().hold_count(file) <= 1 {
             // Without the file there is nothing to keep.
             let opened = open_blocks(OpenOptions::new().read(true), &self.path_of(file));
             let free = opened.map(|file| is_free(file.as_fd()));
@@ -212,7 +212,7 @@ impl Disk {
                 return false;
             }
         }
-        self.table().let_go(file);
+        self.table().release_file(file);
         // Whoever holds a file waits for this with the lock that is taken now.
         drop(one_at_a_time);
         if let Err(error) = self.tidy() {
@@ -226,7 +226,7 @@ impl Disk {
     /// # Errors
     /// `Busy` when somebody has.
     pub(super) fn check_unheld(&self) -> Result<()> {
-        match self.table().files_held() {
+        match self.table().held_file_count() {
             0 => Ok(()),
             held => {
                 let text = format!("jobs still have {held} files of the old state open; try again");

@@ -9,7 +9,7 @@ use std::sync::{PoisonError, RwLock};
 use bafs_proto::{Error, ErrorCode, Result, codec};
 
 use super::fault;
-use crate::lives::replace;
+use crate::lives::replace_file;
 
 /// Name of the file.
 pub(crate) const PINS: &str = "pins";
@@ -110,7 +110,7 @@ impl Pins {
             return Ok(());
         }
         let all: Vec<&String> = changed.iter().collect();
-        replace(&self.file, &codec::encode(&all)?)
+        replace_file(&self.file, &codec::encode(&all)?)
             .map_err(|e| fault("write the pins", &self.file, e))?;
         *paths = changed;
         self.version.fetch_add(1, Ordering::AcqRel);

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::blocking;
 use super::disk::{Local, Run};
 use super::fetch::{FLIGHT_MS_MAX, Fetcher, Generation};
-use super::flight::Flight;
+use super::flight::ExtentFetch;
 use super::flights::{Block, Boarding, Passenger, Pilot, Urgency};
 use super::from_peers::Search;
 use crate::clock;
@@ -94,7 +94,7 @@ pub(crate) fn read(
         if for_agent {
             count_hits(&generation, &run, |n| local.digests[n].is_some());
         }
-        let began = clock::ticks();
+        let began = clock::monotonic_us();
         let complete = local.digests.iter().all(Option::is_some);
         let read = complete_run(&fetcher, &generation, run, (errand, local), deadline).await?;
         if !complete && for_agent {
@@ -201,7 +201,7 @@ async fn fill(generation: &Arc<Generation>, run: &Run, local: &mut Local) -> Res
 
 /// An agent has waited for blocks.
 pub(super) fn note_wait(generation: &Generation, began: u64) {
-    let waited = clock::ticks().saturating_sub(began);
+    let waited = clock::monotonic_us().saturating_sub(began);
     generation.meter.add("cache_wait_us", waited);
 }
 
@@ -279,7 +279,7 @@ async fn board(
     }
     for group in groups {
         let part = run.part(group.first, group.pilots.len());
-        let flight = Flight {
+        let flight = ExtentFetch {
             fetcher: fetcher.clone(),
             generation: generation.clone(),
             view: view.clone(),
@@ -309,7 +309,7 @@ fn take_seat(
 ) -> Boarding {
     let key = run.key(n);
     let urgency = &errand.urgency;
-    let is_here = || generation.disk.table().holds(key);
+    let is_here = || generation.disk.table().contains(key);
     if reach == Reach::Home {
         return generation.from_home.board(key, urgency, is_here);
     }

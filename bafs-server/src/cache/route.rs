@@ -13,7 +13,7 @@ use super::manifest::sized;
 use super::peers::PeerCache;
 use crate::clock;
 use crate::logic::blocks::BlockKey;
-use crate::logic::placement::{Extent, Placement, Places};
+use crate::logic::placement::{Extent, Placement, PlacementInput};
 use crate::logic::rendezvous::Candidate;
 
 /// Most former placements that are remembered, and most servers that are asked before home: a
@@ -66,12 +66,12 @@ impl Generation {
 
     fn place(&self, candidates: Vec<Candidate>) -> Placement {
         let entries = self.manifest.entries().iter();
-        let places = Places {
+        let places = PlacementInput {
             cache: &self.cooperative,
             files: entries.map(|e| (e.path.as_str(), sized(e))).collect(),
             extent_bytes: self.extent_bytes,
         };
-        Placement::of(&places, candidates)
+        Placement::compute(&places, candidates)
     }
 
     fn told_former(&self) -> MutexGuard<'_, Vec<Vec<Candidate>>> {
@@ -135,7 +135,7 @@ impl Generation {
         let place = |candidates: Vec<Candidate>| {
             let unused = last.as_ref().map(|last| &last.without_own);
             let mut known = former.iter().copied().chain(unused);
-            let same = known.find(|known| known.is_among(&candidates));
+            let same = known.find(|known| known.is_for(&candidates));
             let same = same.cloned();
             same.unwrap_or_else(|| Arc::new(self.place(candidates)))
         };
@@ -145,10 +145,10 @@ impl Generation {
         let mut earlier: Vec<_> = former.iter().copied().filter(is_past).cloned().collect();
         let without_own_was = last.is_none()
             || former.iter().any(|known| Arc::ptr_eq(known, &without_own))
-            || told.iter().any(|told| without_own.is_among(told));
+            || told.iter().any(|told| without_own.is_for(told));
         for candidates in &told {
             let known = earlier.iter().chain(now);
-            if !known.into_iter().any(|known| known.is_among(candidates)) {
+            if !known.into_iter().any(|known| known.is_for(candidates)) {
                 earlier.push(Arc::new(self.place(candidates.clone())));
             }
         }
@@ -173,7 +173,7 @@ impl Fetcher {
         if generation.cooperative.is_empty() {
             return Vec::new();
         }
-        self.peers().of(&generation.name(), clock::steady())
+        self.peers().of(&generation.name(), clock::monotonic_ms())
     }
 
     /// Where the blocks of a generation are now.
@@ -220,7 +220,7 @@ impl View {
 
     /// The servers for an extent, its primary first; this server is among them.
     pub(crate) fn ranked(&self, generation: &Generation, extent: Extent) -> Vec<ServerId> {
-        generation.with_key(extent, |key| self.placement.ranked(extent, key))
+        generation.with_key(extent, |key| self.placement.ranked_servers(extent, key))
     }
 
     /// A server that shares the cache.
@@ -242,7 +242,7 @@ impl View {
         generation.with_key(extent, |key| {
             let former = [&self.without_own].into_iter().chain(&self.earlier);
             servers.extend(former.filter_map(|placement| placement.owner(extent, key)));
-            let ranked = self.placement.ranked(extent, key).into_iter();
+            let ranked = self.placement.ranked_servers(extent, key).into_iter();
             servers.extend(ranked.take(1 + STAND_INS));
         });
         let mut peers: Vec<&PeerCache> = Vec::new();

@@ -16,7 +16,7 @@ impl Caches {
     ///
     /// # Errors
     /// `VolumeLost`.
-    pub fn show(&self, id: VolumeId) -> Result<CacheStatus> {
+    pub fn get_cache(&self, id: VolumeId) -> Result<CacheStatus> {
         let volume = self.volume(id)?;
         let generation = volume.generation();
         let [primary_bytes, secondary_bytes, pinned_bytes] = {
@@ -58,7 +58,7 @@ impl Caches {
             address,
             capacity_bytes,
             used_bytes: peers.used_bytes(&generation.name(), server),
-            suspect: peers.is_suspect(server, clock::steady()),
+            suspect: peers.is_suspect(server, clock::monotonic_ms()),
             counts: generation.meter.of_peer(server),
         }
     }

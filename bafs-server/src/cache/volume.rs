@@ -18,7 +18,7 @@ use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
 use bafs_proto::{Error, ErrorCode, Result, codec};
 use serde::{Deserialize, Serialize};
 
-use super::disk::Disk;
+use super::disk::CacheDisk;
 use super::fault;
 use super::fetch::{Beginning, Generation};
 use super::manifest::{HomeSource, Manifest};
@@ -32,7 +32,7 @@ const RECORD_VERSION: u32 = 4;
 
 /// What outlives the process, beside manifest and blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Record {
+struct CacheRecord {
     version: u32,
     spec: VolumeSpec,
     source_token: Token,
@@ -45,7 +45,7 @@ struct Record {
 /// A cache volume.
 pub(crate) struct CacheVolume {
     directory: PathBuf,
-    record: RwLock<Record>,
+    record: RwLock<CacheRecord>,
     generation: RwLock<Arc<Generation>>,
     source_token: Arc<RwLock<Token>>,
     meter: Arc<Meter>,
@@ -116,7 +116,7 @@ impl CacheVolume {
         (manifest, warnings): (Manifest, SourceWarnings),
         counters: &Counters,
     ) -> Result<Self> {
-        let record = Record {
+        let record = CacheRecord {
             version: RECORD_VERSION,
             spec: spec.clone(),
             source_token: source_token.clone(),
@@ -129,7 +129,7 @@ impl CacheVolume {
         std::fs::create_dir_all(&place).map_err(|e| fault("make the directory", &place, e))?;
         manifest.save(&place.join("manifest"))?;
         let source_token = Arc::new(RwLock::new(source_token));
-        let shared = Shared {
+        let shared = CacheShared {
             source_token: source_token.clone(),
             meter: Arc::new(Meter::new(counters)),
             pins: Arc::new(Pins::open(&directory)),
@@ -154,7 +154,7 @@ impl CacheVolume {
     pub(crate) fn load(directory: PathBuf, counters: &Counters) -> Result<Self> {
         let path = directory.join("record");
         let bytes = std::fs::read(&path).map_err(|e| fault("read the record", &path, e))?;
-        let record: Record = codec::decode(&bytes)?;
+        let record: CacheRecord = codec::decode(&bytes)?;
         if record.version != RECORD_VERSION {
             let text = format!("a cache volume of version {}", record.version);
             return Err(Error::new(ErrorCode::VersionMismatch, text));
@@ -171,7 +171,7 @@ impl CacheVolume {
             record.manifest,
         )?;
         let source_token = Arc::new(RwLock::new(record.source_token.clone()));
-        let shared = Shared {
+        let shared = CacheShared {
             source_token: source_token.clone(),
             meter: Arc::new(Meter::new(counters)),
             pins: Arc::new(Pins::open(&directory)),
@@ -226,7 +226,7 @@ impl CacheVolume {
         if record.source_token == source_token {
             return Ok(());
         }
-        let fresh = Record {
+        let fresh = CacheRecord {
             source_token: source_token.clone(),
             ..record.clone()
         };
@@ -248,7 +248,7 @@ impl CacheVolume {
     pub(crate) fn renew(&self, (manifest, warnings): (Manifest, SourceWarnings)) -> Result<()> {
         let old = self.generation();
         let mut record = self.record.write().unwrap_or_else(PoisonError::into_inner);
-        let fresh = Record {
+        let fresh = CacheRecord {
             generation: record.generation + 1,
             manifest: manifest.digest(),
             is_file: manifest.is_file(),
@@ -264,7 +264,7 @@ impl CacheVolume {
             manifest.save(&place.join("manifest"))?;
             let same = unchanged(&old.manifest, &manifest);
             old.disk.bequeath(&place, &same)?;
-            let shared = Shared {
+            let shared = CacheShared {
                 source_token: self.source_token.clone(),
                 meter: self.meter.clone(),
                 pins: self.pins.clone(),
@@ -294,7 +294,7 @@ impl CacheVolume {
 }
 
 /// What the generations of a volume have in common.
-struct Shared {
+struct CacheShared {
     source_token: Arc<RwLock<Token>>,
     meter: Arc<Meter>,
     pins: Arc<Pins>,
@@ -304,13 +304,13 @@ fn start(
     place: PathBuf,
     spec: &VolumeSpec,
     manifest: Manifest,
-    shared: &Shared,
+    shared: &CacheShared,
 ) -> Result<Generation> {
     let kind = CacheKind::of(spec)?;
     let table = BlockTable::new(spec.size_bytes, spec.size_files, kind.replacement);
-    let table = table.of_source(manifest.source_bytes());
+    let table = table.with_source_bytes(manifest.source_bytes());
     let counters = shared.meter.counts().clone();
-    let disk = Disk::open(place, kind.block_bytes, table, counters)?;
+    let disk = CacheDisk::open(place, kind.block_bytes, table, counters)?;
     Ok(Generation::new(Beginning {
         manifest,
         disk,
@@ -338,7 +338,7 @@ fn unchanged(old: &Manifest, new: &Manifest) -> BTreeMap<FileIndex, FileIndex> {
     kept.collect()
 }
 
-fn write_record(directory: &Path, record: &Record) -> Result<()> {
+fn write_record(directory: &Path, record: &CacheRecord) -> Result<()> {
     let path = directory.join("record");
     let temporary = directory.join("record.new");
     let bytes = codec::encode(record)?;

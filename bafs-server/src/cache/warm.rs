@@ -33,10 +33,10 @@ const KEPT_TRIES: u32 = 50;
 
 /// The warming of a volume: what is asked for while it goes on is added to it.
 #[derive(Debug, Default)]
-pub(crate) struct Warmer(Mutex<State>);
+pub(crate) struct Warmer(Mutex<WarmerState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct WarmerState {
     warming: Option<Warming>,
     /// What is warmed, or was last.
     paths: BTreeSet<String>,
@@ -49,7 +49,7 @@ impl Warmer {
         self.lock().warming.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WarmerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -108,7 +108,7 @@ impl Caches {
             Pinning::Pin => blocking(move || pins.add(&path)).await??,
             Pinning::Unpin => {
                 blocking(move || pins.remove(&path)).await??;
-                self.tick().await;
+                self.maintain().await;
                 return Ok(volume.warmer().state().unwrap_or(Warming {
                     path: call.path,
                     state: WarmState::Done,
@@ -285,7 +285,7 @@ fn held_bytes(generation: &Generation, plan: &[Run]) -> u64 {
     let blocks = plan
         .iter()
         .flat_map(|run| (0..run.count).map(move |n| (run, n)));
-    let held = blocks.filter(|(run, n)| table.holds(run.key(*n)));
+    let held = blocks.filter(|(run, n)| table.contains(run.key(*n)));
     held.map(|(run, n)| run.length(n) as u64).sum()
 }
 
@@ -297,7 +297,7 @@ fn has_room(generation: &Generation, run: &Run, promised: u64) -> bool {
         CopyClass::Primary | CopyClass::Secondary => CopyClass::Secondary,
     };
     generation.disk.holds_all(run)
-        || generation.disk.table().reachable_bytes(class) >= promised + run.bytes() as u64
+        || generation.disk.table().attainable_bytes(class) >= promised + run.bytes() as u64
 }
 
 /// Brings one extent and puts it into its class. Returns the bytes of it that are here.

@@ -13,7 +13,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
 use super::temporary::TemporaryDirectory;
-use super::{ExecutorConfig, bare, log};
+use super::{ExecutorConfig, minimal_report, log};
 
 /// Longest report line, in bytes.
 const REPORT_LINE_BYTES_MAX: u64 = 16 << 20;
@@ -22,33 +22,33 @@ const REPORT_LINE_BYTES_MAX: u64 = 16 << 20;
 const REPORT_BYTES_MAX: usize = 256 << 10;
 
 /// Longest end of the output that is kept, in bytes.
-const TAIL_BYTES_MAX: usize = 64 << 10;
+const OUTPUT_TAIL_BYTES_MAX: usize = 64 << 10;
 
 /// Time for a killed agent to clean up and report, in milliseconds.
-const KILL_MS: u64 = 2_000;
+const KILL_TIMEOUT_MS: u64 = 2_000;
 
 /// Time for an agent that has reported to exit, and for the rest of its output to arrive after it
 /// has exited, in milliseconds.
-const EXIT_MS: u64 = 2_000;
+const EXIT_TIMEOUT_MS: u64 = 2_000;
 
 /// Time for the last words of an agent to reach its log, in milliseconds.
-const LOG_MS: u64 = 500;
+const LOG_TIMEOUT_MS: u64 = 500;
 
 /// Time for an agent to take its job, in milliseconds.
-const HAND_OVER_MS: u64 = 10_000;
+const JOB_INPUT_TIMEOUT_MS: u64 = 10_000;
 
 /// An agent without a sign of life for so long is stuck, in milliseconds; it gives one every two
 /// seconds. Its job would wait for its volumes for ever.
-const SILENCE_MS: u64 = 30_000;
+const HEARTBEAT_TIMEOUT_MS: u64 = 30_000;
 
 /// Runs a job in an agent to its end. Dropping the future kills the agent.
-pub(super) async fn run(
+pub(super) async fn run_job(
     config: &ExecutorConfig,
     call: &StartJob,
     mut killed: watch::Receiver<bool>,
 ) -> JobReport {
     let result = run_agent(config, call, &mut killed).await;
-    result.unwrap_or_else(|error| bare(JobOutcome::Environment(error)))
+    result.unwrap_or_else(|error| minimal_report(JobOutcome::Environment(error)))
 }
 
 async fn run_agent(
@@ -58,19 +58,19 @@ async fn run_agent(
 ) -> Result<JobReport, Error> {
     let name = &call.job.name;
     let temporary =
-        TemporaryDirectory::create(&config.temporary, call.execution, name, config.share)?;
+        TemporaryDirectory::create(&config.temporary_directory, call.execution, name, config.temporary_quota)?;
     let (mut child, input, output) = spawn(config, call, &temporary)?;
-    let path = config.logs.join(format!("{}.log", call.execution));
+    let path = config.log_directory.join(format!("{}.log", call.execution));
     let logging = child
         .stderr
         .take()
-        .map(|errors| tokio::spawn(log::keep(errors, path)));
+        .map(|errors| tokio::spawn(log::copy_stderr(errors, path)));
     let (stop, mut stopped) = watch::channel(false);
     let running = run_spawned(child, input, output, call, &mut stopped);
-    let result = within_share(running, &temporary, killed, &stop).await;
+    let result = run_within_quota(running, &temporary, killed, &stop).await;
     if let Some(logging) = logging {
         // Who reads the report may look at the log next.
-        let _ = tokio::time::timeout(Duration::from_millis(LOG_MS), logging).await;
+        let _ = tokio::time::timeout(Duration::from_millis(LOG_TIMEOUT_MS), logging).await;
     }
     temporary.remove().await;
     result
@@ -78,7 +78,7 @@ async fn run_agent(
 
 /// Waits for the end of a job, and brings it about when that is asked for or when its temporary
 /// files are more than its share.
-async fn within_share(
+async fn run_within_quota(
     running: impl Future<Output = Result<JobReport, Error>>,
     temporary: &TemporaryDirectory,
     killed: &mut watch::Receiver<bool>,
@@ -87,11 +87,11 @@ async fn within_share(
     let mut running = std::pin::pin!(running);
     let excess = tokio::select! {
         report = &mut running => {
-            let full = report.as_ref().ok().and_then(|report| temporary.full_disk(report));
+            let full = report.as_ref().ok().and_then(|report| temporary.disk_full_error(report));
             return full.map_or(report, Err);
         }
-        () = told(killed) => None,
-        excess = temporary.overflow() => Some(excess),
+        () = wait_for_kill(killed) => None,
+        excess = temporary.wait_for_overflow() => Some(excess),
     };
     stop.send_replace(true);
     let report = running.await;
@@ -114,100 +114,100 @@ async fn run_spawned(
     let mut reading = tokio::spawn(read_report(output));
     let ending = supervise(&mut child, input, call, killed, &mut reading).await;
     let report = match ending {
-        Ending::Reported(report) => {
+        AgentEnd::Reported(report) => {
             let exit = child.wait();
-            if tokio::time::timeout(Duration::from_millis(EXIT_MS), exit)
+            if tokio::time::timeout(Duration::from_millis(EXIT_TIMEOUT_MS), exit)
                 .await
                 .is_err()
             {
-                end(&mut child).await;
+                kill_and_reap(&mut child).await;
             }
-            return report.map(bounded);
+            return report.map(truncate_report);
         }
-        Ending::Exited(status) => {
-            let rest = tokio::time::timeout(Duration::from_millis(EXIT_MS), &mut reading).await;
+        AgentEnd::Exited(status) => {
+            let rest = tokio::time::timeout(Duration::from_millis(EXIT_TIMEOUT_MS), &mut reading).await;
             match rest {
-                Ok(Ok(Ok(report))) => return Ok(bounded(report)),
-                _ => Err(died(
+                Ok(Ok(Ok(report))) => return Ok(truncate_report(report)),
+                _ => Err(agent_died_error(
                     call,
                     &format!("it ended with {status}, and gave no report"),
                 )),
             }
         }
-        Ending::Killed => {
-            end(&mut child).await;
-            Ok(bare(JobOutcome::Killed))
+        AgentEnd::Killed => {
+            kill_and_reap(&mut child).await;
+            Ok(minimal_report(JobOutcome::Killed))
         }
-        Ending::Fault(why) => {
-            end(&mut child).await;
-            Err(died(call, &why))
+        AgentEnd::Fault(why) => {
+            kill_and_reap(&mut child).await;
+            Err(agent_died_error(call, &why))
         }
     };
     reading.abort();
     if *killed.borrow() {
-        Ok(bare(JobOutcome::Killed))
+        Ok(minimal_report(JobOutcome::Killed))
     } else {
         report
     }
 }
 
 /// How the supervision of an agent ended.
-enum Ending {
+enum AgentEnd {
     Reported(Result<JobReport, Error>),
     Exited(ExitStatus),
     Killed,
     Fault(String),
 }
 
-type Reading = tokio::task::JoinHandle<Result<JobReport, String>>;
+type ReportTask = tokio::task::JoinHandle<Result<JobReport, String>>;
 
 async fn supervise(
     child: &mut Child,
     input: ChildStdin,
     call: &StartJob,
     killed: &mut watch::Receiver<bool>,
-    reading: &mut Reading,
-) -> Ending {
+    reading: &mut ReportTask,
+) -> AgentEnd {
     let mut input = Some(input);
     let handed = tokio::select! {
-        handed = hand_over(&mut input, call) => handed,
-        () = told(killed) => Ok(()),
+        handed = send_job(&mut input, call) => handed,
+        () = wait_for_kill(killed) => Ok(()),
     };
     if let Err(why) = handed {
         // It may have died on the way and say why by its exit status.
         tracing::debug!(execution = %call.execution, %why, "job not taken by its agent");
     }
     // One for both: what was read already is not read again.
-    let mut ending = std::pin::pin!(until_end(child, reading));
+    let mut ending = std::pin::pin!(wait_for_end(child, reading));
     let ended = tokio::select! {
         ended = &mut ending => ended,
-        () = told(killed) => {
+        () = wait_for_kill(killed) => {
             drop(input.take()); // the agent kills its job at the end of its input
-            let grace = Duration::from_millis(KILL_MS);
-            tokio::time::timeout(grace, ending).await.unwrap_or(Ending::Killed)
+            let grace = Duration::from_millis(KILL_TIMEOUT_MS);
+            tokio::time::timeout(grace, ending).await.unwrap_or(AgentEnd::Killed)
         }
     };
     drop(input);
     ended
 }
 
-async fn until_end(child: &mut Child, reading: &mut Reading) -> Ending {
+async fn wait_for_end(child: &mut Child, reading: &mut ReportTask) -> AgentEnd {
     tokio::select! {
         biased;
         read = &mut *reading => match read {
-            Ok(Ok(report)) => Ending::Reported(Ok(report)),
+            Ok(Ok(report)) => AgentEnd::Reported(Ok(report)),
             Ok(Err(why)) => match tokio::time::timeout(
-                Duration::from_millis(EXIT_MS),
+                Duration::from_millis(EXIT_TIMEOUT_MS),
                 child.wait(),
             ).await {
-                Ok(Ok(status)) => Ending::Fault(format!("it ended with {status}; {why}")),
-                _ => Ending::Fault(why),
+                Ok(Ok(status)) => AgentEnd::Fault(format!("it ended with {status}; {why}")),
+                _ => AgentEnd::Fault(why),
             },
-            Err(e) => Ending::Fault(e.to_string()),
+            Err(e) => AgentEnd::Fault(e.to_string()),
         },
         status = child.wait() => match status {
-            Ok(status) => Ending::Exited(status),
-            Err(e) => Ending::Fault(e.to_string()),
+            Ok(status) => AgentEnd::Exited(status),
+            Err(e) => AgentEnd::Fault(e.to_string()),
         },
     }
 }
@@ -234,7 +234,7 @@ fn spawn(
         .arg("--shared-memory")
         .arg(format!("{} B", temporary.memory_bytes()))
         .arg("--printed")
-        .arg(log::printed(&config.logs, call.execution))
+        .arg(log::output_path_prefix(&config.log_directory, call.execution))
         .envs(memory.map(|memory| ("BAFS_MEMORY", memory)))
         .env("BAFS_CHANNEL", channel::chosen().name())
         .stdin(Stdio::piped())
@@ -252,7 +252,7 @@ fn spawn(
 }
 
 /// Writes the job as one line; the pipe stays open.
-async fn hand_over(input: &mut Option<ChildStdin>, call: &StartJob) -> Result<(), String> {
+async fn send_job(input: &mut Option<ChildStdin>, call: &StartJob) -> Result<(), String> {
     let Some(input) = input else { return Ok(()) };
     let mut line = serde_json::to_vec(&call.job).map_err(|e| e.to_string())?;
     line.push(b'\n');
@@ -260,7 +260,7 @@ async fn hand_over(input: &mut Option<ChildStdin>, call: &StartJob) -> Result<()
         input.write_all(&line).await?;
         input.flush().await
     };
-    match tokio::time::timeout(Duration::from_millis(HAND_OVER_MS), writing).await {
+    match tokio::time::timeout(Duration::from_millis(JOB_INPUT_TIMEOUT_MS), writing).await {
         Ok(written) => written.map_err(|e| e.to_string()),
         Err(_) => Err("it does not read its job".to_owned()),
     }
@@ -270,7 +270,7 @@ async fn hand_over(input: &mut Option<ChildStdin>, call: &StartJob) -> Result<()
 async fn read_report(output: ChildStdout) -> Result<JobReport, String> {
     let mut line = Vec::new();
     let mut output = BufReader::new(output).take(REPORT_LINE_BYTES_MAX);
-    let silence = Duration::from_millis(SILENCE_MS);
+    let silence = Duration::from_millis(HEARTBEAT_TIMEOUT_MS);
     while line.is_empty() {
         output.set_limit(REPORT_LINE_BYTES_MAX);
         let read = tokio::time::timeout(silence, output.read_until(b'\n', &mut line)).await;
@@ -291,19 +291,19 @@ async fn read_report(output: ChildStdout) -> Result<JobReport, String> {
     serde_json::from_slice(&line).map_err(|e| format!("its report is not readable: {e}"))
 }
 
-async fn told(killed: &mut watch::Receiver<bool>) {
+async fn wait_for_kill(killed: &mut watch::Receiver<bool>) {
     if killed.wait_for(|killed| *killed).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-async fn end(child: &mut Child) {
+async fn kill_and_reap(child: &mut Child) {
     if let Err(error) = child.kill().await {
         tracing::warn!(%error, "agent not killed");
     }
 }
 
-fn died(call: &StartJob, why: &str) -> Error {
+fn agent_died_error(call: &StartJob, why: &str) -> Error {
     let text = format!(
         "the agent of job '{}' died: {why}; its last words are in the node's logs, {}.log",
         call.job.name, call.execution
@@ -312,9 +312,9 @@ fn died(call: &StartJob, why: &str) -> Error {
 }
 
 /// Cuts a report to what one reply carries: the pages first, they are statistics.
-fn bounded(mut report: JobReport) -> JobReport {
-    if report.output_tail.len() > TAIL_BYTES_MAX {
-        let start = report.output_tail.len() - TAIL_BYTES_MAX;
+fn truncate_report(mut report: JobReport) -> JobReport {
+    if report.output_tail.len() > OUTPUT_TAIL_BYTES_MAX {
+        let start = report.output_tail.len() - OUTPUT_TAIL_BYTES_MAX;
         let start = (start..)
             .find(|&at| report.output_tail.is_char_boundary(at))
             .unwrap_or(0);

@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use crate::clock;
 
 /// Half of what is kept of one execution, in bytes: the file and the one before it.
-const HALF_BYTES: u64 = 512 << 10;
+const LOG_FILE_BYTES_MAX: u64 = 512 << 10;
 
 /// Most log files, of which a job has up to four; the oldest go when a job starts, as with the next
 /// two bounds.
@@ -30,9 +30,9 @@ const LOG_AGE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Copies the agent's standard error to `path` until its end. The pipe is emptied even when the
 /// log cannot be written, or the agent would block.
-pub(super) async fn keep(mut errors: ChildStderr, path: PathBuf) {
+pub(super) async fn copy_stderr(mut errors: ChildStderr, path: PathBuf) {
     let shown = path.display().to_string();
-    let opening = spawn_blocking(move || Log::open(path)).await;
+    let opening = spawn_blocking(move || AgentLog::open(path)).await;
     let mut log = opening.map_err(io::Error::other).and_then(|opened| opened);
     let mut buffer = vec![0; 16 << 10];
     while let Ok(length) = errors.read(&mut buffer).await
@@ -52,20 +52,20 @@ pub(super) async fn keep(mut errors: ChildStderr, path: PathBuf) {
 
 /// The files in which an agent leaves what its job printed begin with this: what it wrote to
 /// standard output ends with `.out`, what to standard error with `.err`.
-pub(super) fn printed(logs: &Path, execution: ExecutionId) -> PathBuf {
+pub(super) fn output_path_prefix(logs: &Path, execution: ExecutionId) -> PathBuf {
     logs.join(execution.to_string())
 }
 
 /// What a job printed on standard output and on standard error; nothing when its logs are gone. A
 /// stream without a file printed nothing, if the agent has ended.
-pub(super) fn read_printed(
+pub(super) fn read_output(
     logs: &Path,
     execution: ExecutionId,
     has_ended: bool,
 ) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
     let read = |ending: &str| {
-        let path = printed(logs, execution).with_extension(ending);
-        let Some(file) = unless_gone(File::open(path))? else {
+        let path = output_path_prefix(logs, execution).with_extension(ending);
+        let Some(file) = ignore_missing(File::open(path))? else {
             return Ok(None);
         };
         let mut bytes = Vec::new();
@@ -76,23 +76,23 @@ pub(super) fn read_printed(
     let (stdout, stderr) = (read("out")?, read("err")?);
     let is_kept = stdout.is_some() || stderr.is_some() || {
         // The agent's own log came before them, and goes before them.
-        has_ended && printed(logs, execution).with_extension("log").exists()
+        has_ended && output_path_prefix(logs, execution).with_extension("log").exists()
     };
     Ok(is_kept.then(|| (stdout.unwrap_or_default(), stderr.unwrap_or_default())))
 }
 
 /// One log that is being written.
-struct Log {
+struct AgentLog {
     path: PathBuf,
     file: File,
     size: u64,
 }
 
-impl Log {
+impl AgentLog {
     fn open(path: PathBuf) -> io::Result<Self> {
         if let Some(directory) = path.parent() {
             let now = Duration::from_millis(clock::now().0);
-            remove_old(directory, SystemTime::UNIX_EPOCH + now)?;
+            remove_old_logs(directory, SystemTime::UNIX_EPOCH + now)?;
         }
         Ok(Self {
             file: File::create(&path)?,
@@ -102,9 +102,9 @@ impl Log {
     }
 
     fn write(&mut self, piece: &[u8]) -> io::Result<()> {
-        if self.size + piece.len() as u64 > HALF_BYTES {
+        if self.size + piece.len() as u64 > LOG_FILE_BYTES_MAX {
             // A log that was silent for long may be gone.
-            unless_gone(fs::rename(&self.path, self.path.with_extension("log.old")))?;
+            ignore_missing(fs::rename(&self.path, self.path.with_extension("log.old")))?;
             self.file = File::create(&self.path)?;
             self.size = 0;
         }
@@ -113,12 +113,12 @@ impl Log {
     }
 }
 
-fn remove_old(directory: &Path, now: SystemTime) -> io::Result<()> {
+fn remove_old_logs(directory: &Path, now: SystemTime) -> io::Result<()> {
     let mut logs = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         // Other jobs start, too, and remove what is old.
-        if let Some(found) = unless_gone(entry.metadata())? {
+        if let Some(found) = ignore_missing(entry.metadata())? {
             logs.push((found.modified()?, found.len(), entry.path()));
         }
     }
@@ -128,14 +128,14 @@ fn remove_old(directory: &Path, now: SystemTime) -> io::Result<()> {
         bytes += length;
         let age = now.duration_since(changed).unwrap_or_default();
         if place + 1 >= LOGS_MAX || bytes > LOGS_BYTES_MAX || age > LOG_AGE_MAX {
-            unless_gone(fs::remove_file(path))?;
+            ignore_missing(fs::remove_file(path))?;
         }
     }
     Ok(())
 }
 
 /// What was done with a file, `None` if there is no such file any more.
-fn unless_gone<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+fn ignore_missing<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         done => done.map(Some),
@@ -150,14 +150,14 @@ mod tests {
     fn a_log_keeps_its_end_within_bounds() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("1.log");
-        let mut log = Log::open(path.clone()).expect("open");
+        let mut log = AgentLog::open(path.clone()).expect("open");
         for number in 0..2_000u32 {
             log.write(format!("{number:1023}\n").as_bytes())
                 .expect("write");
         }
         let old = fs::read(path.with_extension("log.old")).expect("old");
         let new = fs::read(&path).expect("new");
-        assert!(old.len() + new.len() <= 2 * HALF_BYTES as usize);
+        assert!(old.len() + new.len() <= 2 * LOG_FILE_BYTES_MAX as usize);
         assert!(new.ends_with(b"1999\n") && old.len() >= 500_000);
     }
 
@@ -167,7 +167,7 @@ mod tests {
         for number in 0..LOGS_MAX + 5 {
             fs::write(directory.path().join(format!("{number}.log")), b"").expect("write");
         }
-        drop(Log::open(directory.path().join("new.log")).expect("open"));
+        drop(AgentLog::open(directory.path().join("new.log")).expect("open"));
         assert_eq!(
             fs::read_dir(directory.path()).expect("list").count(),
             LOGS_MAX
@@ -176,7 +176,7 @@ mod tests {
 
     /// What is left of logs of so many bytes, the first one the oldest, when a new one begins after
     /// so long.
-    fn left_of(lengths: &[u64], after: Duration) -> Vec<String> {
+    fn remaining_logs(lengths: &[u64], after: Duration) -> Vec<String> {
         let directory = tempfile::tempdir().expect("directory");
         let begin = SystemTime::UNIX_EPOCH + 10 * LOG_AGE_MAX;
         for (number, length) in lengths.iter().enumerate() {
@@ -186,7 +186,7 @@ mod tests {
             let changed = begin + Duration::from_secs(number as u64);
             log.set_modified(changed).expect("time");
         }
-        remove_old(directory.path(), begin + after).expect("remove");
+        remove_old_logs(directory.path(), begin + after).expect("remove");
         let left = fs::read_dir(directory.path()).expect("list");
         let name = |entry: io::Result<fs::DirEntry>| entry.expect("entry").file_name();
         let mut left: Vec<String> = left
@@ -200,29 +200,29 @@ mod tests {
     fn logs_take_no_more_than_their_bytes() {
         let half = LOGS_BYTES_MAX / 2;
         let soon = Duration::from_secs(60);
-        assert_eq!(left_of(&[half, half], soon), ["0.log", "1.log"]);
+        assert_eq!(remaining_logs(&[half, half], soon), ["0.log", "1.log"]);
         assert_eq!(
-            left_of(&[1, half, 0, half], soon),
+            remaining_logs(&[1, half, 0, half], soon),
             ["1.log", "2.log", "3.log"]
         );
-        assert_eq!(left_of(&[LOGS_BYTES_MAX + 1], soon), [""; 0]);
+        assert_eq!(remaining_logs(&[LOGS_BYTES_MAX + 1], soon), [""; 0]);
     }
 
     #[test]
     fn logs_that_nobody_adds_to_go_after_their_time() {
         let before = LOG_AGE_MAX;
         let after = LOG_AGE_MAX + Duration::from_millis(500);
-        assert_eq!(left_of(&[1, 1], before), ["0.log", "1.log"]);
-        assert_eq!(left_of(&[1, 1], after), ["1.log"]);
+        assert_eq!(remaining_logs(&[1, 1], before), ["0.log", "1.log"]);
+        assert_eq!(remaining_logs(&[1, 1], after), ["1.log"]);
     }
 
     #[test]
     fn a_log_that_was_removed_while_it_was_silent_goes_on() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("1.log");
-        let mut log = Log::open(path.clone()).expect("open");
+        let mut log = AgentLog::open(path.clone()).expect("open");
         fs::remove_file(&path).expect("remove");
-        log.write(&vec![b'x'; HALF_BYTES as usize]).expect("write");
+        log.write(&vec![b'x'; LOG_FILE_BYTES_MAX as usize]).expect("write");
         log.write(b"the end").expect("write");
         assert_eq!(fs::read(&path).expect("read"), b"the end");
     }

@@ -15,11 +15,11 @@ use bafs_tree::held_below;
 use rustix::fs::statvfs;
 
 use crate::clock;
-use crate::full_disk::is_full;
+use crate::full_disk::is_disk_full;
 use crate::storage::remove_tree;
 
 /// How often the free space of the file system is looked at.
-const TICK: Duration = Duration::from_millis(20);
+const FREE_SPACE_POLL: Duration = Duration::from_millis(20);
 
 /// Shortest and longest time between two walks where nothing speaks for much growth, in
 /// milliseconds.
@@ -27,7 +27,7 @@ const WALK_MS_MIN: u64 = 2_000;
 const WALK_MS_MAX: u64 = 30_000;
 
 /// A walk that took a time is repeated after so many times that.
-const WALK_SHARE: u64 = 20;
+const WALK_PAUSE_FACTOR: u64 = 20;
 
 /// How long the end of a job waits for the removal of its files; the rest goes on behind it.
 const REMOVAL_MAX: Duration = Duration::from_secs(2);
@@ -46,7 +46,7 @@ const MEMORY_PERCENT: u64 = 50;
 
 /// What each slot of a node has for temporary files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TemporaryShare {
+pub struct TemporaryQuota {
     /// Bytes on disk.
     pub bytes: u64,
     /// Files on disk.
@@ -57,19 +57,19 @@ pub struct TemporaryShare {
 
 /// What a disk has, in bytes and files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Disk {
+pub struct DiskSpace {
     all_bytes: u64,
     free_bytes: u64,
     /// `None` where the file system counts no files.
     free_files: Option<u64>,
 }
 
-impl Disk {
+impl DiskSpace {
     /// Looks at the disk of a directory. Blocks.
     ///
     /// # Errors
     /// The disk does not say it.
-    pub fn of(directory: &Path) -> io::Result<Self> {
+    pub fn measure(directory: &Path) -> io::Result<Self> {
         let disk = statvfs(directory)?;
         Ok(Self {
             all_bytes: disk.f_blocks.saturating_mul(disk.f_frsize),
@@ -79,11 +79,11 @@ impl Disk {
     }
 }
 
-impl TemporaryShare {
+impl TemporaryQuota {
     /// A share for each of so many slots of what is left beside volumes, which may have `offered`
     /// bytes in all, and take `unreserved` of them later.
     #[must_use]
-    pub fn beside_volumes(disk: Disk, offered: u64, unreserved: u64, slots: u32) -> Self {
+    pub fn beside_volumes_quota(disk: DiskSpace, offered: u64, unreserved: u64, slots: u32) -> Self {
         let now = disk.free_bytes.saturating_sub(unreserved);
         // Volumes may not have taken yet what they reserved.
         let later = disk.all_bytes.saturating_sub(offered);
@@ -92,14 +92,14 @@ impl TemporaryShare {
         Self {
             bytes: share(now.min(later), DISK_PERCENT).max(BYTES_MIN),
             files: share(disk.free_files.unwrap_or(u64::MAX), DISK_PERCENT).max(FILES_MIN),
-            memory_bytes: share(memory_bytes(), MEMORY_PERCENT),
+            memory_bytes: share(machine_memory_bytes(), MEMORY_PERCENT),
         }
     }
 }
 
 /// The memory of this machine, or of its container, in bytes.
 #[must_use]
-pub fn memory_bytes() -> u64 {
+pub fn machine_memory_bytes() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
         let kib: u64 = line?.trim().trim_end_matches("kB").trim().parse().ok()?;
@@ -117,16 +117,16 @@ pub fn memory_bytes() -> u64 {
 #[derive(Debug)]
 pub(super) struct TemporaryDirectory {
     path: PathBuf,
-    limit: TemporaryShare,
+    limit: TemporaryQuota,
     job: String,
 }
 
 /// What was seen at the last look.
 #[derive(Debug, Clone, Copy, Default)]
-struct Look {
+struct TemporaryUsage {
     used_bytes: u64,
     free_bytes: u64,
-    next: Time,
+    next_walk: Time,
 }
 
 impl TemporaryDirectory {
@@ -135,7 +135,7 @@ impl TemporaryDirectory {
         parent: &Path,
         execution: ExecutionId,
         job: &str,
-        limit: TemporaryShare,
+        limit: TemporaryQuota,
     ) -> Result<Self, Error> {
         let path = parent.join(execution.to_string());
         let made = remove_tree(&path).and_then(|()| {
@@ -163,51 +163,51 @@ impl TemporaryDirectory {
 
     /// Watches what the job has there, until that is more than its share. Reads whole directories,
     /// so it looks seldom as long as the disk says that there cannot be much.
-    pub(super) async fn overflow(&self) -> Error {
-        let mut look = Look::default();
+    pub(super) async fn wait_for_overflow(&self) -> Error {
+        let mut look = TemporaryUsage::default();
         loop {
-            tokio::time::sleep(TICK).await;
-            match self.look(look).await {
+            tokio::time::sleep(FREE_SPACE_POLL).await;
+            match self.sample_usage(look).await {
                 Ok((next, used)) => {
                     look = next;
                     if let Some((bytes, files)) = used
                         && (bytes > self.limit.bytes || files > self.limit.files)
                     {
-                        return self.too_much(bytes, files);
+                        return self.quota_exceeded_error(bytes, files);
                     }
                 }
                 Err(error) => {
                     tracing::debug!(%error, path = %self.path.display(), "not watched");
-                    look.next = clock::now().plus_ms(WALK_MS_MIN);
+                    look.next_walk = clock::now().plus_ms(WALK_MS_MIN);
                 }
             }
         }
     }
 
-    async fn look(&self, last: Look) -> io::Result<(Look, Option<(u64, u64)>)> {
-        let free_bytes = free(&self.path)?;
+    async fn sample_usage(&self, last: TemporaryUsage) -> io::Result<(TemporaryUsage, Option<(u64, u64)>)> {
+        let free_bytes = free_disk_bytes(&self.path)?;
         let taken = last.free_bytes.saturating_sub(free_bytes);
         let room = self.limit.bytes.saturating_sub(last.used_bytes);
         let start = clock::now();
-        if start < last.next && taken <= room / 2 {
+        if start < last.next_walk && taken <= room / 2 {
             return Ok((last, None));
         }
         let path = self.path.clone();
         let used = tokio::task::spawn_blocking(move || held_below(&path));
         let used = used.await.map_err(io::Error::other)??;
         let took = clock::now().ms_since(start);
-        let pause = took.saturating_mul(WALK_SHARE);
+        let pause = took.saturating_mul(WALK_PAUSE_FACTOR);
         let next = start.plus_ms(pause.clamp(WALK_MS_MIN, WALK_MS_MAX.max(took)));
         let used_bytes = used.0;
-        let look = Look {
+        let look = TemporaryUsage {
             used_bytes,
             free_bytes,
-            next,
+            next_walk: next,
         };
         Ok((look, Some(used)))
     }
 
-    fn too_much(&self, bytes: u64, files: u64) -> Error {
+    fn quota_exceeded_error(&self, bytes: u64, files: u64) -> Error {
         let text = format!(
             "job '{}' has {} MB in {files} files in /tmp and /var/tmp, and may have {} MB in {}; \
              let it remove what it needs no more, put the files into a scratch volume, or start \
@@ -222,7 +222,7 @@ impl TemporaryDirectory {
 
     /// A job that failed with files here, on a disk without space, did not fail by itself: answers
     /// what the disk had free. Volumes on it tell of themselves.
-    pub(super) fn full_disk(&self, report: &JobReport) -> Option<Error> {
+    pub(super) fn disk_full_error(&self, report: &JobReport) -> Option<Error> {
         let has_failed = match report.outcome {
             JobOutcome::Exited(code) => code != 0,
             JobOutcome::Signaled(_) => true,
@@ -232,19 +232,19 @@ impl TemporaryDirectory {
         if !has_failed || is_told {
             return None;
         }
-        let free_bytes = free(&self.path).ok()?;
+        let free_bytes = free_disk_bytes(&self.path).ok()?;
         let holds = held_below(&self.path).is_ok_and(|(bytes, _)| bytes > 0);
         let text = format!(
             "the disk of the node is full, and with it /tmp: {free_bytes} bytes are free; free \
              some of it, or start the node with a smaller --size"
         );
-        (holds && is_full(free_bytes)).then(|| Error::new(ErrorCode::ServerFault, text))
+        (holds && is_disk_full(free_bytes)).then(|| Error::new(ErrorCode::ServerFault, text))
     }
 
     /// Removes the directory. What takes long goes on behind the end of the job.
     pub(super) async fn remove(mut self) {
         let path = std::mem::take(&mut self.path);
-        let removing = tokio::task::spawn_blocking(move || remove(&path));
+        let removing = tokio::task::spawn_blocking(move || remove_by_thread(&path));
         let _ = tokio::time::timeout(REMOVAL_MAX, removing).await;
     }
 }
@@ -255,18 +255,18 @@ impl Drop for TemporaryDirectory {
     fn drop(&mut self) {
         let path = std::mem::take(&mut self.path);
         if !path.as_os_str().is_empty() {
-            std::thread::spawn(move || remove(&path));
+            std::thread::spawn(move || remove_by_thread(&path));
         }
     }
 }
 
-fn remove(path: &Path) {
+fn remove_by_thread(path: &Path) {
     if let Err(error) = remove_tree(path) {
         tracing::warn!(%error, path = %path.display(), "temporary files of a job stay");
     }
 }
 
-fn free(path: &Path) -> io::Result<u64> {
+fn free_disk_bytes(path: &Path) -> io::Result<u64> {
     let disk = statvfs(path)?;
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
@@ -275,9 +275,9 @@ fn free(path: &Path) -> io::Result<u64> {
 mod tests {
     use super::*;
 
-    fn disk(all_bytes: u64, free_bytes: u64) -> Disk {
+    fn disk(all_bytes: u64, free_bytes: u64) -> DiskSpace {
         let free_files = Some(1_000_000);
-        Disk {
+        DiskSpace {
             all_bytes,
             free_bytes,
             free_files,
@@ -287,25 +287,25 @@ mod tests {
     #[test]
     fn slots_share_what_volumes_leave() {
         const GB: u64 = 1_000_000_000;
-        let share = TemporaryShare::beside_volumes(disk(100 * GB, 80 * GB), 40 * GB, 40 * GB, 4);
+        let share = TemporaryQuota::beside_volumes_quota(disk(100 * GB, 80 * GB), 40 * GB, 40 * GB, 4);
         assert_eq!((share.bytes, share.files), (5 * GB, 125_000));
-        let reserved = TemporaryShare::beside_volumes(disk(100 * GB, 80 * GB), 40 * GB, 0, 4);
+        let reserved = TemporaryQuota::beside_volumes_quota(disk(100 * GB, 80 * GB), 40 * GB, 0, 4);
         assert!(reserved.bytes * 4 <= 60 * GB, "{reserved:?}");
-        let none = TemporaryShare::beside_volumes(disk(GB, GB), 2 * GB, 2 * GB, 4);
+        let none = TemporaryQuota::beside_volumes_quota(disk(GB, GB), 2 * GB, 2 * GB, 4);
         assert_eq!(none.bytes, BYTES_MIN);
     }
 
     #[test]
     fn slots_share_half_of_the_memory() {
-        let one = TemporaryShare::beside_volumes(disk(1, 1), 0, 0, 1);
-        let four = TemporaryShare::beside_volumes(disk(1, 1), 0, 0, 4);
+        let one = TemporaryQuota::beside_volumes_quota(disk(1, 1), 0, 0, 1);
+        let four = TemporaryQuota::beside_volumes_quota(disk(1, 1), 0, 0, 4);
         assert!(one.memory_bytes > 0 && four.memory_bytes * 4 <= one.memory_bytes);
     }
 
     #[tokio::test]
     async fn overflow_names_tmp_and_its_limit() {
         let parent = tempfile::tempdir().unwrap();
-        let limit = TemporaryShare {
+        let limit = TemporaryQuota {
             bytes: 1_000_000,
             files: 100,
             memory_bytes: 0,
@@ -313,7 +313,7 @@ mod tests {
         let id = ExecutionId(7);
         let directory = TemporaryDirectory::create(parent.path(), id, "j", limit).unwrap();
         fs::write(directory.path().join("f"), vec![1; 2_000_000]).unwrap();
-        let error = tokio::time::timeout(Duration::from_secs(20), directory.overflow());
+        let error = tokio::time::timeout(Duration::from_secs(20), directory.wait_for_overflow());
         let error = error.await.expect("it is watched");
         assert_eq!(error.code, ErrorCode::TemporaryFull);
         for word in ["job 'j'", "/tmp", "may have 1 MB", "--tmp"] {

@@ -9,10 +9,10 @@ use bafs_proto::hash::{Digest, Hasher};
 use rustix::fs::{Mode, fchmod};
 
 /// Bytes that are hashed at once.
-const PIECE_BYTES: usize = 1 << 20;
+const HASH_CHUNK_BYTES: usize = 1 << 20;
 
 /// Gives a file its bits and makes it durable.
-pub(super) fn seal(file: &File, mode: u32) -> io::Result<()> {
+pub(super) fn seal_file(file: &File, mode: u32) -> io::Result<()> {
     fchmod(file, Mode::from_raw_mode(mode))?;
     file.sync_all()
 }
@@ -35,7 +35,7 @@ pub(super) fn open_data(path: &Path) -> io::Result<File> {
 /// Size and digest of a file; stops soon after `size_max` bytes.
 pub(super) fn digest_of(mut file: &File, size_max: u64) -> io::Result<(u64, Digest)> {
     let mut hasher = Hasher::new();
-    let mut buffer = vec![0; PIECE_BYTES];
+    let mut buffer = vec![0; HASH_CHUNK_BYTES];
     let mut size = 0;
     loop {
         let count = file.read(&mut buffer)?;

@@ -16,7 +16,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 /// Name in the root that belongs to the server: uploads under way, receipts, its id.
-pub const OWN: &str = ".bafs-put";
+pub const OWN_DIRECTORY: &str = ".bafs-put";
 
 /// An exported directory.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Export {
 
 /// Something below the export, held but not opened.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct ExportEntry {
     pub(crate) fd: OwnedFd,
     pub(crate) stat: Stat,
     /// Where it really is, after symbolic links.
@@ -112,26 +112,26 @@ impl Export {
     ///
     /// # Errors
     /// `BadPath`, `NotFound`, `RightMissing` when the server itself may not go there.
-    pub(crate) fn find(&self, path: &str) -> Result<Found> {
+    pub(crate) fn find(&self, path: &str) -> Result<ExportEntry> {
         check_relative(path)?;
-        if is_own(path) {
-            return Err(not_found(path));
+        if is_own_path(path) {
+            return Err(not_found_error(path));
         }
         let bytes = to_bytes(path);
         let opened = match self.open_inside(&bytes, ResolveFlags::empty()) {
             Err(Errno::XDEV) => self.open_by_absolute_links(&bytes),
             opened => opened,
         };
-        let fd = opened.map_err(|error| refuse(path, error))?;
-        let stat = fstat(&fd).map_err(|error| refuse(path, error))?;
-        let real = real_path(&fd).map_err(|error| refuse(path, error))?;
+        let fd = opened.map_err(|error| system_error(path, error))?;
+        let stat = fstat(&fd).map_err(|error| system_error(path, error))?;
+        let real = real_path(&fd).map_err(|error| system_error(path, error))?;
         let inside = real.strip_prefix(&self.root_path);
-        let inside = inside.map_err(|_| not_found(path))?;
+        let inside = inside.map_err(|_| not_found_error(path))?;
         let real = from_bytes(inside.as_os_str().as_bytes());
-        if is_own(&real) {
-            return Err(not_found(path));
+        if is_own_path(&real) {
+            return Err(not_found_error(path));
         }
-        Ok(Found {
+        Ok(ExportEntry {
             fd,
             stat,
             path: real,
@@ -171,10 +171,10 @@ impl Export {
         &self,
         path: &str,
         allow: impl Fn(&str) -> Result<()>,
-    ) -> Result<Found> {
+    ) -> Result<ExportEntry> {
         let found = self.find(path)?;
         if found.path != path {
-            allow(&found.path).map_err(|error| self.led_away(path, &found.path, error))?;
+            allow(&found.path).map_err(|error| self.redirected_error(path, &found.path, error))?;
         }
         Ok(found)
     }
@@ -189,10 +189,10 @@ impl Export {
         &self,
         path: &str,
         allow: &dyn Fn(&str) -> Result<()>,
-    ) -> Result<Found> {
+    ) -> Result<ExportEntry> {
         // Mostly it is there.
         match self.find(path) {
-            Ok(found) if kind(&found.stat) == FileType::Directory => return Ok(found),
+            Ok(found) if file_type(&found.stat) == FileType::Directory => return Ok(found),
             _ => {}
         }
         check_relative(path)?;
@@ -204,26 +204,26 @@ impl Export {
         for end in ends.filter(|end| *end > 0) {
             let upper = &path[..end];
             found = match self.find(upper) {
-                Err(error) if error.code == ErrorCode::NotFound && !is_own(upper) => {
+                Err(error) if error.code == ErrorCode::NotFound && !is_own_path(upper) => {
                     let name = upper.rsplit('/').next().unwrap_or(upper);
                     // Whoever may write at `path` may have the directories above it; but a link
                     // may lead to a place that was never granted.
-                    let place = found.inside(name);
+                    let place = found.child_path(name);
                     if place != upper {
-                        allow(&place).map_err(|error| self.led_away(upper, &place, error))?;
+                        allow(&place).map_err(|error| self.redirected_error(upper, &place, error))?;
                     }
                     match mkdirat(&found.fd, &*to_bytes(name), Mode::from_raw_mode(0o777)) {
                         Ok(()) | Err(Errno::EXIST) => {}
-                        Err(error) => return Err(refuse(upper, error)),
+                        Err(error) => return Err(system_error(upper, error)),
                     }
                     reopen(&found, OFlags::DIRECTORY)
                         .and_then(fsync)
-                        .map_err(|error| refuse(upper, error))?;
+                        .map_err(|error| system_error(upper, error))?;
                     self.find(upper)?
                 }
                 other => other?,
             };
-            if kind(&found.stat) != FileType::Directory {
+            if file_type(&found.stat) != FileType::Directory {
                 let text = format!("'{upper}' is no directory");
                 return Err(Error::new(ErrorCode::WrongState, text));
             }
@@ -233,7 +233,7 @@ impl Export {
 
     /// Why a token that grants `path` is refused at `place`, where links in the export lead from
     /// there.
-    pub(crate) fn led_away(&self, path: &str, place: &str, error: Error) -> Error {
+    pub(crate) fn redirected_error(&self, path: &str, place: &str, error: Error) -> Error {
         if error.code != ErrorCode::RightMissing || place == path {
             return error;
         }
@@ -250,13 +250,13 @@ impl Export {
 
     /// Whether `name` in the directory `found` is the server's own.
     pub(crate) fn is_own_name(&self, found: &Stat, name: &str) -> bool {
-        name == OWN && self.is_root(found)
+        name == OWN_DIRECTORY && self.is_root(found)
     }
 }
 
-impl Found {
+impl ExportEntry {
     /// Where `name` in this directory really is.
-    pub(crate) fn inside(&self, name: &str) -> String {
+    pub(crate) fn child_path(&self, name: &str) -> String {
         join(&self.path, name)
     }
 
@@ -265,21 +265,21 @@ impl Found {
     /// # Errors
     /// `WrongState` for anything else, which could block or has no content.
     pub(crate) fn open_file(&self) -> Result<File> {
-        if kind(&self.stat) != FileType::RegularFile {
+        if file_type(&self.stat) != FileType::RegularFile {
             let text = format!("'{}' is no regular file", self.path);
             return Err(Error::new(ErrorCode::WrongState, text));
         }
-        let opened = reopen(self, OFlags::empty()).map_err(|error| refuse(&self.path, error))?;
+        let opened = reopen(self, OFlags::empty()).map_err(|error| system_error(&self.path, error))?;
         Ok(File::from(opened))
     }
 
     /// Opens a directory for listing.
     pub(crate) fn open_directory(&self) -> Result<OwnedFd> {
-        reopen(self, OFlags::DIRECTORY).map_err(|error| refuse(&self.path, error))
+        reopen(self, OFlags::DIRECTORY).map_err(|error| system_error(&self.path, error))
     }
 }
 
-fn reopen(found: &Found, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+fn reopen(found: &ExportEntry, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", found.fd.as_raw_fd());
     rustix::fs::open(
         path,
@@ -294,22 +294,22 @@ fn real_path(fd: &OwnedFd) -> rustix::io::Result<PathBuf> {
     Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
 }
 
-fn is_own(path: &str) -> bool {
-    path.split('/').next() == Some(OWN)
+fn is_own_path(path: &str) -> bool {
+    path.split('/').next() == Some(OWN_DIRECTORY)
 }
 
-pub(crate) fn kind(stat: &Stat) -> FileType {
+pub(crate) fn file_type(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-fn not_found(path: &str) -> Error {
+fn not_found_error(path: &str) -> Error {
     Error::new(ErrorCode::NotFound, format!("home has no '{path}'"))
 }
 
 /// What a failed system call means to the caller.
-pub(crate) fn refuse(path: &str, error: Errno) -> Error {
+pub(crate) fn system_error(path: &str, error: Errno) -> Error {
     let code = match error {
-        Errno::NOENT | Errno::NOTDIR => return not_found(path),
+        Errno::NOENT | Errno::NOTDIR => return not_found_error(path),
         Errno::XDEV => {
             let text = format!(
                 "'{path}' is on another file system than the directory that this home exports, or \

@@ -12,17 +12,17 @@ use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{AtFlags, Dir, FileType, fstat, readlinkat, statat};
 use rustix::io::Errno;
 
-use super::export::{Export, Found, kind, refuse};
-use crate::source::{OpenedDirectory, PAGE_BYTES_MAX, entry, entry_bytes, open_directory};
+use super::export::{Export, ExportEntry, file_type, system_error};
+use crate::source::{OpenedDirectory, PAGE_BYTES_MAX, source_entry, entry_bytes, open_directory};
 
-struct Page<'a> {
+struct PageBuilder<'a> {
     export: &'a Export,
     entries: Vec<SourceEntry>,
     bytes: usize,
     /// Of what comes before the last entry.
     warnings: SourceWarnings,
     /// Of what comes after it: they belong to the page that has the next one.
-    since: Vec<(String, WarningReason)>,
+    pending_warnings: Vec<(String, WarningReason)>,
 }
 
 /// A page of the listing of `top`, after the entry `after`; and its size in bytes, about.
@@ -32,18 +32,18 @@ struct Page<'a> {
 /// top may not be read.
 pub(crate) fn list(
     export: &Export,
-    top: &Found,
+    top: &ExportEntry,
     after: Option<&str>,
 ) -> Result<(SourcePage, usize)> {
-    let mut page = Page {
+    let mut page = PageBuilder {
         export,
         entries: Vec::new(),
         bytes: 0,
         warnings: SourceWarnings::default(),
-        since: Vec::new(),
+        pending_warnings: Vec::new(),
     };
     if after.is_none() {
-        let this = entry("", &top.stat, || Err(Errno::INVAL)).map_err(|e| refuse(&top.path, e))?;
+        let this = source_entry("", &top.stat, || Err(Errno::INVAL)).map_err(|e| system_error(&top.path, e))?;
         let this = this.ok_or_else(|| {
             let text = format!("'{}' is neither a file nor a directory", top.path);
             Error::new(ErrorCode::WrongState, text)
@@ -51,14 +51,14 @@ pub(crate) fn list(
         page.add(this);
     }
     let mut more = false;
-    if kind(&top.stat) == FileType::Directory {
+    if file_type(&top.stat) == FileType::Directory {
         let after = after.unwrap_or("");
         check_relative(after)?;
         let after: Vec<_> = after.split('/').filter(|name| !name.is_empty()).collect();
         more = page.walk(top.open_directory()?.as_fd(), "", &after)?;
     }
     if !more {
-        page.tell();
+        page.emit_warnings();
     }
     let bytes = page.bytes;
     Ok((
@@ -72,18 +72,18 @@ pub(crate) fn list(
 }
 
 /// One name of a directory.
-enum Described {
+enum DirectoryItem {
     Entry(SourceEntry),
     /// As an entry, and opened.
     Directory(SourceEntry, OwnedFd),
-    LeftOut(WarningReason),
+    Skipped(WarningReason),
     /// It went since it was listed.
-    Gone,
+    Vanished,
 }
 
-impl Page<'_> {
+impl PageBuilder<'_> {
     fn add(&mut self, entry: SourceEntry) {
-        self.tell();
+        self.emit_warnings();
         if entry.kind == SourceKind::UnreadableDirectory {
             self.warnings
                 .add(&entry.path, WarningReason::UnreadableDirectory);
@@ -95,7 +95,7 @@ impl Page<'_> {
     /// Adds what is in a directory and below, after the components `after`; says whether the page
     /// was full before the end.
     fn walk(&mut self, directory: BorrowedFd<'_>, prefix: &str, after: &[&str]) -> Result<bool> {
-        for name in self.names(directory, prefix)? {
+        for name in self.sorted_names(directory, prefix)? {
             let mut below: &[&str] = &[];
             let mut is_new = true;
             if let Some((first, rest)) = after.split_first() {
@@ -107,17 +107,17 @@ impl Page<'_> {
             }
             let path = join(prefix, &name);
             if to_bytes(&path).len() > PATH_BYTES_MAX {
-                self.leave_out(is_new, path, WarningReason::PathTooLong);
+                self.skip_entry(is_new, path, WarningReason::PathTooLong);
                 continue;
             }
             let (found, inside) = match describe(directory, &name, &path)? {
-                Described::Entry(found) => (found, None),
-                Described::Directory(found, inside) => (found, Some(inside)),
-                Described::LeftOut(reason) => {
-                    self.leave_out(is_new, path, reason);
+                DirectoryItem::Entry(found) => (found, None),
+                DirectoryItem::Directory(found, inside) => (found, Some(inside)),
+                DirectoryItem::Skipped(reason) => {
+                    self.skip_entry(is_new, path, reason);
                     continue;
                 }
-                Described::Gone => continue,
+                DirectoryItem::Vanished => continue,
             };
             if is_new {
                 let full = self.entries.len() >= PAGE_ENTRIES_MAX
@@ -136,22 +136,22 @@ impl Page<'_> {
         Ok(false)
     }
 
-    fn leave_out(&mut self, is_new: bool, path: String, reason: WarningReason) {
+    fn skip_entry(&mut self, is_new: bool, path: String, reason: WarningReason) {
         if is_new {
-            self.since.push((path, reason));
+            self.pending_warnings.push((path, reason));
         }
     }
 
     /// Warns of what was left out since the last entry.
-    fn tell(&mut self) {
-        for (path, reason) in std::mem::take(&mut self.since) {
+    fn emit_warnings(&mut self) {
+        for (path, reason) in std::mem::take(&mut self.pending_warnings) {
             self.warnings.add(&path, reason);
         }
     }
 
     /// The names in a directory, as texts, in order.
-    fn names(&self, directory: BorrowedFd<'_>, path: &str) -> Result<Vec<String>> {
-        let fail = |error| refuse(path, error);
+    fn sorted_names(&self, directory: BorrowedFd<'_>, path: &str) -> Result<Vec<String>> {
+        let fail = |error| system_error(path, error);
         let stat = fstat(directory).map_err(fail)?;
         let mut names = Vec::new();
         for found in Dir::read_from(directory).map_err(fail)? {
@@ -166,15 +166,15 @@ impl Page<'_> {
 }
 
 /// What a name in a directory is.
-fn describe(directory: BorrowedFd<'_>, name: &str, path: &str) -> Result<Described> {
+fn describe(directory: BorrowedFd<'_>, name: &str, path: &str) -> Result<DirectoryItem> {
     loop {
         match describe_once(directory, &to_bytes(name), path) {
             Ok(found) => return Ok(found),
             // It went since the directory was listed.
-            Err(Errno::NOENT | Errno::INVAL) => return Ok(Described::Gone),
+            Err(Errno::NOENT | Errno::INVAL) => return Ok(DirectoryItem::Vanished),
             // A directory became something else just now.
             Err(Errno::NOTDIR | Errno::LOOP) => {}
-            Err(error) => return Err(refuse(path, error)),
+            Err(error) => return Err(system_error(path, error)),
         }
     }
 }
@@ -183,18 +183,18 @@ fn describe_once(
     directory: BorrowedFd<'_>,
     name: &[u8],
     path: &str,
-) -> rustix::io::Result<Described> {
+) -> rustix::io::Result<DirectoryItem> {
     let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
     let target = || Ok(readlinkat(directory, name, Vec::new())?.into_bytes());
-    let Some(found) = entry(path, &stat, target)? else {
-        return Ok(Described::LeftOut(WarningReason::SpecialFile));
+    let Some(found) = source_entry(path, &stat, target)? else {
+        return Ok(DirectoryItem::Skipped(WarningReason::SpecialFile));
     };
     if found.kind != SourceKind::Directory {
-        return Ok(Described::Entry(found));
+        return Ok(DirectoryItem::Entry(found));
     }
     Ok(match open_directory(directory, name)? {
-        OpenedDirectory::Readable(inside) => Described::Directory(found, inside),
-        OpenedDirectory::Unreadable => Described::Entry(SourceEntry {
+        OpenedDirectory::Readable(inside) => DirectoryItem::Directory(found, inside),
+        OpenedDirectory::Unreadable => DirectoryItem::Entry(SourceEntry {
             kind: SourceKind::UnreadableDirectory,
             ..found
         }),

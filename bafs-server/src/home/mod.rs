@@ -18,13 +18,13 @@ mod sweep;
 mod throttle;
 mod unfinished;
 
-pub use export::OWN as OWN_DIRECTORY;
-pub(crate) use export::{Export, Found};
+pub use export::OWN_DIRECTORY as OWN_DIRECTORY;
+pub(crate) use export::{Export, ExportEntry};
 pub(crate) use listing::list;
-pub use occupied::remove_unoccupied;
+pub use occupied::remove_unused_directory;
 pub(crate) use puts::Puts;
 pub(crate) use reading::read;
-pub use unfinished::{Unfinished, unfinished};
+pub use unfinished::{UnfinishedUpload, list_unfinished_uploads};
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,13 +48,13 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Tree;
 use bytes::Bytes;
 
-use crate::access::{Access, Need};
+use crate::access::{AccessChecker, RequiredRight};
 use crate::clock;
-use crate::counters::{self, Counters, Figures, ReadFigures};
-use crate::fault::of_disk;
-use crate::lives::Life;
-use crate::serving::{ADVERT_TTL_MS, Running, advertise, check_names, pool, reachable};
-use crate::source::entry;
+use crate::counters::{self, Counters, Metrics, ReadMetrics};
+use crate::fault::disk_error;
+use crate::lives::Incarnation;
+use crate::serving::{ADVERT_TTL_MS, RunningServer, advertise, check_names, pool, reachable_address};
+use crate::source::source_entry;
 use crate::trees::TreeSessions;
 use packs::Small;
 use throttle::Throttle;
@@ -89,7 +89,7 @@ pub struct HomeConfig {
 /// # Errors
 /// `NotFound` when the directory is not there, `Conflict` when the port is in use, `Malformed`
 /// when the identity is not usable, `BadPath` when the name or the group is none.
-pub async fn start(config: HomeConfig) -> Result<Running> {
+pub async fn start(config: HomeConfig) -> Result<RunningServer> {
     let HomeConfig {
         listen,
         identity,
@@ -100,19 +100,19 @@ pub async fn start(config: HomeConfig) -> Result<Running> {
         limit_bytes_per_s,
     } = config;
     check_names(&name, &group)?;
-    let home = Home::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
+    let home = HomeServer::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
     home.export.set_name(&name);
     let listener = Listener::bind(&listen, &identity)?;
     let counters = home.counters.clone();
-    let figures: ReadFigures = Arc::new(move || Figures {
+    let figures: ReadMetrics = Arc::new(move || Metrics {
         counters: counters.snapshot(),
-        ..Figures::default()
+        ..Metrics::default()
     });
-    let mut running = Running::start(listener, home.clone(), figures)?;
+    let mut running = RunningServer::start(listener, home.clone(), figures)?;
     let sweeping = home.clone();
-    running.add_task(tokio::spawn(async move { sweeping.sweep_for_ever().await }));
+    running.add_task(tokio::spawn(async move { sweeping.sweep_periodically().await }));
     if let Some(catalog) = catalog {
-        let address = reachable(running.address());
+        let address = reachable_address(running.address());
         let pool = pool(&identity)?;
         let describe = move || home.advert(&name, &address, &group);
         let telling = advertise(pool, identity.token, catalog, describe);
@@ -122,13 +122,13 @@ pub async fn start(config: HomeConfig) -> Result<Running> {
 }
 
 /// How long a caller waits at most, and whether it waits still.
-type Wait<'a> = (Deadline, &'a Awaited);
+type CallWait<'a> = (Deadline, &'a Awaited);
 
 /// Answers calls about one exported directory.
 #[derive(Debug)]
-pub struct Home {
+pub struct HomeServer {
     id: ServerId,
-    access: Access,
+    access: AccessChecker,
     export: Arc<Export>,
     puts: Arc<Puts>,
     trees: TreeSessions,
@@ -136,7 +136,7 @@ pub struct Home {
     counters: Counters,
 }
 
-impl Home {
+impl HomeServer {
     /// Exports the directory `root`, as a former server left it.
     ///
     /// # Errors
@@ -154,14 +154,14 @@ impl Home {
         };
         let puts = Arc::new(Puts::open(export.clone()).map_err(advise)?);
         puts.sweep(clock::now());
-        let life = Life::begin(puts.directory()).map_err(|error| {
+        let life = Incarnation::begin(puts.directory()).map_err(|error| {
             let doing = format!("home server's own {}", puts.directory().display());
-            advise(puts.with_room(of_disk(doing, &error)))
+            advise(puts.with_room(disk_error(doing, &error)))
         })?;
-        let counters = Counters::zero(counters::HOME);
+        let counters = Counters::with_names(counters::HOME_COUNTERS);
         Ok(Arc::new(Self {
             id: life.server,
-            access: Access::new(verifier),
+            access: AccessChecker::new(verifier),
             export,
             puts,
             trees: TreeSessions::new(life.number, counters.clone()),
@@ -182,19 +182,19 @@ impl Home {
         let wait = (deadline, &awaited);
         self.counters.add("home_requests", 1);
         self.counters.add(&format!("calls.{}", request.name()), 1);
-        let needs = needs(&token, &request);
-        if !self.access.knows(&needs) {
-            self.access.prepare(&peer.address, needs).await;
+        let needs = required_rights(&token, &request);
+        if !self.access.has_verdicts(&needs) {
+            self.access.check_until_refused(&peer.address, needs).await;
         }
         let bare = |reply| (reply, Bytes::new());
         match request {
             Request::ListSource(call) => {
-                let page = self.blocking(move |home| home.list(&token, &call)).await?;
+                let page = self.run_blocking(move |home| home.list(&token, &call)).await?;
                 Ok(bare(Reply::ListSource(page)))
             }
             Request::StatSource(call) => {
                 let found = self
-                    .blocking(move |home| home.stat(&token, &call.path))
+                    .run_blocking(move |home| home.stat(&token, &call.path))
                     .await?;
                 Ok(bare(Reply::StatSource(found)))
             }
@@ -223,14 +223,14 @@ impl Home {
                 Ok(bare(Reply::OpenTree(self.open_tree(token, call).await?)))
             }
             Request::RunFileOps(call) => {
-                self.clone().blocking(|_| Ok(())).await?;
+                self.clone().run_blocking(|_| Ok(())).await?;
                 self.run_ops(&token, call, body, wait).await
             }
             Request::CloseTree(call) => Ok(bare(Reply::CloseTree(
                 self.close_tree(&token, &call).await?,
             ))),
             Request::ReadCounters(_) => Ok(bare(Reply::ReadCounters(self.read_counters(&token)?))),
-            other => Err(unsupported(&other)),
+            other => Err(unsupported_error(&other)),
         }
     }
 
@@ -248,11 +248,11 @@ impl Home {
         self: &Arc<Self>,
         most: u64,
         read: impl FnOnce(&Self) -> Result<(T, Bytes)> + Send + 'static,
-        wait: Wait<'_>,
+        wait: CallWait<'_>,
     ) -> Result<(T, Bytes)> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let turn = self.throttle.turn(most, wait).await?;
-        let read = self.clone().blocking(read);
+        let read = self.clone().run_blocking(read);
         let (data, bytes) = throttle::while_awaited(wait, read).await?;
         turn.pass(bytes.len(), wait).await?;
         self.counters.add("home_read_bytes", bytes.len() as u64);
@@ -264,58 +264,58 @@ impl Home {
         token: Token,
         request: Request,
         body: Bytes,
-        wait: Wait<'_>,
+        wait: CallWait<'_>,
     ) -> Result<Reply> {
         match request {
             Request::BeginPut(call) => {
                 let put = move |home: &Self| {
-                    let allow = |path: &str| home.allow(&token, path, Right::Write);
+                    let allow = |path: &str| home.require_right(&token, path, Right::Write);
                     let begun = home.puts.begin(&call, allow);
                     begun.map_err(|error| home.puts.with_room(error))
                 };
-                Ok(Reply::BeginPut(self.blocking(put).await?))
+                Ok(Reply::BeginPut(self.run_blocking(put).await?))
             }
             Request::PutRange(call) => {
                 self.throttle.pass(body.len(), wait).await?;
                 self.puts.turn(call.extract, call.offset, wait.0).await;
                 let put = move |home: &Self| {
-                    let allow = |path: &str| home.allow(&token, path, Right::Write);
+                    let allow = |path: &str| home.require_right(&token, path, Right::Write);
                     let written = home.puts.write(call.extract, call.offset, &body, allow);
                     let progress = written.map_err(|error| home.puts.with_room(error))?;
                     home.counters.add("home_written_bytes", body.len() as u64);
                     Ok(progress)
                 };
-                Ok(Reply::PutRange(self.blocking(put).await?))
+                Ok(Reply::PutRange(self.run_blocking(put).await?))
             }
             Request::PutFile(call) => {
                 self.throttle.pass(body.len(), wait).await?;
-                let small = self.small(token, call, body);
-                let mut results = self.put_small(vec![small], wait.0).await?;
+                let small = self.small_file(token, call, body);
+                let mut results = self.put_small_files(vec![small], wait.0).await?;
                 let result = results.pop().expect("one for each file");
                 Ok(Reply::PutFile(result?))
             }
             Request::CommitPut(call) => {
                 let put = move |home: &Self| {
-                    let allow = |path: &str| home.allow(&token, path, Right::Write);
+                    let allow = |path: &str| home.require_right(&token, path, Right::Write);
                     let done = home.puts.commit(&call, allow);
                     done.map_err(|error| home.puts.with_room(error))
                 };
-                Ok(Reply::CommitPut(self.blocking(put).await?))
+                Ok(Reply::CommitPut(self.run_blocking(put).await?))
             }
-            other => Err(unsupported(&other)),
+            other => Err(unsupported_error(&other)),
         }
     }
 
-    fn small(self: &Arc<Self>, token: Token, call: PutFile, data: Bytes) -> Small {
+    fn small_file(self: &Arc<Self>, token: Token, call: PutFile, data: Bytes) -> Small {
         let home = self.clone();
         Small {
             call,
             data,
-            allow: Box::new(move |path| home.allow(&token, path, Right::Write)),
+            allow: Box::new(move |path| home.require_right(&token, path, Right::Write)),
         }
     }
 
-    async fn put_small(
+    async fn put_small_files(
         &self,
         files: Vec<Small>,
         deadline: Deadline,
@@ -333,7 +333,7 @@ impl Home {
         self: Arc<Self>,
         call: PutFiles,
         body: &Bytes,
-        wait: Wait<'_>,
+        wait: CallWait<'_>,
     ) -> Result<PutResults> {
         let sizes = call.files.iter().map(|file| u64::from(file.size));
         if call.files.len() > PACK_FILES_MAX || sizes.sum::<u64>() != body.len() as u64 {
@@ -349,24 +349,24 @@ impl Home {
         let files = call.files.into_iter().map(|file| {
             let start = at;
             at += file.size as usize;
-            self.small(file.token, file.put, body.slice(start..at))
+            self.small_file(file.token, file.put, body.slice(start..at))
         });
-        let results = self.put_small(files.collect(), wait.0).await?;
+        let results = self.put_small_files(files.collect(), wait.0).await?;
         Ok(PutResults { results })
     }
 
     fn list(&self, token: &Token, call: &ListSource) -> Result<SourcePage> {
-        let top = self.find(token, &call.path, Right::Read)?;
+        let top = self.find_for_token(token, &call.path, Right::Read)?;
         let (page, bytes) = list(&self.export, &top, call.after.as_deref())?;
         self.counters.add("home_listed_bytes", bytes as u64);
         Ok(page)
     }
 
     fn stat(&self, token: &Token, path: &str) -> Result<SourceEntry> {
-        let found = self.find(token, path, Right::Read)?;
-        let entry = entry("", &found.stat, || Ok(Vec::new()));
+        let found = self.find_for_token(token, path, Right::Read)?;
+        let entry = source_entry("", &found.stat, || Ok(Vec::new()));
         entry
-            .map_err(|error| export::refuse(path, error))?
+            .map_err(|error| export::system_error(path, error))?
             .ok_or_else(|| {
                 let text = format!("'{path}' is neither a file nor a directory");
                 Error::new(ErrorCode::WrongState, text)
@@ -374,11 +374,11 @@ impl Home {
     }
 
     fn read(&self, token: &Token, call: &ReadSource) -> Result<(SourceData, Bytes)> {
-        read(call, || self.find(token, &call.path, Right::Read))
+        read(call, || self.find_for_token(token, &call.path, Right::Read))
     }
 
     fn read_files(&self, token: &Token, call: &ReadSources) -> Result<(SourceData, Bytes)> {
-        reading::read_files(call, |path| self.find(token, path, Right::Read))
+        reading::read_files(call, |path| self.find_for_token(token, path, Right::Read))
     }
 
     async fn open_tree(self: &Arc<Self>, token: Token, call: OpenTree) -> Result<TreeSession> {
@@ -386,11 +386,11 @@ impl Home {
         let writable = call.writable;
         let open = move |home: &Self| {
             let right = if writable { Right::Write } else { Right::Read };
-            home.allow(&token, &path, right)?;
-            let found = match home.find(&token, &path, right) {
+            home.require_right(&token, &path, right)?;
+            let found = match home.find_for_token(&token, &path, right) {
                 Err(error) if writable && error.code == ErrorCode::NotFound => {
                     check_result(&path)?;
-                    let allow = |place: &str| home.allow(&token, place, right);
+                    let allow = |place: &str| home.require_right(&token, place, right);
                     let made = home.export.make_directory(&path, &allow)?;
                     allow(&made.path)?;
                     made
@@ -400,7 +400,7 @@ impl Home {
             let hidden = home
                 .export
                 .is_root(&found.stat)
-                .then_some(export::OWN.as_bytes());
+                .then_some(export::OWN_DIRECTORY.as_bytes());
             Tree::open_at(found.fd, None, hidden).map_err(|error| {
                 let code = match error.kind() {
                     std::io::ErrorKind::NotADirectory => ErrorCode::WrongState,
@@ -409,7 +409,7 @@ impl Home {
                 Error::new(code, format!("cannot open '{path}': {error}"))
             })
         };
-        let tree = self.clone().blocking(open).await?;
+        let tree = self.clone().run_blocking(open).await?;
         self.trees.open(tree, call).await
     }
 
@@ -418,11 +418,11 @@ impl Home {
         token: &Token,
         call: RunFileOps,
         body: Bytes,
-        wait: Wait<'_>,
+        wait: CallWait<'_>,
     ) -> Result<(Reply, Bytes)> {
         let path = home_path(&call.tree)?;
-        self.trees.admit(&call.tree, call.epoch, |right| {
-            self.allow(token, path, right)
+        self.trees.authorise(&call.tree, call.epoch, |right| {
+            self.require_right(token, path, right)
         })?;
         self.throttle.pass(body.len(), wait).await?;
         let written = body.len() as u64;
@@ -436,27 +436,27 @@ impl Home {
     async fn close_tree(&self, token: &Token, call: &CloseTree) -> Result<Done> {
         let path = home_path(&call.tree)?;
         self.trees
-            .close(call, |right| self.allow(token, path, right))
+            .close(call, |right| self.require_right(token, path, right))
             .await?;
         Ok(Done)
     }
 
     /// Finds a path for a token: both the path as it was asked for and the place where symbolic
     /// links lead must be granted.
-    fn find(&self, token: &Token, path: &str, right: Right) -> Result<Found> {
-        let allow = |path: &str| self.allow(token, path, right);
+    fn find_for_token(&self, token: &Token, path: &str, right: Right) -> Result<ExportEntry> {
+        let allow = |path: &str| self.require_right(token, path, right);
         allow(path)?;
         self.export.find_allowed(path, allow)
     }
 
-    fn allow(&self, token: &Token, path: &str, right: Right) -> Result<()> {
+    fn require_right(&self, token: &Token, path: &str, right: Right) -> Result<()> {
         self.access
             .require(token, Resource::Home(path.to_owned()), right)
     }
 
     /// Runs something that waits for the disk, if the exported directory is in its place. It runs
     /// to its end even if the caller gives up.
-    async fn blocking<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         self: Arc<Self>,
         act: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -469,14 +469,14 @@ impl Home {
         })?
     }
 
-    async fn sweep_for_ever(self: Arc<Self>) {
+    async fn sweep_periodically(self: Arc<Self>) {
         for round in 1.. {
             tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
             self.trees.sweep(clock::now()).await;
             if round % PUT_SWEEP_ROUNDS != 0 {
                 continue;
             }
-            let swept = self.clone().blocking(|home| {
+            let swept = self.clone().run_blocking(|home| {
                 home.puts.sweep(clock::now());
                 Ok(())
             });
@@ -505,7 +505,7 @@ impl Home {
     }
 }
 
-impl Service for Home {
+impl Service for HomeServer {
     fn server(&self) -> Option<ServerId> {
         Some(self.id)
     }
@@ -515,7 +515,7 @@ impl Service for Home {
     }
 }
 
-fn unsupported(request: &Request) -> Error {
+fn unsupported_error(request: &Request) -> Error {
     let text = format!(
         "a home server does not answer {}; ask a node",
         request.name()
@@ -525,7 +525,7 @@ fn unsupported(request: &Request) -> Error {
 
 /// What is sure to be asked of a request's tokens; each is demanded where it is used, with what
 /// links lead to.
-fn needs(token: &Token, request: &Request) -> Vec<Need> {
+fn required_rights(token: &Token, request: &Request) -> Vec<RequiredRight> {
     let shared = Arc::new(token.clone());
     let at = |path: &str, right| vec![(shared.clone(), Resource::Home(path.to_owned()), right)];
     match request {

@@ -8,27 +8,27 @@ use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fsync, renameat, statat};
 use rustix::io::Errno;
 
-use super::export::{Found, kind, refuse};
+use super::export::{ExportEntry, file_type, system_error};
 use super::packs::gone;
-use super::puts::{DATA, Phase, Puts, Upload, fault, parted};
+use super::puts::{DATA, Phase, Puts, UploadRecord, fault, parted};
 
 impl Puts {
     /// Gives the checked file its name, durably. It may have it already.
-    pub(super) fn put_in_place(
+    pub(super) fn publish(
         &self,
         extract: ExtractId,
-        upload: &Upload,
+        upload: &UploadRecord,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<()> {
         let (above, name) = parted(&upload.path);
         let parent = self.export.make_directory(above, allow)?;
-        self.check_place(&parent, &upload.path, allow)?;
+        self.check_destination(&parent, &upload.path, allow)?;
         let place = self.place(extract);
         // What was checked was sealed: another length means that somebody changed it since.
         let length = fs::symlink_metadata(place.join(DATA)).map(|data| data.len());
         match upload.phase {
             Phase::Committing { size, .. } if length.is_ok_and(|length| length != size) => {
-                return self.begin_anew(extract, upload);
+                return self.restart_upload(extract, upload);
             }
             _ => {}
         }
@@ -38,22 +38,22 @@ impl Puts {
         match renameat(&source, DATA, &parent.fd, &*to_bytes(name)) {
             Ok(()) => {}
             Err(Errno::NOENT) if fs::symlink_metadata(place.join(DATA)).is_err() => {
-                self.check_named(extract, upload, &parent)?;
+                self.check_published(extract, upload, &parent)?;
             }
-            Err(error) => return Err(refuse(&upload.path, error)),
+            Err(error) => return Err(system_error(&upload.path, error)),
         }
-        fsync(parent.open_directory()?).map_err(|error| refuse(&upload.path, error))
+        fsync(parent.open_directory()?).map_err(|error| system_error(&upload.path, error))
     }
 
     /// Checks that a file has its name whose bytes are not where they came: then it was given
     /// before an interruption. Otherwise they are lost, and the upload begins anew.
-    fn check_named(&self, extract: ExtractId, upload: &Upload, parent: &Found) -> Result<()> {
+    fn check_published(&self, extract: ExtractId, upload: &UploadRecord, parent: &ExportEntry) -> Result<()> {
         let (_, name) = parted(&upload.path);
         let there = match statat(&parent.fd, &*to_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
-            Err(error) if error != Errno::NOENT => return Err(refuse(&upload.path, error)),
+            Err(error) if error != Errno::NOENT => return Err(system_error(&upload.path, error)),
             there => there.ok(),
         };
-        let file = there.filter(|there| kind(there) == FileType::RegularFile);
+        let file = there.filter(|there| file_type(there) == FileType::RegularFile);
         let found = file.and_then(|file| u64::try_from(file.st_size).ok());
         match upload.phase {
             // To read all of it would take as long as the upload, and whoever changed it since must
@@ -63,12 +63,12 @@ impl Puts {
             }
             _ => {}
         }
-        self.begin_anew(extract, upload)
+        self.restart_upload(extract, upload)
     }
 
     /// Has an upload sent again of which the bytes are lost.
-    fn begin_anew(&self, extract: ExtractId, upload: &Upload) -> Result<()> {
-        let anew = Upload {
+    fn restart_upload(&self, extract: ExtractId, upload: &UploadRecord) -> Result<()> {
+        let anew = UploadRecord {
             phase: Phase::Receiving,
             ..upload.clone()
         };
@@ -77,15 +77,15 @@ impl Puts {
     }
 
     /// Checks that a file may have its name in the directory to which its path led.
-    pub(super) fn check_place(
+    pub(super) fn check_destination(
         &self,
-        parent: &Found,
+        parent: &ExportEntry,
         path: &str,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<()> {
         let (_, name) = parted(path);
-        let place = parent.inside(name);
-        allow(&place).map_err(|error| self.export.led_away(path, &place, error))?;
+        let place = parent.child_path(name);
+        allow(&place).map_err(|error| self.export.redirected_error(path, &place, error))?;
         if self.export.is_own_name(&parent.stat, name) {
             let text = format!("'{path}' is no place for a file");
             return Err(Error::new(ErrorCode::BadPath, text));

@@ -10,15 +10,15 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode, OFlags, Stat, flock, fstat, stat};
 use rustix::io::Errno;
 
-use super::export::OWN;
+use super::export::OWN_DIRECTORY;
 
 /// Looks at a directory that somebody removes right now, and the pause between them: it is small.
-const TRIES_MAX: u32 = 500;
+const OPEN_TRIES_MAX: u32 = 500;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A directory that is in use as long as this lives. Several servers may use the same.
 #[derive(Debug)]
-pub(super) struct Occupied {
+pub(super) struct DirectoryUse {
     path: PathBuf,
     /// Locked, unless the file system knows no locks: then it is never removed either.
     directory: File,
@@ -27,15 +27,15 @@ pub(super) struct Occupied {
 /// The user of files whose owner is not known.
 const NOBODY: u32 = 65_534;
 
-impl Occupied {
+impl DirectoryUse {
     /// Makes a directory if it is not there, but none above it, and uses it.
     ///
     /// # Errors
     /// What the system says; `WouldBlock` when somebody goes on removing it.
-    pub(super) fn enter(path: &Path) -> io::Result<Self> {
-        for _ in 0..TRIES_MAX {
-            make_own(path)?;
-            let directory = match open(path, OFlags::NOFOLLOW) {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        for _ in 0..OPEN_TRIES_MAX {
+            make_private_directory(path)?;
+            let directory = match open_locked(path, OFlags::NOFOLLOW) {
                 // It was removed since.
                 Err(Errno::NOENT) => continue,
                 opened => opened?,
@@ -71,9 +71,9 @@ impl Occupied {
 ///
 /// # Errors
 /// What the system says.
-pub fn remove_unoccupied(export: &Path) -> io::Result<bool> {
-    let path = export.join(OWN);
-    let directory = match open(&path, OFlags::NOFOLLOW) {
+pub fn remove_unused_directory(export: &Path) -> io::Result<bool> {
+    let path = export.join(OWN_DIRECTORY);
+    let directory = match open_locked(&path, OFlags::NOFOLLOW) {
         Err(Errno::NOENT) => return Ok(true),
         opened => opened?,
     };
@@ -90,7 +90,7 @@ pub fn remove_unoccupied(export: &Path) -> io::Result<bool> {
 ///
 /// # Errors
 /// `PermissionDenied` for another user's; what the system says.
-pub(super) fn make_own(path: &Path) -> io::Result<()> {
+pub(super) fn make_private_directory(path: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => return made,
@@ -115,7 +115,7 @@ pub(super) fn make_own(path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
 }
 
-fn open(path: &Path, more: OFlags) -> rustix::io::Result<File> {
+fn open_locked(path: &Path, more: OFlags) -> rustix::io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
     rustix::fs::open(path, flags, Mode::empty()).map(File::from)
 }
@@ -129,17 +129,17 @@ mod tests {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let (export, elsewhere) = (tempfile::tempdir(), tempfile::tempdir());
         let (export, elsewhere) = (export.expect("directory"), elsewhere.expect("directory"));
-        let own = export.path().join(OWN);
+        let own = export.path().join(OWN_DIRECTORY);
         symlink(elsewhere.path(), &own).expect("link");
-        let refused = Occupied::enter(&own).expect_err("a link").to_string();
+        let refused = DirectoryUse::open(&own).expect_err("a link").to_string();
         assert!(refused.contains("is a link"), "{refused}");
         fs::remove_file(&own).expect("remove");
         fs::create_dir(&own).expect("directory");
         let open = fs::Permissions::from_mode(0o777);
         fs::set_permissions(&own, open).expect("chmod");
-        assert!(Occupied::enter(&own).is_err());
+        assert!(DirectoryUse::open(&own).is_err());
         fs::remove_dir(&own).expect("remove");
-        drop(Occupied::enter(&own).expect("enter"));
+        drop(DirectoryUse::open(&own).expect("enter"));
         let mode = fs::metadata(&own).expect("it is there").mode();
         assert_eq!(mode & 0o777, 0o700);
     }
@@ -147,11 +147,11 @@ mod tests {
     #[test]
     fn a_directory_goes_when_the_last_one_that_uses_it_has_left() {
         let export = tempfile::tempdir().expect("directory");
-        let own = export.path().join(OWN);
-        let remove = || remove_unoccupied(export.path()).expect("removed or not");
+        let own = export.path().join(OWN_DIRECTORY);
+        let remove = || remove_unused_directory(export.path()).expect("removed or not");
         assert!(remove(), "there is none");
-        let one = Occupied::enter(&own).expect("enter");
-        let two = Occupied::enter(&own).expect("enter");
+        let one = DirectoryUse::open(&own).expect("enter");
+        let two = DirectoryUse::open(&own).expect("enter");
         fs::write(own.join("server-id"), b"mine").expect("write");
         drop(one);
         assert!(!remove());
@@ -163,18 +163,18 @@ mod tests {
     #[test]
     fn who_comes_while_it_is_removed_has_one_of_its_own() {
         let export = tempfile::tempdir().expect("directory");
-        let own = export.path().join(OWN);
+        let own = export.path().join(OWN_DIRECTORY);
         fs::create_dir(&own).expect("mkdir");
-        let removing = open(&own, OFlags::empty()).expect("open");
+        let removing = open_locked(&own, OFlags::empty()).expect("open");
         flock(&removing, FlockOperation::LockExclusive).expect("lock");
         let path = own.clone();
-        let coming = std::thread::spawn(move || Occupied::enter(&path));
+        let coming = std::thread::spawn(move || DirectoryUse::open(&path));
         std::thread::sleep(5 * PAUSE);
         fs::remove_dir(&own).expect("rmdir");
         drop(removing);
         let entered = coming.join().expect("join").expect("enter");
         assert!(entered.is_in_place());
-        assert!(!remove_unoccupied(export.path()).expect("it stays"));
+        assert!(!remove_unused_directory(export.path()).expect("it stays"));
     }
 
     #[test]
@@ -182,9 +182,9 @@ mod tests {
         let export = tempfile::tempdir().expect("directory");
         let elsewhere = tempfile::tempdir().expect("directory");
         fs::write(elsewhere.path().join("kept"), b"mine").expect("write");
-        let link = export.path().join(OWN);
+        let link = export.path().join(OWN_DIRECTORY);
         std::os::unix::fs::symlink(elsewhere.path(), link).expect("link");
-        assert!(remove_unoccupied(export.path()).is_err());
+        assert!(remove_unused_directory(export.path()).is_err());
         assert!(elsewhere.path().join("kept").exists());
     }
 }

@@ -22,9 +22,9 @@ use rustix::fs::{AtFlags, CWD, FileType, fsync, renameat, statat};
 use rustix::io::Errno;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::export::{Found, kind, refuse};
+use super::export::{ExportEntry, file_type, system_error};
 use super::puts::{Puts, check_target, damaged, fault, other_path, parted, same_content};
-use super::receipts::{Decision, Known, Placed, Receipts, Record};
+use super::receipts::{Decision, KnownRecord, Placed, Receipts, SmallFileRecord};
 use crate::clock;
 
 /// Calls whose files are put in place at once; others wait for their turn.
@@ -62,7 +62,7 @@ pub(crate) struct Small {
 }
 
 /// How far a small file came by itself.
-enum Stage {
+enum PackStage {
     /// It was in place before, or is by another way.
     Done(PutReceipt),
     /// It has a temporary name.
@@ -71,7 +71,7 @@ enum Stage {
 
 struct Staged {
     small: Small,
-    record: Record,
+    record: SmallFileRecord,
     temporary: Temporary,
 }
 
@@ -124,10 +124,10 @@ impl Puts {
         let held = receipts.clone();
         let names = move |_: &Self| held.map_or(Ok(()), |receipts| receipts.sync_names());
         let names = self.clone().blocking(names);
-        let contents = self.each(staged, |_, stage: Result<Stage>| stage?.durable());
+        let contents = self.each(staged, |_, stage: Result<PackStage>| stage?.durable());
         let (names, staged) = tokio::join!(names, contents);
         let staged = staged.into_iter().map(|stage| match (stage, &names) {
-            (Ok(Stage::Ready(_)), Err(error)) => Err(error.clone()),
+            (Ok(PackStage::Ready(_)), Err(error)) => Err(error.clone()),
             (stage, _) => stage,
         });
         let staged = staged.collect();
@@ -220,11 +220,11 @@ impl Puts {
     fn known(
         &self,
         receipts: &Receipts,
-        known: Known,
+        known: KnownRecord,
         path: &str,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
-        let Known { record, placed } = known;
+        let KnownRecord { record, placed } = known;
         let receipt = &record.receipt;
         if receipt.path != path {
             return Err(other_path(receipt.extract, &receipt.path, path));
@@ -243,7 +243,7 @@ impl Puts {
         let (above, name) = parted(&receipt.path);
         let there = self.export.find(above).and_then(|parent| {
             let there = statat(&parent.fd, &*to_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
-            there.map_err(|error| refuse(&receipt.path, error))
+            there.map_err(|error| system_error(&receipt.path, error))
         });
         match there {
             Err(error) if error.code == ErrorCode::NotFound => {
@@ -259,34 +259,34 @@ impl Puts {
     }
 
     /// Writes a file under a temporary name, if it is wanted and may have its own.
-    fn stage(&self, receipts: Option<&Receipts>, small: Small) -> Result<Stage> {
+    fn stage(&self, receipts: Option<&Receipts>, small: Small) -> Result<PackStage> {
         let Small { call, data, allow } = &small;
         check_target(&call.path)?;
         allow(&call.path)?;
         let size = data.len() as u64;
         let Some(receipts) = receipts else {
-            return self.put_alone(call, data, allow).map(Stage::Done);
+            return self.put_alone(call, data, allow).map(PackStage::Done);
         };
         if let Some(known) = receipts.find(call.extract)? {
             let receipt = self.known(receipts, known, &call.path, allow)?;
-            return same_content(receipt, size, call.digest).map(Stage::Done);
+            return same_content(receipt, size, call.digest).map(PackStage::Done);
         }
         if fs::symlink_metadata(self.place(call.extract)).is_ok() {
-            return self.put_alone(call, data, allow).map(Stage::Done);
+            return self.put_alone(call, data, allow).map(PackStage::Done);
         }
         if Digest::of(data) != call.digest {
             return Err(damaged(&call.path));
         }
         let (above, name) = parted(&call.path);
         let parent = self.export.make_directory(above, allow)?;
-        self.check_place(&parent, &call.path, allow)?;
+        self.check_destination(&parent, &call.path, allow)?;
         // What is refused later than now stays decided.
         let there = statat(&parent.fd, &*to_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
-        if there.is_ok_and(|there| kind(&there) == FileType::Directory) {
-            return Err(refuse(&call.path, Errno::ISDIR));
+        if there.is_ok_and(|there| file_type(&there) == FileType::Directory) {
+            return Err(system_error(&call.path, Errno::ISDIR));
         }
         let temporary = format!("{:032x}", rand::random::<u128>());
-        let record = Record {
+        let record = SmallFileRecord {
             receipt: PutReceipt {
                 extract: call.extract,
                 path: call.path.clone(),
@@ -302,7 +302,7 @@ impl Puts {
         };
         let written = temporary.write(data);
         written.map_err(|error| fault(&temporary.path, error))?;
-        Ok(Stage::Ready(Staged {
+        Ok(PackStage::Ready(Staged {
             small,
             record,
             temporary,
@@ -313,13 +313,13 @@ impl Puts {
     fn place_all(
         &self,
         receipts: Option<&Receipts>,
-        staged: Vec<Result<Stage>>,
+        staged: Vec<Result<PackStage>>,
     ) -> Vec<Result<PutReceipt>> {
         let (mut results, mut ready) = (BTreeMap::new(), Vec::new());
         for (at, stage) in staged.into_iter().enumerate() {
             match stage {
-                Ok(Stage::Ready(staged)) => ready.push((at, staged)),
-                Ok(Stage::Done(receipt)) => _ = results.insert(at, Ok(receipt)),
+                Ok(PackStage::Ready(staged)) => ready.push((at, staged)),
+                Ok(PackStage::Done(receipt)) => _ = results.insert(at, Ok(receipt)),
                 Err(error) => _ = results.insert(at, Err(error)),
             }
         }
@@ -363,9 +363,9 @@ impl Puts {
             results.insert(
                 at,
                 again.and_then(|stage| match stage {
-                    Stage::Done(receipt) => Ok(receipt),
+                    PackStage::Done(receipt) => Ok(receipt),
                     // What was there is gone again at once: it is for the next attempt.
-                    Stage::Ready(staged) => Err(gone(&staged.record.receipt.path)),
+                    PackStage::Ready(staged) => Err(gone(&staged.record.receipt.path)),
                 }),
             );
         }
@@ -378,7 +378,7 @@ impl Puts {
         made: Vec<(usize, Staged)>,
         results: &mut BTreeMap<usize, Result<PutReceipt>>,
     ) {
-        let mut last: Option<(String, Found)> = None;
+        let mut last: Option<(String, ExportEntry)> = None;
         let mut named: BTreeMap<String, Vec<(usize, PutReceipt)>> = BTreeMap::new();
         for (at, Staged { small, record, .. }) in made {
             let receipt = record.receipt.clone();
@@ -402,7 +402,7 @@ impl Puts {
     fn name_one(
         &self,
         receipts: &Receipts,
-        record: &Record,
+        record: &SmallFileRecord,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<()> {
         self.name(receipts, record, allow, &mut None)?;
@@ -413,9 +413,9 @@ impl Puts {
     fn name(
         &self,
         receipts: &Receipts,
-        record: &Record,
+        record: &SmallFileRecord,
         allow: &dyn Fn(&str) -> Result<()>,
-        last: &mut Option<(String, Found)>,
+        last: &mut Option<(String, ExportEntry)>,
     ) -> Result<()> {
         let PutReceipt { extract, path, .. } = &record.receipt;
         let (above, name) = parted(path);
@@ -424,7 +424,7 @@ impl Puts {
             _ => self.export.make_directory(above, allow)?,
         };
         let (_, parent) = last.insert((above.to_owned(), parent));
-        self.check_place(parent, path, allow)?;
+        self.check_destination(parent, path, allow)?;
         let source = receipts.temporary(&record.temporary);
         let _turn = receipts.placing.lock();
         if receipts.is_placed(*extract) {
@@ -436,18 +436,18 @@ impl Puts {
                 receipts.take_back(*extract)?;
                 return Err(gone(path));
             }
-            Err(error) => return Err(refuse(path, error)),
+            Err(error) => return Err(system_error(path, error)),
         }
         Ok(())
     }
 
     fn sync_parent(&self, above: &str) -> Result<()> {
         let parent = self.export.find(above)?.open_directory()?;
-        fsync(parent).map_err(|error| refuse(above, error))
+        fsync(parent).map_err(|error| system_error(above, error))
     }
 }
 
-impl Stage {
+impl PackStage {
     /// The same, with the content on disk.
     fn durable(self) -> Result<Self> {
         if let Self::Ready(Staged {
@@ -509,7 +509,7 @@ mod tests {
     use bafs_proto::message::BeginPut;
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-    use super::super::export::{Export, OWN};
+    use super::super::export::{Export, OWN_DIRECTORY};
     use super::*;
 
     fn open(root: &Path) -> Arc<Puts> {
@@ -557,14 +557,14 @@ mod tests {
 
     /// Does the first step, as if the server was killed before it did or undid anything else.
     fn staged(puts: &Puts, small: Small) -> Staged {
-        let Ok(Stage::Ready(mut staged)) = puts.stage(Some(&receipts(puts)), small) else {
+        let Ok(PackStage::Ready(mut staged)) = puts.stage(Some(&receipts(puts)), small) else {
             panic!("it was not staged");
         };
         staged.temporary.keep(true);
         staged
     }
 
-    fn decided(puts: &Puts, small: Small) -> Record {
+    fn decided(puts: &Puts, small: Small) -> SmallFileRecord {
         let record = staged(puts, small).record;
         let decided = receipts(puts).decide(vec![record.clone()]);
         assert_eq!(decided, Ok(vec![Decision::Made]));
@@ -572,7 +572,7 @@ mod tests {
     }
 
     fn temporaries(root: &Path) -> usize {
-        let found = fs::read_dir(root.join(OWN).join("small")).expect("list");
+        let found = fs::read_dir(root.join(OWN_DIRECTORY).join("small")).expect("list");
         found.count()
     }
 
@@ -672,7 +672,7 @@ mod tests {
             .expect("put");
         decided(&puts, small(2, "out/g", b"two"));
         drop(puts);
-        let log = root.path().join(OWN).join("receipts");
+        let log = root.path().join(OWN_DIRECTORY).join("receipts");
         let text = fs::read(&log).expect("read");
         fs::write(&log, &text[..text.len() - 9]).expect("write");
         let puts = open(root.path());
@@ -729,7 +729,7 @@ mod tests {
         assert_eq!(one[19], one[20]);
         assert_eq!(temporaries(root.path()), 0);
         drop(puts);
-        let log = fs::read_to_string(root.path().join(OWN).join("receipts"));
+        let log = fs::read_to_string(root.path().join(OWN_DIRECTORY).join("receipts"));
         assert_eq!(log.expect("read").lines().count(), 20);
     }
 
@@ -749,7 +749,7 @@ mod tests {
                 small(1, "out/directory", b"x"),
                 small(2, "out/way/f", b"x"),
                 small(3, "elsewhere", b"x"),
-                small(4, &format!("out/up/{OWN}"), b"x"),
+                small(4, &format!("out/up/{OWN_DIRECTORY}"), b"x"),
                 wrong,
                 small(6, "out/fine", b"x"),
                 small(7, "out/way/deep/f", b"x"),
@@ -856,7 +856,7 @@ mod tests {
         let under_way = staged(&puts, small(1, "out/f", b"one"));
         puts.begin(&begin(1, "out/f"), |_| Ok(())).expect("begin");
         let receipts = receipts(&puts);
-        let told = puts.place_all(Some(&receipts), vec![Ok(Stage::Ready(under_way))]);
+        let told = puts.place_all(Some(&receipts), vec![Ok(PackStage::Ready(under_way))]);
         assert!(told[0].is_ok(), "{told:?}");
         assert_eq!(receipts.find(ExtractId(1)), Ok(None));
         let state = puts.begin(&begin(1, "out/f"), |_| Ok(()));
@@ -896,7 +896,7 @@ mod tests {
         put_one(&puts, small(1, "out/f", b"one"))
             .await
             .expect("put");
-        fs::remove_dir_all(root.path().join(OWN)).expect("remove");
+        fs::remove_dir_all(root.path().join(OWN_DIRECTORY)).expect("remove");
         put_one(&puts, small(2, "out/g", b"two"))
             .await
             .expect("put");

@@ -20,16 +20,16 @@ use bafs_proto::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
 use super::arrivals::{Arrival, Arrivals};
-use super::data::{digest_of, open_data, seal};
-use super::export::{Export, OWN};
-use super::occupied::Occupied;
+use super::data::{digest_of, open_data, seal_file};
+use super::export::{Export, OWN_DIRECTORY};
+use super::occupied::DirectoryUse;
 use super::packs::Limits;
 use super::receipts::Receipts;
 use super::refused::Refused;
 use super::unfinished::is_full;
 use crate::clock;
-use crate::fault::of_disk;
-use crate::lives::replace;
+use crate::fault::disk_error;
+use crate::lives::replace_file;
 
 pub(super) const DATA: &str = "data";
 pub(super) const STATE: &str = "state";
@@ -47,7 +47,7 @@ pub(super) enum Phase {
 
 /// The record of an upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Upload {
+pub(super) struct UploadRecord {
     pub(super) path: String,
     pub(super) mode: u32,
     pub(super) phase: Phase,
@@ -64,7 +64,7 @@ pub(crate) struct Puts {
     pub(super) receipts: Mutex<Option<Arc<Receipts>>>,
     pub(super) limits: Limits,
     /// Keeps others from removing the directory.
-    pub(super) occupied: Mutex<Option<Occupied>>,
+    pub(super) occupied: Mutex<Option<DirectoryUse>>,
 }
 
 impl Puts {
@@ -74,7 +74,7 @@ impl Puts {
     /// `ServerFault` when their directory cannot be made.
     pub(crate) fn open(export: Arc<Export>) -> Result<Self> {
         let puts = Self {
-            directory: export.root_path().join(OWN),
+            directory: export.root_path().join(OWN_DIRECTORY),
             export,
             arrivals: Arrivals::default(),
             refused: Refused::default(),
@@ -93,8 +93,8 @@ impl Puts {
     /// Makes the server's own directory if it is not there, and says that it is in use.
     pub(super) fn occupy(&self) -> Result<()> {
         let mut held = self.occupied.lock().unwrap_or_else(PoisonError::into_inner);
-        if !held.as_ref().is_some_and(Occupied::is_in_place) {
-            let entered = Occupied::enter(&self.directory);
+        if !held.as_ref().is_some_and(DirectoryUse::is_in_place) {
+            let entered = DirectoryUse::open(&self.directory);
             *held = Some(entered.map_err(|error| self.not_entered(error))?);
         }
         Ok(())
@@ -108,7 +108,7 @@ impl Puts {
         let export = self.export.root_path().display();
         error.context(format!(
             "{export}: a home must be able to write in the directory that it exports, as it keeps \
-             {OWN} there"
+             {OWN_DIRECTORY} there"
         ))
     }
 
@@ -166,7 +166,7 @@ impl Puts {
                     receipt: Some(receipt),
                 });
             }
-            let upload = Upload {
+            let upload = UploadRecord {
                 path: call.path.clone(),
                 mode: call.mode & 0o777,
                 phase: Phase::Receiving,
@@ -335,7 +335,7 @@ impl Puts {
             if let Some(receipt) = self.claim(call.extract, &call.path, allow)? {
                 return same_content(receipt, commit.size, commit.digest);
             }
-            let upload = Upload {
+            let upload = UploadRecord {
                 path: call.path.clone(),
                 mode: call.mode & 0o777,
                 phase: Phase::Committing {
@@ -348,7 +348,7 @@ impl Puts {
                 let file = open_data(&path)?;
                 file.set_len(0)?;
                 file.write_all_at(data, 0)?;
-                seal(&file, upload.mode)
+                seal_file(&file, upload.mode)
             };
             write().map_err(|error| fault(&path, error))?;
             self.store(call.extract, &upload)?;
@@ -361,7 +361,7 @@ impl Puts {
     fn resume(
         &self,
         extract: ExtractId,
-        upload: Upload,
+        upload: UploadRecord,
         slot: &mut Option<Arrival>,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
@@ -388,14 +388,14 @@ impl Puts {
     fn receipt(
         &self,
         extract: ExtractId,
-        upload: &Upload,
+        upload: &UploadRecord,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<Option<PutReceipt>> {
         let (size, digest) = match upload.phase {
             Phase::Receiving => return Ok(None),
             Phase::Committing { size, digest } => {
-                self.put_in_place(extract, upload, allow)?;
-                let done = Upload {
+                self.publish(extract, upload, allow)?;
+                let done = UploadRecord {
                     phase: Phase::Done { size, digest },
                     ..upload.clone()
                 };
@@ -417,7 +417,7 @@ impl Puts {
     fn finish(
         &self,
         call: &CommitPut,
-        upload: Upload,
+        upload: UploadRecord,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
         let Some(receipt) = self.receipt(call.extract, &upload, allow)? else {
@@ -428,7 +428,7 @@ impl Puts {
 
     /// Checks an upload by what was seen of it as it came, or by reading it again, and makes it
     /// durable if it is right.
-    fn check(&self, call: &CommitPut, upload: &Upload, seen: Option<(u64, Digest)>) -> Result<()> {
+    fn check(&self, call: &CommitPut, upload: &UploadRecord, seen: Option<(u64, Digest)>) -> Result<()> {
         let path = self.place(call.extract).join(DATA);
         let failed = |error: io::Error| fault(&path, error);
         let file = open_data(&path).map_err(failed)?;
@@ -447,10 +447,10 @@ impl Puts {
             file.set_len(0).map_err(failed)?;
             return Err(damaged(&upload.path));
         }
-        seal(&file, upload.mode).map_err(failed)
+        seal_file(&file, upload.mode).map_err(failed)
     }
 
-    fn load_known(&self, extract: ExtractId) -> Result<Upload> {
+    fn load_known(&self, extract: ExtractId) -> Result<UploadRecord> {
         self.load(extract)?.ok_or_else(|| {
             let text = format!("no upload {extract} was begun here; begin it first");
             Error::new(ErrorCode::NotFound, text)
@@ -458,7 +458,7 @@ impl Puts {
     }
 
     /// The upload if it was begun, which must have been for the same path.
-    fn load_same(&self, extract: ExtractId, path: &str) -> Result<Option<Upload>> {
+    fn load_same(&self, extract: ExtractId, path: &str) -> Result<Option<UploadRecord>> {
         let known = self.load(extract)?;
         match known.as_ref().filter(|upload| upload.path != path) {
             None => Ok(known),
@@ -466,14 +466,14 @@ impl Puts {
         }
     }
 
-    pub(super) fn load(&self, extract: ExtractId) -> Result<Option<Upload>> {
+    pub(super) fn load(&self, extract: ExtractId) -> Result<Option<UploadRecord>> {
         loaded(&self.place(extract))
     }
 
-    pub(super) fn store(&self, extract: ExtractId, upload: &Upload) -> Result<()> {
+    pub(super) fn store(&self, extract: ExtractId, upload: &UploadRecord) -> Result<()> {
         let place = self.place(extract);
         let text = serde_json::to_vec(upload).map_err(|error| fault(&place, error))?;
-        replace(&place.join(STATE), &text).map_err(|error| fault(&place, error))
+        replace_file(&place.join(STATE), &text).map_err(|error| fault(&place, error))
     }
 
     pub(super) fn place(&self, extract: ExtractId) -> PathBuf {
@@ -495,7 +495,7 @@ impl Puts {
 }
 
 /// The record of the upload in a directory, if there is one.
-pub(super) fn loaded(place: &Path) -> Result<Option<Upload>> {
+pub(super) fn loaded(place: &Path) -> Result<Option<UploadRecord>> {
     let path = place.join(STATE);
     let text = match fs::read(&path) {
         Ok(text) => text,
@@ -508,7 +508,7 @@ pub(super) fn loaded(place: &Path) -> Result<Option<Upload>> {
 
 pub(super) fn check_target(path: &str) -> Result<()> {
     check_result(path)?;
-    if path.is_empty() || path.split('/').next() == Some(OWN) {
+    if path.is_empty() || path.split('/').next() == Some(OWN_DIRECTORY) {
         let text = format!("'{path}' is no place for a file");
         return Err(Error::new(ErrorCode::BadPath, text));
     }
@@ -558,7 +558,7 @@ pub(super) fn fault(path: &Path, error: impl Into<io::Error>) -> Error {
         io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
             Error::new(ErrorCode::RightMissing, format!("{doing}: {error}"))
         }
-        _ => of_disk(doing, &error),
+        _ => disk_error(doing, &error),
     }
 }
 
@@ -570,7 +570,7 @@ mod tests {
     use rustix::io::Errno;
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-    use super::super::export::refuse;
+    use super::super::export::system_error;
     use super::super::receipts::RECEIPT_MS_MAX;
     use super::super::sweep::IDLE_MS_MAX;
     use super::*;
@@ -589,7 +589,7 @@ mod tests {
         assert_eq!(full.code, ErrorCode::NoSpaceBytes);
         assert_eq!(refused(Errno::ROFS).code, ErrorCode::RightMissing);
         assert!(refused(Errno::IO).is_transient());
-        let export = refuse("f", Errno::NOSPC);
+        let export = system_error("f", Errno::NOSPC);
         assert_eq!(export.code, ErrorCode::NoSpaceBytes);
     }
 
@@ -598,10 +598,10 @@ mod tests {
         let root = tempfile::tempdir().expect("directory");
         let refused = open(root.path()).not_entered(Errno::ACCESS.into());
         assert_eq!(refused.code, ErrorCode::RightMissing);
-        for part in ["must be able to write", OWN, "Permission denied"] {
+        for part in ["must be able to write", OWN_DIRECTORY, "Permission denied"] {
             assert!(refused.detail.contains(part), "{refused}");
         }
-        let mounted = refuse("other/x", Errno::XDEV);
+        let mounted = system_error("other/x", Errno::XDEV);
         assert_eq!(mounted.code, ErrorCode::BadPath);
         assert!(mounted.detail.contains("by a home of its own"), "{mounted}");
     }
@@ -653,7 +653,7 @@ mod tests {
         let commit = receive(&puts, "f", b"first");
         interrupt(&puts, &commit);
         let upload = puts.load_known(EXTRACT).expect("load");
-        puts.put_in_place(EXTRACT, &upload, &|_| Ok(()))
+        puts.publish(EXTRACT, &upload, &|_| Ok(()))
             .expect("rename");
         fs::write(root.path().join("f"), b"later").expect("write");
         let begin = BeginPut {
@@ -752,7 +752,7 @@ mod tests {
         };
         interrupt(&puts, &commit);
         let upload = puts.load_known(EXTRACT).expect("load");
-        assert!(puts.put_in_place(EXTRACT, &upload, &remove).is_err());
+        assert!(puts.publish(EXTRACT, &upload, &remove).is_err());
         puts.commit(&commit, |_| Ok(())).expect("later");
         assert_eq!(fs::read(root.path().join("d/f")).expect("read"), b"x");
     }

@@ -13,8 +13,8 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use rustix::fs::fstat;
 
-use super::export::Found;
-use crate::source::identity;
+use super::export::ExportEntry;
+use crate::source::source_identity;
 
 /// A range of a file that `find` finds.
 ///
@@ -22,7 +22,7 @@ use crate::source::identity;
 /// What `find` answers; `SourceChanged` when the file is another one now; `Malformed`.
 pub(crate) fn read(
     call: &ReadSource,
-    find: impl FnOnce() -> Result<Found>,
+    find: impl FnOnce() -> Result<ExportEntry>,
 ) -> Result<(SourceData, Bytes)> {
     let ReadSource {
         path,
@@ -43,7 +43,7 @@ pub(crate) fn read(
         Err(error) if error.code == ErrorCode::NotFound => return Err(changed(&"it is gone")),
         other => other?,
     };
-    if identity(&found.stat) != call.identity {
+    if source_identity(&found.stat) != call.identity {
         return Err(changed(&"its size, or a time of its last change, differs"));
     }
     let file = found.open_file()?;
@@ -66,7 +66,7 @@ pub(crate) fn read(
         other => other.map_err(fail)?,
     }
     let after = fstat(&file).map_err(|error| fail(error.into()))?;
-    if identity(&after) != call.identity {
+    if source_identity(&after) != call.identity {
         return Err(changed(&"it changed while it was read"));
     }
     let digests = data.chunks(*block_bytes as usize).map(Digest::of).collect();
@@ -79,7 +79,7 @@ pub(crate) fn read(
 /// As [`read`], for the first of which it is true.
 pub(super) fn read_files(
     call: &ReadSources,
-    find: impl Fn(&str) -> Result<Found>,
+    find: impl Fn(&str) -> Result<ExportEntry>,
 ) -> Result<(SourceData, Bytes)> {
     let sizes = call.files.iter().map(|file| file.identity.size);
     let bytes = sizes.fold(0, u64::saturating_add);

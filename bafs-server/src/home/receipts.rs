@@ -18,7 +18,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
 
-use super::occupied::make_own;
+use super::occupied::make_private_directory;
 use super::puts::{fault, sync_directory};
 use crate::clock;
 
@@ -51,7 +51,7 @@ const SMALL: &str = "small";
 
 /// What is decided about a small file: it has its name, or gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct SmallFileRecord {
     pub(super) receipt: PutReceipt,
     /// The name of its bytes until they have their own; never used again.
     pub(super) temporary: String,
@@ -60,8 +60,8 @@ pub(super) struct Record {
 
 /// A record, and whether the file was given its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Known {
-    pub(super) record: Record,
+pub(super) struct KnownRecord {
+    pub(super) record: SmallFileRecord,
     pub(super) placed: Placed,
 }
 
@@ -93,15 +93,15 @@ pub(super) struct Undecided {
     pub(super) is_sure: bool,
 }
 
-type Answer = Arc<OnceLock<Result<Vec<Decision>, Undecided>>>;
+type DecisionReply = Arc<OnceLock<Result<Vec<Decision>, Undecided>>>;
 
 /// The receipts of an export, of which one process at a time has the log.
 #[derive(Debug)]
 pub(super) struct Receipts {
     directory: PathBuf,
     index: Mutex<Index>,
-    waiting: Mutex<Vec<(Vec<Record>, Answer)>>,
-    log: Mutex<Log>,
+    waiting: Mutex<Vec<(Vec<SmallFileRecord>, DecisionReply)>>,
+    log: Mutex<ReceiptLog>,
     /// Held while a file is given its name, so that it happens once.
     pub(super) placing: Mutex<()>,
 }
@@ -109,12 +109,12 @@ pub(super) struct Receipts {
 #[derive(Debug)]
 struct Index {
     file: Arc<File>,
-    entries: BTreeMap<ExtractId, Entry>,
+    entries: BTreeMap<ExtractId, LogEntry>,
 }
 
 /// Where the record of an upload is in the log.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct LogEntry {
     offset: u64,
     length: u32,
     placed: Placed,
@@ -123,7 +123,7 @@ struct Entry {
 
 /// The end of the log.
 #[derive(Debug)]
-struct Log {
+struct ReceiptLog {
     file: Arc<File>,
     bytes: u64,
     /// Records in it, those too that are forgotten.
@@ -145,10 +145,10 @@ impl Receipts {
     ///
     /// # Errors
     /// What the system says.
-    pub(super) fn open(directory: &Path) -> io::Result<Option<(Self, Vec<Record>)>> {
+    pub(super) fn open(directory: &Path) -> io::Result<Option<(Self, Vec<SmallFileRecord>)>> {
         // Never with those above: the exported directory may have gone, and must stay so.
         for path in [directory.to_owned(), directory.join(SMALL)] {
-            make_own(&path)?;
+            make_private_directory(&path)?;
         }
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
@@ -161,7 +161,7 @@ impl Receipts {
         for found in fs::read_dir(directory.join(SMALL))? {
             strays.extend(found?.file_name().into_string());
         }
-        let found = Found::read(&file, &strays)?;
+        let found = LogContent::read(&file, &strays)?;
         // Before anything is removed or placed: what is here is what every later start finds.
         file.set_len(found.bytes)?;
         file.sync_data()?;
@@ -173,7 +173,7 @@ impl Receipts {
         for stray in strays {
             let _ = fs::remove_file(directory.join(SMALL).join(stray));
         }
-        let log = Log {
+        let log = ReceiptLog {
             file: file.clone(),
             bytes: found.bytes,
             records: found.records,
@@ -220,7 +220,7 @@ impl Receipts {
     ///
     /// # Errors
     /// `ServerFault` when its record cannot be read any more.
-    pub(super) fn find(&self, extract: ExtractId) -> Result<Option<Known>> {
+    pub(super) fn find(&self, extract: ExtractId) -> Result<Option<KnownRecord>> {
         let index = self.index();
         let Some(entry) = index.entries.get(&extract).copied() else {
             return Ok(None);
@@ -228,7 +228,7 @@ impl Receipts {
         let file = index.file.clone();
         drop(index);
         let record = read(&file, &entry).map_err(|error| self.fault(error))?;
-        Ok(Some(Known {
+        Ok(Some(KnownRecord {
             record,
             placed: entry.placed,
         }))
@@ -288,8 +288,8 @@ impl Receipts {
     ///
     /// # Errors
     /// [`Undecided`], for all of them.
-    pub(super) fn decide(&self, records: Vec<Record>) -> Result<Vec<Decision>, Undecided> {
-        let answer = Answer::default();
+    pub(super) fn decide(&self, records: Vec<SmallFileRecord>) -> Result<Vec<Decision>, Undecided> {
+        let answer = DecisionReply::default();
         lock(&self.waiting).push((records, answer.clone()));
         let mut log = self.log();
         if answer.get().is_none() {
@@ -306,9 +306,9 @@ impl Receipts {
         })
     }
 
-    fn decide_all(&self, log: &mut Log, together: Vec<(Vec<Record>, Answer)>) {
+    fn decide_all(&self, log: &mut ReceiptLog, together: Vec<(Vec<SmallFileRecord>, DecisionReply)>) {
         let (mut text, mut fresh) = (String::new(), BTreeMap::new());
-        let mut decide = |record: &Record| {
+        let mut decide = |record: &SmallFileRecord| {
             let extract = record.receipt.extract;
             if fresh.contains_key(&extract) || self.index().entries.contains_key(&extract) {
                 return Decision::Known;
@@ -317,7 +317,7 @@ impl Receipts {
                 return Decision::Begun;
             }
             let line = record.line();
-            let entry = Entry {
+            let entry = LogEntry {
                 offset: log.bytes + text.len() as u64,
                 length: u32::try_from(line.len()).unwrap_or(u32::MAX),
                 placed: Placed::No,
@@ -347,7 +347,7 @@ impl Receipts {
         }
     }
 
-    fn append(&self, log: &mut Log, text: &[u8], records: usize) -> Result<(), Undecided> {
+    fn append(&self, log: &mut ReceiptLog, text: &[u8], records: usize) -> Result<(), Undecided> {
         log.mend().map_err(|error| Undecided {
             error: self.fault(error),
             is_sure: true,
@@ -370,7 +370,7 @@ impl Receipts {
         self.sweep_log(&mut self.log(), now, receipts_max, HELD_MAX);
     }
 
-    fn sweep_log(&self, log: &mut Log, now: Time, receipts_max: usize, held_max: usize) {
+    fn sweep_log(&self, log: &mut ReceiptLog, now: Time, receipts_max: usize, held_max: usize) {
         let mut entries: Vec<_> = {
             let index = self.index();
             let entries = index.entries.iter();
@@ -400,9 +400,9 @@ impl Receipts {
     /// Writes the log anew, with what is kept.
     fn rewrite(
         &self,
-        log: &mut Log,
-        kept: &[(ExtractId, Entry)],
-        gone: &[(ExtractId, Entry)],
+        log: &mut ReceiptLog,
+        kept: &[(ExtractId, LogEntry)],
+        gone: &[(ExtractId, LogEntry)],
     ) -> io::Result<()> {
         let fresh = self.directory.join(LOG).with_extension("new");
         let mut options = OpenOptions::new();
@@ -452,12 +452,12 @@ impl Receipts {
         lock(&self.index)
     }
 
-    fn log(&self) -> MutexGuard<'_, Log> {
+    fn log(&self) -> MutexGuard<'_, ReceiptLog> {
         lock(&self.log)
     }
 }
 
-impl Log {
+impl ReceiptLog {
     /// Takes away, durably, what a failure may have left behind the end.
     fn mend(&mut self) -> io::Result<()> {
         if self.is_torn {
@@ -471,10 +471,10 @@ impl Log {
 
 /// What is in a log.
 #[derive(Default)]
-struct Found {
-    entries: BTreeMap<ExtractId, Entry>,
+struct LogContent {
+    entries: BTreeMap<ExtractId, LogEntry>,
     /// Records whose files have no name yet, by their place.
-    pending: BTreeMap<u64, Record>,
+    pending: BTreeMap<u64, SmallFileRecord>,
     records: usize,
     /// Up to the end of the last record.
     bytes: u64,
@@ -482,7 +482,7 @@ struct Found {
     damaged_bytes: usize,
 }
 
-impl Found {
+impl LogContent {
     fn read(file: &File, temporaries: &BTreeSet<String>) -> io::Result<Self> {
         let (mut found, mut line, mut at) = (Self::default(), Vec::new(), 0);
         let mut reader = BufReader::new(file);
@@ -493,7 +493,7 @@ impl Found {
             if length == 0 {
                 break;
             }
-            match Record::parse(&line) {
+            match SmallFileRecord::parse(&line) {
                 Some(record) => found.add(at, length, record, temporaries),
                 None if line[0] == TAKEN_BACK => {}
                 None => found.damaged_bytes += length,
@@ -507,12 +507,12 @@ impl Found {
         Ok(found)
     }
 
-    fn add(&mut self, offset: u64, length: usize, record: Record, temporaries: &BTreeSet<String>) {
+    fn add(&mut self, offset: u64, length: usize, record: SmallFileRecord, temporaries: &BTreeSet<String>) {
         let placed = match temporaries.contains(&record.temporary) {
             true => Placed::No,
             false => Placed::Seems,
         };
-        let entry = Entry {
+        let entry = LogEntry {
             offset,
             length: u32::try_from(length).unwrap_or(u32::MAX),
             placed,
@@ -529,7 +529,7 @@ impl Found {
     }
 }
 
-impl Record {
+impl SmallFileRecord {
     fn line(&self) -> String {
         let PutReceipt {
             extract,
@@ -575,7 +575,7 @@ impl Record {
 /// and where each record is.
 fn copied(
     from: &File,
-    kept: &[(ExtractId, Entry)],
+    kept: &[(ExtractId, LogEntry)],
     to: &File,
 ) -> io::Result<(u64, BTreeMap<ExtractId, u64>)> {
     let (mut writer, mut offset, mut offsets) = (BufWriter::new(to), 0, BTreeMap::new());
@@ -614,10 +614,10 @@ fn parse_digest(text: &str) -> Option<Digest> {
     Some(digest)
 }
 
-fn read(file: &File, entry: &Entry) -> io::Result<Record> {
+fn read(file: &File, entry: &LogEntry) -> io::Result<SmallFileRecord> {
     let mut line = vec![0; entry.length as usize];
     file.read_exact_at(&mut line, entry.offset)?;
-    Record::parse(&line).ok_or_else(|| {
+    SmallFileRecord::parse(&line).ok_or_else(|| {
         let text = "a receipt is damaged";
         io::Error::new(io::ErrorKind::InvalidData, text)
     })
@@ -659,8 +659,8 @@ mod tests {
 
     const MINUTE_MS: u64 = 60_000;
 
-    fn record(number: u128, time: Time) -> Record {
-        Record {
+    fn record(number: u128, time: Time) -> SmallFileRecord {
+        SmallFileRecord {
             receipt: PutReceipt {
                 extract: ExtractId(number),
                 path: format!("a \"dir\"\n/file {number}"),
@@ -672,7 +672,7 @@ mod tests {
         }
     }
 
-    fn open(directory: &Path) -> (Receipts, Vec<Record>) {
+    fn open(directory: &Path) -> (Receipts, Vec<SmallFileRecord>) {
         let opened = Receipts::open(directory).expect("open");
         opened.expect("nobody has it")
     }
@@ -694,7 +694,7 @@ mod tests {
         (1..=2).for_each(|number| made(&receipts, number));
         receipts.take_back(ExtractId(1)).expect("take back");
         let log = File::open(root.path().join(LOG)).expect("log");
-        let found = Found::read(&log, &BTreeSet::new()).expect("read");
+        let found = LogContent::read(&log, &BTreeSet::new()).expect("read");
         assert_eq!((found.damaged_bytes, found.records), (0, 1));
     }
 

@@ -27,7 +27,7 @@ const TOO_LARGE_MAX: u32 = 3;
 
 /// What is known of an upload that the disk refused, or that a former server left.
 #[derive(Debug, Clone, Default)]
-struct Refusal {
+struct UploadRefusal {
     /// Where the file shall be.
     target: String,
     /// Why its last bytes were refused.
@@ -43,7 +43,7 @@ struct Refusal {
     too_large: u32,
 }
 
-impl Refusal {
+impl UploadRefusal {
     fn is_recent(&self, now: Time) -> bool {
         is_recent(self.at, now)
     }
@@ -57,7 +57,7 @@ impl Refusal {
 /// Uploads that the disk refused since this server began, and those that it found unfinished then.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
-    list: Mutex<BTreeMap<ExtractId, Refusal>>,
+    list: Mutex<BTreeMap<ExtractId, UploadRefusal>>,
     /// When the disk refused anything of which no bytes are here, in milliseconds.
     wanted_ms: AtomicU64,
     /// Uploads that came to their end since the disk refused any.
@@ -96,9 +96,9 @@ impl Refused {
 
     /// Notes what a former server left: nobody continues it yet.
     pub(super) fn note_left(&self, extract: ExtractId, target: String) {
-        let left = Refusal {
+        let left = UploadRefusal {
             target,
-            ..Refusal::default()
+            ..UploadRefusal::default()
         };
         self.list().insert(extract, left);
     }
@@ -118,7 +118,7 @@ impl Refused {
         let mut list = self.list();
         let mine = list.get(&extract)?;
         let why = mine.why.clone()?;
-        let comes_first = |(other, refusal): &(&ExtractId, &Refusal)| {
+        let comes_first = |(other, refusal): &(&ExtractId, &UploadRefusal)| {
             refusal.is_recent(now) && refusal.rank(**other) > mine.rank(extract)
         };
         let ahead = list.iter().filter(comes_first).count() as u64;
@@ -177,7 +177,7 @@ impl Refused {
             .iter()
             .filter(|(other, it)| **other != extract && it.is_recent(now));
         let comes_first =
-            |(other, it): (&ExtractId, &Refusal)| it.rank(*other) > mine.rank(extract);
+            |(other, it): (&ExtractId, &UploadRefusal)| it.rank(*other) > mine.rank(extract);
         if !mine.is_stuck {
             others.any(comes_first)
         } else if mine.too_large < TOO_LARGE_MAX {
@@ -228,7 +228,7 @@ impl Refused {
         }
     }
 
-    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractId, Refusal>> {
+    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractId, UploadRefusal>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

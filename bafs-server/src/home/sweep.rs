@@ -58,7 +58,7 @@ impl Puts {
     /// receipt that stays.
     fn sweep_one(&self, extract: ExtractId, now: Time, done_ms_max: u64) -> Result<Option<u64>> {
         self.arrivals.locked(extract, |slot| {
-            let (age_ms, is_done) = self.age(extract, now)?;
+            let (age_ms, is_done) = self.upload_age(extract, now)?;
             if age_ms <= if is_done { done_ms_max } else { IDLE_MS_MAX } {
                 return Ok(is_done.then_some(age_ms));
             }
@@ -71,7 +71,7 @@ impl Puts {
     }
 
     /// How long ago anything happened to an upload, in milliseconds, and whether it is done.
-    fn age(&self, extract: ExtractId, now: Time) -> Result<(u64, bool)> {
+    fn upload_age(&self, extract: ExtractId, now: Time) -> Result<(u64, bool)> {
         let path = self.place(extract);
         let done = match self.load(extract) {
             Ok(upload) => upload.is_some_and(|upload| upload.phase != Phase::Receiving),

@@ -8,8 +8,8 @@ use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-use super::Wait;
-use crate::logic::bucket::Bucket;
+use super::CallWait;
+use crate::logic::bucket::TokenBucket;
 
 /// Bytes that pass at once: a large transfer must not make small ones wait for all of it.
 const SLICE_BYTES: usize = 64 << 10;
@@ -21,7 +21,7 @@ const TRANSFERS_MAX: usize = 2;
 /// Lets bytes pass at the limit, or at once when there is none.
 #[derive(Debug)]
 pub(super) struct Throttle {
-    bucket: Option<Mutex<Bucket>>,
+    bucket: Option<Mutex<TokenBucket>>,
     transfers: Semaphore,
     start: Instant,
 }
@@ -29,7 +29,7 @@ pub(super) struct Throttle {
 impl Throttle {
     /// A throttle for `bytes_per_s`, both directions together.
     pub(super) fn new(bytes_per_s: Option<u64>) -> Self {
-        let bucket = bytes_per_s.map(|rate| Mutex::new(Bucket::new(rate)));
+        let bucket = bytes_per_s.map(|rate| Mutex::new(TokenBucket::new(rate)));
         Self {
             bucket,
             transfers: Semaphore::new(TRANSFERS_MAX),
@@ -42,7 +42,7 @@ impl Throttle {
     /// # Errors
     /// `DeadlineExceeded` when they cannot pass in time, as soon as that is known, or when nobody
     /// waits for them any more: what killed programs asked for must not hold up others.
-    pub(super) async fn pass(&self, bytes: usize, wait: Wait<'_>) -> Result<()> {
+    pub(super) async fn pass(&self, bytes: usize, wait: CallWait<'_>) -> Result<()> {
         self.turn(bytes, wait).await?.pass(bytes, wait).await
     }
 
@@ -54,7 +54,7 @@ impl Throttle {
     pub(super) async fn turn(
         &self,
         bytes: usize,
-        (deadline, awaited): Wait<'_>,
+        (deadline, awaited): CallWait<'_>,
     ) -> Result<Turn<'_>> {
         if self.bucket.is_none() || bytes <= SLICE_BYTES {
             return Ok(Turn {
@@ -84,7 +84,7 @@ impl Turn<'_> {
     ///
     /// # Errors
     /// As [`Throttle::pass`].
-    pub(super) async fn pass(&self, bytes: usize, (deadline, awaited): Wait<'_>) -> Result<()> {
+    pub(super) async fn pass(&self, bytes: usize, (deadline, awaited): CallWait<'_>) -> Result<()> {
         let Some(bucket) = &self.throttle.bucket else {
             return Ok(());
         };
@@ -113,7 +113,7 @@ impl Turn<'_> {
 /// # Errors
 /// `DeadlineExceeded` when nobody does any more; its own.
 pub(super) async fn while_awaited<T>(
-    (deadline, awaited): Wait<'_>,
+    (deadline, awaited): CallWait<'_>,
     going: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     let going = tokio::time::timeout_at(deadline.instant().into(), going);

@@ -11,7 +11,7 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::statvfs;
 
-use super::export::OWN;
+use super::export::OWN_DIRECTORY;
 use super::puts::{DATA, Phase, Puts, fault, loaded};
 use crate::clock;
 
@@ -21,7 +21,7 @@ pub(super) const STALE_MS: u64 = 600_000;
 
 /// An upload of which bytes came, but not all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unfinished {
+pub struct UnfinishedUpload {
     /// Its number.
     pub extract: ExtractId,
     /// Where the file shall be.
@@ -34,7 +34,7 @@ pub struct Unfinished {
     pub idle_ms: u64,
 }
 
-impl Unfinished {
+impl UnfinishedUpload {
     /// Whether nobody continued it for so long that it may be removed; it would come anew.
     pub fn is_stale(&self) -> bool {
         self.idle_ms > STALE_MS
@@ -53,10 +53,10 @@ impl Unfinished {
 ///
 /// # Errors
 /// When the home server's own directory there cannot be read.
-pub fn unfinished(export: &Path) -> io::Result<Vec<Unfinished>> {
+pub fn list_unfinished_uploads(export: &Path) -> io::Result<Vec<UnfinishedUpload>> {
     let now = clock::now();
     let mut found = Vec::new();
-    for entry in fs::read_dir(export.join(OWN))? {
+    for entry in fs::read_dir(export.join(OWN_DIRECTORY))? {
         let entry = entry?;
         let directory = entry.path();
         let extract = entry
@@ -72,7 +72,7 @@ pub fn unfinished(export: &Path) -> io::Result<Vec<Unfinished>> {
         };
         let since = data.modified()?.duration_since(std::time::UNIX_EPOCH);
         let since = since.unwrap_or_default().as_millis();
-        found.push(Unfinished {
+        found.push(UnfinishedUpload {
             extract,
             target: upload.path,
             directory,
@@ -92,8 +92,8 @@ impl Puts {
         }
     }
 
-    fn unfinished(&self) -> Vec<Unfinished> {
-        let found = unfinished(self.export.root_path());
+    fn unfinished(&self) -> Vec<UnfinishedUpload> {
+        let found = list_unfinished_uploads(self.export.root_path());
         found.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot list the uploads at {}", self.directory.display());
             Vec::new()
@@ -504,7 +504,7 @@ mod tests {
             let time = SystemTime::UNIX_EPOCH + since;
             data.and_then(|data| data.set_modified(time)).expect("time");
         }
-        let found = unfinished(root.path()).expect("list");
+        let found = list_unfinished_uploads(root.path()).expect("list");
         let told = found
             .iter()
             .map(|it| (it.target.as_str(), it.bytes, it.is_stale()));

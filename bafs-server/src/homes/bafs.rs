@@ -17,18 +17,18 @@ use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bytes::Bytes;
 
-use super::packs::Packs;
-use super::{Home, Put};
+use super::packs::PackSender;
+use super::{HomeBackend, HomeUpload};
 
 /// Where a home server is, and which one must be there. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct HomeServerLocation {
     pool: Pool,
     address: Arc<str>,
     id: Option<ServerId>,
 }
 
-impl Place {
+impl HomeServerLocation {
     pub(super) fn new(pool: Pool, address: &str, id: Option<ServerId>) -> Self {
         let address = address.into();
         Self { pool, address, id }
@@ -49,38 +49,38 @@ impl Place {
 }
 
 /// A home server.
-pub(super) struct BafsHome {
-    place: Place,
-    packs: Arc<Packs>,
+pub(super) struct ServerHome {
+    location: HomeServerLocation,
+    packs: Arc<PackSender>,
 }
 
-impl BafsHome {
-    pub(super) fn new(place: Place) -> Self {
-        let packs = Packs::new(place.clone());
-        Self { place, packs }
+impl ServerHome {
+    pub(super) fn new(place: HomeServerLocation) -> Self {
+        let packs = PackSender::new(place.clone());
+        Self { location: place, packs }
     }
 
     /// Makes a call whose answer has no raw data.
-    fn tell<'a, C: Call + 'a>(
+    fn call_without_body<'a, C: Call + 'a>(
         &'a self,
         token: &'a Token,
         call: C,
         body: Bytes,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<C::Reply>> {
-        let told = self.place.call(token, call, body, deadline);
+        let told = self.location.call(token, call, body, deadline);
         Box::pin(async move { told.await.map(|(told, _)| told) })
     }
 }
 
-impl Home for BafsHome {
+impl HomeBackend for ServerHome {
     fn list<'a>(
         &'a self,
         token: &'a Token,
         call: ListSource,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<SourcePage>> {
-        self.tell(token, call, Bytes::new(), deadline)
+        self.call_without_body(token, call, Bytes::new(), deadline)
     }
 
     fn read<'a>(
@@ -89,10 +89,10 @@ impl Home for BafsHome {
         call: ReadSource,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
-        Box::pin(self.place.call(token, call, Bytes::new(), deadline))
+        Box::pin(self.location.call(token, call, Bytes::new(), deadline))
     }
 
-    fn packs(&self) -> bool {
+    fn has_packs(&self) -> bool {
         true
     }
 
@@ -102,25 +102,25 @@ impl Home for BafsHome {
         call: ReadSources,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
-        Box::pin(self.place.call(token, call, Bytes::new(), deadline))
+        Box::pin(self.location.call(token, call, Bytes::new(), deadline))
     }
 
-    fn begin<'a>(&'a self, put: &'a Put, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+    fn begin<'a>(&'a self, put: &'a HomeUpload, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
         let call = BeginPut {
             extract: put.extract,
             path: put.path.clone(),
             mode: put.mode,
         };
-        self.tell(&put.token, call, Bytes::new(), deadline)
+        self.call_without_body(&put.token, call, Bytes::new(), deadline)
     }
 
-    fn pieces_max(&self) -> usize {
+    fn concurrent_chunks_max(&self) -> usize {
         (PUT_AHEAD_BYTES_MAX / IO_BYTES_MAX) as usize
     }
 
     fn write<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         offset: u64,
         data: Bytes,
         deadline: Deadline,
@@ -129,12 +129,12 @@ impl Home for BafsHome {
             extract: put.extract,
             offset,
         };
-        self.tell(&put.token, call, data, deadline)
+        self.call_without_body(&put.token, call, data, deadline)
     }
 
     fn commit<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         digest: Digest,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {
@@ -143,12 +143,12 @@ impl Home for BafsHome {
             size: put.size,
             digest,
         };
-        self.tell(&put.token, call, Bytes::new(), deadline)
+        self.call_without_body(&put.token, call, Bytes::new(), deadline)
     }
 
     fn put<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         data: Bytes,
         digest: Digest,
         deadline: Deadline,

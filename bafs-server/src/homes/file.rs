@@ -17,48 +17,48 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 use super::settings::HomeSettings;
-use super::{Home, Put};
-use crate::access::Access;
+use super::{HomeBackend, HomeUpload};
+use crate::access::AccessChecker;
 use crate::clock;
-use crate::home::{Export, Found, Puts, list, read};
+use crate::home::{Export, ExportEntry, Puts, list, read};
 
 /// Old receipts and uploads are removed so often at most, in milliseconds.
 const SWEEP_MS: u64 = 3_600_000;
 
 /// The directories that a node may use.
-pub(super) struct Files {
-    directories: Vec<Arc<Directory>>,
+pub(super) struct DirectoryHomes {
+    directories: Vec<Arc<DirectoryHome>>,
 }
 
 /// One of them.
-struct Directory {
+struct DirectoryHome {
     /// Without slashes at its ends.
     path: String,
-    access: Arc<Access>,
-    opened: Mutex<Opened>,
+    access: Arc<AccessChecker>,
+    opened: Mutex<OpenedExport>,
 }
 
-struct Opened {
+struct OpenedExport {
     export: Arc<Export>,
     /// Made when first something is written: it leaves a directory of its own behind. With when old
     /// receipts and uploads were removed last.
     puts: Option<(Arc<Puts>, Time)>,
 }
 
-impl Files {
+impl DirectoryHomes {
     /// What the settings permit.
     ///
     /// # Errors
     /// `NotFound` when a directory is not there.
-    pub(super) fn new(settings: &HomeSettings, access: &Arc<Access>) -> Result<Self> {
+    pub(super) fn new(settings: &HomeSettings, access: &Arc<AccessChecker>) -> Result<Self> {
         let open = |path: &Path| {
             let export = Arc::new(Export::open(path)?);
-            Ok(Arc::new(Directory {
+            Ok(Arc::new(DirectoryHome {
                 path: from_bytes(path.as_os_str().as_bytes())
                     .trim_matches('/')
                     .to_owned(),
                 access: access.clone(),
-                opened: Mutex::new(Opened { export, puts: None }),
+                opened: Mutex::new(OpenedExport { export, puts: None }),
             }))
         };
         let directories = settings.directories().map(open).collect::<Result<_>>()?;
@@ -66,8 +66,8 @@ impl Files {
     }
 
     /// The directory of a path, and the path below it.
-    fn place(&self, path: &str) -> Result<(Arc<Directory>, String)> {
-        let below = |directory: &Arc<Directory>| {
+    fn find_directory(&self, path: &str) -> Result<(Arc<DirectoryHome>, String)> {
+        let below = |directory: &Arc<DirectoryHome>| {
             let rest = match directory.path.as_str() {
                 "" => path,
                 top => path.strip_prefix(top)?,
@@ -87,13 +87,13 @@ impl Files {
     }
 }
 
-impl Directory {
+impl DirectoryHome {
     /// The directory, where it is now: a shared file system may have been mounted anew.
-    fn opened(&self) -> Result<MutexGuard<'_, Opened>> {
+    fn open_export(&self) -> Result<MutexGuard<'_, OpenedExport>> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(gone) = opened.export.check_in_place() {
             let export = opened.export.reopen().ok_or(gone)?;
-            *opened = Opened {
+            *opened = OpenedExport {
                 export: Arc::new(export),
                 puts: None,
             };
@@ -103,7 +103,7 @@ impl Directory {
 
     fn puts(&self) -> Result<Arc<Puts>> {
         let now = clock::now();
-        let mut opened = self.opened()?;
+        let mut opened = self.open_export()?;
         let (puts, swept) = match opened.puts.take() {
             Some(puts) => puts,
             None => (
@@ -127,20 +127,20 @@ impl Directory {
     }
 
     /// Finds a path below it that a token grants: where symbolic links lead must be granted too.
-    fn find(&self, token: &Token, path: &str) -> Result<(Arc<Export>, Found)> {
-        let export = self.opened()?.export.clone();
-        let found = export.find_allowed(path, |path| self.allow(token, path, Right::Read))?;
+    fn find(&self, token: &Token, path: &str) -> Result<(Arc<Export>, ExportEntry)> {
+        let export = self.open_export()?.export.clone();
+        let found = export.find_allowed(path, |path| self.require_right(token, path, Right::Read))?;
         Ok((export, found))
     }
 
-    fn allow(&self, token: &Token, path: &str, right: Right) -> Result<()> {
+    fn require_right(&self, token: &Token, path: &str, right: Right) -> Result<()> {
         let whole = format!("{}/{path}", self.path);
         let whole = whole.trim_matches('/').to_owned();
         self.access.require(token, Resource::Home(whole), right)
     }
 }
 
-impl Home for Files {
+impl HomeBackend for DirectoryHomes {
     fn list<'a>(
         &'a self,
         token: &'a Token,
@@ -148,9 +148,9 @@ impl Home for Files {
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<SourcePage>> {
         Box::pin(async move {
-            let (directory, path) = self.place(&call.path)?;
+            let (directory, path) = self.find_directory(&call.path)?;
             let token = token.clone();
-            blocking(move || {
+            run_blocking(move || {
                 let (export, top) = directory.find(&token, &path)?;
                 let (page, _) = list(&export, &top, call.after.as_deref())?;
                 Ok(page)
@@ -166,91 +166,91 @@ impl Home for Files {
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
         Box::pin(async move {
-            let (directory, path) = self.place(&call.path)?;
+            let (directory, path) = self.find_directory(&call.path)?;
             let token = token.clone();
             let find = move || directory.find(&token, &path).map(|(_, found)| found);
-            blocking(move || read(&call, find)).await
+            run_blocking(move || read(&call, find)).await
         })
     }
 
     fn begin<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutProgress>> {
         Box::pin(async move {
-            let (directory, path) = self.place(&put.path)?;
+            let (directory, path) = self.find_directory(&put.path)?;
             let begin = BeginPut {
                 extract: put.extract,
                 path,
                 mode: put.mode,
             };
             let token = put.token.clone();
-            let done = blocking(move || {
-                let allow = |path: &str| directory.allow(&token, path, Right::Write);
+            let done = run_blocking(move || {
+                let allow = |path: &str| directory.require_right(&token, path, Right::Write);
                 directory.with_puts(|puts| puts.begin(&begin, allow))
             });
-            done.await.map(|progress| told(put, progress))
+            done.await.map(|progress| progress_for_caller(put, progress))
         })
     }
 
     fn write<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         offset: u64,
         data: Bytes,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutProgress>> {
         Box::pin(async move {
-            let (directory, _) = self.place(&put.path)?;
+            let (directory, _) = self.find_directory(&put.path)?;
             let (extract, token) = (put.extract, put.token.clone());
             let write = move || {
-                let allow = |path: &str| directory.allow(&token, path, Right::Write);
+                let allow = |path: &str| directory.require_right(&token, path, Right::Write);
                 directory.with_puts(|puts| puts.write(extract, offset, &data, allow))
             };
-            blocking(write).await.map(|progress| told(put, progress))
+            run_blocking(write).await.map(|progress| progress_for_caller(put, progress))
         })
     }
 
     fn commit<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         digest: Digest,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {
         Box::pin(async move {
-            let (directory, _) = self.place(&put.path)?;
+            let (directory, _) = self.find_directory(&put.path)?;
             let commit = CommitPut {
                 extract: put.extract,
                 size: put.size,
                 digest,
             };
             let token = put.token.clone();
-            let done = blocking(move || {
-                let allow = |path: &str| directory.allow(&token, path, Right::Write);
+            let done = run_blocking(move || {
+                let allow = |path: &str| directory.require_right(&token, path, Right::Write);
                 directory.with_puts(|puts| puts.commit(&commit, allow))
             });
-            done.await.map(|receipt| renamed(put, receipt))
+            done.await.map(|receipt| with_caller_path(put, receipt))
         })
     }
 }
 
 /// The same under the name that the caller knows.
-fn renamed(put: &Put, receipt: PutReceipt) -> PutReceipt {
+fn with_caller_path(put: &HomeUpload, receipt: PutReceipt) -> PutReceipt {
     PutReceipt {
         path: put.path.clone(),
         ..receipt
     }
 }
 
-fn told(put: &Put, progress: PutProgress) -> PutProgress {
+fn progress_for_caller(put: &HomeUpload, progress: PutProgress) -> PutProgress {
     PutProgress {
-        receipt: progress.receipt.map(|receipt| renamed(put, receipt)),
+        receipt: progress.receipt.map(|receipt| with_caller_path(put, receipt)),
         ..progress
     }
 }
 
-async fn blocking<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let stopped = |e| Error::new(ErrorCode::ServerFault, format!("a file home failed: {e}"));

@@ -22,35 +22,35 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::time::timeout;
 
-use super::host::Host;
-use super::listing::{changed, digests, directory, file, page, unless_unreadable};
+use super::host::PlainHost;
+use super::listing::{changed_error, chunk_digests, directory_entry, file_entry, make_page, note_unreadable};
 use super::settings::HomeSetting;
-use super::{Put, beside};
-use control::Control;
-use facts::{Facts, Kind};
+use super::{HomeUpload, upload_path};
+use control::FtpConnection;
+use facts::{FileFacts, FtpFileKind};
 
 /// Connections that are kept for the next call.
-const IDLE_MAX: usize = 8;
+const IDLE_CONNECTIONS_MAX: usize = 8;
 
 /// So long one is kept, in milliseconds: what stands between may forget it, and tell nobody.
-const IDLE_MS: u64 = 60_000;
+const IDLE_TIMEOUT_MS: u64 = 60_000;
 
 /// Time in which one that was kept must show that it is alive.
-const ALIVE: Duration = Duration::from_secs(5);
+const ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to log in where nothing else is said.
 const ANONYMOUS: (&str, &str) = ("anonymous", "bafs@");
 
 /// An FTP server.
-pub(super) struct Ftp {
+pub(super) struct FtpHost {
     host: String,
     user: String,
     password: String,
     /// Each with the time until which it is kept.
-    idle: Mutex<Vec<(Deadline, Control)>>,
+    idle: Mutex<Vec<(Deadline, FtpConnection)>>,
 }
 
-impl Ftp {
+impl FtpHost {
     /// The server of `address`, which is `ftp://HOST` or `ftp://HOST:PORT`.
     pub(super) fn new(address: &str, setting: Option<&HomeSetting>) -> Self {
         let host = address.trim_start_matches("ftp://");
@@ -76,13 +76,13 @@ impl Ftp {
     }
 
     /// A connection that is alive and does nothing.
-    async fn control(&self) -> Result<Control> {
+    async fn connection(&self) -> Result<FtpConnection> {
         loop {
             let Some(mut control) = self.newest_idle() else {
-                return Control::open(&self.host, &self.user, &self.password).await;
+                return FtpConnection::open(&self.host, &self.user, &self.password).await;
             };
             // The server may have ended it meanwhile.
-            match timeout(ALIVE, control.done("NOOP", "")).await {
+            match timeout(ALIVE_TIMEOUT, control.run_command("NOOP", "")).await {
                 Ok(Ok(_)) => return Ok(control),
                 Ok(Err(_)) => {}
                 // The others will be no better, and each would take as long.
@@ -91,7 +91,7 @@ impl Ftp {
         }
     }
 
-    fn newest_idle(&self) -> Option<Control> {
+    fn newest_idle(&self) -> Option<FtpConnection> {
         let mut idle = self.idle();
         idle.retain(|(kept_until, _)| !kept_until.left().is_zero());
         idle.pop().map(|(_, control)| control)
@@ -99,45 +99,45 @@ impl Ftp {
 
     /// Keeps a connection for the next call. After an error it is dropped instead: nobody knows
     /// what the server still has to say.
-    fn keep(&self, control: Control) {
+    fn return_connection(&self, control: FtpConnection) {
         let mut idle = self.idle();
-        if idle.len() < IDLE_MAX {
-            idle.push((Deadline::after_ms(IDLE_MS), control));
+        if idle.len() < IDLE_CONNECTIONS_MAX {
+            idle.push((Deadline::after_ms(IDLE_TIMEOUT_MS), control));
         }
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(Deadline, Control)>> {
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(Deadline, FtpConnection)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Host for Ftp {
+impl PlainHost for FtpHost {
     async fn list(&self, path: &str) -> Result<SourcePage> {
-        let mut control = self.control().await?;
-        let top = look(&mut control, path).await?;
+        let mut control = self.connection().await?;
+        let top = query_facts(&mut control, path).await?;
         let mut entries = vec![entry("", top)];
         let mut warnings = SourceWarnings::default();
         let mut left = Vec::new();
-        if top.kind == Kind::Directory {
+        if top.kind == FtpFileKind::Directory {
             left.push(0);
         }
         while let Some(at) = left.pop() {
             let above = entries[at].path.clone();
-            let inside = names(&mut control, &below(path, &above)).await;
-            let inside = inside.map_err(closed);
-            let Some(inside) = unless_unreadable(inside, &mut entries[at], &mut warnings)? else {
+            let inside = list_names(&mut control, &child_path(path, &above)).await;
+            let inside = inside.map_err(closed_error);
+            let Some(inside) = note_unreadable(inside, &mut entries[at], &mut warnings)? else {
                 continue;
             };
             for (name, found) in inside {
-                let name = below(&above, &name);
+                let name = child_path(&above, &name);
                 let left_out = match found.kind {
-                    Kind::Directory => {
+                    FtpFileKind::Directory => {
                         left.push(entries.len());
                         None
                     }
-                    Kind::Special => Some(WarningReason::SpecialFile),
-                    Kind::Unknown => Some(WarningReason::Unreachable),
-                    Kind::File | Kind::Itself => None,
+                    FtpFileKind::Special => Some(WarningReason::SpecialFile),
+                    FtpFileKind::Unknown => Some(WarningReason::Unreachable),
+                    FtpFileKind::File | FtpFileKind::SelfOrParent => None,
                 };
                 match left_out {
                     Some(reason) => warnings.add(&name, reason),
@@ -149,81 +149,81 @@ impl Host for Ftp {
                 return Err(Error::new(ErrorCode::Malformed, text));
             }
         }
-        self.keep(control);
-        page(entries, warnings)
+        self.return_connection(control);
+        make_page(entries, warnings)
     }
 
     async fn read(&self, call: &ReadSource) -> Result<(SourceData, Bytes)> {
         let path = &call.path;
-        let mut control = self.control().await?;
+        let mut control = self.connection().await?;
         let left = call.identity.size.saturating_sub(call.offset);
         let length = left.min(u64::from(call.length));
-        same(&mut control, call).await?;
+        check_unchanged(&mut control, call).await?;
         let data = if length > 0 {
             // It is there: a server that does not find it now does not give it.
-            let read = control.read(&rooted(path), call.offset, length).await;
-            read.map_err(closed)?
+            let read = control.read(&absolute_path(path), call.offset, length).await;
+            read.map_err(closed_error)?
         } else {
             Vec::new()
         };
-        same(&mut control, call).await?;
-        self.keep(control);
+        check_unchanged(&mut control, call).await?;
+        self.return_connection(control);
         if data.len() as u64 != length {
             return Err(Error::new(ErrorCode::Unreachable, "it sent too little"));
         }
-        let digests = digests(&data, call.block_bytes);
+        let digests = chunk_digests(&data, call.block_bytes);
         Ok((SourceData { digests }, data.into()))
     }
 
-    async fn begin(&self, put: &Put) -> Result<PutProgress> {
-        let mut control = self.control().await?;
+    async fn begin(&self, put: &HomeUpload) -> Result<PutProgress> {
+        let mut control = self.connection().await?;
         let mut upper = String::new();
         let (above, _) = put.path.rsplit_once('/').unwrap_or_default();
         for part in above.split('/').filter(|part| !part.is_empty()) {
-            upper = below(&upper, part);
-            if control.ask("CWD", &rooted(&upper)).await?.code == 250 {
+            upper = child_path(&upper, part);
+            if control.send_command("CWD", &absolute_path(&upper)).await?.code == 250 {
                 continue;
             }
-            let made = control.done("MKD", &rooted(&upper)).await;
+            let made = control.run_command("MKD", &absolute_path(&upper)).await;
             // Another upload may have made it meanwhile.
-            if made.is_err() && control.ask("CWD", &rooted(&upper)).await?.code != 250 {
+            if made.is_err() && control.send_command("CWD", &absolute_path(&upper)).await?.code != 250 {
                 made?;
             }
         }
-        let received_bytes = match size(&mut control, &beside(put)).await? {
+        let received_bytes = match query_size(&mut control, &upload_path(put)).await? {
             Some(size) if size <= put.size => size,
             Some(_) => {
-                control.done("DELE", &rooted(&beside(put))).await?;
+                control.run_command("DELE", &absolute_path(&upload_path(put))).await?;
                 0
             }
             None => 0,
         };
-        self.keep(control);
+        self.return_connection(control);
         Ok(PutProgress {
             received_bytes,
             receipt: None,
         })
     }
 
-    async fn write(&self, put: &Put, offset: u64, data: &[u8]) -> Result<PutProgress> {
-        let mut control = self.control().await?;
-        let temporary = beside(put);
-        let there = size(&mut control, &temporary).await?.unwrap_or(0);
+    async fn write(&self, put: &HomeUpload, offset: u64, data: &[u8]) -> Result<PutProgress> {
+        let mut control = self.connection().await?;
+        let temporary = upload_path(put);
+        let there = query_size(&mut control, &temporary).await?.unwrap_or(0);
         if offset > 0 && there != offset {
             let text = format!("it has {there} bytes, not {offset}; the upload is resumed there");
             return Err(Error::new(ErrorCode::Conflict, text));
         }
-        control.write(&rooted(&temporary), offset, data).await?;
-        self.keep(control);
+        control.write(&absolute_path(&temporary), offset, data).await?;
+        self.return_connection(control);
         Ok(PutProgress {
             received_bytes: offset + data.len() as u64,
             receipt: None,
         })
     }
 
-    async fn commit(&self, put: &Put, digest: Digest) -> Result<PutReceipt> {
-        let mut control = self.control().await?;
-        let temporary = rooted(&beside(put));
+    async fn commit(&self, put: &HomeUpload, digest: Digest) -> Result<PutReceipt> {
+        let mut control = self.connection().await?;
+        let temporary = absolute_path(&upload_path(put));
         if put.size == 0 {
             control.write(&temporary, 0, b"").await?;
         }
@@ -234,16 +234,16 @@ impl Host for Ftp {
         };
         control.read_all(&temporary, &mut take).await?;
         if (size, hasher.digest()) != (put.size, digest) {
-            control.done("DELE", &temporary).await?;
+            control.run_command("DELE", &temporary).await?;
             let text = "what arrived is damaged; it is sent again";
             return Err(Error::new(ErrorCode::DigestMismatch, text));
         }
-        let from = control.ask("RNFR", &temporary).await?;
+        let from = control.send_command("RNFR", &temporary).await?;
         if from.code != 350 {
-            return Err(from.refused());
+            return Err(from.refusal_error());
         }
-        control.done("RNTO", &rooted(&put.path)).await?;
-        self.keep(control);
+        control.run_command("RNTO", &absolute_path(&put.path)).await?;
+        self.return_connection(control);
         Ok(PutReceipt {
             extract: put.extract,
             path: put.path.clone(),
@@ -254,7 +254,7 @@ impl Host for Ftp {
 }
 
 /// An error about what was seen just now: that a server does not find it says that it is closed.
-fn closed(error: Error) -> Error {
+fn closed_error(error: Error) -> Error {
     match error.code {
         ErrorCode::NotFound => Error::new(ErrorCode::RightMissing, error.detail),
         _ => error,
@@ -262,63 +262,63 @@ fn closed(error: Error) -> Error {
 }
 
 /// Demands that a file is what it was.
-async fn same(control: &mut Control, call: &ReadSource) -> Result<()> {
-    match look(control, &call.path).await {
-        Ok(found) if found.kind == Kind::File && identity(found) == call.identity => Ok(()),
-        Ok(_) => Err(changed(&call.path, "size or time differ")),
-        Err(error) if error.code == ErrorCode::NotFound => Err(changed(&call.path, "it is gone")),
+async fn check_unchanged(control: &mut FtpConnection, call: &ReadSource) -> Result<()> {
+    match query_facts(control, &call.path).await {
+        Ok(found) if found.kind == FtpFileKind::File && identity(found) == call.identity => Ok(()),
+        Ok(_) => Err(changed_error(&call.path, "size or time differ")),
+        Err(error) if error.code == ErrorCode::NotFound => Err(changed_error(&call.path, "it is gone")),
         Err(error) => Err(error),
     }
 }
 
 /// What there is at a path.
-async fn look(control: &mut Control, path: &str) -> Result<Facts> {
+async fn query_facts(control: &mut FtpConnection, path: &str) -> Result<FileFacts> {
     if control.has_facts {
-        let reply = control.done("MLST", &rooted(path)).await?;
+        let reply = control.run_command("MLST", &absolute_path(path)).await?;
         let found = reply.lines.iter().find_map(|line| {
             let (found, _) = facts::parse_facts(line)?;
-            (found != Facts::default()).then_some(found)
+            (found != FileFacts::default()).then_some(found)
         });
         if let Some(found) = found {
             // The directory itself goes by another name at its own top.
-            let is_itself = found.kind == Kind::Itself;
+            let is_itself = found.kind == FtpFileKind::SelfOrParent;
             let kind = if is_itself {
-                Kind::Directory
+                FtpFileKind::Directory
             } else {
                 found.kind
             };
-            if kind != Kind::Unknown {
-                return Ok(Facts { kind, ..found });
+            if kind != FtpFileKind::Unknown {
+                return Ok(FileFacts { kind, ..found });
             }
         }
     }
-    if let Some(size) = size(control, path).await? {
-        let time = control.done("MDTM", &rooted(path)).await?;
-        let time = time.lines.first().and_then(|text| facts::time(text));
+    if let Some(size) = query_size(control, path).await? {
+        let time = control.run_command("MDTM", &absolute_path(path)).await?;
+        let time = time.lines.first().and_then(|text| facts::parse_time(text));
         let mtime_ns = time.ok_or_else(|| {
             let text = "it tells no time of the file, so that a change would not be noticed";
             Error::new(ErrorCode::Unsupported, text)
         })?;
-        let kind = Kind::File;
-        return Ok(Facts {
+        let kind = FtpFileKind::File;
+        return Ok(FileFacts {
             kind,
             size,
             mtime_ns,
         });
     }
-    let entered = control.ask("CWD", &rooted(path)).await?;
+    let entered = control.send_command("CWD", &absolute_path(path)).await?;
     match entered.code {
-        250 => Ok(Facts {
-            kind: Kind::Directory,
-            ..Facts::default()
+        250 => Ok(FileFacts {
+            kind: FtpFileKind::Directory,
+            ..FileFacts::default()
         }),
-        _ => Err(entered.refused()),
+        _ => Err(entered.refusal_error()),
     }
 }
 
 /// Size of a file; `None` when there is no file.
-async fn size(control: &mut Control, path: &str) -> Result<Option<u64>> {
-    let reply = control.ask("SIZE", &rooted(path)).await?;
+async fn query_size(control: &mut FtpConnection, path: &str) -> Result<Option<u64>> {
+    let reply = control.send_command("SIZE", &absolute_path(path)).await?;
     match reply.code {
         213 => {
             let size = reply
@@ -329,41 +329,41 @@ async fn size(control: &mut Control, path: &str) -> Result<Option<u64>> {
             size.map(Some).ok_or_else(strange)
         }
         550 => Ok(None),
-        _ => Err(reply.refused()),
+        _ => Err(reply.refusal_error()),
     }
 }
 
 /// What is in a directory, without what is our own. What cannot be looked at stays unknown.
-async fn names(control: &mut Control, path: &str) -> Result<Vec<(String, Facts)>> {
+async fn list_names(control: &mut FtpConnection, path: &str) -> Result<Vec<(String, FileFacts)>> {
     let mut found = Vec::new();
     if control.has_facts {
-        for line in control.lines("MLSD", &rooted(path)).await? {
-            let (facts, name) = facts::parse_facts(&line).ok_or_else(|| strange(&line))?;
+        for line in control.list_lines("MLSD", &absolute_path(path)).await? {
+            let (facts, name) = facts::parse_facts(&line).ok_or_else(|| unreadable_line_error(&line))?;
             found.push((name.to_owned(), facts));
         }
     } else {
-        control.done("CWD", &rooted(path)).await?;
+        control.run_command("CWD", &absolute_path(path)).await?;
         // Names that begin with a dot are names.
-        let lines = control.lines("LIST", "-a").await?;
+        let lines = control.list_lines("LIST", "-a").await?;
         for line in lines.iter().filter(|line| !line.starts_with("total ")) {
-            let (kind, name) = facts::parse_long(line).ok_or_else(|| strange(line))?;
+            let (kind, name) = facts::parse_long(line).ok_or_else(|| unreadable_line_error(line))?;
             // Size and time are not exact in this form.
-            let kind = if kind == Kind::File {
-                Kind::Unknown
+            let kind = if kind == FtpFileKind::File {
+                FtpFileKind::Unknown
             } else {
                 kind
             };
-            let facts = Facts {
+            let facts = FileFacts {
                 kind,
-                ..Facts::default()
+                ..FileFacts::default()
             };
             found.push((name.to_owned(), facts));
         }
     }
-    found.retain(|(name, facts)| facts.kind != Kind::Itself && !super::is_own(name));
+    found.retain(|(name, facts)| facts.kind != FtpFileKind::SelfOrParent && !super::is_upload_name(name));
     for (name, facts) in &mut found {
-        if facts.kind == Kind::Unknown {
-            match look(control, &below(path, name)).await {
+        if facts.kind == FtpFileKind::Unknown {
+            match query_facts(control, &child_path(path, name)).await {
                 Err(error)
                     if matches!(error.code, ErrorCode::NotFound | ErrorCode::RightMissing) => {}
                 found => *facts = found?,
@@ -373,25 +373,25 @@ async fn names(control: &mut Control, path: &str) -> Result<Vec<(String, Facts)>
     Ok(found)
 }
 
-fn strange(line: &str) -> Error {
+fn unreadable_line_error(line: &str) -> Error {
     let text = format!("it lists files in a form that is not understood: '{line}'");
     Error::new(ErrorCode::Malformed, text)
 }
 
-fn entry(path: &str, found: Facts) -> SourceEntry {
+fn entry(path: &str, found: FileFacts) -> SourceEntry {
     match found.kind {
-        Kind::File => file(path, identity(found)),
+        FtpFileKind::File => file_entry(path, identity(found)),
         _ => SourceEntry {
             identity: SourceIdentity {
                 size: 0,
                 ..identity(found)
             },
-            ..directory(path)
+            ..directory_entry(path)
         },
     }
 }
 
-fn identity(found: Facts) -> SourceIdentity {
+fn identity(found: FileFacts) -> SourceIdentity {
     SourceIdentity {
         size: found.size,
         mtime_ns: found.mtime_ns,
@@ -399,7 +399,7 @@ fn identity(found: Facts) -> SourceIdentity {
     }
 }
 
-fn below(path: &str, name: &str) -> String {
+fn child_path(path: &str, name: &str) -> String {
     match (path, name) {
         ("", name) => name.to_owned(),
         (path, "") => path.to_owned(),
@@ -408,6 +408,6 @@ fn below(path: &str, name: &str) -> String {
 }
 
 /// The path as the server knows it.
-fn rooted(path: &str) -> String {
+fn absolute_path(path: &str) -> String {
     format!("/{path}")
 }

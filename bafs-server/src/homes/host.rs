@@ -11,33 +11,33 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, Result};
 use bytes::Bytes;
 
-use super::{Home, Put};
+use super::{HomeBackend, HomeUpload};
 
 /// What is asked of a host; each as in [`Home`].
-pub(super) trait Host: Send + Sync {
+pub(super) trait PlainHost: Send + Sync {
     fn list(&self, path: &str) -> impl Future<Output = Result<SourcePage>> + Send;
 
     fn read(&self, call: &ReadSource) -> impl Future<Output = Result<(SourceData, Bytes)>> + Send;
 
-    fn begin(&self, put: &Put) -> impl Future<Output = Result<PutProgress>> + Send;
+    fn begin(&self, put: &HomeUpload) -> impl Future<Output = Result<PutProgress>> + Send;
 
     fn write(
         &self,
-        put: &Put,
+        put: &HomeUpload,
         offset: u64,
         data: &[u8],
     ) -> impl Future<Output = Result<PutProgress>> + Send;
 
-    fn commit(&self, put: &Put, digest: Digest) -> impl Future<Output = Result<PutReceipt>> + Send;
+    fn commit(&self, put: &HomeUpload, digest: Digest) -> impl Future<Output = Result<PutReceipt>> + Send;
 }
 
 /// A host at an address.
-pub(super) struct Addressed<H> {
+pub(super) struct HostHome<H> {
     address: String,
     host: H,
 }
 
-impl<H: Host> Addressed<H> {
+impl<H: PlainHost> HostHome<H> {
     pub(super) fn new(address: &str, host: H) -> Self {
         Self {
             address: address.to_owned(),
@@ -45,13 +45,13 @@ impl<H: Host> Addressed<H> {
         }
     }
 
-    fn at(&self, path: &str) -> impl Fn(Error) -> Error {
+    fn name_address(&self, path: &str) -> impl Fn(Error) -> Error {
         let at = format!("{}, '{path}'", self.address);
         move |error| error.context(&at)
     }
 }
 
-impl<H: Host> Home for Addressed<H> {
+impl<H: PlainHost> HomeBackend for HostHome<H> {
     fn list<'a>(
         &'a self,
         _token: &'a Token,
@@ -60,7 +60,7 @@ impl<H: Host> Home for Addressed<H> {
     ) -> BoxFuture<'a, Result<SourcePage>> {
         Box::pin(async move {
             let listed = self.host.list(&call.path).await;
-            listed.map_err(self.at(&call.path))
+            listed.map_err(self.name_address(&call.path))
         })
     }
 
@@ -72,39 +72,39 @@ impl<H: Host> Home for Addressed<H> {
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
         Box::pin(async move {
             let read = self.host.read(&call).await;
-            read.map_err(self.at(&call.path))
+            read.map_err(self.name_address(&call.path))
         })
     }
 
-    fn begin<'a>(&'a self, put: &'a Put, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+    fn begin<'a>(&'a self, put: &'a HomeUpload, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
         Box::pin(async move {
             let begun = self.host.begin(put).await;
-            begun.map_err(self.at(&put.path))
+            begun.map_err(self.name_address(&put.path))
         })
     }
 
     fn write<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         offset: u64,
         data: Bytes,
         _: Deadline,
     ) -> BoxFuture<'a, Result<PutProgress>> {
         Box::pin(async move {
             let written = self.host.write(put, offset, &data).await;
-            written.map_err(self.at(&put.path))
+            written.map_err(self.name_address(&put.path))
         })
     }
 
     fn commit<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         digest: Digest,
         _: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {
         Box::pin(async move {
             let committed = self.host.commit(put, digest).await;
-            committed.map_err(self.at(&put.path))
+            committed.map_err(self.name_address(&put.path))
         })
     }
 }

@@ -15,7 +15,7 @@ pub(super) const FILE_MODE: u32 = 0o644;
 pub(super) const DIRECTORY_MODE: u32 = 0o755;
 
 /// A file as a home without permissions shows it; the empty path is what was asked for itself.
-pub(super) fn file(path: &str, identity: SourceIdentity) -> SourceEntry {
+pub(super) fn file_entry(path: &str, identity: SourceIdentity) -> SourceEntry {
     SourceEntry {
         path: path.to_owned(),
         kind: SourceKind::File,
@@ -25,7 +25,7 @@ pub(super) fn file(path: &str, identity: SourceIdentity) -> SourceEntry {
 }
 
 /// A directory as a home shows it that knows nothing but its name.
-pub(super) fn directory(path: &str) -> SourceEntry {
+pub(super) fn directory_entry(path: &str) -> SourceEntry {
     SourceEntry {
         path: path.to_owned(),
         kind: SourceKind::Directory,
@@ -44,7 +44,7 @@ pub(super) fn directory(path: &str) -> SourceEntry {
 /// # Errors
 /// `BadPath` when a name cannot be that of a file here, `Malformed` when a file has others below
 /// it or there are too many: an error, never a gap.
-pub(super) fn page(entries: Vec<SourceEntry>, mut warnings: SourceWarnings) -> Result<SourcePage> {
+pub(super) fn make_page(entries: Vec<SourceEntry>, mut warnings: SourceWarnings) -> Result<SourcePage> {
     let mut tree: BTreeMap<Vec<String>, SourceEntry> = BTreeMap::new();
     let parts = |path: &str| -> Vec<String> {
         let parts = path.split('/').filter(|part| !part.is_empty());
@@ -59,18 +59,18 @@ pub(super) fn page(entries: Vec<SourceEntry>, mut warnings: SourceWarnings) -> R
         let place = parts(&entry.path);
         let is_other = |known: &SourceEntry| known.kind != entry.kind;
         if tree.get(&place).is_some_and(is_other) {
-            return Err(no_tree(&entry.path, "is both a file and a directory"));
+            return Err(not_a_tree_error(&entry.path, "is both a file and a directory"));
         }
         for depth in (0..place.len()).rev() {
             let above = tree.entry(place[..depth].to_vec());
-            let above = above.or_insert_with(|| directory(&place[..depth].join("/")));
+            let above = above.or_insert_with(|| directory_entry(&place[..depth].join("/")));
             if above.kind != SourceKind::Directory {
-                return Err(no_tree(&above.path, "is a file with others below it"));
+                return Err(not_a_tree_error(&above.path, "is a file with others below it"));
             }
         }
         tree.insert(place, entry);
         if tree.len() > MANIFEST_ENTRIES_MAX {
-            return Err(no_tree("", "has more files than a volume can show"));
+            return Err(not_a_tree_error("", "has more files than a volume can show"));
         }
     }
     Ok(SourcePage {
@@ -85,7 +85,7 @@ pub(super) fn page(entries: Vec<SourceEntry>, mut warnings: SourceWarnings) -> R
 ///
 /// # Errors
 /// Any other.
-pub(super) fn unless_unreadable<T>(
+pub(super) fn note_unreadable<T>(
     inside: Result<T>,
     directory: &mut SourceEntry,
     warnings: &mut SourceWarnings,
@@ -101,17 +101,17 @@ pub(super) fn unless_unreadable<T>(
 }
 
 /// Digests of the pieces of a range.
-pub(super) fn digests(data: &[u8], block_bytes: u32) -> Vec<Digest> {
+pub(super) fn chunk_digests(data: &[u8], block_bytes: u32) -> Vec<Digest> {
     data.chunks(block_bytes as usize).map(Digest::of).collect()
 }
 
 /// How a home says that a file is another one now.
-pub(super) fn changed(path: &str, why: &str) -> Error {
+pub(super) fn changed_error(path: &str, why: &str) -> Error {
     let text = format!("'{path}' is not the file that it was: {why}");
     Error::new(ErrorCode::SourceChanged, text)
 }
 
-fn no_tree(path: &str, why: &str) -> Error {
+fn not_a_tree_error(path: &str, why: &str) -> Error {
     let text = format!("the home cannot be shown as files: '{path}' {why}");
     Error::new(ErrorCode::Malformed, text)
 }
@@ -126,11 +126,11 @@ mod tests {
             mtime_ns: 2,
             ctime_ns: 0,
         };
-        file(path, identity)
+        file_entry(path, identity)
     }
 
     fn only(entries: Vec<SourceEntry>) -> Result<SourcePage> {
-        page(entries, SourceWarnings::default())
+        make_page(entries, SourceWarnings::default())
     }
 
     #[test]

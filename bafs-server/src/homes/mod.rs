@@ -18,7 +18,7 @@ pub(crate) mod slow;
 mod whereabouts;
 
 pub use settings::HomeSettings;
-pub(crate) use whereabouts::At;
+pub(crate) use whereabouts::HomeAddress;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,18 +39,18 @@ use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use crate::access::Access;
-use bafs::{BafsHome, Place};
-use file::Files;
-use ftp::Ftp;
-use host::Addressed;
-use objects::{Bucket, Web};
-use sftp::Sftp;
-use whereabouts::Whereabouts;
+use crate::access::AccessChecker;
+use bafs::{ServerHome, HomeServerLocation};
+use file::DirectoryHomes;
+use ftp::FtpHost;
+use host::HostHome;
+use objects::{BucketHome, WebHome};
+use sftp::SftpHost;
+use whereabouts::HomeLocations;
 
 /// Time for one call that moves a piece or nothing, in milliseconds: on a home link of 1 MB/s some
 /// fifty pieces may go before one of 1 MiB.
-pub(crate) const CALL_MS: u64 = 60_000;
+pub(crate) const CALL_TIMEOUT_MS: u64 = 60_000;
 
 /// What the slowest link moves, in bytes per millisecond.
 const BYTES_PER_MS_MIN: u64 = 100;
@@ -63,7 +63,7 @@ const PAUSE_MS_MAX: u64 = 2_000;
 const UPLOAD_PREFIX: &str = ".bafs-put-";
 
 /// A file on its way to a home.
-pub(crate) struct Put {
+pub(crate) struct HomeUpload {
     /// The upload; the same one resumes.
     pub(crate) extract: ExtractId,
     /// Address of the home.
@@ -80,10 +80,10 @@ pub(crate) struct Put {
     pub(crate) token: Token,
 }
 
-impl Put {
+impl HomeUpload {
     /// The home that it goes to.
-    pub(crate) fn at(&self) -> At<'_> {
-        At {
+    pub(crate) fn home_address(&self) -> HomeAddress<'_> {
+        HomeAddress {
             address: &self.home,
             id: self.home_id,
         }
@@ -91,7 +91,7 @@ impl Put {
 }
 
 /// A home of some kind, at one address. A call is made once; a late one is dropped by the caller.
-trait Home: Send + Sync {
+trait HomeBackend: Send + Sync {
     /// A page of what is below a path, in path order.
     fn list<'a>(
         &'a self,
@@ -109,7 +109,7 @@ trait Home: Send + Sync {
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>>;
 
     /// Whether it gives many small files in one answer, and takes them with one call.
-    fn packs(&self) -> bool {
+    fn has_packs(&self) -> bool {
         false
     }
 
@@ -126,18 +126,18 @@ trait Home: Send + Sync {
     }
 
     /// Begins an upload or shows where it is. Nothing is visible before the commit.
-    fn begin<'a>(&'a self, put: &'a Put, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>>;
+    fn begin<'a>(&'a self, put: &'a HomeUpload, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>>;
 
     /// Pieces of one upload that may be under way at once; only a home that puts them in order
     /// takes more than one.
-    fn pieces_max(&self) -> usize {
+    fn concurrent_chunks_max(&self) -> usize {
         1
     }
 
     /// Adds bytes that follow on what was received, or on what is under way.
     fn write<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         offset: u64,
         data: Bytes,
         deadline: Deadline,
@@ -146,7 +146,7 @@ trait Home: Send + Sync {
     /// Puts an upload in place, whole and with this digest; the file is durable then.
     fn commit<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         digest: Digest,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>>;
@@ -154,7 +154,7 @@ trait Home: Send + Sync {
     /// Puts a small file in place, as the three calls above do.
     fn put<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         data: Bytes,
         digest: Digest,
         deadline: Deadline,
@@ -180,34 +180,34 @@ trait Home: Send + Sync {
 }
 
 /// Homes by address and who must be there.
-type Known = BTreeMap<(String, Option<ServerId>), Arc<dyn Home>>;
+type BackendMap = BTreeMap<(String, Option<ServerId>), Arc<dyn HomeBackend>>;
 
 /// All homes that a node can reach.
-pub struct Homes {
+pub struct HomeClients {
     pool: Pool,
     /// Checks what a home server would check; without it only home servers are reached.
-    access: Option<Arc<Access>>,
+    access: Option<Arc<AccessChecker>>,
     settings: HomeSettings,
     /// Made when first asked for.
-    known: Mutex<Known>,
-    whereabouts: Whereabouts,
+    backends: Mutex<BackendMap>,
+    locations: HomeLocations,
 }
 
-impl std::fmt::Debug for Homes {
+impl std::fmt::Debug for HomeClients {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Homes")
     }
 }
 
-impl Homes {
+impl HomeClients {
     /// Home servers only.
-    pub fn servers_only(pool: Pool) -> Arc<Self> {
+    pub fn home_servers_only(pool: Pool) -> Arc<Self> {
         Arc::new(Self {
             pool,
             access: None,
             settings: HomeSettings::default(),
-            known: Mutex::default(),
-            whereabouts: Whereabouts::default(),
+            backends: Mutex::default(),
+            locations: HomeLocations::default(),
         })
     }
 
@@ -215,10 +215,10 @@ impl Homes {
     pub fn new(pool: Pool, verifier: Verifier, settings: HomeSettings) -> Arc<Self> {
         Arc::new(Self {
             pool,
-            access: Some(Arc::new(Access::new(verifier))),
+            access: Some(Arc::new(AccessChecker::new(verifier))),
             settings,
-            known: Mutex::default(),
-            whereabouts: Whereabouts::default(),
+            backends: Mutex::default(),
+            locations: HomeLocations::default(),
         })
     }
 
@@ -228,8 +228,8 @@ impl Homes {
     }
 
     /// Learns from a catalog's listing where home servers are now.
-    pub fn learn(&self, adverts: &[Advert]) {
-        self.whereabouts.learn(adverts);
+    pub fn update_locations(&self, adverts: &[Advert]) {
+        self.locations.update(adverts);
     }
 
     /// A page of a listing, asked for again while that fails transiently.
@@ -239,18 +239,18 @@ impl Homes {
     /// `RightMissing`, `BadPath`; `DeadlineExceeded`.
     pub(crate) async fn list(
         &self,
-        at: At<'_>,
+        at: HomeAddress<'_>,
         token: &Token,
         call: ListSource,
         deadline: Deadline,
     ) -> Result<SourcePage> {
-        self.at(at)?;
-        self.allow(at.address, token, &call.path, Right::Read)?;
-        let asked = |home: Arc<dyn Home>| {
+        self.backend(at)?;
+        self.require_right(at.address, token, &call.path, Right::Read)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
             let call = call.clone();
             async move { home.list(token, call, deadline).await }
         };
-        until(deadline, || self.ask(at, asked)).await
+        retry_until(deadline, || self.call_backend(at, asked)).await
     }
 
     /// A range of a file, asked for once.
@@ -259,71 +259,71 @@ impl Homes {
     /// As [`Self::list`]; `SourceChanged` when the file is another one now.
     pub(crate) async fn read(
         &self,
-        at: At<'_>,
+        at: HomeAddress<'_>,
         token: &Token,
         call: ReadSource,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        self.may_read(at, token, &call)?;
-        let asked = |home: Arc<dyn Home>| {
+        self.check_read(at, token, &call)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
             let call = call.clone();
             async move { home.read(token, call, deadline).await }
         };
-        in_time(deadline, self.ask(at, asked)).await
+        with_deadline(deadline, self.call_backend(at, asked)).await
     }
 
     /// A range of a file, asked for again while that fails transiently.
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub(crate) async fn read_until(
+    pub(crate) async fn read_with_retry(
         &self,
-        at: At<'_>,
+        at: HomeAddress<'_>,
         token: &Token,
         call: ReadSource,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        self.may_read(at, token, &call)?;
-        let asked = |home: Arc<dyn Home>| {
+        self.check_read(at, token, &call)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
             let call = call.clone();
             async move { home.read(token, call, deadline).await }
         };
-        until(deadline, || self.ask(at, asked)).await
+        retry_until(deadline, || self.call_backend(at, asked)).await
     }
 
     /// Whether a home gives many small files in one answer, and takes them with one call.
-    pub(crate) fn packs(&self, at: At<'_>) -> bool {
-        self.at(at).is_ok_and(|home| home.packs())
+    pub(crate) fn has_packs(&self, at: HomeAddress<'_>) -> bool {
+        self.backend(at).is_ok_and(|home| home.has_packs())
     }
 
     /// Small files of a home that packs, asked for again while that fails transiently.
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub(crate) async fn read_files_until(
+    pub(crate) async fn read_files_with_retry(
         &self,
-        at: At<'_>,
+        at: HomeAddress<'_>,
         token: &Token,
         call: ReadSources,
         deadline: Deadline,
     ) -> Result<(SourceData, Bytes)> {
-        self.at(at)?;
-        self.allow(at.address, token, &call.path, Right::Read)?;
-        let asked = |home: Arc<dyn Home>| {
+        self.backend(at)?;
+        self.require_right(at.address, token, &call.path, Right::Read)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
             let call = call.clone();
             async move { home.read_files(token, call, deadline).await }
         };
-        until(deadline, || self.ask(at, asked)).await
+        retry_until(deadline, || self.call_backend(at, asked)).await
     }
 
     /// Begins an upload or shows where it is.
     ///
     /// # Errors
     /// As [`Self::list`]; `Unsupported` when such homes take no files; `Conflict`.
-    pub(crate) async fn begin(&self, put: &Put, deadline: Deadline) -> Result<PutProgress> {
-        self.may_write(put)?;
-        let asked = |home: Arc<dyn Home>| async move { home.begin(put, deadline).await };
-        in_time(deadline, self.ask(put.at(), asked)).await
+    pub(crate) async fn begin(&self, put: &HomeUpload, deadline: Deadline) -> Result<PutProgress> {
+        self.check_write(put)?;
+        let asked = |home: Arc<dyn HomeBackend>| async move { home.begin(put, deadline).await };
+        with_deadline(deadline, self.call_backend(put.home_address(), asked)).await
     }
 
     /// Adds bytes to an upload.
@@ -332,17 +332,17 @@ impl Homes {
     /// As [`Self::begin`].
     pub(crate) async fn write(
         &self,
-        put: &Put,
+        put: &HomeUpload,
         offset: u64,
         data: Bytes,
         deadline: Deadline,
     ) -> Result<PutProgress> {
-        self.may_write(put)?;
-        let asked = |home: Arc<dyn Home>| {
+        self.check_write(put)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
             let data = data.clone();
             async move { home.write(put, offset, data, deadline).await }
         };
-        in_time(deadline, self.ask(put.at(), asked)).await
+        with_deadline(deadline, self.call_backend(put.home_address(), asked)).await
     }
 
     /// Puts an upload in place.
@@ -351,13 +351,13 @@ impl Homes {
     /// As [`Self::begin`]; `WrongState` when bytes are missing, `DigestMismatch`.
     pub(crate) async fn commit(
         &self,
-        put: &Put,
+        put: &HomeUpload,
         digest: Digest,
         deadline: Deadline,
     ) -> Result<PutReceipt> {
-        self.may_write(put)?;
-        let asked = |home: Arc<dyn Home>| async move { home.commit(put, digest, deadline).await };
-        in_time(deadline, self.ask(put.at(), asked)).await
+        self.check_write(put)?;
+        let asked = |home: Arc<dyn HomeBackend>| async move { home.commit(put, digest, deadline).await };
+        with_deadline(deadline, self.call_backend(put.home_address(), asked)).await
     }
 
     /// Puts a small file in place.
@@ -366,80 +366,80 @@ impl Homes {
     /// As [`Self::begin`] and [`Self::commit`].
     pub(crate) async fn put(
         &self,
-        put: &Put,
+        put: &HomeUpload,
         data: Bytes,
         digest: Digest,
         deadline: Deadline,
     ) -> Result<PutReceipt> {
-        self.may_write(put)?;
-        let asked = |home: Arc<dyn Home>| {
+        self.check_write(put)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
             let data = data.clone();
             async move { home.put(put, data, digest, deadline).await }
         };
-        in_time(deadline, self.ask(put.at(), asked)).await
+        with_deadline(deadline, self.call_backend(put.home_address(), asked)).await
     }
 
     /// Pieces of an upload that a home takes at once.
-    pub(crate) fn pieces_max(&self, at: At<'_>) -> usize {
-        self.at(at).map_or(1, |home| home.pieces_max())
+    pub(crate) fn concurrent_chunks_max(&self, at: HomeAddress<'_>) -> usize {
+        self.backend(at).map_or(1, |home| home.concurrent_chunks_max())
     }
 
     /// Makes a call to a home, where that is now.
-    async fn ask<T, F: Future<Output = Result<T>>>(
+    async fn call_backend<T, F: Future<Output = Result<T>>>(
         &self,
-        at: At<'_>,
-        call: impl Fn(Arc<dyn Home>) -> F,
+        at: HomeAddress<'_>,
+        call: impl Fn(Arc<dyn HomeBackend>) -> F,
     ) -> Result<T> {
-        call(self.at(at)?).await
+        call(self.backend(at)?).await
     }
 
     /// Checks that a range may be read.
-    fn may_read(&self, at: At<'_>, token: &Token, call: &ReadSource) -> Result<()> {
-        self.at(at)?;
-        self.allow(at.address, token, &call.path, Right::Read)?;
+    fn check_read(&self, at: HomeAddress<'_>, token: &Token, call: &ReadSource) -> Result<()> {
+        self.backend(at)?;
+        self.require_right(at.address, token, &call.path, Right::Read)?;
         check_range(call)
     }
 
     /// Checks that a file may be put there.
-    fn may_write(&self, put: &Put) -> Result<()> {
-        self.at(put.at())?;
+    fn check_write(&self, put: &HomeUpload) -> Result<()> {
+        self.backend(put.home_address())?;
         check_result(&put.path)?;
-        self.allow(&put.home, &put.token, &put.path, Right::Write)
+        self.require_right(&put.home, &put.token, &put.path, Right::Write)
     }
 
     /// A home, where it is now.
-    fn at(&self, at: At<'_>) -> Result<Arc<dyn Home>> {
-        let place = (self.whereabouts.find(at), at.id);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+    fn backend(&self, at: HomeAddress<'_>) -> Result<Arc<dyn HomeBackend>> {
+        let place = (self.locations.current_address(at), at.id);
+        let mut known = self.backends.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(home) = known.get(&place) {
             return Ok(home.clone());
         }
-        let home = self.make(&place.0, at.id)?;
+        let home = self.make_backend(&place.0, at.id)?;
         known.insert(place, home.clone());
         Ok(home)
     }
 
-    fn make(&self, address: &str, id: Option<ServerId>) -> Result<Arc<dyn Home>> {
+    fn make_backend(&self, address: &str, id: Option<ServerId>) -> Result<Arc<dyn HomeBackend>> {
         let Some((scheme, _)) = address.split_once("://") else {
-            let place = Place::new(self.pool.clone(), address, id);
-            return Ok(Arc::new(BafsHome::new(place)));
+            let place = HomeServerLocation::new(self.pool.clone(), address, id);
+            return Ok(Arc::new(ServerHome::new(place)));
         };
-        let setting = self.settings.of(address);
+        let setting = self.settings.for_address(address);
         match scheme {
-            "file" => Ok(Arc::new(Files::new(&self.settings, self.access(address)?)?)),
-            "ftp" => Ok(Arc::new(Addressed::new(
+            "file" => Ok(Arc::new(DirectoryHomes::new(&self.settings, self.access(address)?)?)),
+            "ftp" => Ok(Arc::new(HostHome::new(
                 address,
-                Ftp::new(address, setting),
+                FtpHost::new(address, setting),
             ))),
-            "http" | "https" => Ok(Arc::new(Web::new(address, setting)?)),
+            "http" | "https" => Ok(Arc::new(WebHome::new(address, setting)?)),
             "s3" => {
-                let setting = self.settings.needed(address, "region and keys")?;
-                Ok(Arc::new(Bucket::new(address, setting)?))
+                let setting = self.settings.required_for(address, "region and keys")?;
+                Ok(Arc::new(BucketHome::new(address, setting)?))
             }
             "sftp" => {
-                let setting = self.settings.needed(address, "user and key")?;
-                let host = Sftp::new(address, setting)?;
-                Ok(Arc::new(Addressed::new(address, host)))
+                let setting = self.settings.required_for(address, "user and key")?;
+                let host = SftpHost::new(address, setting)?;
+                Ok(Arc::new(HostHome::new(address, host)))
             }
             _ => {
                 let text = format!(
@@ -452,7 +452,7 @@ impl Homes {
     }
 
     /// Checks what a home server checks itself.
-    fn allow(&self, address: &str, token: &Token, path: &str, right: Right) -> Result<()> {
+    fn require_right(&self, address: &str, token: &Token, path: &str, right: Right) -> Result<()> {
         if !address.contains("://") {
             return Ok(());
         }
@@ -461,7 +461,7 @@ impl Homes {
         access.require(token, Resource::Home(path.to_owned()), right)
     }
 
-    fn access(&self, address: &str) -> Result<&Arc<Access>> {
+    fn access(&self, address: &str) -> Result<&Arc<AccessChecker>> {
         self.access.as_ref().ok_or_else(|| {
             let text = format!("{address} is no home server; only those are reached from here");
             Error::new(ErrorCode::Unsupported, text)
@@ -471,7 +471,7 @@ impl Homes {
 
 /// Time in which the slowest link moves so many bytes, in milliseconds. Not a time in which nothing
 /// is heard: homes that are read back have a shorter one for that.
-pub(crate) fn slowest_ms(bytes: u64) -> u64 {
+pub(crate) fn transfer_ms_max(bytes: u64) -> u64 {
     bytes / BYTES_PER_MS_MIN
 }
 
@@ -487,7 +487,7 @@ fn check_range(call: &ReadSource) -> Result<()> {
     Err(Error::new(ErrorCode::Malformed, text))
 }
 
-async fn in_time<T>(deadline: Deadline, work: impl Future<Output = Result<T>>) -> Result<T> {
+async fn with_deadline<T>(deadline: Deadline, work: impl Future<Output = Result<T>>) -> Result<T> {
     let late = || {
         let text = "the home did not answer in time";
         Error::new(ErrorCode::DeadlineExceeded, text)
@@ -498,13 +498,13 @@ async fn in_time<T>(deadline: Deadline, work: impl Future<Output = Result<T>>) -
 }
 
 /// Makes a call again and again while it fails transiently, until the deadline.
-async fn until<T, F: Future<Output = Result<T>>>(
+async fn retry_until<T, F: Future<Output = Result<T>>>(
     deadline: Deadline,
     call: impl Fn() -> F,
 ) -> Result<T> {
     let mut pause_ms = PAUSE_MS_MIN;
     loop {
-        match in_time(deadline, call()).await {
+        match with_deadline(deadline, call()).await {
             Err(error)
                 if error.is_transient() && deadline.left() > Duration::from_millis(pause_ms) =>
             {
@@ -518,7 +518,7 @@ async fn until<T, F: Future<Output = Result<T>>>(
 }
 
 /// What a home says of which nobody can write.
-fn read_only(address: &str) -> Error {
+fn read_only_error(address: &str) -> Error {
     let text = format!(
         "{address} takes no files: extract to a home that does (bafs, file, ftp, s3 or sftp)"
     );
@@ -526,7 +526,7 @@ fn read_only(address: &str) -> Error {
 }
 
 /// Where an upload grows, beside its place: a path on the same file system.
-fn beside(put: &Put) -> String {
+fn upload_path(put: &HomeUpload) -> String {
     let (above, _) = put.path.rsplit_once('/').unwrap_or_default();
     let name = format!("{UPLOAD_PREFIX}{}", put.extract);
     match above {
@@ -536,6 +536,6 @@ fn beside(put: &Put) -> String {
 }
 
 /// Whether a name is that of an unfinished upload, which is never shown.
-fn is_own(name: &str) -> bool {
+fn is_upload_name(name: &str) -> bool {
     name.starts_with(UPLOAD_PREFIX)
 }

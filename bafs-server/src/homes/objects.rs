@@ -21,32 +21,32 @@ use futures_util::TryStreamExt;
 use opendal::{ErrorKind, HttpTransporter, Metadata, Operator, Writer};
 use opendal_http_transport_reqwest::ReqwestTransport;
 
-use super::listing::{changed, digests};
+use super::listing::{changed_error, chunk_digests};
 
-pub(super) use bucket::Bucket;
-pub(super) use web::Web;
+pub(super) use bucket::BucketHome;
+pub(super) use web::WebHome;
 
 const NANOSECONDS: i64 = 1_000_000_000;
 
 /// Questions about single files under way at once: fills a wide-area link without a flood.
-const STATS_MAX: usize = 16;
+const CONCURRENT_STATS_MAX: usize = 16;
 
 /// Characters of what a server says that are passed on.
-const SAID_CHARACTERS_MAX: usize = 600;
+const MESSAGE_CHARACTERS_MAX: usize = 600;
 
-const REFUSED: &str =
+const ACCESS_REFUSED_TEXT: &str =
     "permission refused; check the credentials in the node's homes.toml and the path";
 
 /// A service with its name for messages.
-struct Objects {
+struct ObjectStore {
     operator: Operator,
     address: String,
 }
 
-impl Objects {
+impl ObjectStore {
     fn new(address: &str, service: impl opendal::Builder) -> Result<Self> {
         use_ring();
-        let operator = Operator::new(service).map_err(|e| fault(address, "", &e))?;
+        let operator = Operator::new(service).map_err(|e| store_error(address, "", &e))?;
         let transport = HttpTransporter::new(ReqwestTransport::default());
         let context = operator.base_context().with_http_transport(transport);
         Ok(Self {
@@ -56,15 +56,15 @@ impl Objects {
     }
 
     async fn stat(&self, path: &str) -> Result<SourceIdentity> {
-        let found = self.operator.stat(&self.key(path)?).await;
-        self.identity(path, &found.map_err(|e| self.fault(path, &e))?)
+        let found = self.operator.stat(&self.object_key(path)?).await;
+        self.identity(path, &found.map_err(|e| self.store_error(path, &e))?)
     }
 
     /// What a path is called here.
     ///
     /// # Errors
     /// `BadPath` for bytes that are no text, which HTTP cannot name.
-    fn key<'a>(&self, path: &'a str) -> Result<Cow<'a, str>> {
+    fn object_key<'a>(&self, path: &'a str) -> Result<Cow<'a, str>> {
         let key = match to_bytes(path) {
             Cow::Borrowed(_) => return Ok(Cow::Borrowed(path)),
             Cow::Owned(bytes) => String::from_utf8(bytes),
@@ -78,9 +78,9 @@ impl Objects {
     async fn read(&self, call: ReadSource) -> Result<(SourceData, Bytes)> {
         let path = &call.path;
         let fault = |error: opendal::Error| match error.kind() {
-            ErrorKind::NotFound => changed(path, "it is gone"),
-            ErrorKind::RangeNotSatisfied => changed(path, "it became shorter"),
-            _ => self.fault(path, &error),
+            ErrorKind::NotFound => changed_error(path, "it is gone"),
+            ErrorKind::RangeNotSatisfied => changed_error(path, "it became shorter"),
+            _ => self.store_error(path, &error),
         };
         let left = call.identity.size.saturating_sub(call.offset);
         let length = left.min(u64::from(call.length));
@@ -89,14 +89,14 @@ impl Objects {
             let range = call.offset..call.offset + length;
             let reader = self
                 .operator
-                .reader(&self.key(path)?)
+                .reader(&self.object_key(path)?)
                 .await
                 .map_err(fault)?;
             let mut stream = reader.into_stream(range).await.map_err(fault)?;
             // Of the same answer as the data, so nothing can come between them.
             let found = stream.metadata().await.map_err(fault)?;
             if self.identity(path, &found)? != call.identity {
-                return Err(changed(path, "size, time or ETag differ"));
+                return Err(changed_error(path, "size, time or ETag differ"));
             }
             while let Some(piece) = stream.try_next().await.map_err(fault)? {
                 piece.for_each(|piece| data.extend_from_slice(&piece));
@@ -114,7 +114,7 @@ impl Objects {
             let text = format!("{} sent too little of '{path}'", self.address);
             return Err(Error::new(ErrorCode::Unreachable, text));
         }
-        let digests = digests(&data, call.block_bytes);
+        let digests = chunk_digests(&data, call.block_bytes);
         Ok((SourceData { digests }, data.freeze()))
     }
 
@@ -130,7 +130,7 @@ impl Objects {
         }
         // A listing may tell the fraction, but the answer to a read never does.
         let seconds = time.map_or(0, |time| time.into_inner().as_second());
-        let fraction = found.etag().map_or(0, fraction);
+        let fraction = found.etag().map_or(0, etag_fraction);
         Ok(SourceIdentity {
             size: found.content_length(),
             mtime_ns: seconds.saturating_mul(NANOSECONDS).saturating_add(fraction),
@@ -140,7 +140,7 @@ impl Objects {
 
     /// What a request of the store gives, within so many milliseconds: a store that hangs must not
     /// hold an upload for ever.
-    async fn within<T>(
+    async fn with_timeout<T>(
         &self,
         ms: u64,
         path: &str,
@@ -151,16 +151,16 @@ impl Objects {
             Error::new(ErrorCode::DeadlineExceeded, text)
         };
         let answer = tokio::time::timeout(Duration::from_millis(ms), asked).await;
-        answer.map_err(late)?.map_err(|e| self.fault(path, &e))
+        answer.map_err(late)?.map_err(|e| self.store_error(path, &e))
     }
 
-    fn fault(&self, path: &str, error: &opendal::Error) -> Error {
-        fault(&self.address, path, error)
+    fn store_error(&self, path: &str, error: &opendal::Error) -> Error {
+        store_error(&self.address, path, error)
     }
 }
 
 /// Nanoseconds of a second that stand for an ETag.
-fn fraction(etag: &str) -> i64 {
+fn etag_fraction(etag: &str) -> i64 {
     let Digest(digest) = Digest::of(etag.trim_matches('"').as_bytes());
     let mut first = [0; 8];
     first.copy_from_slice(&digest[..8]);
@@ -168,18 +168,18 @@ fn fraction(etag: &str) -> i64 {
 }
 
 /// What a failed request means to the caller.
-fn fault(address: &str, path: &str, error: &opendal::Error) -> Error {
+fn store_error(address: &str, path: &str, error: &opendal::Error) -> Error {
     // The context names the status, and the answer itself may be a whole page.
     let said: String = error
         .to_string()
         .chars()
-        .take(SAID_CHARACTERS_MAX)
+        .take(MESSAGE_CHARACTERS_MAX)
         .collect();
     let is_login = said.contains("status: 401");
     let (code, why) = match error.kind() {
         ErrorKind::NotFound => (ErrorCode::NotFound, "there is no such file"),
-        ErrorKind::PermissionDenied => (ErrorCode::RightMissing, REFUSED),
-        _ if is_login => (ErrorCode::RightMissing, REFUSED),
+        ErrorKind::PermissionDenied => (ErrorCode::RightMissing, ACCESS_REFUSED_TEXT),
+        _ if is_login => (ErrorCode::RightMissing, ACCESS_REFUSED_TEXT),
         ErrorKind::ConfigInvalid => (ErrorCode::Malformed, "the settings make no sense"),
         ErrorKind::RateLimited => (ErrorCode::Busy, "it wants fewer requests"),
         ErrorKind::ConditionNotMatch | ErrorKind::Conflict => {
@@ -197,8 +197,8 @@ mod tests {
 
     #[test]
     fn etags_differ_in_the_fraction_whatever_their_quotes() {
-        assert_eq!(fraction("\"a\""), fraction("a"));
-        assert_ne!(fraction("a"), fraction("b"));
-        assert!((0..NANOSECONDS).contains(&fraction("a")));
+        assert_eq!(etag_fraction("\"a\""), etag_fraction("a"));
+        assert_ne!(etag_fraction("a"), etag_fraction("b"));
+        assert!((0..NANOSECONDS).contains(&etag_fraction("a")));
     }
 }

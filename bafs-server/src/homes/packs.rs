@@ -12,42 +12,42 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::bafs::Place;
+use super::bafs::HomeServerLocation;
 
 /// Bytes of a pack of several files: as long on the way as a piece of a large one.
-const PACK_BYTES: usize = IO_BYTES_MAX as usize;
+const PACK_BYTES_MAX: usize = IO_BYTES_MAX as usize;
 
 /// Time for a pack, from when it leaves, in milliseconds: what waits for others is not late.
-const PACK_MS: u64 = 60_000;
+const PACK_TIMEOUT_MS: u64 = 60_000;
 
 /// Packs that travel at once: while home makes the files of one durable, the next is on its way.
-const UNDER_WAY_MAX: usize = 4;
+const CONCURRENT_PACKS_MAX: usize = 4;
 
 /// What is to go to a home server.
-pub(super) struct Packs {
-    place: Place,
-    state: Mutex<State>,
+pub(super) struct PackSender {
+    location: HomeServerLocation,
+    state: Mutex<PackQueue>,
 }
 
 #[derive(Default)]
-struct State {
-    waiting: VecDeque<Waiting>,
+struct PackQueue {
+    waiting: VecDeque<QueuedFile>,
     /// Tasks that send.
     senders: usize,
 }
 
 /// A file that is to go. Its sender is gone when nobody wants the answer any more.
-struct Waiting {
+struct QueuedFile {
     file: PackedFile,
     data: Bytes,
     deadline: Deadline,
-    answer: oneshot::Sender<Result<PutReceipt>>,
+    reply: oneshot::Sender<Result<PutReceipt>>,
 }
 
-impl Packs {
-    pub(super) fn new(place: Place) -> Arc<Self> {
+impl PackSender {
+    pub(super) fn new(place: HomeServerLocation) -> Arc<Self> {
         Arc::new(Self {
-            place,
+            location: place,
             state: Mutex::default(),
         })
     }
@@ -74,22 +74,22 @@ impl Packs {
         }
         let (answer, told) = oneshot::channel();
         let file = PackedFile { put, size, token };
-        let one_more = self.lock().add(Waiting {
+        let one_more = self.lock().add(QueuedFile {
             file,
             data,
             deadline,
-            answer,
+            reply: answer,
         });
         if one_more {
             tokio::spawn(self.send_all());
         }
-        told.await.unwrap_or_else(|_| Err(interrupted()))
+        told.await.unwrap_or_else(|_| Err(interrupted_error()))
     }
 
     /// Sends what waits, until nothing does.
     async fn send_all(self: Arc<Self>) {
         loop {
-            let pack = self.lock().take();
+            let pack = self.lock().take_pack();
             if pack.is_empty() {
                 return;
             }
@@ -97,19 +97,19 @@ impl Packs {
         }
     }
 
-    async fn send(&self, pack: Vec<Waiting>) {
+    async fn send(&self, pack: Vec<QueuedFile>) {
         let Some(latest) = pack.iter().map(|waiting| waiting.deadline).max() else {
             return;
         };
         let data: Vec<_> = pack.iter().map(|waiting| waiting.data.clone()).collect();
         let (files, answers): (Vec<_>, Vec<_>) = pack
             .into_iter()
-            .map(|waiting| (waiting.file, waiting.answer))
+            .map(|waiting| (waiting.file, waiting.reply))
             .unzip();
         let token = files[0].token.clone();
         let call = PutFiles { files };
-        let deadline = latest.earlier(Deadline::after_ms(PACK_MS));
-        let told = self.place.call(&token, call, joined(data), deadline);
+        let deadline = latest.earlier(Deadline::after_ms(PACK_TIMEOUT_MS));
+        let told = self.location.call(&token, call, concatenate(data), deadline);
         let results = match told.await {
             Ok((told, _)) if told.results.len() == answers.len() => told.results,
             Ok((told, _)) => {
@@ -128,29 +128,29 @@ impl Packs {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PackQueue> {
         // No holder leaves the state half-changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl PackQueue {
     /// Lets a file wait; whether it needs one more sender.
-    fn add(&mut self, file: Waiting) -> bool {
-        self.waiting.retain(Waiting::is_wanted);
+    fn add(&mut self, file: QueuedFile) -> bool {
+        self.waiting.retain(QueuedFile::is_wanted);
         self.waiting.push_back(file);
-        let one_more = self.senders < UNDER_WAY_MAX;
+        let one_more = self.senders < CONCURRENT_PACKS_MAX;
         self.senders += usize::from(one_more);
         one_more
     }
 
     /// What a sender sends next. Without any it ends, and counts no more.
-    fn take(&mut self) -> Vec<Waiting> {
-        self.waiting.retain(Waiting::is_wanted);
+    fn take_pack(&mut self) -> Vec<QueuedFile> {
+        self.waiting.retain(QueuedFile::is_wanted);
         let (mut pack, mut bytes) = (Vec::new(), 0);
         while let Some(next) = self.waiting.front() {
             bytes += next.data.len();
-            if pack.len() == PACK_FILES_MAX || (bytes > PACK_BYTES && !pack.is_empty()) {
+            if pack.len() == PACK_FILES_MAX || (bytes > PACK_BYTES_MAX && !pack.is_empty()) {
                 break;
             }
             pack.extend(self.waiting.pop_front());
@@ -160,21 +160,21 @@ impl State {
     }
 }
 
-impl Waiting {
+impl QueuedFile {
     fn is_wanted(&self) -> bool {
-        !self.answer.is_closed()
+        !self.reply.is_closed()
     }
 }
 
 /// One after the other; a single one is not copied.
-fn joined(mut data: Vec<Bytes>) -> Bytes {
+fn concatenate(mut data: Vec<Bytes>) -> Bytes {
     match data.len() {
         1 => data.remove(0),
         _ => data.concat().into(),
     }
 }
 
-fn interrupted() -> Error {
+fn interrupted_error() -> Error {
     let text = "the pack was interrupted on its way home";
     Error::new(ErrorCode::ServerFault, text)
 }
@@ -195,9 +195,9 @@ mod tests {
 
     /// Notes how many files and bytes each pack has; refuses every file that is named so.
     #[derive(Default)]
-    struct Noting(Mutex<Vec<(usize, usize)>>);
+    struct RecordingService(Mutex<Vec<(usize, usize)>>);
 
-    impl Service for Noting {
+    impl Service for RecordingService {
         fn serve(
             self: Arc<Self>,
             incoming: Incoming,
@@ -229,15 +229,15 @@ mod tests {
         }
     }
 
-    fn stage() -> (Network, Arc<Noting>, Arc<Packs>) {
-        let (network, home) = (Network::new(), Arc::new(Noting::default()));
+    fn sender_fixture() -> (Network, Arc<RecordingService>, Arc<PackSender>) {
+        let (network, home) = (Network::new(), Arc::new(RecordingService::default()));
         network.listen(HOME, home.clone());
-        let packs = Packs::new(Place::new(Pool::new(network.dialer("node")), HOME, None));
+        let packs = PackSender::new(HomeServerLocation::new(Pool::new(network.dialer("node")), HOME, None));
         (network, home, packs)
     }
 
     fn put(
-        packs: &Arc<Packs>,
+        packs: &Arc<PackSender>,
         number: u32,
         path: &str,
         bytes: usize,
@@ -254,7 +254,7 @@ mod tests {
     }
 
     /// The largest first.
-    fn noted(home: &Noting) -> Vec<(usize, usize)> {
+    fn recorded_packs(home: &RecordingService) -> Vec<(usize, usize)> {
         let mut noted = home.0.lock().expect("lock").clone();
         noted.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         noted
@@ -263,7 +263,7 @@ mod tests {
     // One thread: all files wait before the first sender runs.
     #[tokio::test]
     async fn what_waits_goes_together_and_each_file_has_its_own_answer() {
-        let (_network, home, packs) = stage();
+        let (_network, home, packs) = sender_fixture();
         let names = (0..130).map(|n| if n == 70 { "refused" } else { "f" });
         let sent = names.zip(0..).map(|(name, n)| put(&packs, n, name, 10));
         let told = join_all(sent).await;
@@ -273,28 +273,28 @@ mod tests {
                 Err(error) => assert_eq!((number, error.code), (70, ErrorCode::BadPath)),
             }
         }
-        assert_eq!(noted(&home), [(64, 640), (64, 640), (2, 20)]);
+        assert_eq!(recorded_packs(&home), [(64, 640), (64, 640), (2, 20)]);
         // Nobody waits for company.
         put(&packs, 200, "f", 10).await.expect("alone");
-        assert_eq!(noted(&home)[3..], [(1, 10)]);
+        assert_eq!(recorded_packs(&home)[3..], [(1, 10)]);
     }
 
     #[tokio::test]
     async fn a_pack_is_no_longer_than_a_piece_unless_it_is_one_file() {
-        let (_network, home, packs) = stage();
-        let sizes = [PACK_BYTES, 600_000, 400_000, 100_000];
+        let (_network, home, packs) = sender_fixture();
+        let sizes = [PACK_BYTES_MAX, 600_000, 400_000, 100_000];
         let sent = sizes.iter().zip(0..);
         let sent = sent.map(|(bytes, number)| put(&packs, number, "f", *bytes));
         assert!(join_all(sent).await.iter().all(Result::is_ok));
         assert_eq!(
-            noted(&home),
-            [(1, PACK_BYTES), (2, 1_000_000), (1, 100_000)]
+            recorded_packs(&home),
+            [(1, PACK_BYTES_MAX), (2, 1_000_000), (1, 100_000)]
         );
     }
 
     #[tokio::test]
     async fn who_gives_up_takes_its_file_back_and_a_failure_is_everyones() {
-        let (network, home, packs) = stage();
+        let (network, home, packs) = sender_fixture();
         network.kill(HOME);
         let told = join_all((0..3).map(|number| put(&packs, number, "f", 10))).await;
         let is_away = |told: &Result<_>| told.as_ref().is_err_and(Error::is_transient);
@@ -308,6 +308,6 @@ mod tests {
         }
         drop(given_up);
         put(&packs, 4, "f", 20).await.expect("sent");
-        assert_eq!(noted(&home), [(1, 20)]);
+        assert_eq!(recorded_packs(&home), [(1, 20)]);
     }
 }

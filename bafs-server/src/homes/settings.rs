@@ -82,7 +82,7 @@ impl HomeSettings {
     }
 
     /// What is known of the home at an address.
-    pub(super) fn of(&self, address: &str) -> Option<&HomeSetting> {
+    pub(super) fn for_address(&self, address: &str) -> Option<&HomeSetting> {
         self.homes
             .iter()
             .find(|home| home.url.trim_end_matches('/') == address)
@@ -92,8 +92,8 @@ impl HomeSettings {
     ///
     /// # Errors
     /// `RightMissing` when nothing is; it names the `fields` that are needed.
-    pub(super) fn needed(&self, address: &str, fields: &str) -> Result<&HomeSetting> {
-        self.of(address).ok_or_else(|| {
+    pub(super) fn required_for(&self, address: &str, fields: &str) -> Result<&HomeSetting> {
+        self.for_address(address).ok_or_else(|| {
             let text = format!(
                 "no credentials for {address} on this node: add [[home]] with its url, {fields} to \
                  the file of `bafs node --homes FILE`"
@@ -149,8 +149,8 @@ mod tests {
             url = "file:///srv/data"
         "#;
         let settings = HomeSettings::parse(text).expect("settings");
-        assert!(settings.of("s3://results").is_some());
-        assert!(settings.of("s3://other").is_none());
+        assert!(settings.for_address("s3://results").is_some());
+        assert!(settings.for_address("s3://other").is_none());
         let directories: Vec<_> = settings.directories().collect();
         assert_eq!(directories, [Path::new("/srv/data")]);
     }

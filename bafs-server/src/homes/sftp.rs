@@ -21,15 +21,15 @@ use futures_util::future::join_all;
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
 use tokio::sync::Mutex;
 
-use super::host::Host;
-use super::listing::{changed, digests, page, unless_unreadable};
+use super::host::PlainHost;
+use super::listing::{changed_error, chunk_digests, make_page, note_unreadable};
 use super::settings::HomeSetting;
-use super::{Put, beside};
-use packet::{Attributes, Kind, Reply};
-use session::Session;
+use super::{HomeUpload, upload_path};
+use packet::{SftpAttributes, SftpRequestKind, SftpReply};
+use session::SftpSession;
 
 /// Bytes of one read or write: what every server takes.
-const PIECE_BYTES: u64 = 32 << 10;
+const CHUNK_BYTES: u64 = 32 << 10;
 
 /// Bytes that are read back as one, and how many of those are asked for ahead: fills a wide-area
 /// link.
@@ -37,32 +37,32 @@ const WINDOW_BYTES: u64 = 1 << 20;
 const WINDOWS_MAX: usize = 4;
 
 /// Flags of an open file.
-const READ: u32 = 1;
-const WRITE: u32 = 2;
-const CREATE: u32 = 8;
+const OPEN_READ: u32 = 1;
+const OPEN_WRITE: u32 = 2;
+const OPEN_CREATE: u32 = 8;
 
 /// Bits of a mode that tell the kind of a file.
 const KIND_MASK: u32 = 0o170_000;
-const DIRECTORY: u32 = 0o040_000;
-const LINK: u32 = 0o120_000;
-const FILE: u32 = 0o100_000;
+const KIND_DIRECTORY: u32 = 0o040_000;
+const KIND_LINK: u32 = 0o120_000;
+const KIND_FILE: u32 = 0o100_000;
 
-const SYNC: &str = "fsync@openssh.com";
-const REPLACE: &str = "posix-rename@openssh.com";
+const SYNC_EXTENSION: &str = "fsync@openssh.com";
+const RENAME_EXTENSION: &str = "posix-rename@openssh.com";
 
 /// A host that is reached by SSH.
-pub(super) struct Sftp {
+pub(super) struct SftpHost {
     arguments: Vec<String>,
-    session: Mutex<Option<Arc<Session>>>,
+    session: Mutex<Option<Arc<SftpSession>>>,
 }
 
-impl Sftp {
+impl SftpHost {
     /// The host of `address`, which is `sftp://HOST` or `sftp://HOST:PORT`.
     ///
     /// # Errors
     /// `Malformed` when that is no host.
     pub(super) fn new(address: &str, setting: &HomeSetting) -> Result<Self> {
-        let arguments = arguments(address, setting).ok_or_else(|| {
+        let arguments = ssh_arguments(address, setting).ok_or_else(|| {
             let text = format!("{address} is no host; write it as sftp://HOST or sftp://HOST:PORT");
             Error::new(ErrorCode::Malformed, text)
         })?;
@@ -72,42 +72,42 @@ impl Sftp {
         })
     }
 
-    async fn session(&self) -> Result<Arc<Session>> {
+    async fn session(&self) -> Result<Arc<SftpSession>> {
         let mut session = self.session.lock().await;
         if let Some(session) = session.as_ref().filter(|session| !session.is_over()) {
             return Ok(session.clone());
         }
-        let opened = Arc::new(Session::open(&self.arguments).await?);
+        let opened = Arc::new(SftpSession::open(&self.arguments).await?);
         *session = Some(opened.clone());
         Ok(opened)
     }
 }
 
-impl Host for Sftp {
+impl PlainHost for SftpHost {
     async fn list(&self, path: &str) -> Result<SourcePage> {
         let session = self.session().await?;
         let top = stat(&session, path).await?;
         let mut entries = vec![entry("", top)?];
         let mut warnings = SourceWarnings::default();
         let mut left = Vec::new();
-        if top.mode & KIND_MASK == DIRECTORY {
+        if top.mode & KIND_MASK == KIND_DIRECTORY {
             left.push(0);
         }
         while let Some(at) = left.pop() {
             let directory = entries[at].path.clone();
-            let inside = names(&session, &below(path, &directory)).await;
-            let Some(inside) = unless_unreadable(inside, &mut entries[at], &mut warnings)? else {
+            let inside = list_names(&session, &child_path(path, &directory)).await;
+            let Some(inside) = note_unreadable(inside, &mut entries[at], &mut warnings)? else {
                 continue;
             };
             for (name, found) in inside {
-                let name = below(&directory, &name);
+                let name = child_path(&directory, &name);
                 match found.mode & KIND_MASK {
-                    DIRECTORY => left.push(entries.len()),
-                    LINK => {
-                        entries.push(link(&session, path, &name, found).await?);
+                    KIND_DIRECTORY => left.push(entries.len()),
+                    KIND_LINK => {
+                        entries.push(link_entry(&session, path, &name, found).await?);
                         continue;
                     }
-                    FILE => {}
+                    KIND_FILE => {}
                     _ => {
                         warnings.add(&name, WarningReason::SpecialFile);
                         continue;
@@ -120,52 +120,52 @@ impl Host for Sftp {
                 return Err(Error::new(ErrorCode::Malformed, text));
             }
         }
-        page(entries, warnings)
+        make_page(entries, warnings)
     }
 
     async fn read(&self, call: &ReadSource) -> Result<(SourceData, Bytes)> {
         let path = &call.path;
         let session = self.session().await?;
-        let file = open(&session, path, READ, None).await.map_err(|error| {
+        let file = open(&session, path, OPEN_READ, None).await.map_err(|error| {
             if error.code == ErrorCode::NotFound {
-                return changed(path, "it is gone");
+                return changed_error(path, "it is gone");
             }
             error
         })?;
         let left = call.identity.size.saturating_sub(call.offset);
         let length = left.min(u64::from(call.length));
         // Before and after the data; all of it on the way at once.
-        let before = session.ask(Kind::Fstat, |it| it.bytes(file.handle()));
-        let pieces = read_pieces(&session, file.handle(), call.offset, length);
+        let before = session.send_request(SftpRequestKind::Fstat, |it| it.bytes(file.handle()));
+        let pieces = read_chunks(&session, file.handle(), call.offset, length);
         let data = pieces.await;
-        let after = session.ask(Kind::Fstat, |it| it.bytes(file.handle()));
+        let after = session.send_request(SftpRequestKind::Fstat, |it| it.bytes(file.handle()));
         let closed = file.close();
         for found in [before.await?, after.await?] {
             if identity(found.attributes()?) != call.identity {
-                return Err(changed(path, "size or time differ"));
+                return Err(changed_error(path, "size or time differ"));
             }
         }
-        closed.await?.done()?;
+        closed.await?.check_status()?;
         let data = data?;
         if data.len() as u64 != length {
-            return Err(changed(path, "it became shorter"));
+            return Err(changed_error(path, "it became shorter"));
         }
-        let digests = digests(&data, call.block_bytes);
+        let digests = chunk_digests(&data, call.block_bytes);
         Ok((SourceData { digests }, data.into()))
     }
 
-    async fn begin(&self, put: &Put) -> Result<PutProgress> {
+    async fn begin(&self, put: &HomeUpload) -> Result<PutProgress> {
         let session = self.session().await?;
         let mut upper = String::new();
         let (above, _) = put.path.rsplit_once('/').unwrap_or_default();
         for part in above.split('/').filter(|part| !part.is_empty()) {
-            upper = below(&upper, part);
+            upper = child_path(&upper, part);
             if stat(&session, &upper).await.is_err() {
-                let made = session.ask(Kind::Mkdir, |it| it.text(&rooted(&upper)).mode(None));
-                made.await?.done()?;
+                let made = session.send_request(SftpRequestKind::Mkdir, |it| it.text(&absolute_path(&upper)).mode(None));
+                made.await?.check_status()?;
             }
         }
-        let temporary = beside(put);
+        let temporary = upload_path(put);
         let received_bytes = match stat(&session, &temporary).await {
             Ok(found) if found.size <= put.size => found.size,
             Ok(_) => {
@@ -181,38 +181,38 @@ impl Host for Sftp {
         })
     }
 
-    async fn write(&self, put: &Put, offset: u64, data: &[u8]) -> Result<PutProgress> {
+    async fn write(&self, put: &HomeUpload, offset: u64, data: &[u8]) -> Result<PutProgress> {
         let session = self.session().await?;
         // Nobody else may read it before it is whole.
-        let file = open(&session, &beside(put), WRITE | CREATE, Some(0o600)).await?;
+        let file = open(&session, &upload_path(put), OPEN_WRITE | OPEN_CREATE, Some(0o600)).await?;
         let mut at = offset;
         let mut written = Vec::new();
-        for piece in data.chunks(PIECE_BYTES as usize) {
-            written.push(session.ask(Kind::Write, |it| {
+        for piece in data.chunks(CHUNK_BYTES as usize) {
+            written.push(session.send_request(SftpRequestKind::Write, |it| {
                 it.bytes(file.handle()).long(at).bytes(piece)
             }));
             at += piece.len() as u64;
         }
         let replies = join_all(written).await;
-        file.close().await?.done()?;
-        replies.into_iter().try_for_each(|reply| reply?.done())?;
+        file.close().await?.check_status()?;
+        replies.into_iter().try_for_each(|reply| reply?.check_status())?;
         Ok(PutProgress {
             received_bytes: at,
             receipt: None,
         })
     }
 
-    async fn commit(&self, put: &Put, digest: Digest) -> Result<PutReceipt> {
+    async fn commit(&self, put: &HomeUpload, digest: Digest) -> Result<PutReceipt> {
         let session = self.session().await?;
-        let temporary = beside(put);
+        let temporary = upload_path(put);
         let flags = if put.size == 0 {
-            READ | WRITE | CREATE
+            OPEN_READ | OPEN_WRITE | OPEN_CREATE
         } else {
-            READ | WRITE
+            OPEN_READ | OPEN_WRITE
         };
         let file = open(&session, &temporary, flags, Some(0o600)).await?;
-        let finished = finish(&session, file.handle(), put, digest).await;
-        file.close().await?.done()?;
+        let finished = verify_and_sync(&session, file.handle(), put, digest).await;
+        file.close().await?.check_status()?;
         if finished
             .as_ref()
             .is_err_and(|error| error.code == ErrorCode::DigestMismatch)
@@ -220,18 +220,18 @@ impl Host for Sftp {
             remove(&session, &temporary).await?;
         }
         finished?;
-        let (from, to) = (rooted(&temporary), rooted(&put.path));
-        let renamed = if session.can(REPLACE) {
+        let (from, to) = (absolute_path(&temporary), absolute_path(&put.path));
+        let renamed = if session.has_extension(RENAME_EXTENSION) {
             session
-                .ask(Kind::Extended, |it| it.text(REPLACE).text(&from).text(&to))
+                .send_request(SftpRequestKind::Extended, |it| it.text(RENAME_EXTENSION).text(&from).text(&to))
                 .await
         } else {
             // Fails where there is a file already: it cannot be replaced at once.
             session
-                .ask(Kind::Rename, |it| it.text(&from).text(&to))
+                .send_request(SftpRequestKind::Rename, |it| it.text(&from).text(&to))
                 .await
         };
-        renamed?.done()?;
+        renamed?.check_status()?;
         Ok(PutReceipt {
             extract: put.extract,
             path: put.path.clone(),
@@ -243,13 +243,13 @@ impl Host for Sftp {
 
 /// A file or directory that the server holds open for this process, closed with this value: a
 /// server has not many of them, and a caller may give up at any time.
-struct Opened<'a> {
-    session: &'a Session,
+struct SftpHandle<'a> {
+    session: &'a SftpSession,
     handle: Option<Vec<u8>>,
 }
 
-impl<'a> Opened<'a> {
-    fn new(session: &'a Session, handle: Vec<u8>) -> Self {
+impl<'a> SftpHandle<'a> {
+    fn new(session: &'a SftpSession, handle: Vec<u8>) -> Self {
         Self {
             session,
             handle: Some(handle),
@@ -261,13 +261,13 @@ impl<'a> Opened<'a> {
     }
 
     /// Closes it now; the reply tells whether all went well.
-    fn close(mut self) -> BoxFuture<'static, Result<Reply>> {
+    fn close(mut self) -> BoxFuture<'static, Result<SftpReply>> {
         let handle = self.handle.take().unwrap_or_default();
-        self.session.ask(Kind::Close, |it| it.bytes(&handle))
+        self.session.send_request(SftpRequestKind::Close, |it| it.bytes(&handle))
     }
 }
 
-impl Drop for Opened<'_> {
+impl Drop for SftpHandle<'_> {
     fn drop(&mut self) {
         if let Some(handle) = self.handle.take() {
             self.session.close(&handle);
@@ -276,7 +276,7 @@ impl Drop for Opened<'_> {
 }
 
 /// How `ssh` is called: no questions, no masters that outlive it, no forwarding.
-fn arguments(address: &str, setting: &HomeSetting) -> Option<Vec<String>> {
+fn ssh_arguments(address: &str, setting: &HomeSetting) -> Option<Vec<String>> {
     let rest = address.strip_prefix("sftp://")?;
     let (host, port) = match rest.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, Some(port.parse::<u16>().ok()?)),
@@ -320,30 +320,30 @@ fn arguments(address: &str, setting: &HomeSetting) -> Option<Vec<String>> {
     Some(arguments)
 }
 
-async fn stat(session: &Session, path: &str) -> Result<Attributes> {
-    let found = session.ask(Kind::Stat, |it| it.text(&rooted(path)));
+async fn stat(session: &SftpSession, path: &str) -> Result<SftpAttributes> {
+    let found = session.send_request(SftpRequestKind::Stat, |it| it.text(&absolute_path(path)));
     found.await?.attributes()
 }
 
 async fn open<'a>(
-    session: &'a Session,
+    session: &'a SftpSession,
     path: &str,
     flags: u32,
     mode: Option<u32>,
-) -> Result<Opened<'a>> {
-    let opened = session.ask(Kind::Open, |it| {
-        it.text(&rooted(path)).number(flags).mode(mode)
+) -> Result<SftpHandle<'a>> {
+    let opened = session.send_request(SftpRequestKind::Open, |it| {
+        it.text(&absolute_path(path)).number(flags).mode(mode)
     });
-    Ok(Opened::new(session, opened.await?.handle()?))
+    Ok(SftpHandle::new(session, opened.await?.handle()?))
 }
 
-async fn remove(session: &Session, path: &str) -> Result<()> {
-    let removed = session.ask(Kind::Remove, |it| it.text(&rooted(path)));
-    removed.await?.done()
+async fn remove(session: &SftpSession, path: &str) -> Result<()> {
+    let removed = session.send_request(SftpRequestKind::Remove, |it| it.text(&absolute_path(path)));
+    removed.await?.check_status()
 }
 
 /// Reads an upload back and makes it durable if it is right.
-async fn finish(session: &Session, file: &[u8], put: &Put, digest: Digest) -> Result<()> {
+async fn verify_and_sync(session: &SftpSession, file: &[u8], put: &HomeUpload, digest: Digest) -> Result<()> {
     let mut hasher = Hasher::new();
     let mut at = 0;
     // One byte more than there should be, so that too many are noticed.
@@ -351,7 +351,7 @@ async fn finish(session: &Session, file: &[u8], put: &Put, digest: Digest) -> Re
     let starts = (0..length).step_by(WINDOW_BYTES as usize);
     let windows = starts.map(|start| {
         let count = WINDOW_BYTES.min(length - start);
-        read_pieces(session, file, start, count)
+        read_chunks(session, file, start, count)
     });
     let mut windows = iter(windows).buffered(WINDOWS_MAX);
     while let Some(window) = windows.try_next().await? {
@@ -363,23 +363,23 @@ async fn finish(session: &Session, file: &[u8], put: &Put, digest: Digest) -> Re
         return Err(Error::new(ErrorCode::DigestMismatch, text));
     }
     let mode = Some(put.mode);
-    let set = session.ask(Kind::Fsetstat, |it| it.bytes(file).mode(mode));
-    set.await?.done()?;
-    if session.can(SYNC) {
-        let synced = session.ask(Kind::Extended, |it| it.text(SYNC).bytes(file));
-        synced.await?.done()?;
+    let set = session.send_request(SftpRequestKind::Fsetstat, |it| it.bytes(file).mode(mode));
+    set.await?.check_status()?;
+    if session.has_extension(SYNC_EXTENSION) {
+        let synced = session.send_request(SftpRequestKind::Extended, |it| it.text(SYNC_EXTENSION).bytes(file));
+        synced.await?.check_status()?;
     }
     Ok(())
 }
 
 /// Up to `length` bytes from `offset`, fewer only at the end of the file.
-async fn read_pieces(session: &Session, file: &[u8], offset: u64, length: u64) -> Result<Vec<u8>> {
+async fn read_chunks(session: &SftpSession, file: &[u8], offset: u64, length: u64) -> Result<Vec<u8>> {
     let ask = |at: u64, count: u64| {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        session.ask(Kind::Read, |it| it.bytes(file).long(at).number(count))
+        session.send_request(SftpRequestKind::Read, |it| it.bytes(file).long(at).number(count))
     };
-    let starts = (0..length).step_by(PIECE_BYTES as usize);
-    let wanted = starts.map(|start| (start, PIECE_BYTES.min(length - start)));
+    let starts = (0..length).step_by(CHUNK_BYTES as usize);
+    let wanted = starts.map(|start| (start, CHUNK_BYTES.min(length - start)));
     let replies = wanted.map(|(start, count)| async move {
         let mut piece = ask(offset + start, count).await?.data()?;
         // A server may send less than it could.
@@ -405,12 +405,12 @@ async fn read_pieces(session: &Session, file: &[u8], offset: u64, length: u64) -
     Ok(data)
 }
 
-async fn names(session: &Session, path: &str) -> Result<Vec<(String, Attributes)>> {
-    let opened = session.ask(Kind::Opendir, |it| it.text(&rooted(path)));
-    let directory = Opened::new(session, opened.await?.handle()?);
+async fn list_names(session: &SftpSession, path: &str) -> Result<Vec<(String, SftpAttributes)>> {
+    let opened = session.send_request(SftpRequestKind::Opendir, |it| it.text(&absolute_path(path)));
+    let directory = SftpHandle::new(session, opened.await?.handle()?);
     let (mut all, mut is_empty) = (Vec::new(), true);
     loop {
-        let page = session.ask(Kind::Readdir, |it| it.bytes(directory.handle()));
+        let page = session.send_request(SftpRequestKind::Readdir, |it| it.bytes(directory.handle()));
         let page = page.await?.names()?;
         if page.is_empty() {
             break;
@@ -418,22 +418,22 @@ async fn names(session: &Session, path: &str) -> Result<Vec<(String, Attributes)
         is_empty = false;
         for (name, found) in page {
             let name = from_bytes(&name);
-            if name != "." && name != ".." && !super::is_own(&name) {
+            if name != "." && name != ".." && !super::is_upload_name(&name) {
                 all.push((name, found));
             }
         }
     }
-    directory.close().await?.done()?;
+    directory.close().await?.check_status()?;
     if is_empty {
         // Not even the directory itself: OpenSSH leaves out what it may not look at.
-        stat(session, &below(path, ".")).await?;
+        stat(session, &child_path(path, ".")).await?;
     }
     Ok(all)
 }
 
-async fn link(session: &Session, top: &str, name: &str, found: Attributes) -> Result<SourceEntry> {
-    let place = rooted(&below(top, name));
-    let read = session.ask(Kind::Readlink, |it| it.text(&place));
+async fn link_entry(session: &SftpSession, top: &str, name: &str, found: SftpAttributes) -> Result<SourceEntry> {
+    let place = absolute_path(&child_path(top, name));
+    let read = session.send_request(SftpRequestKind::Readlink, |it| it.text(&place));
     let target = read.await?.names()?.pop().map(|(target, _)| target);
     let target = target.ok_or_else(|| {
         Error::new(
@@ -452,10 +452,10 @@ async fn link(session: &Session, top: &str, name: &str, found: Attributes) -> Re
     })
 }
 
-fn entry(path: &str, found: Attributes) -> Result<SourceEntry> {
+fn entry(path: &str, found: SftpAttributes) -> Result<SourceEntry> {
     let kind = match found.mode & KIND_MASK {
-        FILE => SourceKind::File,
-        DIRECTORY => SourceKind::Directory,
+        KIND_FILE => SourceKind::File,
+        KIND_DIRECTORY => SourceKind::Directory,
         _ => {
             let text = "it is neither a file nor a directory";
             return Err(Error::new(ErrorCode::WrongState, text));
@@ -474,7 +474,7 @@ fn entry(path: &str, found: Attributes) -> Result<SourceEntry> {
     })
 }
 
-fn identity(found: Attributes) -> SourceIdentity {
+fn identity(found: SftpAttributes) -> SourceIdentity {
     SourceIdentity {
         size: found.size,
         mtime_ns: i64::from(found.mtime_s) * 1_000_000_000,
@@ -482,7 +482,7 @@ fn identity(found: Attributes) -> SourceIdentity {
     }
 }
 
-fn below(path: &str, name: &str) -> String {
+fn child_path(path: &str, name: &str) -> String {
     match (path, name) {
         ("", name) => name.to_owned(),
         (path, "") => path.to_owned(),
@@ -491,7 +491,7 @@ fn below(path: &str, name: &str) -> String {
 }
 
 /// The path as the server knows it.
-fn rooted(path: &str) -> String {
+fn absolute_path(path: &str) -> String {
     format!("/{path}")
 }
 
@@ -501,7 +501,7 @@ mod tests {
 
     #[test]
     fn no_host_becomes_an_option_of_ssh() {
-        let of = |address: &str| arguments(address, &HomeSetting::default());
+        let of = |address: &str| ssh_arguments(address, &HomeSetting::default());
         let plain = of("sftp://h.example:22").expect("a host");
         assert_eq!(
             plain[plain.len() - 6..],

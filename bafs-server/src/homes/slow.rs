@@ -16,19 +16,19 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::{Home, Homes, Put};
+use super::{HomeBackend, HomeClients, HomeUpload};
 
 /// Time that a commit takes, in milliseconds.
-pub(crate) const COMMITS_MS: u64 = 1_000;
+pub(crate) const COMMIT_MS: u64 = 1_000;
 
 /// The home.
 #[derive(Default)]
-pub(crate) struct Slow {
+pub(crate) struct SlowHome {
     received_bytes: AtomicU64,
     commits: AtomicU64,
 }
 
-impl Slow {
+impl SlowHome {
     /// Commits that were begun.
     pub(crate) fn commits(&self) -> u64 {
         self.commits.load(Ordering::Relaxed)
@@ -36,28 +36,28 @@ impl Slow {
 }
 
 /// Homes of which the one at `address` is slow.
-pub(crate) fn homes(address: &str) -> (Arc<Homes>, Arc<Slow>) {
-    let homes = Homes::servers_only(Pool::new(Network::new().dialer("test")));
-    let slow = Arc::new(Slow::default());
-    let mut known = homes.known.lock().unwrap_or_else(PoisonError::into_inner);
+pub(crate) fn slow_homes(address: &str) -> (Arc<HomeClients>, Arc<SlowHome>) {
+    let homes = HomeClients::home_servers_only(Pool::new(Network::new().dialer("test")));
+    let slow = Arc::new(SlowHome::default());
+    let mut known = homes.backends.lock().unwrap_or_else(PoisonError::into_inner);
     known.insert((address.to_owned(), None), slow.clone());
     drop(known);
     (homes, slow)
 }
 
-fn nothing<'a, T: Send + 'a>() -> BoxFuture<'a, Result<T>> {
+fn unsupported<'a, T: Send + 'a>() -> BoxFuture<'a, Result<T>> {
     let error = Error::new(ErrorCode::Unsupported, "it only takes files");
     Box::pin(async move { Err(error) })
 }
 
-impl Home for Slow {
+impl HomeBackend for SlowHome {
     fn list<'a>(
         &'a self,
         _: &'a Token,
         _: ListSource,
         _: Deadline,
     ) -> BoxFuture<'a, Result<SourcePage>> {
-        nothing()
+        unsupported()
     }
 
     fn read<'a>(
@@ -66,10 +66,10 @@ impl Home for Slow {
         _: ReadSource,
         _: Deadline,
     ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
-        nothing()
+        unsupported()
     }
 
-    fn begin<'a>(&'a self, _: &'a Put, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+    fn begin<'a>(&'a self, _: &'a HomeUpload, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
         Box::pin(async move {
             Ok(PutProgress {
                 received_bytes: self.received_bytes.load(Ordering::Relaxed),
@@ -80,7 +80,7 @@ impl Home for Slow {
 
     fn write<'a>(
         &'a self,
-        _: &'a Put,
+        _: &'a HomeUpload,
         offset: u64,
         data: Bytes,
         _: Deadline,
@@ -97,13 +97,13 @@ impl Home for Slow {
 
     fn commit<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         digest: Digest,
         _: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {
         Box::pin(async move {
             self.commits.fetch_add(1, Ordering::Relaxed);
-            tokio::time::sleep(Duration::from_millis(COMMITS_MS)).await;
+            tokio::time::sleep(Duration::from_millis(COMMIT_MS)).await;
             Ok(PutReceipt {
                 extract: put.extract,
                 path: put.path.clone(),

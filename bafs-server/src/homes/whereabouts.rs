@@ -12,7 +12,7 @@ const HOMES_MAX: usize = 1_024;
 
 /// A home as somebody who uses it knows it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct At<'a> {
+pub(crate) struct HomeAddress<'a> {
     /// Where it was in the beginning.
     pub(crate) address: &'a str,
     /// Which home server that is; `None` for whoever is at the address.
@@ -21,11 +21,11 @@ pub(crate) struct At<'a> {
 
 /// Where home servers are, as far as this node has heard.
 #[derive(Debug, Default)]
-pub(super) struct Whereabouts(Mutex<BTreeMap<ServerId, String>>);
+pub(super) struct HomeLocations(Mutex<BTreeMap<ServerId, String>>);
 
-impl Whereabouts {
+impl HomeLocations {
     /// Learns from a catalog's listing. A home that is not listed stays where it was.
-    pub(super) fn learn(&self, adverts: &[Advert]) {
+    pub(super) fn update(&self, adverts: &[Advert]) {
         let homes = adverts.iter().filter(|it| it.kind == ServerKind::Home);
         let listed = homes.map(|home| (home.id, home.address.clone()));
         let listed: BTreeMap<_, _> = listed.collect();
@@ -37,7 +37,7 @@ impl Whereabouts {
     }
 
     /// The same home, at the address where it was last heard of.
-    pub(super) fn find(&self, home: At<'_>) -> String {
+    pub(super) fn current_address(&self, home: HomeAddress<'_>) -> String {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let place = home.id.and_then(|id| known.get(&id).cloned());
         place.unwrap_or_else(|| home.address.to_owned())
@@ -66,8 +66,8 @@ mod tests {
         }
     }
 
-    fn at(id: Option<u64>) -> At<'static> {
-        At {
+    fn at(id: Option<u64>) -> HomeAddress<'static> {
+        HomeAddress {
             address: "a:1",
             id: id.map(ServerId),
         }
@@ -75,25 +75,25 @@ mod tests {
 
     #[test]
     fn a_home_is_found_where_it_is_now_and_no_other_is_taken_for_it() {
-        let known = Whereabouts::default();
-        assert_eq!(known.find(at(Some(1))), "a:1", "never heard of");
+        let known = HomeLocations::default();
+        assert_eq!(known.current_address(at(Some(1))), "a:1", "never heard of");
         // Another one of the same name, elsewhere.
-        known.learn(&[home(1, "a:1"), home(2, "b:1")]);
-        assert_eq!(known.find(at(Some(1))), "a:1");
-        known.learn(&[home(1, "a:2"), home(2, "a:1")]);
-        assert_eq!(known.find(at(Some(1))), "a:2");
-        assert_eq!(known.find(at(None)), "a:1", "whoever is there");
-        known.learn(&[]);
-        assert_eq!(known.find(at(Some(1))), "a:2", "away for a moment");
+        known.update(&[home(1, "a:1"), home(2, "b:1")]);
+        assert_eq!(known.current_address(at(Some(1))), "a:1");
+        known.update(&[home(1, "a:2"), home(2, "a:1")]);
+        assert_eq!(known.current_address(at(Some(1))), "a:2");
+        assert_eq!(known.current_address(at(None)), "a:1", "whoever is there");
+        known.update(&[]);
+        assert_eq!(known.current_address(at(Some(1))), "a:2", "away for a moment");
     }
 
     #[test]
     fn not_everything_is_remembered() {
-        let known = Whereabouts::default();
+        let known = HomeLocations::default();
         for n in 0..2_000 {
-            known.learn(&[home(n, &format!("a:{n}")), home(9_999, "kept:1")]);
+            known.update(&[home(n, &format!("a:{n}")), home(9_999, "kept:1")]);
         }
         assert!(known.0.lock().expect("table").len() <= HOMES_MAX);
-        assert_eq!(known.find(at(Some(9_999))), "kept:1");
+        assert_eq!(known.current_address(at(Some(9_999))), "kept:1");
     }
 }

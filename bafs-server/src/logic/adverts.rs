@@ -26,11 +26,11 @@ const CACHES_MAX: usize = 1024;
 
 /// Why an advert is not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub enum AdvertRefusal {
     /// The catalog knows as many live servers as one reply can name.
     Full,
     /// A text or a list in it is too long, or a text has control characters.
-    Unfit,
+    Malformed,
     /// Another home of that name lives: whose data a URL means must not be left to chance.
     NameInUse {
         /// Where that one listens.
@@ -56,7 +56,7 @@ impl Adverts {
     ///
     /// # Errors
     /// [`Refusal`], the earlier advert stays.
-    pub fn advertise(&mut self, now: Time, advert: Advert) -> Result<usize, Refusal> {
+    pub fn advertise(&mut self, now: Time, advert: Advert) -> Result<usize, AdvertRefusal> {
         self.expire(now);
         let texts = [&advert.name, &advert.address, &advert.group];
         let unfit = |text: &str| text.len() > TEXT_BYTES_MAX || text.contains(steers_text);
@@ -64,21 +64,21 @@ impl Adverts {
             || advert.caches.len() > CACHES_MAX
             || advert.caches.iter().any(|cache| unfit(&cache.cooperative))
         {
-            return Err(Refusal::Unfit);
+            return Err(AdvertRefusal::Malformed);
         }
-        if let Some(address) = self.namesake(&advert) {
-            return Err(Refusal::NameInUse { address });
+        if let Some(address) = self.same_name_address(&advert) {
+            return Err(AdvertRefusal::NameInUse { address });
         }
-        if let Some(twin) = self.twin(&advert) {
+        if let Some(twin) = self.same_directory_advert(&advert) {
             let (name, address) = (twin.name.clone(), twin.address.clone());
-            return Err(Refusal::SameDirectory { name, address });
+            return Err(AdvertRefusal::SameDirectory { name, address });
         }
         let others = self.live.iter().filter(|(id, _)| **id != advert.id);
         let (servers, bytes) = others.fold((0, 0), |(servers, bytes), (_, (other, _))| {
             (servers + 1, bytes + encoded_bytes(other))
         });
         if servers >= ADVERTS_MAX || bytes + encoded_bytes(&advert) > ADVERTS_BYTES_MAX {
-            return Err(Refusal::Full);
+            return Err(AdvertRefusal::Full);
         }
         let until = now.plus_ms(advert.ttl_ms.min(TTL_MS_MAX));
         self.live.insert(advert.id, (advert, until));
@@ -86,7 +86,7 @@ impl Adverts {
     }
 
     /// Where another home of the same name lives.
-    fn namesake(&self, advert: &Advert) -> Option<String> {
+    fn same_name_address(&self, advert: &Advert) -> Option<String> {
         let is_home = |advert: &Advert| advert.kind == ServerKind::Home;
         let mut others = self.live.values().map(|(other, _)| other);
         let namesake = others.find(|other| {
@@ -100,7 +100,7 @@ impl Adverts {
 
     /// Another home that has its id of the same directory. One that was started again with another
     /// name or at another address waits until its former life is forgotten.
-    fn twin(&self, advert: &Advert) -> Option<&Advert> {
+    fn same_directory_advert(&self, advert: &Advert) -> Option<&Advert> {
         let (other, _) = self.live.get(&advert.id)?;
         let is_home = advert.kind == ServerKind::Home && other.kind == ServerKind::Home;
         let is_same = (&other.name, &other.address) == (&advert.name, &advert.address);
@@ -265,14 +265,14 @@ mod tests {
         }
         assert_eq!(
             adverts.advertise(Time(1), advert(u64::MAX)),
-            Err(Refusal::Full)
+            Err(AdvertRefusal::Full)
         );
         assert_eq!(adverts.advertise(Time(1), advert(7)), Ok(ADVERTS_MAX));
         let long = Advert {
             name: "x".repeat(256),
             ..advert(7)
         };
-        assert_eq!(adverts.advertise(Time(1), long), Err(Refusal::Unfit));
+        assert_eq!(adverts.advertise(Time(1), long), Err(AdvertRefusal::Malformed));
         assert_eq!(adverts.advertise(Time(5_000), advert(u64::MAX)), Ok(1));
     }
 
@@ -282,10 +282,10 @@ mod tests {
         for text in ["x\ny", "\u{1b}[31mred", "\u{9b}2J"] {
             let mut named = advert(1);
             text.clone_into(&mut named.name);
-            assert_eq!(adverts.advertise(Time(0), named), Err(Refusal::Unfit));
+            assert_eq!(adverts.advertise(Time(0), named), Err(AdvertRefusal::Malformed));
             let mut grouped = advert(1);
             text.clone_into(&mut grouped.group);
-            assert_eq!(adverts.advertise(Time(0), grouped), Err(Refusal::Unfit));
+            assert_eq!(adverts.advertise(Time(0), grouped), Err(AdvertRefusal::Malformed));
         }
         let plain = Advert {
             name: "größe 1".to_owned(),
@@ -303,7 +303,7 @@ mod tests {
             name: name.to_owned(),
             ..advert(id)
         };
-        let of_first = Err(Refusal::NameInUse {
+        let of_first = Err(AdvertRefusal::NameInUse {
             address: "10.0.0.1:1".to_owned(),
         });
         assert_eq!(adverts.advertise(Time(0), home(1, "home")), Ok(1));
@@ -329,7 +329,7 @@ mod tests {
             address: address.to_owned(),
             ..advert(1)
         };
-        let first = Err(Refusal::SameDirectory {
+        let first = Err(AdvertRefusal::SameDirectory {
             name: "home".to_owned(),
             address: "a:1".to_owned(),
         });

@@ -19,23 +19,23 @@ pub const RUNS_MAX: usize = 256;
 pub const LIFETIME_MS_MAX: u64 = 600_000;
 
 #[derive(Debug)]
-struct Given {
-    allotment: Allotment,
+struct RunQuota {
+    status: Allotment,
     serial: u64,
-    keep: Share,
+    guaranteed: Share,
     expires: Time,
 }
 
 /// What is kept for whom.
 #[derive(Debug, Default)]
-pub struct Allotted {
-    given: BTreeMap<String, Given>,
+pub struct QuotaLedger {
+    quotas: BTreeMap<String, RunQuota>,
 }
 
-impl Allotted {
+impl QuotaLedger {
     /// Answers a run that asks for `call.ask`. The owner holds `held` of `capacity`, `free` is held
     /// by nobody, and `held_by` tells what other owners hold. Nothing when there are too many runs.
-    pub fn ask(
+    pub fn set_quota(
         &mut self,
         now: Time,
         call: Allot,
@@ -44,34 +44,34 @@ impl Allotted {
         held_by: impl Fn(&str) -> Amount,
     ) -> Option<Allotments> {
         self.expire(now);
-        let is_late = |given: &&Given| given.serial >= call.serial;
-        let latest = self.given.get(&call.owner).filter(is_late);
+        let is_late = |given: &&RunQuota| given.serial >= call.serial;
+        let latest = self.quotas.get(&call.owner).filter(is_late);
         let granted = match latest {
-            Some(given) => given.allotment.granted,
+            Some(given) => given.status.granted,
             None => self
-                .most(&call.owner, capacity, free, &held_by)
+                .grantable(&call.owner, capacity, free, &held_by)
                 .least(call.ask),
         };
         if latest.is_none() {
-            if self.given.len() >= RUNS_MAX && !self.given.contains_key(&call.owner) {
+            if self.quotas.len() >= RUNS_MAX && !self.quotas.contains_key(&call.owner) {
                 return None;
             }
-            self.give(now, call.clone(), granted);
+            self.record_quota(now, call.clone(), granted);
         }
-        let has_any = |given: &&Given| {
-            let Allotment { want, granted, .. } = given.allotment;
-            given.allotment.owner != call.owner && (want != Share::ZERO || granted != Share::ZERO)
+        let has_any = |given: &&RunQuota| {
+            let Allotment { want, granted, .. } = given.status;
+            given.status.owner != call.owner && (want != Share::ZERO || granted != Share::ZERO)
         };
-        let others = self.given.values().filter(has_any);
+        let others = self.quotas.values().filter(has_any);
         Some(Allotments {
             granted,
             capacity,
-            others: others.map(|given| given.allotment.clone()).collect(),
+            others: others.map(|given| given.status.clone()).collect(),
         })
     }
 
     /// The most that this owner can be given.
-    fn most(
+    fn grantable(
         &self,
         owner: &str,
         capacity: Share,
@@ -79,9 +79,9 @@ impl Allotted {
         held_by: impl Fn(&str) -> Amount,
     ) -> Share {
         let held = held_by(owner);
-        let left = self.left_of_run(owner, free, &held_by);
-        let others = self.given.iter().filter(|(other, _)| *other != owner);
-        let taken: u32 = others.map(|(_, given)| given.allotment.granted.slots).sum();
+        let left = self.available_to_run(owner, free, &held_by);
+        let others = self.quotas.iter().filter(|(other, _)| *other != owner);
+        let taken: u32 = others.map(|(_, given)| given.status.granted.slots).sum();
         Share {
             bytes: held.bytes.saturating_add(left.bytes),
             files: held.files.saturating_add(left.files),
@@ -90,12 +90,12 @@ impl Allotted {
     }
 
     /// What was given back stays as nothing for a while, so that an asking that is late finds it.
-    fn give(&mut self, now: Time, call: Allot, granted: Share) {
-        let given = Given {
+    fn record_quota(&mut self, now: Time, call: Allot, granted: Share) {
+        let given = RunQuota {
             serial: call.serial,
-            keep: call.keep.least(granted),
+            guaranteed: call.keep.least(granted),
             expires: now.plus_ms(call.lifetime_ms.min(LIFETIME_MS_MAX)),
-            allotment: Allotment {
+            status: Allotment {
                 owner: call.owner.clone(),
                 user: call.user,
                 want: call.want,
@@ -103,26 +103,26 @@ impl Allotted {
                 granted,
             },
         };
-        self.given.insert(call.owner, given);
+        self.quotas.insert(call.owner, given);
     }
 
     /// What this owner may still take of `free`, which nobody holds.
-    pub fn left_for(&self, owner: &str, free: Amount, held_by: impl Fn(&str) -> Amount) -> Amount {
-        match self.given.contains_key(owner) {
-            true => self.left_of_run(owner, free, &held_by),
-            false => self.left(owner, free, &held_by, |given| given.keep),
+    pub fn available_to(&self, owner: &str, free: Amount, held_by: impl Fn(&str) -> Amount) -> Amount {
+        match self.quotas.contains_key(owner) {
+            true => self.available_to_run(owner, free, &held_by),
+            false => self.remaining(owner, free, &held_by, |given| given.guaranteed),
         }
     }
 
     /// What others were not given, and in any case what is kept for this run: of what others were
     /// given beyond that, people may have taken a part by hand.
-    fn left_of_run(&self, owner: &str, free: Amount, held_by: impl Fn(&str) -> Amount) -> Amount {
-        let left = self.left(owner, free, &held_by, |given| given.allotment.granted);
-        let Some(own) = self.given.get(owner) else {
+    fn available_to_run(&self, owner: &str, free: Amount, held_by: impl Fn(&str) -> Amount) -> Amount {
+        let left = self.remaining(owner, free, &held_by, |given| given.status.granted);
+        let Some(own) = self.quotas.get(owner) else {
             return left;
         };
-        let (held, kept) = (held_by(owner), own.keep);
-        let unkept = self.left(owner, free, &held_by, |given| given.keep);
+        let (held, kept) = (held_by(owner), own.guaranteed);
+        let unkept = self.remaining(owner, free, &held_by, |given| given.guaranteed);
         let of_kept = |kept: u64, held: u64, unkept: u64| kept.saturating_sub(held).min(unkept);
         Amount {
             bytes: left
@@ -135,14 +135,14 @@ impl Allotted {
     }
 
     /// What is left of `free` beside what others may yet take of what is kept for them.
-    fn left(
+    fn remaining(
         &self,
         owner: &str,
         free: Amount,
         held_by: impl Fn(&str) -> Amount,
-        kept: impl Fn(&Given) -> Share,
+        kept: impl Fn(&RunQuota) -> Share,
     ) -> Amount {
-        let others = self.given.iter().filter(|(other, _)| *other != owner);
+        let others = self.quotas.iter().filter(|(other, _)| *other != owner);
         others.fold(free, |left, (other, given)| {
             let (kept, held) = (kept(given), held_by(other));
             Amount {
@@ -158,7 +158,7 @@ impl Allotted {
 
     /// Forgets what was not asked for any more.
     pub fn expire(&mut self, now: Time) {
-        self.given.retain(|_, given| given.expires > now);
+        self.quotas.retain(|_, given| given.expires > now);
     }
 }
 
@@ -203,11 +203,11 @@ mod tests {
 
     #[test]
     fn what_was_given_is_not_given_again_until_it_is_given_back() {
-        let mut allotted = Allotted::default();
+        let mut allotted = QuotaLedger::default();
         let none = |_: &str| Amount::default();
         let mut ask = |now, owner, ask, keep| {
             let call = call(now + 1, owner, ask, keep);
-            allotted.ask(Time(now), call, CAPACITY, amount(100), none)
+            allotted.set_quota(Time(now), call, CAPACITY, amount(100), none)
         };
         let first = ask(0, "a", share(100, 4), share(30, 1)).expect("there is room");
         assert_eq!(first.granted, share(100, 4));
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn what_comes_late_changes_nothing() {
-        let mut allotted = Allotted::default();
+        let mut allotted = QuotaLedger::default();
         let none = |_: &str| Amount::default();
         let mut ask = |serial, owner, ask| {
             let want = if ask == Share::ZERO { ask } else { CAPACITY };
@@ -233,7 +233,7 @@ mod tests {
                 want,
                 ..call(serial, owner, ask, Share::ZERO)
             };
-            let answer = allotted.ask(Time(0), call, CAPACITY, amount(100), none);
+            let answer = allotted.set_quota(Time(0), call, CAPACITY, amount(100), none);
             answer.expect("there is room")
         };
         ask(1, "a", share(100, 4));
@@ -249,40 +249,40 @@ mod tests {
 
     #[test]
     fn volumes_lie_in_what_their_owner_was_given() {
-        let mut allotted = Allotted::default();
+        let mut allotted = QuotaLedger::default();
         let held = |owner: &str| amount(if owner == "a" { 20 } else { 0 });
         let call = call(1, "a", share(70, 1), share(40, 1));
-        allotted.ask(Time(0), call, CAPACITY, amount(80), held);
-        assert_eq!(allotted.left_for("a", amount(80), held), amount(80));
+        allotted.set_quota(Time(0), call, CAPACITY, amount(80), held);
+        assert_eq!(allotted.available_to("a", amount(80), held), amount(80));
         // By hand all may be taken that the run does not keep: 80 free, 20 of them kept.
-        assert_eq!(allotted.left_for("by hand", amount(80), held), amount(60));
+        assert_eq!(allotted.available_to("by hand", amount(80), held), amount(60));
         let other = Allot {
             owner: "b".to_owned(),
             ..self::call(1, "b", share(90, 1), Share::ZERO)
         };
-        let given = allotted.ask(Time(0), other, CAPACITY, amount(80), held);
+        let given = allotted.set_quota(Time(0), other, CAPACITY, amount(80), held);
         assert_eq!(given.expect("there is room").granted.bytes, 30);
-        assert_eq!(allotted.left_for("b", amount(80), held), amount(30));
+        assert_eq!(allotted.available_to("b", amount(80), held), amount(30));
     }
 
     #[test]
     fn what_is_kept_for_a_run_is_there_whatever_people_took() {
-        let mut allotted = Allotted::default();
+        let mut allotted = QuotaLedger::default();
         let by_hand = |hand| move |owner: &str| amount(if owner == "by hand" { hand } else { 0 });
         for (serial, owner) in [(1, "a"), (2, "b")] {
             let call = call(serial, owner, share(50, 1), share(10, 1));
-            allotted.ask(Time(0), call, CAPACITY, amount(100), by_hand(0));
+            allotted.set_quota(Time(0), call, CAPACITY, amount(100), by_hand(0));
         }
         assert_eq!(
-            allotted.left_for("by hand", amount(100), by_hand(0)),
+            allotted.available_to("by hand", amount(100), by_hand(0)),
             amount(80)
         );
         let (free, held) = (amount(20), by_hand(80));
-        assert_eq!(allotted.left_for("a", free, held), amount(10));
+        assert_eq!(allotted.available_to("a", free, held), amount(10));
         let again = call(3, "a", share(50, 1), share(10, 1));
-        let again = allotted.ask(Time(0), again, CAPACITY, free, held);
+        let again = allotted.set_quota(Time(0), again, CAPACITY, free, held);
         assert_eq!(again.expect("there is room").granted.bytes, 10);
-        assert_eq!(allotted.left_for("b", free, held), amount(10));
+        assert_eq!(allotted.available_to("b", free, held), amount(10));
     }
 
     const RUNS: usize = 4;
@@ -295,7 +295,7 @@ mod tests {
         fn what_is_given_can_be_used(steps in prop::collection::vec(
             (0..RUNS + 1, any::<bool>(), 0u64..60, 0u64..60, 0u64..700), 0..60,
         )) {
-            let mut allotted = Allotted::default();
+            let mut allotted = QuotaLedger::default();
             let (mut held, mut given) = ([0u64; RUNS + 1], [(0u64, 0u64, 0u64); RUNS + 1]);
             let mut now = 0;
             for (serial, (owner, is_ask, bytes, keep, pass_ms)) in (1..).zip(steps) {
@@ -315,11 +315,11 @@ mod tests {
                 let is_run = owner < RUNS;
                 if is_run && (is_ask || given[owner].2 == 0) {
                     let call = call(serial, &name, share(bytes.max(1), 1), share(keep, 1));
-                    let answer = allotted.ask(Time(now), call, CAPACITY, free, held_by);
+                    let answer = allotted.set_quota(Time(now), call, CAPACITY, free, held_by);
                     let granted = answer.expect("there is room").granted.bytes;
                     given[owner] = (granted, keep.min(granted), now + 1_000);
                 } else {
-                    let left = allotted.left_for(&name, free, held_by).bytes;
+                    let left = allotted.available_to(&name, free, held_by).bytes;
                     let (granted, kept, _) = given[owner];
                     prop_assert!(left >= kept.saturating_sub(held[owner]));
                     let by_hand = if is_run { held[RUNS] } else { 0 };

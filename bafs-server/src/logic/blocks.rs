@@ -14,26 +14,26 @@ use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::volume::Replacement;
 use lru::LruCache;
 
-use self::files::{Files, Kept};
+use self::files::{FileTable, FileHold};
 
 /// A file system gives space in pieces of this many bytes, so blocks are charged in them.
-pub(crate) const CHARGE_BYTES: u64 = 4096;
+pub(crate) const ALLOCATION_UNIT_BYTES: u64 = 4096;
 
 /// Digests of blocks that were here once: they expose a peer that sends other bytes.
-const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("is not zero");
+const FORMER_DIGESTS_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("is not zero");
 
 /// Copies have little room where it is less than such a part of what others are the primaries of: a
 /// scan drives each of them out before it is read again.
-const LITTLE_ROOM: u64 = 4;
+const SCARCE_COPY_DIVISOR: u64 = 4;
 
 /// Of copies that would drive out others there, one of so many is kept. What is read often is so
 /// kept soon, and a scan does not write all that it reads to disk in vain (Qureshi et al., Adaptive
 /// insertion policies, 2007: bimodal insertion, with their rate).
-const KEPT_OF_COPIES: u32 = 32;
+const COPY_ADMISSION_INTERVAL: u32 = 32;
 
 /// How readers that ask nobody are followed: their uses are taken over when so many blocks have
 /// left since the last time, or one sixteenth of all.
-const UNSEEN_EVICTIONS_MAX: usize = 64;
+const UNSYNCED_EVICTIONS_MAX: usize = 64;
 
 /// A block of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,13 +59,13 @@ const ALL_CLASSES: [CopyClass; 3] = [CopyClass::Primary, CopyClass::Secondary, C
 
 /// A block that is on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct StoredBlock {
     /// Digest made at its origin.
     pub(crate) digest: Digest,
     /// Length in bytes.
     pub(crate) length: u32,
     /// Whether its bytes were compared with the digest since this process started.
-    pub(crate) verified: bool,
+    pub(crate) is_verified: bool,
     /// Differs each time that a block is put: who read without a lock sees whether it is the same.
     pub(crate) stamp: u64,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Victim {
 
 /// What those who read without asking must be told of a block: its mark and its digest when its
 /// bytes may be read.
-pub(crate) type Change = (BlockKey, Option<(u32, Digest)>);
+pub(crate) type BlockChange = (BlockKey, Option<(u32, Digest)>);
 
 /// Nothing can make room for the block, or it is on its way in or out: it is passed through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,28 +96,28 @@ pub(crate) struct BlockTable {
     source_bytes: u64,
     replacement: Replacement,
     used_bytes: u64,
-    primary: LruCache<BlockKey, Held>,
-    secondary: LruCache<BlockKey, Held>,
-    pinned: LruCache<BlockKey, Held>,
+    primary: LruCache<BlockKey, StoredBlock>,
+    secondary: LruCache<BlockKey, StoredBlock>,
+    pinned: LruCache<BlockKey, StoredBlock>,
     primary_bytes: u64,
     secondary_bytes: u64,
     pinned_bytes: u64,
     /// Being written or being freed, with what is charged: not to be touched by anyone else.
-    moving: BTreeMap<BlockKey, u64>,
-    files: Files,
-    remembered: LruCache<BlockKey, Digest>,
+    blocks_in_transit: BTreeMap<BlockKey, u64>,
+    files: FileTable,
+    former_digests: LruCache<BlockKey, Digest>,
     next_stamp: u64,
     /// Copies that found others in their place where there is little room for them.
-    crowded_out: u32,
+    rejected_copies: u32,
     /// Files that are held, and what they are charged for by class.
-    kept: BTreeMap<FileIndex, Kept>,
+    file_holds: BTreeMap<FileIndex, FileHold>,
     /// What changed since it was told; `None` when nobody wants to know.
-    changes: Option<Vec<Change>>,
+    changes: Option<Vec<BlockChange>>,
     /// Evictions since uses were taken over; `None` before the first time.
-    unseen_evictions: Option<usize>,
+    unsynced_evictions: Option<usize>,
 }
 
-impl Held {
+impl StoredBlock {
     /// What this very copy is known by to those who read without asking; never 0.
     fn mark(&self) -> u32 {
         let marks = u64::from(u32::MAX);
@@ -125,8 +125,8 @@ impl Held {
         u32::try_from(self.stamp % marks).map_or(1, |mark| mark + 1)
     }
 
-    fn change(&self, key: BlockKey) -> Change {
-        (key, self.verified.then(|| (self.mark(), self.digest)))
+    fn block_change(&self, key: BlockKey) -> BlockChange {
+        (key, self.is_verified.then(|| (self.mark(), self.digest)))
     }
 }
 
@@ -144,19 +144,19 @@ impl BlockTable {
             primary_bytes: 0,
             secondary_bytes: 0,
             pinned_bytes: 0,
-            moving: BTreeMap::new(),
-            files: Files::new(capacity_files),
-            remembered: LruCache::new(REMEMBERED_MAX),
+            blocks_in_transit: BTreeMap::new(),
+            files: FileTable::new(capacity_files),
+            former_digests: LruCache::new(FORMER_DIGESTS_MAX),
             next_stamp: 1,
-            crowded_out: 0,
-            kept: BTreeMap::new(),
+            rejected_copies: 0,
+            file_holds: BTreeMap::new(),
             changes: None,
-            unseen_evictions: None,
+            unsynced_evictions: None,
         }
     }
 
     /// The same for a source of so many bytes.
-    pub(crate) fn of_source(self, source_bytes: u64) -> Self {
+    pub(crate) fn with_source_bytes(self, source_bytes: u64) -> Self {
         Self {
             source_bytes,
             ..self
@@ -164,15 +164,15 @@ impl BlockTable {
     }
 
     /// From now on changes are written down; returns what holds now.
-    pub(crate) fn follow(&mut self) -> Vec<Change> {
+    pub(crate) fn start_change_log(&mut self) -> Vec<BlockChange> {
         self.changes = Some(Vec::new());
         let all = self.primary.iter().chain(self.secondary.iter());
         let all = all.chain(self.pinned.iter());
-        all.map(|(key, held)| held.change(*key)).collect()
+        all.map(|(key, held)| held.block_change(*key)).collect()
     }
 
     /// From now on nobody wants to know of changes; returns the blocks that are here.
-    pub(crate) fn unfollow(&mut self) -> Vec<BlockKey> {
+    pub(crate) fn stop_change_log(&mut self) -> Vec<BlockKey> {
         self.changes = None;
         let all = self.primary.iter().chain(self.secondary.iter());
         let all = all.chain(self.pinned.iter());
@@ -180,7 +180,7 @@ impl BlockTable {
     }
 
     /// Changes since this was called last, oldest first.
-    pub(crate) fn take_changes(&mut self) -> Vec<Change> {
+    pub(crate) fn take_changes(&mut self) -> Vec<BlockChange> {
         self.changes
             .as_mut()
             .map(std::mem::take)
@@ -189,18 +189,18 @@ impl BlockTable {
 
     /// Whether a block of this length drives others out, and uses that nobody told must be taken
     /// over first.
-    pub(crate) fn wants_uses(&self, length: u32) -> bool {
-        let enough = UNSEEN_EVICTIONS_MAX.max(self.len() / 16);
-        self.used_bytes + charge(length) > self.capacity_bytes
-            && self.unseen_evictions.is_none_or(|unseen| unseen >= enough)
+    pub(crate) fn is_use_import_due(&self, length: u32) -> bool {
+        let enough = UNSYNCED_EVICTIONS_MAX.max(self.len() / 16);
+        self.used_bytes + charged_bytes(length) > self.capacity_bytes
+            && self.unsynced_evictions.is_none_or(|unseen| unseen >= enough)
     }
 
     /// Takes over uses, the latest last.
-    pub(crate) fn note_uses(&mut self, keys: impl IntoIterator<Item = BlockKey>) {
+    pub(crate) fn import_uses(&mut self, keys: impl IntoIterator<Item = BlockKey>) {
         for key in keys {
             self.promote(key);
         }
-        self.unseen_evictions = Some(0);
+        self.unsynced_evictions = Some(0);
     }
 
     /// Space that is in use or promised, in bytes.
@@ -218,17 +218,17 @@ impl BlockTable {
     }
 
     /// Changes why a block is here. Returns it if that was another class before.
-    pub(crate) fn reclassify(&mut self, key: BlockKey, class: CopyClass) -> Option<Held> {
+    pub(crate) fn reclassify(&mut self, key: BlockKey, class: CopyClass) -> Option<StoredBlock> {
         for former in ALL_CLASSES.into_iter().filter(|former| *former != class) {
-            let (list, bytes) = self.list(former);
+            let (list, bytes) = self.class_list(former);
             if let Some(held) = list.pop(&key) {
-                *bytes -= charge(held.length);
-                let (list, bytes) = self.list(class);
+                *bytes -= charged_bytes(held.length);
+                let (list, bytes) = self.class_list(class);
                 list.put(key, held);
-                *bytes += charge(held.length);
-                if let Some(kept) = self.kept.get_mut(&key.file) {
-                    *kept.bytes(former) -= charge(held.length);
-                    *kept.bytes(class) += charge(held.length);
+                *bytes += charged_bytes(held.length);
+                if let Some(kept) = self.file_holds.get_mut(&key.file) {
+                    *kept.bytes(former) -= charged_bytes(held.length);
+                    *kept.bytes(class) += charged_bytes(held.length);
                 }
                 return Some(held);
             }
@@ -238,14 +238,14 @@ impl BlockTable {
 
     /// Takes out blocks of at least so many bytes, because the disk has no room for what was
     /// promised. They stay charged until [`BlockTable::freed`].
-    pub(crate) fn give_way(&mut self, bytes: u64) -> Vec<Victim> {
+    pub(crate) fn evict_bytes(&mut self, bytes: u64) -> Vec<Victim> {
         let mut victims = Vec::new();
         let mut given = 0;
         while given < bytes
             && let Some(victim) = self.next_victim(CopyClass::Primary)
         {
-            given += charge(victim.length);
-            self.moving.insert(victim.key, charge(victim.length));
+            given += charged_bytes(victim.length);
+            self.blocks_in_transit.insert(victim.key, charged_bytes(victim.length));
             victims.push(victim);
         }
         victims
@@ -257,7 +257,7 @@ impl BlockTable {
     }
 
     /// Finds a block and counts this as its latest use.
-    pub(crate) fn find(&mut self, key: BlockKey) -> Option<Held> {
+    pub(crate) fn find(&mut self, key: BlockKey) -> Option<StoredBlock> {
         self.primary
             .get(&key)
             .or_else(|| self.secondary.get(&key))
@@ -277,30 +277,30 @@ impl BlockTable {
     }
 
     /// Whether a block is here; no use of it.
-    pub(crate) fn holds(&self, key: BlockKey) -> bool {
+    pub(crate) fn contains(&self, key: BlockKey) -> bool {
         self.peek(key).is_some()
     }
 
     /// Whether a block is here and was compared with its digest; no use of it.
     pub(crate) fn is_readable(&self, key: BlockKey) -> bool {
-        self.peek(key).is_some_and(|held| held.verified)
+        self.peek(key).is_some_and(|held| held.is_verified)
     }
 
     /// Whether the block is still the one that was found with this stamp.
-    pub(crate) fn is_same(&self, key: BlockKey, stamp: u64) -> bool {
+    pub(crate) fn has_stamp(&self, key: BlockKey, stamp: u64) -> bool {
         self.peek(key).is_some_and(|held| held.stamp == stamp)
     }
 
     /// Notes that the bytes of the block were compared with its digest.
     pub(crate) fn mark_verified(&mut self, key: BlockKey, stamp: u64) {
-        if self.is_same(key, stamp) {
+        if self.has_stamp(key, stamp) {
             self.set_verified(key, true);
         }
     }
 
     /// Somebody got other bytes than those of the block: nobody gets it again before its bytes
     /// were compared with its digest anew.
-    pub(crate) fn doubt(&mut self, key: BlockKey) {
+    pub(crate) fn mark_unverified(&mut self, key: BlockKey) {
         self.set_verified(key, false);
     }
 
@@ -313,16 +313,16 @@ impl BlockTable {
             },
         };
         if let Some(held) = held {
-            held.verified = verified;
-            let change = held.change(key);
-            self.changed(change);
+            held.is_verified = verified;
+            let change = held.block_change(key);
+            self.note_change(change);
         }
     }
 
     /// Digest of a block that is here or was here not long ago.
     pub(crate) fn digest_of(&self, key: BlockKey) -> Option<Digest> {
         let held = self.peek(key).map(|held| held.digest);
-        held.or_else(|| self.remembered.peek(&key).copied())
+        held.or_else(|| self.former_digests.peek(&key).copied())
     }
 
     /// Reserves space for a block. The victims are no longer in the table; the caller frees their
@@ -339,18 +339,18 @@ impl BlockTable {
         length: u32,
         class: CopyClass,
     ) -> Result<Vec<Victim>, NoRoom> {
-        let charge = charge(length);
-        if self.moving.contains_key(&key)
-            || self.holds(key)
-            || !self.files.admits(key.file)
-            || charge > self.reachable_bytes(class)
+        let charge = charged_bytes(length);
+        if self.blocks_in_transit.contains_key(&key)
+            || self.contains(key)
+            || !self.files.has_room_for(key.file)
+            || charge > self.attainable_bytes(class)
         {
             return Err(NoRoom);
         }
         let is_full = self.used_bytes + charge > self.capacity_bytes;
         if is_full && class == CopyClass::Secondary && self.has_little_room_for_copies() {
-            self.crowded_out = self.crowded_out.wrapping_add(1);
-            if !self.crowded_out.is_multiple_of(KEPT_OF_COPIES) {
+            self.rejected_copies = self.rejected_copies.wrapping_add(1);
+            if !self.rejected_copies.is_multiple_of(COPY_ADMISSION_INTERVAL) {
                 return Err(NoRoom);
             }
         }
@@ -359,8 +359,8 @@ impl BlockTable {
             let victim = self
                 .next_victim(class)
                 .expect("reachable bytes were counted");
-            self.used_bytes -= self::charge(victim.length);
-            self.moving.insert(victim.key, 0);
+            self.used_bytes -= self::charged_bytes(victim.length);
+            self.blocks_in_transit.insert(victim.key, 0);
             victims.push(victim);
         }
         self.used_bytes += charge;
@@ -368,29 +368,29 @@ impl BlockTable {
             self.used_bytes <= self.capacity_bytes,
             "more is promised than there is"
         );
-        self.moving.insert(key, charge);
+        self.blocks_in_transit.insert(key, charge);
         self.files.add(key);
         Ok(victims)
     }
 
     /// The space of a victim or of a removed block is free on disk.
-    pub(crate) fn freed(&mut self, key: BlockKey) {
-        if let Some(charged) = self.moving.remove(&key) {
+    pub(crate) fn release_space(&mut self, key: BlockKey) {
+        if let Some(charged) = self.blocks_in_transit.remove(&key) {
             self.used_bytes -= charged;
             self.files.remove(key);
         }
     }
 
     /// The space of a victim could not be freed: it stays charged and the block stays away.
-    pub(crate) fn stuck(&mut self, key: BlockKey, length: u32) {
-        if self.moving.get(&key) == Some(&0) {
-            self.moving.insert(key, charge(length));
-            self.used_bytes += charge(length);
+    pub(crate) fn keep_charged(&mut self, key: BlockKey, length: u32) {
+        if self.blocks_in_transit.get(&key) == Some(&0) {
+            self.blocks_in_transit.insert(key, charged_bytes(length));
+            self.used_bytes += charged_bytes(length);
         }
     }
 
     /// A reserved block is on disk.
-    pub(crate) fn put(
+    pub(crate) fn insert(
         &mut self,
         key: BlockKey,
         length: u32,
@@ -398,24 +398,24 @@ impl BlockTable {
         class: CopyClass,
         verified: bool,
     ) {
-        let charged = self.moving.remove(&key);
+        let charged = self.blocks_in_transit.remove(&key);
         assert_eq!(
             charged,
-            Some(charge(length)),
+            Some(charged_bytes(length)),
             "a block is put where space was reserved"
         );
-        let held = Held {
+        let held = StoredBlock {
             digest,
             length,
-            verified,
+            is_verified: verified,
             stamp: self.next_stamp,
         };
         self.next_stamp += 1;
-        self.changed(held.change(key));
-        self.files.note_put(key);
-        let (list, bytes) = self.list(class);
+        self.note_change(held.block_change(key));
+        self.files.note_insert(key);
+        let (list, bytes) = self.class_list(class);
         list.put(key, held);
-        *bytes += charge(length);
+        *bytes += charged_bytes(length);
     }
 
     /// Puts a block that an earlier life of the server left on disk, if there is room for it
@@ -427,48 +427,48 @@ impl BlockTable {
         digest: Digest,
         class: CopyClass,
     ) -> Result<(), NoRoom> {
-        if self.used_bytes + charge(length) > self.capacity_bytes {
+        if self.used_bytes + charged_bytes(length) > self.capacity_bytes {
             return Err(NoRoom);
         }
         self.reserve(key, length, class)?;
-        self.put(key, length, digest, class, false);
+        self.insert(key, length, digest, class, false);
         Ok(())
     }
 
     /// A reserved block was not written; its space is free again. Call it after what was written
     /// in part is off the disk.
-    pub(crate) fn cancel(&mut self, key: BlockKey) {
-        self.freed(key);
+    pub(crate) fn cancel_reservation(&mut self, key: BlockKey) {
+        self.release_space(key);
     }
 
     /// Takes a block out because its bytes are bad. Its space stays charged until
     /// [`BlockTable::freed`], which must not come while its file is held: its place on disk must
     /// stay as it is. Does nothing if it is no longer the block with this stamp.
-    pub(crate) fn remove(&mut self, key: BlockKey, stamp: u64) -> Option<Held> {
-        if !self.is_same(key, stamp) {
+    pub(crate) fn remove(&mut self, key: BlockKey, stamp: u64) -> Option<StoredBlock> {
+        if !self.has_stamp(key, stamp) {
             return None;
         }
         let mut taken = None;
         for class in ALL_CLASSES {
-            let (list, bytes) = self.list(class);
+            let (list, bytes) = self.class_list(class);
             if let Some(held) = list.pop(&key) {
-                *bytes -= charge(held.length);
+                *bytes -= charged_bytes(held.length);
                 taken = Some((held, class));
             }
         }
         let (held, class) = taken?;
-        if let Some(kept) = self.kept.get_mut(&key.file) {
-            *kept.bytes(class) -= charge(held.length);
-            kept.hurt = true;
+        if let Some(kept) = self.file_holds.get_mut(&key.file) {
+            *kept.bytes(class) -= charged_bytes(held.length);
+            kept.is_damaged = true;
         }
-        self.changed((key, None));
-        self.remembered.put(key, held.digest);
-        self.moving.insert(key, charge(held.length));
+        self.note_change((key, None));
+        self.former_digests.put(key, held.digest);
+        self.blocks_in_transit.insert(key, charged_bytes(held.length));
         Some(held)
     }
 
     /// Every block with its class, the one used last first, secondary ones last.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockKey, Held, CopyClass)> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockKey, StoredBlock, CopyClass)> + '_ {
         let primary = self
             .primary
             .iter()
@@ -484,7 +484,7 @@ impl BlockTable {
         pinned.chain(primary).chain(secondary)
     }
 
-    fn peek(&self, key: BlockKey) -> Option<&Held> {
+    fn peek(&self, key: BlockKey) -> Option<&StoredBlock> {
         self.primary
             .peek(&key)
             .or_else(|| self.secondary.peek(&key))
@@ -492,7 +492,7 @@ impl BlockTable {
     }
 
     /// The blocks of a class, and the space that they are charged for.
-    fn list(&mut self, class: CopyClass) -> (&mut LruCache<BlockKey, Held>, &mut u64) {
+    fn class_list(&mut self, class: CopyClass) -> (&mut LruCache<BlockKey, StoredBlock>, &mut u64) {
         match class {
             CopyClass::Primary => (&mut self.primary, &mut self.primary_bytes),
             CopyClass::Secondary => (&mut self.secondary, &mut self.secondary_bytes),
@@ -500,17 +500,17 @@ impl BlockTable {
         }
     }
 
-    fn changed(&mut self, change: Change) {
+    fn note_change(&mut self, change: BlockChange) {
         if let Some(changes) = &mut self.changes {
             changes.push(change);
         }
     }
 
     /// Bytes that a new block of this class could get, by driving others out.
-    pub(crate) fn reachable_bytes(&self, class: CopyClass) -> u64 {
-        let mut movable = self.movable_bytes(CopyClass::Secondary);
+    pub(crate) fn attainable_bytes(&self, class: CopyClass) -> u64 {
+        let mut movable = self.evictable_bytes(CopyClass::Secondary);
         if class != CopyClass::Secondary {
-            movable += self.movable_bytes(CopyClass::Primary);
+            movable += self.evictable_bytes(CopyClass::Primary);
         }
         // What could not be freed on disk may take more than there is, for a while.
         (self.capacity_bytes + movable).saturating_sub(self.used_bytes)
@@ -523,10 +523,10 @@ impl BlockTable {
 
     /// Bytes that new blocks of this class can take so that none of them leaves before older ones:
     /// what is fetched for later must be among them.
-    pub(crate) fn lasting_bytes(&self, class: CopyClass) -> u64 {
+    pub(crate) fn retainable_bytes(&self, class: CopyClass) -> u64 {
         let is_crowded = class == CopyClass::Secondary && self.has_little_room_for_copies();
         match self.replacement {
-            Replacement::Lru if !is_crowded => self.reachable_bytes(class),
+            Replacement::Lru if !is_crowded => self.attainable_bytes(class),
             // The newest goes first, or is passed through.
             _ => self.capacity_bytes.saturating_sub(self.used_bytes),
         }
@@ -535,19 +535,19 @@ impl BlockTable {
     fn has_little_room_for_copies(&self) -> bool {
         let own = self.primary_bytes + self.pinned_bytes;
         let room = self.capacity_bytes.saturating_sub(own);
-        room < self.source_bytes.saturating_sub(own) / LITTLE_ROOM
+        room < self.source_bytes.saturating_sub(own) / SCARCE_COPY_DIVISOR
     }
 
     /// Bytes of a class that may leave.
-    fn movable_bytes(&self, class: CopyClass) -> u64 {
+    fn evictable_bytes(&self, class: CopyClass) -> u64 {
         let (all, kept): (_, u64) = match class {
             CopyClass::Primary => (
                 self.primary_bytes,
-                self.kept.values().map(|kept| kept.primary_bytes).sum(),
+                self.file_holds.values().map(|kept| kept.primary_bytes).sum(),
             ),
             CopyClass::Secondary => (
                 self.secondary_bytes,
-                self.kept.values().map(|kept| kept.secondary_bytes).sum(),
+                self.file_holds.values().map(|kept| kept.secondary_bytes).sum(),
             ),
             CopyClass::Pinned => (0, 0),
         };
@@ -560,27 +560,27 @@ impl BlockTable {
             CopyClass::Secondary => &[CopyClass::Secondary],
         };
         for &class in classes {
-            if self.movable_bytes(class) == 0 {
+            if self.evictable_bytes(class) == 0 {
                 continue;
             }
             while let Some((key, held)) = self.pop(class) {
-                if self.kept.contains_key(&key.file) {
-                    self.put_behind(class, key, held);
+                if self.file_holds.contains_key(&key.file) {
+                    self.reinsert_last(class, key, held);
                     continue;
                 }
-                return Some(self.evicted(key, held, class));
+                return Some(self.note_evicted(key, held, class));
             }
         }
         None
     }
 
     /// A block has left its list for good.
-    fn evicted(&mut self, key: BlockKey, held: Held, class: CopyClass) -> Victim {
-        let (_, bytes) = self.list(class);
-        *bytes -= charge(held.length);
-        self.remembered.put(key, held.digest);
-        self.changed((key, None));
-        self.unseen_evictions = self.unseen_evictions.map(|unseen| unseen + 1);
+    fn note_evicted(&mut self, key: BlockKey, held: StoredBlock, class: CopyClass) -> Victim {
+        let (_, bytes) = self.class_list(class);
+        *bytes -= charged_bytes(held.length);
+        self.former_digests.put(key, held.digest);
+        self.note_change((key, None));
+        self.unsynced_evictions = self.unsynced_evictions.map(|unseen| unseen + 1);
         Victim {
             key,
             length: held.length,
@@ -594,9 +594,9 @@ impl BlockTable {
             self.primary.promote(&key) || self.secondary.promote(&key) || self.pinned.promote(&key);
     }
 
-    fn pop(&mut self, class: CopyClass) -> Option<(BlockKey, Held)> {
+    fn pop(&mut self, class: CopyClass) -> Option<(BlockKey, StoredBlock)> {
         let replacement = self.replacement;
-        let (list, _) = self.list(class);
+        let (list, _) = self.class_list(class);
         match replacement {
             Replacement::Lru => list.pop_lru(),
             Replacement::Mru => list.pop_mru(),
@@ -604,9 +604,9 @@ impl BlockTable {
     }
 
     /// Puts a block that must stay back to where the search for victims comes last.
-    fn put_behind(&mut self, class: CopyClass, key: BlockKey, held: Held) {
+    fn reinsert_last(&mut self, class: CopyClass, key: BlockKey, held: StoredBlock) {
         let replacement = self.replacement;
-        let (list, _) = self.list(class);
+        let (list, _) = self.class_list(class);
         list.put(key, held);
         if replacement == Replacement::Mru {
             list.demote(&key);
@@ -615,8 +615,8 @@ impl BlockTable {
 }
 
 /// What a block of this length takes on disk, in bytes.
-pub(crate) fn charge(length: u32) -> u64 {
-    u64::from(length).next_multiple_of(CHARGE_BYTES)
+pub(crate) fn charged_bytes(length: u32) -> u64 {
+    u64::from(length).next_multiple_of(ALLOCATION_UNIT_BYTES)
 }
 
 #[cfg(test)]
@@ -644,9 +644,9 @@ mod tests {
     fn put(table: &mut BlockTable, block: u64, class: CopyClass) -> Result<Vec<u64>, NoRoom> {
         let victims = table.reserve(key(block), BLOCK, class)?;
         for victim in &victims {
-            table.freed(victim.key);
+            table.release_space(victim.key);
         }
-        table.put(key(block), BLOCK, Digest([block as u8; 32]), class, true);
+        table.insert(key(block), BLOCK, Digest([block as u8; 32]), class, true);
         Ok(victims.iter().map(|victim| victim.key.block.0).collect())
     }
 
@@ -677,7 +677,7 @@ mod tests {
     #[test]
     fn a_scan_drives_out_few_copies_where_they_have_little_room() {
         let replaced = |source: u64| {
-            let mut table = table(4, Replacement::Lru).of_source(source * u64::from(BLOCK));
+            let mut table = table(4, Replacement::Lru).with_source_bytes(source * u64::from(BLOCK));
             for block in 0..2 {
                 assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
             }
@@ -702,7 +702,7 @@ mod tests {
             for class in ALL_CLASSES {
                 assert_eq!(put(&mut table, 4, class), Err(NoRoom));
             }
-            assert_eq!(table.give_way(1), vec![]);
+            assert_eq!(table.evict_bytes(1), vec![]);
             assert!(table.reclassify(key(3), CopyClass::Secondary).is_some());
             assert_eq!(put(&mut table, 4, CopyClass::Primary), Ok(vec![3]));
         }
@@ -715,12 +715,12 @@ mod tests {
             assert_eq!(put(&mut table, block, class), Ok(vec![]));
         }
         let keys = |victims: Vec<Victim>| victims.iter().map(|v| v.key).collect::<Vec<_>>();
-        assert_eq!(keys(table.give_way(1)), [key(1)]);
+        assert_eq!(keys(table.evict_bytes(1)), [key(1)]);
         assert_eq!(table.used_bytes(), 2 * u64::from(BLOCK));
-        table.freed(key(1));
+        table.release_space(key(1));
         assert_eq!(table.used_bytes(), u64::from(BLOCK));
-        assert_eq!(keys(table.give_way(u64::MAX)), [key(0)]);
-        assert_eq!(table.give_way(1), vec![]);
+        assert_eq!(keys(table.evict_bytes(u64::MAX)), [key(0)]);
+        assert_eq!(table.evict_bytes(1), vec![]);
     }
 
     #[test]
@@ -740,11 +740,11 @@ mod tests {
             table.reserve(key(1), BLOCK, CopyClass::Primary),
             Err(NoRoom)
         );
-        table.freed(key(0));
-        table.cancel(key(1));
+        table.release_space(key(0));
+        table.cancel_reservation(key(1));
         assert_eq!(table.used_bytes(), 0);
         let empty = table.take_empty_files();
-        empty.into_iter().for_each(|file| table.file_gone(file));
+        empty.into_iter().for_each(|file| table.finish_file_removal(file));
         assert_eq!(put(&mut table, 0, CopyClass::Primary), Ok(vec![]));
     }
 
@@ -757,8 +757,8 @@ mod tests {
         let victims = table
             .reserve(key(2), BLOCK, CopyClass::Primary)
             .expect("room");
-        table.cancel(key(2));
-        table.stuck(victims[0].key, BLOCK);
+        table.cancel_reservation(key(2));
+        table.keep_charged(victims[0].key, BLOCK);
         assert_eq!(table.used_bytes(), 2 * u64::from(BLOCK));
         assert_eq!(
             table.reserve(victims[0].key, BLOCK, CopyClass::Primary),
@@ -774,15 +774,15 @@ mod tests {
         }
         let victims = table.reserve(key(2), BLOCK, CopyClass::Primary);
         let victim = victims.expect("room")[0];
-        table.stuck(victim.key, BLOCK);
+        table.keep_charged(victim.key, BLOCK);
         assert_eq!(table.used_bytes(), 3 * u64::from(BLOCK));
         // A block of its own may go, but that makes no room yet.
         assert_eq!(
             table.reserve(key(3), BLOCK, CopyClass::Secondary),
             Err(NoRoom)
         );
-        table.cancel(key(2));
-        table.freed(victim.key);
+        table.cancel_reservation(key(2));
+        table.release_space(victim.key);
         assert_eq!(table.used_bytes(), u64::from(BLOCK));
         assert_eq!(put(&mut table, 3, CopyClass::Primary), Ok(vec![]));
     }
@@ -794,11 +794,11 @@ mod tests {
             assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
         }
         let file = key(0).file;
-        assert!(table.hold(file, 2) && table.hold(file, 2));
+        assert!(table.hold_file(file, 2) && table.hold_file(file, 2));
         let held = table.find(key(1)).expect("is held");
         assert!(table.remove(key(1), held.stamp).is_some());
-        assert!(!table.hold(file, 2));
-        assert_eq!(table.holders(file), 2);
+        assert!(!table.hold_file(file, 2));
+        assert_eq!(table.hold_count(file), 2);
     }
 
     #[test]
@@ -810,7 +810,7 @@ mod tests {
         assert_eq!(table.remove(key(7), held.stamp), Some(held));
         assert_eq!(table.remove(key(7), held.stamp), None);
         assert_eq!(table.used_bytes(), u64::from(BLOCK));
-        table.freed(key(7));
+        table.release_space(key(7));
         assert_eq!(table.used_bytes(), 0);
         assert_eq!(table.digest_of(key(7)), Some(Digest([7; 32])));
     }
@@ -836,17 +836,17 @@ mod tests {
     /// Puts a block as a careful caller does that has too many files.
     fn put_file(table: &mut BlockTable, file: u32, class: CopyClass) -> Result<Vec<u32>, NoRoom> {
         let mut gone = Vec::new();
-        if table.lacks_place(FileIndex(file)) {
-            for victim in table.give_up_file(class) {
+        if table.has_no_file_slot(FileIndex(file)) {
+            for victim in table.evict_file(class) {
                 gone.push(victim.key.file.0);
-                table.freed(victim.key);
+                table.release_space(victim.key);
             }
             for empty in table.take_empty_files() {
-                table.file_gone(empty);
+                table.finish_file_removal(empty);
             }
         }
         table.reserve(only_block(file), BLOCK, class)?;
-        table.put(only_block(file), BLOCK, Digest([0; 32]), class, true);
+        table.insert(only_block(file), BLOCK, Digest([0; 32]), class, true);
         Ok(gone)
     }
 
@@ -854,9 +854,9 @@ mod tests {
     fn a_file_without_blocks_gives_its_place_to_another_once_it_is_off_the_disk() {
         let mut table = BlockTable::new(9 * u64::from(BLOCK), 1, Replacement::Lru);
         assert_eq!(put_file(&mut table, 0, CopyClass::Primary), Ok(vec![]));
-        let victims = table.give_up_file(CopyClass::Primary);
+        let victims = table.evict_file(CopyClass::Primary);
         assert_eq!(table.used_bytes(), u64::from(BLOCK), "it is still on disk");
-        table.freed(victims[0].key);
+        table.release_space(victims[0].key);
         assert_eq!((table.used_bytes(), table.used_files()), (0, 1));
         assert_eq!(table.take_empty_files(), [FileIndex(0)]);
         assert_eq!(table.take_empty_files(), [], "somebody is at it");
@@ -864,7 +864,7 @@ mod tests {
             let refused = table.reserve(only_block(file), BLOCK, CopyClass::Primary);
             assert_eq!(refused, Err(NoRoom), "file {file}");
         }
-        table.file_gone(FileIndex(0));
+        table.finish_file_removal(FileIndex(0));
         assert_eq!(table.used_files(), 0);
         assert_eq!(put_file(&mut table, 1, CopyClass::Primary), Ok(vec![]));
     }
@@ -887,7 +887,7 @@ mod tests {
             assert_eq!(put_file(&mut table, 7, CopyClass::Primary), Ok(vec![6]));
             // What somebody has open stays.
             for file in [2, 3, 7] {
-                assert!(table.hold(FileIndex(file), 1));
+                assert!(table.hold_file(FileIndex(file), 1));
             }
             let last = if first == 1 { 4 } else { 1 };
             assert_eq!(put_file(&mut table, 8, CopyClass::Primary), Ok(vec![last]));
@@ -900,8 +900,8 @@ mod tests {
         for file in 0..3 {
             assert_eq!(put_file(&mut table, file, CopyClass::Primary), Ok(vec![]));
         }
-        assert!(table.hold(FileIndex(0), 1));
-        table.let_go(FileIndex(0));
+        assert!(table.hold_file(FileIndex(0), 1));
+        table.release_file(FileIndex(0));
         let victims = table.reserve(only_block(3), BLOCK, CopyClass::Primary);
         assert_eq!(victims.map(|victims| victims[0].key.file.0), Ok(1));
     }
@@ -917,15 +917,15 @@ mod tests {
             for block in 0..2 {
                 assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
             }
-            assert!(!table.hold(FileIndex(0), 3), "one is not here");
-            assert!(table.hold(FileIndex(0), 2) && table.hold(FileIndex(0), 2));
+            assert!(!table.hold_file(FileIndex(0), 3), "one is not here");
+            assert!(table.hold_file(FileIndex(0), 2) && table.hold_file(FileIndex(0), 2));
             for block in 0..20 {
                 let victims = table.reserve(other(block), BLOCK, CopyClass::Primary);
                 for victim in victims.expect("two blocks may go") {
                     assert_eq!(victim.key.file, FileIndex(1));
-                    table.freed(victim.key);
+                    table.release_space(victim.key);
                 }
-                table.put(
+                table.insert(
                     other(block),
                     BLOCK,
                     Digest([0; 32]),
@@ -933,10 +933,10 @@ mod tests {
                     true,
                 );
             }
-            assert!(table.holds(key(0)) && table.holds(key(1)));
-            table.let_go(FileIndex(0));
-            assert!(table.is_held(FileIndex(0)));
-            let left: Vec<_> = (0..20).filter(|n| table.holds(other(*n))).collect();
+            assert!(table.contains(key(0)) && table.contains(key(1)));
+            table.release_file(FileIndex(0));
+            assert!(table.is_file_held(FileIndex(0)));
+            let left: Vec<_> = (0..20).filter(|n| table.contains(other(*n))).collect();
             for block in left {
                 let held = table.find(other(block)).expect("is held");
                 table.remove(other(block), held.stamp);
@@ -946,7 +946,7 @@ mod tests {
                 table.reserve(other(20), BLOCK, CopyClass::Primary),
                 Err(NoRoom)
             );
-            table.let_go(FileIndex(0));
+            table.release_file(FileIndex(0));
             let victims = table.reserve(other(20), BLOCK, CopyClass::Primary);
             assert_eq!(victims.map(|victims| victims[0].key.file), Ok(FileIndex(0)));
         }
@@ -957,28 +957,28 @@ mod tests {
         let mut table = table(2, Replacement::Lru);
         let restored = table.restore(key(0), BLOCK, Digest([0; 32]), CopyClass::Primary);
         assert_eq!(restored, Ok(()));
-        assert!(!table.hold(FileIndex(0), 1));
+        assert!(!table.hold_file(FileIndex(0), 1));
         let held = table.find(key(0)).expect("is held");
         table.mark_verified(key(0), held.stamp);
-        assert!(table.hold(FileIndex(0), 1));
+        assert!(table.hold_file(FileIndex(0), 1));
     }
 
     #[test]
     fn uses_that_were_not_told_count_once_they_are() {
         let mut table = table(3, Replacement::Lru);
         for block in 0..3 {
-            assert!(!table.wants_uses(BLOCK));
+            assert!(!table.is_use_import_due(BLOCK));
             assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
         }
-        assert!(table.wants_uses(BLOCK));
-        table.note_uses([key(1), key(0), key(77)]);
-        assert!(!table.wants_uses(BLOCK));
+        assert!(table.is_use_import_due(BLOCK));
+        table.import_uses([key(1), key(0), key(77)]);
+        assert!(!table.is_use_import_due(BLOCK));
         assert_eq!(put(&mut table, 3, CopyClass::Primary), Ok(vec![2]));
         assert_eq!(put(&mut table, 4, CopyClass::Primary), Ok(vec![1]));
-        for block in 5..5 + UNSEEN_EVICTIONS_MAX as u64 {
+        for block in 5..5 + UNSYNCED_EVICTIONS_MAX as u64 {
             assert!(put(&mut table, block, CopyClass::Primary).is_ok());
         }
-        assert!(table.wants_uses(BLOCK));
+        assert!(table.is_use_import_due(BLOCK));
     }
 
     proptest! {
@@ -997,13 +997,13 @@ mod tests {
                 match (what, held) {
                     (0, Some(held)) => {
                         table.remove(key(block), held.stamp);
-                        table.freed(key(block));
+                        table.release_space(key(block));
                     }
                     (1, Some(held)) => table.mark_verified(key(block), held.stamp),
                     (2, _) => drop(table.restore(key(block), BLOCK, Digest([0; 32]), class)),
                     (3, _) => {
                         let mark = |told: Option<_>| told.map_or(0, |(mark, _)| mark);
-                        let all = table.follow().into_iter();
+                        let all = table.start_change_log().into_iter();
                         told = all.map(|(key, told)| (key, mark(told))).collect();
                     }
                     _ => drop(put(&mut table, block, class)),
@@ -1017,8 +1017,8 @@ mod tests {
                     }
                 }
                 for block in (0..12).filter(|_| follows) {
-                    let held = table.peek(key(block)).filter(|held| held.verified);
-                    let expected = held.map_or(0, Held::mark);
+                    let held = table.peek(key(block)).filter(|held| held.is_verified);
+                    let expected = held.map_or(0, StoredBlock::mark);
                     prop_assert_eq!(told.get(&key(block)).copied().unwrap_or(0), expected);
                 }
             }
@@ -1036,26 +1036,26 @@ mod tests {
                 match what {
                     0 => drop(table.find(key(block))),
                     4 => drop(table.reclassify(key(block), class)),
-                    5 => for victim in table.give_way(u64::from(length)) {
+                    5 => for victim in table.evict_bytes(u64::from(length)) {
                         prop_assert!(victim.class != CopyClass::Pinned);
-                        table.freed(victim.key);
+                        table.release_space(victim.key);
                     },
                     1 => if let Some(held) = table.find(key(block)) {
                         table.remove(key(block), held.stamp);
-                        table.freed(key(block));
+                        table.release_space(key(block));
                     },
                     _ => if let Ok(victims) = table.reserve(key(block), length, class) {
                         for victim in victims {
-                            table.freed(victim.key);
+                            table.release_space(victim.key);
                         }
                         if what == 2 {
-                            table.put(key(block), length, Digest([0; 32]), class, true);
+                            table.insert(key(block), length, Digest([0; 32]), class, true);
                         } else {
-                            table.cancel(key(block));
+                            table.cancel_reservation(key(block));
                         }
                     },
                 }
-                let sum: u64 = table.iter().map(|(_, held, _)| charge(held.length)).sum();
+                let sum: u64 = table.iter().map(|(_, held, _)| charged_bytes(held.length)).sum();
                 prop_assert_eq!(sum, table.used_bytes());
                 let by_class = ALL_CLASSES.map(|class| table.class_bytes(class));
                 prop_assert_eq!(sum, by_class.iter().sum::<u64>());

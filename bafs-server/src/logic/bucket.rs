@@ -8,18 +8,18 @@ pub const BURST_NS: u64 = SECOND_NS / 5;
 
 /// Limits a flow of bytes. First come, first served: each taker waits for those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bucket {
+pub struct TokenBucket {
     bytes_per_s: u64,
     /// When everything that was taken so far has flowed, in nanoseconds.
-    clear_at_ns: u64,
+    drained_at_ns: u64,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// A bucket that lets `bytes_per_s` flow, at least 1.
     pub fn new(bytes_per_s: u64) -> Self {
         Self {
             bytes_per_s: bytes_per_s.max(1),
-            clear_at_ns: 0,
+            drained_at_ns: 0,
         }
     }
 
@@ -29,13 +29,13 @@ impl Bucket {
         let cost_ns = u128::from(bytes) * u128::from(SECOND_NS);
         let cost_ns = cost_ns.div_ceil(u128::from(self.bytes_per_s));
         let cost_ns = u64::try_from(cost_ns).unwrap_or(u64::MAX);
-        let start_ns = self.clear_at_ns.max(now_ns.saturating_sub(BURST_NS));
+        let start_ns = self.drained_at_ns.max(now_ns.saturating_sub(BURST_NS));
         let clear_at_ns = start_ns.saturating_add(cost_ns);
         let wait_ns = clear_at_ns.saturating_sub(now_ns);
         if wait_ns > wait_ns_max {
             return None;
         }
-        self.clear_at_ns = clear_at_ns;
+        self.drained_at_ns = clear_at_ns;
         Some(wait_ns)
     }
 }
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn a_rested_bucket_gives_one_burst_and_then_its_rate() {
-        let mut bucket = Bucket::new(1000);
+        let mut bucket = TokenBucket::new(1000);
         assert_eq!(bucket.take(START_NS, 200, u64::MAX), Some(0));
         assert_eq!(bucket.take(START_NS, 1000, u64::MAX), Some(SECOND_NS));
         assert_eq!(
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn who_cannot_wait_takes_nothing() {
-        let mut bucket = Bucket::new(1000);
+        let mut bucket = TokenBucket::new(1000);
         assert_eq!(bucket.take(START_NS, 5000, SECOND_NS), None);
         assert_eq!(bucket.take(START_NS, 200, 0), Some(0));
         assert_eq!(bucket.take(START_NS, u64::MAX, SECOND_NS), None);
@@ -73,7 +73,7 @@ mod tests {
             rate in 1u64..1 << 32,
             asks in proptest::collection::vec((0u64..SECOND_NS, 0u64..1 << 22), 1..60),
         ) {
-            let mut bucket = Bucket::new(rate);
+            let mut bucket = TokenBucket::new(rate);
             let mut now = START_NS;
             let mut flows = Vec::new();
             for (pause, bytes) in asks {

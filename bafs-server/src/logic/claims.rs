@@ -12,15 +12,15 @@ const CLAIMS_MAX: usize = 1 << 16;
 
 /// Claims of servers on blocks, the oldest forgotten first.
 #[derive(Debug, Default)]
-pub(crate) struct Claims {
-    of: BTreeMap<BlockKey, Vec<ServerId>>,
+pub(crate) struct BlockClaims {
+    servers_by_block: BTreeMap<BlockKey, Vec<ServerId>>,
     order: VecDeque<(BlockKey, ServerId)>,
 }
 
-impl Claims {
+impl BlockClaims {
     /// A server asked for a block that was not to be had here.
-    pub(crate) fn note(&mut self, key: BlockKey, server: ServerId) {
-        let servers = self.of.entry(key).or_default();
+    pub(crate) fn note_claim(&mut self, key: BlockKey, server: ServerId) {
+        let servers = self.servers_by_block.entry(key).or_default();
         if servers.contains(&server) {
             return;
         }
@@ -28,18 +28,18 @@ impl Claims {
         self.order.push_back((key, server));
         if self.order.len() > CLAIMS_MAX
             && let Some((key, server)) = self.order.pop_front()
-            && let Some(servers) = self.of.get_mut(&key)
+            && let Some(servers) = self.servers_by_block.get_mut(&key)
         {
             servers.retain(|other| *other != server);
             if servers.is_empty() {
-                self.of.remove(&key);
+                self.servers_by_block.remove(&key);
             }
         }
     }
 
     /// Who may have a block.
-    pub(crate) fn of(&self, key: BlockKey) -> &[ServerId] {
-        self.of.get(&key).map_or(&[], Vec::as_slice)
+    pub(crate) fn claimants(&self, key: BlockKey) -> &[ServerId] {
+        self.servers_by_block.get(&key).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -55,21 +55,21 @@ mod tests {
             file: FileIndex(0),
             block: BlockIndex(block),
         };
-        let mut claims = Claims::default();
+        let mut claims = BlockClaims::default();
         for _ in 0..2 {
             for server in [1, 2] {
-                claims.note(key(0), ServerId(server));
+                claims.note_claim(key(0), ServerId(server));
             }
         }
-        assert_eq!(claims.of(key(0)), [ServerId(1), ServerId(2)]);
+        assert_eq!(claims.claimants(key(0)), [ServerId(1), ServerId(2)]);
         for block in 1..CLAIMS_MAX as u64 {
-            claims.note(key(block), ServerId(3));
+            claims.note_claim(key(block), ServerId(3));
         }
-        assert_eq!(claims.of(key(0)), [ServerId(2)]);
-        claims.note(key(CLAIMS_MAX as u64), ServerId(3));
-        assert_eq!(claims.of(key(0)), []);
+        assert_eq!(claims.claimants(key(0)), [ServerId(2)]);
+        claims.note_claim(key(CLAIMS_MAX as u64), ServerId(3));
+        assert_eq!(claims.claimants(key(0)), []);
         assert_eq!(
-            (claims.of.len(), claims.order.len()),
+            (claims.servers_by_block.len(), claims.order.len()),
             (CLAIMS_MAX, CLAIMS_MAX)
         );
     }

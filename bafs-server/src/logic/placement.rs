@@ -9,8 +9,8 @@
 
 use bafs_proto::ids::{FileIndex, ServerId};
 
-use super::blocks::CHARGE_BYTES;
-use super::rendezvous::{Candidate, best, rank};
+use super::blocks::ALLOCATION_UNIT_BYTES;
+use super::rendezvous::{Candidate, best_candidate, rank};
 
 /// Most bytes of a source file that have one primary, unless a block is larger.
 const EXTENT_BYTES_MAX: u64 = 1 << 20;
@@ -22,7 +22,7 @@ const EXTENTS_MIN: u64 = 256;
 const SCORES_MAX: u64 = 1 << 21;
 
 /// A server takes this part more than its share before the next one is asked.
-const SURPLUS_PART: u64 = 16;
+const SURPLUS_DIVISOR: u64 = 16;
 
 /// A part of a file that has one primary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,13 +37,13 @@ pub(crate) struct Extent {
 #[derive(Debug, Default)]
 pub(crate) struct Placement {
     candidates: Vec<Candidate>,
-    table: Option<Table>,
+    table: Option<OwnerTable>,
 }
 
 #[derive(Debug)]
-struct Table {
+struct OwnerTable {
     /// For each file its first place in `owners`.
-    starts: Vec<u32>,
+    file_starts: Vec<u32>,
     /// Place of the primary among the candidates.
     owners: Vec<u16>,
 }
@@ -51,7 +51,7 @@ struct Table {
 /// A source as far as placement goes: the name of the cache, and path and size of each file in
 /// the order of the manifest (size 0 for what has no blocks).
 #[derive(Debug)]
-pub(crate) struct Places<'a> {
+pub(crate) struct PlacementInput<'a> {
     pub(crate) cache: &'a str,
     pub(crate) files: Vec<(&'a str, u64)>,
     pub(crate) extent_bytes: u64,
@@ -67,7 +67,7 @@ pub(crate) fn extent_bytes(source_bytes: u64, block_bytes: u32) -> u64 {
 
 impl Placement {
     /// Places all extents; `candidates` in an order that all servers agree on.
-    pub(crate) fn of(places: &Places<'_>, candidates: Vec<Candidate>) -> Self {
+    pub(crate) fn compute(places: &PlacementInput<'_>, candidates: Vec<Candidate>) -> Self {
         let extents = |size: u64| size.div_ceil(places.extent_bytes);
         let all = places
             .files
@@ -75,12 +75,12 @@ impl Placement {
             .fold(0u64, |sum, (_, size)| sum.saturating_add(extents(*size)));
         let scores = all.saturating_mul(candidates.len() as u64);
         let small = scores <= SCORES_MAX && candidates.len() <= usize::from(u16::MAX);
-        let table = (small && candidates.len() > 1).then(|| fill(places, &candidates));
+        let table = (small && candidates.len() > 1).then(|| build_table(places, &candidates));
         Self { candidates, table }
     }
 
     /// Whether these are the servers that it was made for.
-    pub(crate) fn is_among(&self, candidates: &[Candidate]) -> bool {
+    pub(crate) fn is_for(&self, candidates: &[Candidate]) -> bool {
         self.candidates == candidates
     }
 
@@ -92,19 +92,19 @@ impl Placement {
     /// The primary of an extent; `None` when there is no server at all. `key` names the extent.
     pub(crate) fn owner(&self, extent: Extent, key: &[&[u8]]) -> Option<ServerId> {
         let tabled = self.table.as_ref().and_then(|table| {
-            let start = *table.starts.get(extent.file.0 as usize)?;
+            let start = *table.file_starts.get(extent.file.0 as usize)?;
             let place = usize::try_from(u64::from(start) + extent.number).ok()?;
             table.owners.get(place)
         });
         let place = match tabled {
             Some(place) => usize::from(*place),
-            None => best(key, &self.candidates, |_| true)?,
+            None => best_candidate(key, &self.candidates, |_| true)?,
         };
         Some(self.candidates[place].server)
     }
 
     /// All servers for an extent: its primary first, then who follows if that one is away.
-    pub(crate) fn ranked(&self, extent: Extent, key: &[&[u8]]) -> Vec<ServerId> {
+    pub(crate) fn ranked_servers(&self, extent: Extent, key: &[&[u8]]) -> Vec<ServerId> {
         let mut ranked = rank(key, &self.candidates);
         if let Some(owner) = self.owner(extent, key) {
             ranked.retain(|server| *server != owner);
@@ -114,8 +114,8 @@ impl Placement {
     }
 }
 
-fn fill(places: &Places<'_>, candidates: &[Candidate]) -> Table {
-    let charged = |size: u64| size.next_multiple_of(CHARGE_BYTES);
+fn build_table(places: &PlacementInput<'_>, candidates: &[Candidate]) -> OwnerTable {
+    let charged = |size: u64| size.next_multiple_of(ALLOCATION_UNIT_BYTES);
     let total: u128 = places
         .files
         .iter()
@@ -131,23 +131,23 @@ fn fill(places: &Places<'_>, candidates: &[Candidate]) -> Table {
             if total >= weights {
                 return share + extent;
             }
-            (share + extent.max(share / u128::from(SURPLUS_PART))).min(weight)
+            (share + extent.max(share / u128::from(SURPLUS_DIVISOR))).min(weight)
         })
         .collect();
     let mut loads = vec![0u128; candidates.len()];
-    let mut table = Table {
-        starts: Vec::with_capacity(places.files.len()),
+    let mut table = OwnerTable {
+        file_starts: Vec::with_capacity(places.files.len()),
         owners: Vec::new(),
     };
     for (path, size) in &places.files {
-        table.starts.push(table.owners.len() as u32);
+        table.file_starts.push(table.owners.len() as u32);
         for number in 0..size.div_ceil(places.extent_bytes) {
             let left = size - number * places.extent_bytes;
             let bytes = u128::from(charged(left.min(places.extent_bytes)));
             let number = number.to_le_bytes();
             let key: [&[u8]; 3] = [places.cache.as_bytes(), path.as_bytes(), &number];
-            let place = best(&key, candidates, |n| loads[n] + bytes <= bounds[n]);
-            let place = place.unwrap_or_else(|| roomiest(&loads, &bounds));
+            let place = best_candidate(&key, candidates, |n| loads[n] + bytes <= bounds[n]);
+            let place = place.unwrap_or_else(|| least_loaded(&loads, &bounds));
             loads[place] += bytes;
             table.owners.push(place as u16);
         }
@@ -156,7 +156,7 @@ fn fill(places: &Places<'_>, candidates: &[Candidate]) -> Table {
 }
 
 /// Where the least is over its bound, or the most is left.
-fn roomiest(loads: &[u128], bounds: &[u128]) -> usize {
+fn least_loaded(loads: &[u128], bounds: &[u128]) -> usize {
     let room = |n: &usize| bounds[*n] as i128 - loads[*n] as i128;
     (0..loads.len())
         .max_by_key(|n| (room(n), usize::MAX - n))
@@ -179,15 +179,15 @@ mod tests {
             .collect()
     }
 
-    fn places<'a>(files: &[(&'a str, u64)]) -> Places<'a> {
-        Places {
+    fn places<'a>(files: &[(&'a str, u64)]) -> PlacementInput<'a> {
+        PlacementInput {
             cache: "nr",
             files: files.to_vec(),
             extent_bytes: EXTENT_BYTES_MAX,
         }
     }
 
-    fn owners(places: &Places<'_>, placement: &Placement) -> Vec<(ServerId, u64)> {
+    fn owners(places: &PlacementInput<'_>, placement: &Placement) -> Vec<(ServerId, u64)> {
         let mut owners = Vec::new();
         for (n, (path, size)) in places.files.iter().enumerate() {
             for number in 0..size.div_ceil(EXTENT_BYTES_MAX) {
@@ -198,7 +198,7 @@ mod tests {
                 let bytes = number.to_le_bytes();
                 let key: [&[u8]; 3] = [b"nr", path.as_bytes(), &bytes];
                 let owner = placement.owner(extent, &key).expect("there are servers");
-                assert_eq!(placement.ranked(extent, &key)[0], owner);
+                assert_eq!(placement.ranked_servers(extent, &key)[0], owner);
                 owners.push((
                     owner,
                     (size - number * EXTENT_BYTES_MAX).min(EXTENT_BYTES_MAX),
@@ -217,7 +217,7 @@ mod tests {
     fn few_extents_fill_equal_servers_evenly() {
         let places = places(&[("nr.psq", 200 * MIB), ("nr.phr", 56 * MIB)]);
         let all = candidates(&[64 * MIB; 16]);
-        let placement = Placement::of(&places, all.clone());
+        let placement = Placement::compute(&places, all.clone());
         let owners = owners(&places, &placement);
         for candidate in all {
             let held = load(&owners, candidate.server) / MIB;
@@ -236,7 +236,7 @@ mod tests {
         ] {
             let places = places(&sizes);
             let all = candidates(&weights);
-            let owners = owners(&places, &Placement::of(&places, all.clone()));
+            let owners = owners(&places, &Placement::compute(&places, all.clone()));
             for candidate in all {
                 assert!(load(&owners, candidate.server) <= candidate.weight);
             }
@@ -247,7 +247,7 @@ mod tests {
     fn what_fits_nowhere_overflows_all_alike() {
         let places = places(&[("a", 96 * MIB)]);
         let all = candidates(&[16 * MIB, 16 * MIB, 32 * MIB]);
-        let owners = owners(&places, &Placement::of(&places, all.clone()));
+        let owners = owners(&places, &Placement::compute(&places, all.clone()));
         for candidate in all {
             let expected = candidate.weight * 3 / 2;
             let held = load(&owners, candidate.server);
@@ -260,8 +260,8 @@ mod tests {
         let places = places(&[("nr.psq", 256 * MIB)]);
         for servers in [4usize, 8, 15] {
             let more = candidates(&vec![64 * MIB; servers + 1]);
-            let before = owners(&places, &Placement::of(&places, more[..servers].to_vec()));
-            let after = owners(&places, &Placement::of(&places, more));
+            let before = owners(&places, &Placement::compute(&places, more[..servers].to_vec()));
+            let after = owners(&places, &Placement::compute(&places, more));
             let moved = before.iter().zip(&after).filter(|(a, b)| a != b).count();
             let share = 256 / (servers + 1);
             assert!(moved <= 2 * share + 8, "{servers}: {moved}, share {share}");
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn very_many_extents_need_no_table() {
         let places = places(&[("a", SCORES_MAX * MIB)]);
-        let placement = Placement::of(&places, candidates(&[1, 1]));
+        let placement = Placement::compute(&places, candidates(&[1, 1]));
         assert!(placement.table.is_none());
         let extent = Extent {
             file: FileIndex(0),
@@ -290,7 +290,7 @@ mod tests {
         let key: [&[u8]; 1] = [b"k"];
         assert_eq!(
             placement.owner(extent, &key),
-            Some(placement.ranked(extent, &key)[0])
+            Some(placement.ranked_servers(extent, &key)[0])
         );
         assert_eq!(Placement::default().owner(extent, &key), None);
     }
@@ -308,7 +308,7 @@ mod tests {
             let files: Vec<_> = paths.zip(sizes.iter().copied()).collect();
             let places = places(&files);
             let all = candidates(&weights);
-            let owners = owners(&places, &Placement::of(&places, all.clone()));
+            let owners = owners(&places, &Placement::compute(&places, all.clone()));
             let total: u64 = sizes.iter().sum();
             prop_assert_eq!(owners.iter().map(|(_, bytes)| bytes).sum::<u64>(), total);
             let capacity: u64 = weights.iter().sum();

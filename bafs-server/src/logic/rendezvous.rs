@@ -26,9 +26,9 @@ pub(crate) struct Candidate {
 pub(crate) fn rank(key: &[&[u8]], candidates: &[Candidate]) -> Vec<ServerId> {
     let mut scored: Vec<_> = candidates
         .iter()
-        .map(|candidate| scored(key, *candidate))
+        .map(|candidate| with_score(key, *candidate))
         .collect();
-    scored.sort_by(before);
+    scored.sort_by(compare_rank);
     scored
         .into_iter()
         .map(|(candidate, _)| candidate.server)
@@ -36,26 +36,26 @@ pub(crate) fn rank(key: &[&[u8]], candidates: &[Candidate]) -> Vec<ServerId> {
 }
 
 /// Place of the first in rank among the candidates that `admits` lets through, by their places.
-pub(crate) fn best(
+pub(crate) fn best_candidate(
     key: &[&[u8]],
     candidates: &[Candidate],
     admits: impl Fn(usize) -> bool,
 ) -> Option<usize> {
     let admitted = candidates.iter().enumerate().filter(|(n, _)| admits(*n));
     admitted
-        .map(|(n, candidate)| (n, scored(key, *candidate)))
-        .min_by(|(_, a), (_, b)| before(a, b))
+        .map(|(n, candidate)| (n, with_score(key, *candidate)))
+        .min_by(|(_, a), (_, b)| compare_rank(a, b))
         .map(|(n, _)| n)
 }
 
-fn scored(key: &[&[u8]], candidate: Candidate) -> (Candidate, u64) {
+fn with_score(key: &[&[u8]], candidate: Candidate) -> (Candidate, u64) {
     let server = candidate.server.0.to_le_bytes();
     let parts: Vec<&[u8]> = key.iter().copied().chain([server.as_slice()]).collect();
     (candidate, negative_log2(hash::score(&parts)))
 }
 
 /// Orders by `weight / log`, the largest first, without division.
-fn before((a, a_log): &(Candidate, u64), (b, b_log): &(Candidate, u64)) -> Ordering {
+fn compare_rank((a, a_log): &(Candidate, u64), (b, b_log): &(Candidate, u64)) -> Ordering {
     let left = u128::from(a.weight.max(1)) * u128::from(*b_log);
     let right = u128::from(b.weight.max(1)) * u128::from(*a_log);
     right.cmp(&left).then(a.server.cmp(&b.server))

@@ -11,7 +11,7 @@ pub struct Amount {
 
 /// There is too little space; the amount says how much is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Short {
+pub enum SpaceShortage {
     /// Too few bytes: so many are free.
     Bytes(u64),
     /// Too few files: so many are free.
@@ -20,12 +20,12 @@ pub enum Short {
 
 /// Capacity and what is promised of it.
 #[derive(Debug, Clone, Copy)]
-pub struct Space {
+pub struct SpaceLedger {
     capacity: Amount,
     reserved: Amount,
 }
 
-impl Space {
+impl SpaceLedger {
     /// A ledger over `capacity` with nothing promised.
     pub fn new(capacity: Amount) -> Self {
         Self {
@@ -52,15 +52,15 @@ impl Space {
     ///
     /// # Errors
     /// [`Short`] with the free amount; nothing is promised then.
-    pub fn reserve(&mut self, amount: Amount) -> Result<(), Short> {
+    pub fn reserve(&mut self, amount: Amount) -> Result<(), SpaceShortage> {
         let free = self.free();
         if amount.bytes > free.bytes {
-            return Err(Short::Bytes(free.bytes));
+            return Err(SpaceShortage::Bytes(free.bytes));
         }
         if amount.files > free.files {
-            return Err(Short::Files(free.files));
+            return Err(SpaceShortage::Files(free.files));
         }
-        self.keep(amount);
+        self.restore_reservation(amount);
         assert!(self.reserved.bytes <= self.capacity.bytes);
         assert!(self.reserved.files <= self.capacity.files);
         Ok(())
@@ -68,7 +68,7 @@ impl Space {
 
     /// Counts a promise of an earlier life of the server, whatever the capacity is now: a volume
     /// that exists is kept even when the capacity was made smaller.
-    pub fn keep(&mut self, amount: Amount) {
+    pub fn restore_reservation(&mut self, amount: Amount) {
         self.reserved.bytes = self.reserved.bytes.saturating_add(amount.bytes);
         self.reserved.files = self.reserved.files.saturating_add(amount.files);
     }
@@ -92,11 +92,11 @@ mod tests {
 
     #[test]
     fn refusals_say_how_much_is_free() {
-        let mut space = Space::new(amount(100, 10));
+        let mut space = SpaceLedger::new(amount(100, 10));
         assert_eq!(space.reserve(amount(60, 2)), Ok(()));
-        assert_eq!(space.reserve(amount(41, 1)), Err(Short::Bytes(40)));
-        assert_eq!(space.reserve(amount(40, 9)), Err(Short::Files(8)));
-        assert_eq!(space.reserve(amount(u64::MAX, 1)), Err(Short::Bytes(40)));
+        assert_eq!(space.reserve(amount(41, 1)), Err(SpaceShortage::Bytes(40)));
+        assert_eq!(space.reserve(amount(40, 9)), Err(SpaceShortage::Files(8)));
+        assert_eq!(space.reserve(amount(u64::MAX, 1)), Err(SpaceShortage::Bytes(40)));
         assert_eq!(space.reserve(amount(40, 8)), Ok(()));
         space.release(amount(60, 2));
         assert_eq!(space.free(), amount(60, 2));
@@ -104,10 +104,10 @@ mod tests {
 
     #[test]
     fn a_smaller_capacity_refuses_but_keeps() {
-        let mut space = Space::new(amount(10, 1));
-        space.keep(amount(25, 3));
+        let mut space = SpaceLedger::new(amount(10, 1));
+        space.restore_reservation(amount(25, 3));
         assert_eq!(space.free(), amount(0, 0));
-        assert_eq!(space.reserve(amount(1, 0)), Err(Short::Bytes(0)));
+        assert_eq!(space.reserve(amount(1, 0)), Err(SpaceShortage::Bytes(0)));
         space.release(amount(25, 3));
         assert_eq!(space.free(), amount(10, 1));
     }
@@ -117,7 +117,7 @@ mod tests {
         fn promises_never_exceed_the_capacity(steps in prop::collection::vec(
             (any::<bool>(), 0u64..60, 0u64..6), 0..200,
         )) {
-            let mut space = Space::new(amount(100, 10));
+            let mut space = SpaceLedger::new(amount(100, 10));
             let mut given = Vec::new();
             for (take, bytes, files) in steps {
                 if take {

@@ -15,8 +15,8 @@ use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
 
-use super::allotments::Allotted;
-use super::space::{Amount, Short, Space};
+use super::allotments::QuotaLedger;
+use super::space::{Amount, SpaceShortage, SpaceLedger};
 
 /// Most volumes of one server.
 pub const VOLUMES_MAX: usize = 16_384;
@@ -26,13 +26,13 @@ pub const TOMBSTONES_MAX: usize = 200_000;
 
 /// A volume as the table knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub struct VolumeRow {
     /// As it was asked for.
     pub spec: VolumeSpec,
     /// Where it is in its life.
     pub state: VolumeState,
     /// Why it failed, if it did.
-    pub fault: Option<Error>,
+    pub failure: Option<Error>,
     /// Bytes of files that came over the network to fill it.
     pub received_bytes: u64,
     /// What a filled volume does not have as its source has it, since the server started.
@@ -49,22 +49,22 @@ pub enum Creation {
     /// Space is reserved; the driver must make the volume now.
     Start,
     /// The volume is there already, in whatever state.
-    Present,
+    AlreadyPresent,
 }
 
 /// Why a volume is not created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum CreationRefusal {
     /// The id names another volume.
     Conflict,
     /// The id was deleted or has expired, and is never used again.
-    Gone,
+    Deleted,
     /// Too little space. With `soon` some of it is about to become free: asking again may help.
-    Short {
+    NoSpace {
         /// How much is free.
-        short: Short,
+        shortage: SpaceShortage,
         /// Whether the bytes of a deleted volume are still being removed.
-        soon: bool,
+        is_space_coming: bool,
     },
     /// The server has [`VOLUMES_MAX`] volumes.
     TooMany,
@@ -73,45 +73,45 @@ pub enum Refusal {
 /// All volumes of a server, those that were, and the ledger of their space.
 #[derive(Debug)]
 pub struct VolumeTable {
-    space: Space,
-    rows: BTreeMap<VolumeId, Row>,
+    space: SpaceLedger,
+    rows: BTreeMap<VolumeId, VolumeRow>,
     /// Owners of volumes whose bytes are being removed, with what these reserve.
-    leaving: BTreeMap<VolumeId, (String, Amount)>,
+    deletions_in_progress: BTreeMap<VolumeId, (String, Amount)>,
     /// What the volumes of each owner reserve.
-    held: BTreeMap<String, Amount>,
-    allotted: Allotted,
-    gone: BTreeMap<VolumeId, Time>,
-    gone_order: BTreeSet<(Time, VolumeId)>,
+    reserved_by_owner: BTreeMap<String, Amount>,
+    quotas: QuotaLedger,
+    tombstones: BTreeMap<VolumeId, Time>,
+    tombstone_order: BTreeSet<(Time, VolumeId)>,
 }
 
 impl VolumeTable {
     /// An empty table over `capacity`.
     pub fn new(capacity: Amount) -> Self {
         Self {
-            space: Space::new(capacity),
+            space: SpaceLedger::new(capacity),
             rows: BTreeMap::new(),
-            leaving: BTreeMap::new(),
-            held: BTreeMap::new(),
-            allotted: Allotted::default(),
-            gone: BTreeMap::new(),
-            gone_order: BTreeSet::new(),
+            deletions_in_progress: BTreeMap::new(),
+            reserved_by_owner: BTreeMap::new(),
+            quotas: QuotaLedger::default(),
+            tombstones: BTreeMap::new(),
+            tombstone_order: BTreeSet::new(),
         }
     }
 
     /// Takes up a ready volume of an earlier life of the server. Its lifetime starts anew: nobody
     /// could show interest while the server was away.
     pub fn restore(&mut self, now: Time, spec: VolumeSpec, manifest: Option<Digest>) {
-        self.space.keep(amount(&spec));
-        hold(&mut self.held, &spec);
+        self.space.restore_reservation(reserved_amount(&spec));
+        add_reservation(&mut self.reserved_by_owner, &spec);
         let expires = now.plus_ms(spec.lifetime_ms);
         let (state, fault) = (VolumeState::Ready, None);
         let id = spec.id;
         let before = self.rows.insert(
             id,
-            Row {
+            VolumeRow {
                 spec,
                 state,
-                fault,
+                failure: fault,
                 received_bytes: 0,
                 warnings: SourceWarnings::default(),
                 manifest,
@@ -122,16 +122,16 @@ impl VolumeTable {
     }
 
     /// Takes up the id of a former volume; returns the id that is forgotten for it, if any.
-    pub fn bury(&mut self, when: Time, id: VolumeId) -> Option<VolumeId> {
-        if let Some(before) = self.gone.insert(id, when) {
-            self.gone_order.remove(&(before, id));
+    pub fn add_tombstone(&mut self, when: Time, id: VolumeId) -> Option<VolumeId> {
+        if let Some(before) = self.tombstones.insert(id, when) {
+            self.tombstone_order.remove(&(before, id));
         }
-        self.gone_order.insert((when, id));
-        if self.gone.len() <= TOMBSTONES_MAX {
+        self.tombstone_order.insert((when, id));
+        if self.tombstones.len() <= TOMBSTONES_MAX {
             return None;
         }
-        let (_, oldest) = self.gone_order.pop_first()?;
-        self.gone.remove(&oldest);
+        let (_, oldest) = self.tombstone_order.pop_first()?;
+        self.tombstones.remove(&oldest);
         Some(oldest)
     }
 
@@ -139,7 +139,7 @@ impl VolumeTable {
     ///
     /// # Errors
     /// [`Refusal`]; nothing is changed then.
-    pub fn create(&mut self, now: Time, spec: &VolumeSpec) -> Result<Creation, Refusal> {
+    pub fn create(&mut self, now: Time, spec: &VolumeSpec) -> Result<Creation, CreationRefusal> {
         if let Some(row) = self.rows.get_mut(&spec.id) {
             // The lifetime may have become longer since.
             let lifetime_ms = spec.lifetime_ms.max(row.spec.lifetime_ms);
@@ -148,33 +148,33 @@ impl VolumeTable {
                 ..spec.clone()
             };
             if row.spec != asked {
-                return Err(Refusal::Conflict);
+                return Err(CreationRefusal::Conflict);
             }
             row.expires = now.plus_ms(lifetime_ms);
-            return Ok(Creation::Present);
+            return Ok(Creation::AlreadyPresent);
         }
-        if self.gone.contains_key(&spec.id) {
-            return Err(Refusal::Gone);
+        if self.tombstones.contains_key(&spec.id) {
+            return Err(CreationRefusal::Deleted);
         }
         if self.rows.len() >= VOLUMES_MAX {
-            return Err(Refusal::TooMany);
+            return Err(CreationRefusal::TooMany);
         }
-        let soon = !self.leaving.is_empty();
-        self.allotted.expire(now);
-        let (need, left) = (amount(spec), self.left_for(&spec.owner));
+        let soon = !self.deletions_in_progress.is_empty();
+        self.quotas.expire(now);
+        let (need, left) = (reserved_amount(spec), self.available_to(&spec.owner));
         let short = if need.bytes > left.bytes {
-            Err(Short::Bytes(left.bytes))
+            Err(SpaceShortage::Bytes(left.bytes))
         } else if need.files > left.files {
-            Err(Short::Files(left.files))
+            Err(SpaceShortage::Files(left.files))
         } else {
             self.space.reserve(need)
         };
-        short.map_err(|short| Refusal::Short { short, soon })?;
-        hold(&mut self.held, spec);
-        let row = Row {
+        short.map_err(|short| CreationRefusal::NoSpace { shortage: short, is_space_coming: soon })?;
+        add_reservation(&mut self.reserved_by_owner, spec);
+        let row = VolumeRow {
             spec: spec.clone(),
             state: VolumeState::Creating,
-            fault: None,
+            failure: None,
             received_bytes: 0,
             warnings: SourceWarnings::default(),
             manifest: None,
@@ -186,7 +186,7 @@ impl VolumeTable {
 
     /// So many bytes of files came over the network to fill a volume, which does not have all as
     /// its source has it.
-    pub fn filled(&mut self, id: VolumeId, received_bytes: u64, warnings: SourceWarnings) {
+    pub fn note_filled(&mut self, id: VolumeId, received_bytes: u64, warnings: SourceWarnings) {
         if let Some(row) = self.rows.get_mut(&id) {
             row.received_bytes = received_bytes;
             row.warnings = warnings;
@@ -195,7 +195,7 @@ impl VolumeTable {
 
     /// The content is in place. False when nobody wants the volume any more.
     #[must_use]
-    pub fn ready(&mut self, now: Time, id: VolumeId, manifest: Option<Digest>) -> bool {
+    pub fn mark_ready(&mut self, now: Time, id: VolumeId, manifest: Option<Digest>) -> bool {
         let Some(row) = self.rows.get_mut(&id) else {
             return false;
         };
@@ -211,7 +211,7 @@ impl VolumeTable {
     }
 
     /// Making the volume failed. Its space stays reserved until it is deleted or expires.
-    pub fn failed(&mut self, now: Time, id: VolumeId, fault: Error) {
+    pub fn mark_failed(&mut self, now: Time, id: VolumeId, fault: Error) {
         let Some(row) = self.rows.get_mut(&id) else {
             return;
         };
@@ -221,12 +221,12 @@ impl VolumeTable {
             "volume {id} fails after it was made"
         );
         row.state = VolumeState::Failed;
-        row.fault = Some(fault);
+        row.failure = Some(fault);
         row.expires = now.plus_ms(row.spec.lifetime_ms);
     }
 
     /// A cache volume shows another state of its source now.
-    pub fn refreshed(&mut self, id: VolumeId, manifest: Digest) {
+    pub fn set_manifest(&mut self, id: VolumeId, manifest: Digest) {
         if let Some(row) = self.rows.get_mut(&id) {
             row.manifest = Some(manifest);
         }
@@ -243,7 +243,7 @@ impl VolumeTable {
 
     /// What to write down so that the lifetime of a ready volume becomes `lifetime_ms`; nothing
     /// when it is as long already.
-    pub fn to_prolong(
+    pub fn plan_lifetime_extension(
         &self,
         id: VolumeId,
         lifetime_ms: u64,
@@ -260,7 +260,7 @@ impl VolumeTable {
     }
 
     /// The lifetime of a volume is at least this from now on; that is durable already.
-    pub fn prolong(&mut self, now: Time, id: VolumeId, lifetime_ms: u64) {
+    pub fn extend_lifetime(&mut self, now: Time, id: VolumeId, lifetime_ms: u64) {
         if let Some(row) = self.rows.get_mut(&id) {
             row.spec.lifetime_ms = row.spec.lifetime_ms.max(lifetime_ms);
         }
@@ -271,54 +271,54 @@ impl VolumeTable {
     /// an id that never was is dead from now on, so that a delayed create cannot revive it.
     pub fn delete(&mut self, now: Time, id: VolumeId) -> Deletion {
         let row = self.rows.remove(&id);
-        let repeated = self.gone.contains_key(&id);
+        let repeated = self.tombstones.contains_key(&id);
         if let Some(row) = &row {
-            let leaving = (row.spec.owner.clone(), amount(&row.spec));
-            self.leaving.insert(id, leaving);
+            let leaving = (row.spec.owner.clone(), reserved_amount(&row.spec));
+            self.deletions_in_progress.insert(id, leaving);
         }
-        let forgotten = if repeated { None } else { self.bury(now, id) };
-        Deletion { row, forgotten }
+        let forgotten = if repeated { None } else { self.add_tombstone(now, id) };
+        Deletion { row, evicted_tombstone: forgotten }
     }
 
     /// The bytes of a deleted volume are gone: its space is free again.
-    pub fn removed(&mut self, id: VolumeId) {
-        let Some((owner, amount)) = self.leaving.remove(&id) else {
+    pub fn release_deleted(&mut self, id: VolumeId) {
+        let Some((owner, amount)) = self.deletions_in_progress.remove(&id) else {
             return;
         };
         self.space.release(amount);
-        if let Some(held) = self.held.get_mut(&owner) {
+        if let Some(held) = self.reserved_by_owner.get_mut(&owner) {
             held.bytes = held.bytes.saturating_sub(amount.bytes);
             held.files = held.files.saturating_sub(amount.files);
             if *held == Amount::default() {
-                self.held.remove(&owner);
+                self.reserved_by_owner.remove(&owner);
             }
         }
     }
 
     /// Gives a run a part of the space, and of `slots`; nothing when too many runs have one.
-    pub fn allot(&mut self, now: Time, call: Allot, slots: u32) -> Option<Allotments> {
+    pub fn set_quota(&mut self, now: Time, call: Allot, slots: u32) -> Option<Allotments> {
         let capacity = self.space.capacity();
         let capacity = Share {
             bytes: capacity.bytes,
             files: capacity.files,
             slots,
         };
-        let held = &self.held;
+        let held = &self.reserved_by_owner;
         let held_by = |owner: &str| held.get(owner).copied().unwrap_or_default();
         let free = self.space.free();
-        self.allotted.ask(now, call, capacity, free, held_by)
+        self.quotas.set_quota(now, call, capacity, free, held_by)
     }
 
     /// What volumes of this owner may still take.
-    fn left_for(&self, owner: &str) -> Amount {
-        let held_by = |owner: &str| self.held.get(owner).copied().unwrap_or_default();
-        self.allotted.left_for(owner, self.space.free(), held_by)
+    fn available_to(&self, owner: &str) -> Amount {
+        let held_by = |owner: &str| self.reserved_by_owner.get(owner).copied().unwrap_or_default();
+        self.quotas.available_to(owner, self.space.free(), held_by)
     }
 
     /// Volumes whose time is up; the driver deletes them. A volume that is being made is not among
     /// them: making it has its own deadlines.
-    pub fn expired(&self, now: Time) -> Vec<VolumeId> {
-        let over = |row: &&Row| row.expires <= now && row.state != VolumeState::Creating;
+    pub fn expired_volumes(&self, now: Time) -> Vec<VolumeId> {
+        let over = |row: &&VolumeRow| row.expires <= now && row.state != VolumeState::Creating;
         self.rows
             .values()
             .filter(over)
@@ -327,17 +327,17 @@ impl VolumeTable {
     }
 
     /// A volume.
-    pub fn get(&self, id: VolumeId) -> Option<&Row> {
+    pub fn get(&self, id: VolumeId) -> Option<&VolumeRow> {
         self.rows.get(&id)
     }
 
     /// All volumes, by id.
-    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+    pub fn rows(&self) -> impl Iterator<Item = &VolumeRow> {
         self.rows.values()
     }
 
     /// The volumes after this id, or all of them, by id.
-    pub fn rows_after(&self, after: Option<VolumeId>) -> impl Iterator<Item = &Row> {
+    pub fn rows_after(&self, after: Option<VolumeId>) -> impl Iterator<Item = &VolumeRow> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.rows
             .range((from, Bound::Unbounded))
@@ -345,7 +345,7 @@ impl VolumeTable {
     }
 
     /// The ledger.
-    pub fn space(&self) -> &Space {
+    pub fn space(&self) -> &SpaceLedger {
         &self.space
     }
 }
@@ -354,18 +354,18 @@ impl VolumeTable {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Deletion {
     /// The volume, if it was there.
-    pub row: Option<Row>,
+    pub row: Option<VolumeRow>,
     /// An old id that is forgotten to make room for the memory of this one.
-    pub forgotten: Option<VolumeId>,
+    pub evicted_tombstone: Option<VolumeId>,
 }
 
-fn hold(held: &mut BTreeMap<String, Amount>, spec: &VolumeSpec) {
-    let (there, more) = (held.entry(spec.owner.clone()).or_default(), amount(spec));
+fn add_reservation(held: &mut BTreeMap<String, Amount>, spec: &VolumeSpec) {
+    let (there, more) = (held.entry(spec.owner.clone()).or_default(), reserved_amount(spec));
     there.bytes = there.bytes.saturating_add(more.bytes);
     there.files = there.files.saturating_add(more.files);
 }
 
-fn amount(spec: &VolumeSpec) -> Amount {
+fn reserved_amount(spec: &VolumeSpec) -> Amount {
     let (bytes, files) = spec.reserved();
     Amount { bytes, files }
 }
@@ -400,11 +400,11 @@ mod tests {
     fn creating_again_is_harmless_and_another_meaning_is_a_conflict() {
         let mut table = table();
         assert_eq!(table.create(Time(0), &spec(1, 60)), Ok(Creation::Start));
-        assert_eq!(table.create(Time(1), &spec(1, 60)), Ok(Creation::Present));
-        assert_eq!(table.create(Time(1), &spec(1, 61)), Err(Refusal::Conflict));
+        assert_eq!(table.create(Time(1), &spec(1, 60)), Ok(Creation::AlreadyPresent));
+        assert_eq!(table.create(Time(1), &spec(1, 61)), Err(CreationRefusal::Conflict));
         assert_eq!(table.space().free().bytes, 40);
-        assert!(table.ready(Time(2), VolumeId(1), None));
-        assert_eq!(table.create(Time(3), &spec(1, 60)), Ok(Creation::Present));
+        assert!(table.mark_ready(Time(2), VolumeId(1), None));
+        assert_eq!(table.create(Time(3), &spec(1, 60)), Ok(Creation::AlreadyPresent));
     }
 
     #[test]
@@ -414,26 +414,26 @@ mod tests {
         assert!(table.delete(Time(1), VolumeId(1)).row.is_some());
         assert!(table.delete(Time(2), VolumeId(1)).row.is_none());
         assert!(
-            !table.ready(Time(3), VolumeId(1), None),
+            !table.mark_ready(Time(3), VolumeId(1), None),
             "the maker comes too late"
         );
-        table.removed(VolumeId(1));
-        assert_eq!(table.create(Time(4), &spec(1, 1)), Err(Refusal::Gone));
+        table.release_deleted(VolumeId(1));
+        assert_eq!(table.create(Time(4), &spec(1, 1)), Err(CreationRefusal::Deleted));
         assert!(table.delete(Time(5), VolumeId(2)).row.is_none());
-        assert_eq!(table.create(Time(6), &spec(2, 1)), Err(Refusal::Gone));
+        assert_eq!(table.create(Time(6), &spec(2, 1)), Err(CreationRefusal::Deleted));
     }
 
     #[test]
     fn space_is_free_only_when_the_bytes_are_gone() {
         let mut table = table();
         table.create(Time(0), &spec(1, 100)).expect("room");
-        let short = Short::Bytes(0);
-        let refusal = |soon| Err(Refusal::Short { short, soon });
+        let short = SpaceShortage::Bytes(0);
+        let refusal = |soon| Err(CreationRefusal::NoSpace { shortage: short, is_space_coming: soon });
         assert_eq!(table.create(Time(0), &spec(2, 1)), refusal(false));
         table.delete(Time(1), VolumeId(1));
         assert_eq!(table.create(Time(1), &spec(2, 1)), refusal(true));
-        table.removed(VolumeId(1));
-        table.removed(VolumeId(1));
+        table.release_deleted(VolumeId(1));
+        table.release_deleted(VolumeId(1));
         assert_eq!(table.create(Time(1), &spec(2, 100)), Ok(Creation::Start));
     }
 
@@ -442,22 +442,22 @@ mod tests {
         let mut table = table();
         table.create(Time(0), &spec(1, 1)).expect("room");
         assert!(
-            table.expired(Time(5_000)).is_empty(),
+            table.expired_volumes(Time(5_000)).is_empty(),
             "it is still being made"
         );
-        assert!(table.ready(Time(5_000), VolumeId(1), None));
-        assert!(table.expired(Time(5_999)).is_empty());
+        assert!(table.mark_ready(Time(5_000), VolumeId(1), None));
+        assert!(table.expired_volumes(Time(5_999)).is_empty());
         assert!(table.renew(Time(5_999), VolumeId(1)));
-        assert!(table.expired(Time(6_998)).is_empty());
-        assert_eq!(table.expired(Time(6_999)), [VolumeId(1)]);
+        assert!(table.expired_volumes(Time(6_998)).is_empty());
+        assert_eq!(table.expired_volumes(Time(6_999)), [VolumeId(1)]);
         assert!(!table.renew(Time(7_000), VolumeId(9)));
         table.create(Time(7_000), &spec(2, 1)).expect("room");
-        table.failed(
+        table.mark_failed(
             Time(7_000),
             VolumeId(2),
             Error::new(bafs_proto::ErrorCode::NotFound, "why"),
         );
-        assert_eq!(table.expired(Time(8_000)), [VolumeId(1), VolumeId(2)]);
+        assert_eq!(table.expired_volumes(Time(8_000)), [VolumeId(1), VolumeId(2)]);
     }
 
     #[test]
@@ -465,10 +465,10 @@ mod tests {
         let mut table = table();
         table.restore(Time(9_000), spec(1, 150), None);
         assert_eq!(table.space().free().bytes, 0);
-        assert!(table.expired(Time(9_999)).is_empty());
-        assert_eq!(table.expired(Time(10_000)), [VolumeId(1)]);
+        assert!(table.expired_volumes(Time(9_999)).is_empty());
+        assert_eq!(table.expired_volumes(Time(10_000)), [VolumeId(1)]);
         table.delete(Time(10_000), VolumeId(1));
-        table.removed(VolumeId(1));
+        table.release_deleted(VolumeId(1));
         assert_eq!(table.space().free().bytes, 100);
     }
 
@@ -476,11 +476,11 @@ mod tests {
     fn the_memory_of_the_dead_is_bounded() {
         let mut table = table();
         for id in 0..TOMBSTONES_MAX as u128 {
-            assert_eq!(table.delete(Time(id as u64), VolumeId(id)).forgotten, None);
+            assert_eq!(table.delete(Time(id as u64), VolumeId(id)).evicted_tombstone, None);
         }
         let next = VolumeId(TOMBSTONES_MAX as u128);
         let deletion = table.delete(Time(TOMBSTONES_MAX as u64), next);
-        assert_eq!(deletion.forgotten, Some(VolumeId(0)));
+        assert_eq!(deletion.evicted_tombstone, Some(VolumeId(0)));
     }
 
     proptest! {
@@ -494,12 +494,12 @@ mod tests {
                 let creating = table.get(key).is_some_and(|r| r.state == VolumeState::Creating);
                 match what {
                     0 | 1 => drop(table.create(now, &spec(id + 8 * bytes as u128, bytes))),
-                    2 if creating => assert!(table.ready(now, key, None)),
+                    2 if creating => assert!(table.mark_ready(now, key, None)),
                     3 => drop(table.delete(now, key)),
-                    _ => table.removed(key),
+                    _ => table.release_deleted(key),
                 }
                 let living: u64 = table.rows().map(|row| row.spec.size_bytes).sum();
-                let leaving: u64 = table.leaving.values().map(|(_, amount)| amount.bytes).sum();
+                let leaving: u64 = table.deletions_in_progress.values().map(|(_, amount)| amount.bytes).sum();
                 prop_assert!(living + leaving <= 100);
                 prop_assert_eq!(table.space().free().bytes, 100 - living - leaving);
             }

@@ -5,20 +5,20 @@ use bafs_proto::door::{HandOverOf, HandOverTicket};
 use bafs_proto::token::{Resource, Token};
 
 use super::Node;
-use crate::storage::volume_of;
+use crate::storage::volume_id;
 
 impl Node {
     /// Gives out a ticket for a hand-over. The right to a cache has been checked; a tree's depends
     /// on the session.
-    pub(super) fn hand_over(&self, what: HandOverOf, token: &Token) -> Result<HandOverTicket> {
+    pub(super) fn issue_handoff_ticket(&self, what: HandOverOf, token: &Token) -> Result<HandOverTicket> {
         let grant = match what {
             HandOverOf::Tree { tree, epoch } => {
-                let resource = volume_of(&tree).map(Resource::Volume)?;
+                let resource = volume_id(&tree).map(Resource::Volume)?;
                 let allow = |right| self.access.require(token, resource, right);
-                self.storage.grant_tree(tree, epoch, allow)?
+                self.storage.prepare_tree_handoff(tree, epoch, allow)?
             }
-            HandOverOf::Cache { volume, manifest } => self.caches.grant(volume, manifest)?,
+            HandOverOf::Cache { volume, manifest } => self.caches.prepare_handoff(volume, manifest)?,
         };
-        self.door.ticket(grant)
+        self.handoff_server.issue_ticket(grant)
     }
 }

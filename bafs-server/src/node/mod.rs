@@ -20,14 +20,14 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use self::subnet::subnet_of;
-use crate::access::Access;
+use crate::access::AccessChecker;
 use crate::cache::Caches;
-use crate::counters::{self, Counters, Figures, ReadFigures};
-use crate::door::Door;
-use crate::executor::{Disk, Executor, ExecutorConfig, TemporaryShare};
-use crate::homes::{HomeSettings, Homes};
+use crate::counters::{self, Counters, Metrics, ReadMetrics};
+use crate::door::HandoffServer;
+use crate::executor::{DiskSpace, Executor, ExecutorConfig, TemporaryQuota};
+use crate::homes::{HomeSettings, HomeClients};
 use crate::logic::space::Amount;
-use crate::serving::{ADVERT_TTL_MS, Running, check_names, pool, reachable};
+use crate::serving::{ADVERT_TTL_MS, RunningServer, check_names, pool, reachable_address};
 use crate::storage::{Storage, Store};
 
 /// How often expired volumes and silent sessions are looked for.
@@ -76,18 +76,18 @@ pub struct NodeConfig {
 /// # Errors
 /// `Conflict` when the port or the store is in use, `Malformed` when the identity is not usable,
 /// `ServerFault` when the store cannot be read.
-pub async fn start(config: NodeConfig) -> Result<Running> {
+pub async fn start(config: NodeConfig) -> Result<RunningServer> {
     let listener = Listener::bind(&config.listen, &config.identity)?;
-    let address = reachable(listener.local_address()?);
+    let address = reachable_address(listener.local_address()?);
     let pool = pool(&config.identity)?;
     let node = Node::open(config, address, pool).await?;
-    let tasks = node.background();
+    let tasks = node.start_background_tasks();
     let published = node.clone();
-    let figures: ReadFigures = Arc::new(move || published.figures());
-    let gone = node.gone.subscribe();
+    let figures: ReadMetrics = Arc::new(move || published.metrics());
+    let gone = node.is_store_gone.subscribe();
     let store = node.config.store.clone();
-    let mut running = Running::start(listener, node, figures)?;
-    running.end_when(gone, move || {
+    let mut running = RunningServer::start(listener, node, figures)?;
+    running.set_fatal_condition(gone, move || {
         let text = format!(
             "store {}: somebody removed it while this node served it, so that its volumes are \
              lost; start the node again",
@@ -107,16 +107,16 @@ pub struct Node {
     pool: Pool,
     store: Arc<Store>,
     storage: Arc<Storage>,
-    homes: Arc<Homes>,
+    homes: Arc<HomeClients>,
     caches: Arc<Caches>,
     executor: Arc<Executor>,
-    door: Arc<Door>,
-    access: Access,
+    handoff_server: Arc<HandoffServer>,
+    access: AccessChecker,
     counters: Counters,
     /// What each slot has for temporary files.
-    share: TemporaryShare,
+    temporary_quota: TemporaryQuota,
     /// Whether the store is gone.
-    gone: watch::Sender<bool>,
+    is_store_gone: watch::Sender<bool>,
 }
 
 impl Node {
@@ -130,9 +130,9 @@ impl Node {
         if config.group.is_empty() {
             config.group = subnet_of(&address);
         }
-        let counters = Counters::zero(counters::NODE);
+        let counters = Counters::with_names(counters::NODE_COUNTERS);
         let path = config.store.clone();
-        let homes = Homes::new(
+        let homes = HomeClients::new(
             pool.clone(),
             config.identity.verifier.clone(),
             config.homes.clone(),
@@ -146,7 +146,7 @@ impl Node {
         let (store, caches) = tokio::task::spawn_blocking(move || {
             let store = Arc::new(Store::open(&path)?);
             let own = (store.id(), reached);
-            let caches = Caches::open(store.cache(), sources, used, own, opened)?;
+            let caches = Caches::open(store.cache_directory(), sources, used, own, opened)?;
             Ok::<_, Error>((store, caches))
         })
         .await
@@ -161,21 +161,21 @@ impl Node {
         };
         let (opened, cached, filled) = (store.clone(), caches.clone(), homes.clone());
         let storage = Storage::open(opened, capacity, filled, cached, counters.clone()).await?;
-        let share = temporary_share(&config, &store, storage.space().1).await?;
+        let share = temporary_quota(&config, &store, storage.space().1).await?;
         let executor = ExecutorConfig {
             slots: config.slots,
             program: config.agent_program.clone(),
             identity: config.agent_identity.clone(),
             memory_bytes: config.agent_memory_bytes,
-            logs: store.logs(),
-            starts: store.starts(),
-            volumes: store.volumes(),
-            temporary: store.temporary(),
-            share,
+            log_directory: store.log_directory(),
+            started_file: store.started_file(),
+            volume_directory: store.volume_directory(),
+            temporary_directory: store.temporary_directory(),
+            temporary_quota: share,
         };
         let executor = Executor::open(executor, counters.clone())?;
-        let access = Access::at(config.identity.verifier.clone(), address.clone());
-        let door = Door::new(&config.store, counters.clone());
+        let access = AccessChecker::with_address(config.identity.verifier.clone(), address.clone());
+        let door = HandoffServer::new(&config.store, counters.clone());
         Ok(Arc::new(Self {
             config,
             address,
@@ -185,11 +185,11 @@ impl Node {
             homes,
             caches,
             executor,
-            door,
+            handoff_server: door,
             access,
             counters,
-            share,
-            gone: watch::Sender::new(false),
+            temporary_quota: share,
+            is_store_gone: watch::Sender::new(false),
         }))
     }
 
@@ -197,22 +197,22 @@ impl Node {
     /// expired, opens its door to agents on its machine.
     ///
     /// Aborting the tasks stops it; the last one kills the jobs when it is aborted.
-    pub fn background(self: &Arc<Self>) -> Vec<JoinHandle<()>> {
+    pub fn start_background_tasks(self: &Arc<Self>) -> Vec<JoinHandle<()>> {
         let mut tasks = Vec::new();
         if let Some(catalog) = self.config.catalog.clone() {
-            tasks.push(tokio::spawn(presence::tell(self.clone(), catalog)));
-            tasks.push(tokio::spawn(presence::learn_always(self.clone())));
+            tasks.push(tokio::spawn(presence::advertise_node(self.clone(), catalog)));
+            tasks.push(tokio::spawn(presence::follow_catalog(self.clone())));
         }
-        tasks.push(tokio::spawn(self.door.clone().serve()));
+        tasks.push(tokio::spawn(self.handoff_server.clone().serve()));
         let (storage, caches) = (self.storage.clone(), self.caches.clone());
         let executor = self.executor.clone();
-        let (store, gone) = (self.store.clone(), self.gone.clone());
+        let (store, gone) = (self.store.clone(), self.is_store_gone.clone());
         tasks.push(tokio::spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
                 storage.sweep().await;
-                storage.yield_to_scratch(executor.take_full_disk()).await;
-                caches.tick().await;
+                storage.free_space_for_scratch(executor.take_disk_full()).await;
+                caches.maintain().await;
                 let looked_at = store.clone();
                 let looking = tokio::task::spawn_blocking(move || looked_at.is_gone());
                 if looking.await.is_ok_and(|is_gone| is_gone) {
@@ -220,8 +220,8 @@ impl Node {
                 }
             }
         }));
-        tasks.push(tokio::spawn(self.storage.clone().watch()));
-        let jobs = StopJobs(self.executor.clone());
+        tasks.push(tokio::spawn(self.storage.clone().watch_usage()));
+        let jobs = KillJobsOnDrop(self.executor.clone());
         tasks.push(tokio::spawn(async move {
             let _jobs = jobs;
             std::future::pending::<()>().await;
@@ -230,11 +230,11 @@ impl Node {
     }
 
     /// What the node publishes.
-    fn figures(&self) -> Figures {
-        self.caches.count_near_reads();
+    fn metrics(&self) -> Metrics {
+        self.caches.count_local_reads();
         let (capacity, free) = self.storage.space();
-        let (slots, jobs) = (self.config.slots, self.executor.running());
-        Figures {
+        let (slots, jobs) = (self.config.slots, self.executor.running_jobs());
+        Metrics {
             counters: self.counters.snapshot(),
             gauges: BTreeMap::from([
                 ("capacity_bytes", capacity.bytes),
@@ -243,9 +243,9 @@ impl Node {
                 ("free_files", free.files),
                 ("slots", u64::from(slots)),
                 ("jobs", u64::from(jobs)),
-                ("slot_temporary_bytes", self.share.bytes),
-                ("slot_temporary_files", self.share.files),
-                ("slot_shared_memory_bytes", self.share.memory_bytes),
+                ("slot_temporary_bytes", self.temporary_quota.bytes),
+                ("slot_temporary_files", self.temporary_quota.files),
+                ("slot_shared_memory_bytes", self.temporary_quota.memory_bytes),
             ]),
         }
     }
@@ -265,24 +265,24 @@ impl Node {
             free_bytes: free.bytes,
             free_files: free.files,
             slots: self.config.slots,
-            jobs: self.executor.running(),
+            jobs: self.executor.running_jobs(),
             caches: self.caches.adverts(),
         }
     }
 }
 
 /// What each slot of a node has for temporary files, where volumes may still reserve `free`.
-async fn temporary_share(
+async fn temporary_quota(
     config: &NodeConfig,
     store: &Arc<Store>,
     free: Amount,
-) -> Result<TemporaryShare> {
-    let directory = store.temporary();
-    let disk = tokio::task::spawn_blocking(move || Disk::of(&directory)).await;
+) -> Result<TemporaryQuota> {
+    let directory = store.temporary_directory();
+    let disk = tokio::task::spawn_blocking(move || DiskSpace::measure(&directory)).await;
     let disk = disk.map_err(std::io::Error::other).flatten();
-    let disk = disk.map_err(|e| crate::fault::of_disk("store", &e))?;
+    let disk = disk.map_err(|e| crate::fault::disk_error("store", &e))?;
     let (offered, slots) = (config.capacity_bytes, config.slots);
-    let mut share = TemporaryShare::beside_volumes(disk, offered, free.bytes, slots);
+    let mut share = TemporaryQuota::beside_volumes_quota(disk, offered, free.bytes, slots);
     share.bytes = config.temporary_bytes.unwrap_or(share.bytes);
     share.memory_bytes = config.shared_memory_bytes.unwrap_or(share.memory_bytes);
     if slots > 0 {
@@ -297,9 +297,9 @@ async fn temporary_share(
 }
 
 /// Kills the jobs of a node when the node stops.
-struct StopJobs(Arc<Executor>);
+struct KillJobsOnDrop(Arc<Executor>);
 
-impl Drop for StopJobs {
+impl Drop for KillJobsOnDrop {
     fn drop(&mut self) {
         self.0.stop();
     }

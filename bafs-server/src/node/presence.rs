@@ -8,16 +8,16 @@ use bafs_proto::message::{Advertise, QueryServers, ServerKind};
 use bafs_proto::time::Deadline;
 
 use super::Node;
-use crate::serving::{ADVERTISE_MS, Heard};
+use crate::serving::{ADVERTISE_MS, AdvertLog};
 
 /// Shortest time between two adverts, in milliseconds: many changes at once are told together.
 const ADVERTISE_MS_MIN: u64 = 50;
 
 /// Tells the catalog, again and again, for ever.
-pub(super) async fn tell(node: Arc<Node>, catalog: String) {
+pub(super) async fn advertise_node(node: Arc<Node>, catalog: String) {
     let mut volumes = node.storage.changes();
     let mut jobs = node.executor.changes();
-    let mut heard = Heard::default();
+    let mut heard = AdvertLog::default();
     loop {
         volumes.mark_unchanged();
         jobs.mark_unchanged();
@@ -38,9 +38,9 @@ pub(super) async fn tell(node: Arc<Node>, catalog: String) {
 }
 
 /// Tells the caches, again and again, which nodes of the group live, and where homes are.
-pub(super) async fn learn_always(node: Arc<Node>) {
+pub(super) async fn follow_catalog(node: Arc<Node>) {
     loop {
-        tokio::join!(learn_peers(&node), learn_homes(&node));
+        tokio::join!(update_peers(&node), update_homes(&node));
         tokio::time::sleep(Duration::from_millis(ADVERTISE_MS)).await;
     }
 }
@@ -48,7 +48,7 @@ pub(super) async fn learn_always(node: Arc<Node>) {
 /// Tells the caches which nodes of the group live now. Whoever creates a cache volume knows its
 /// nodes from the catalog, so a look at it before the creation sees at least these: a new cache
 /// must not be read before its peers know each other, or several would go home for one block.
-pub(super) async fn learn_peers(node: &Node) {
+pub(super) async fn update_peers(node: &Node) {
     let Some(catalog) = &node.config.catalog else {
         return;
     };
@@ -67,7 +67,7 @@ pub(super) async fn learn_peers(node: &Node) {
 }
 
 /// Learns where home servers are: one that comes back at another address is still the same.
-async fn learn_homes(node: &Node) {
+async fn update_homes(node: &Node) {
     let Some(catalog) = &node.config.catalog else {
         return;
     };
@@ -78,7 +78,7 @@ async fn learn_homes(node: &Node) {
     let deadline = Deadline::after_ms(ADVERTISE_MS);
     let token = &node.config.identity.token;
     match node.pool.call(catalog, token, query, deadline).await {
-        Ok(list) => node.homes.learn(&list.servers),
+        Ok(list) => node.homes.update_locations(&list.servers),
         Err(error) => tracing::debug!(%catalog, %error, "homes not learned"),
     }
 }

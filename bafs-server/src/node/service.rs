@@ -15,23 +15,23 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 use super::{Node, presence};
-use crate::access::Need;
-use crate::storage::volume_of;
+use crate::access::RequiredRight;
+use crate::storage::volume_id;
 
 /// Most volumes in one renewal, each of which costs the check of a right.
-const RENEWED_MAX: usize = 4096;
+const RENEWED_VOLUMES_MAX: usize = 4096;
 
-type Answer = Result<(Reply, Bytes)>;
+type CallResult = Result<(Reply, Bytes)>;
 
 impl Service for Node {
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Answer> {
+    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, CallResult> {
         Box::pin(async move {
             self.counters
                 .add(&format!("calls.{}", incoming.request.name()), 1);
-            let needs = needs(&incoming.token, &incoming.request)?;
+            let needs = required_rights(&incoming.token, &incoming.request)?;
             let peer = &incoming.peer.address;
-            if !self.access.knows(&needs) {
-                self.access.prepare(peer, needs.clone()).await;
+            if !self.access.has_verdicts(&needs) {
+                self.access.check_until_refused(peer, needs.clone()).await;
             }
             for (token, resource, right) in needs {
                 self.access.require(&token, resource, right)?;
@@ -42,7 +42,7 @@ impl Service for Node {
 }
 
 /// The rights that a request needs; nothing is done before they are demanded.
-fn needs(token: &Token, request: &Request) -> Result<Vec<Need>> {
+fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight>> {
     let token = Arc::new(token.clone());
     let need = |resource, right| vec![(token.clone(), resource, right)];
     let volume = |id: VolumeId, right| need(Resource::Volume(id), right);
@@ -58,7 +58,7 @@ fn needs(token: &Token, request: &Request) -> Result<Vec<Need>> {
         Request::InvalidateVolume(call) => volume(call.volume, Right::Manage),
         Request::ExtractFile(call) => volume(call.volume, Right::Manage),
         Request::RenewVolumes(call) => {
-            if call.volumes.len() > RENEWED_MAX {
+            if call.volumes.len() > RENEWED_VOLUMES_MAX {
                 let text = format!("{} volumes are too many at once", call.volumes.len());
                 return Err(Error::new(ErrorCode::Malformed, text));
             }
@@ -81,7 +81,7 @@ fn needs(token: &Token, request: &Request) -> Result<Vec<Need>> {
             need(resource, Right::Read)
         }
         Request::OpenTree(OpenTree { tree, writable, .. }) => volume(
-            volume_of(tree)?,
+            volume_id(tree)?,
             if *writable { Right::Write } else { Right::Read },
         ),
         // Checked with the session, which alone knows the right that it needs.
@@ -106,35 +106,35 @@ fn needs(token: &Token, request: &Request) -> Result<Vec<Need>> {
         | Request::PutRange(_)
         | Request::CommitPut(_)
         | Request::PutFile(_)
-        | Request::PutFiles(_) => return Err(unsupported(request)),
+        | Request::PutFiles(_) => return Err(unsupported_error(request)),
     };
     Ok(needs)
 }
 
 impl Node {
     /// The volumes of a page that a token may see.
-    async fn visible(&self, token: &Token, peer: &str, ids: &[VolumeId]) -> BTreeSet<VolumeId> {
+    async fn visible_volumes(&self, token: &Token, peer: &str, ids: &[VolumeId]) -> BTreeSet<VolumeId> {
         let shared = Arc::new(token.clone());
         let need = |resource| (shared.clone(), resource, Right::Read);
         // Most who list may see all of them, which is one check.
         let all = need(Resource::Volumes);
         let mut needs = vec![all.clone()];
         needs.extend(ids.iter().map(|id| need(Resource::Volume(*id))));
-        if !self.access.knows(&needs[..1]) {
-            self.access.prepare_all(peer, vec![all]).await;
+        if !self.access.has_verdicts(&needs[..1]) {
+            self.access.check_all(peer, vec![all]).await;
         }
         let may_see = |resource| self.access.require(token, resource, Right::Read).is_ok();
         if may_see(Resource::Volumes) {
             return ids.iter().copied().collect();
         }
-        if !self.access.knows(&needs) {
-            self.access.prepare_all(peer, needs).await;
+        if !self.access.has_verdicts(&needs) {
+            self.access.check_all(peer, needs).await;
         }
         let seen = ids.iter().filter(|id| may_see(Resource::Volume(**id)));
         seen.copied().collect()
     }
 
-    async fn answer(&self, incoming: Incoming) -> Answer {
+    async fn answer(&self, incoming: Incoming) -> CallResult {
         match incoming.request {
             Request::OpenTree(_)
             | Request::RunFileOps(_)
@@ -150,23 +150,23 @@ impl Node {
             | Request::WarmCache(_) => self.answer_data(incoming).await,
             Request::StartJob(mut call) => {
                 call.job.command.put_words(&incoming.body)?;
-                plain(Reply::StartJob(self.executor.start(call)?))
+                reply_without_body(Reply::StartJob(self.executor.start(call)?))
             }
-            Request::WatchJobs(call) => plain(Reply::WatchJobs(
+            Request::WatchJobs(call) => reply_without_body(Reply::WatchJobs(
                 self.executor.watch(call, incoming.deadline).await?,
             )),
             Request::ReadJobOutput(call) => {
                 let (output, body) = self.executor.read_output(call).await?;
                 Ok((Reply::ReadJobOutput(output), body))
             }
-            Request::KillJob(call) => plain(Reply::KillJob(self.executor.kill(call))),
+            Request::KillJob(call) => reply_without_body(Reply::KillJob(self.executor.kill(call))),
             Request::HandOver(call) => {
-                plain(Reply::HandOver(self.hand_over(call.what, &incoming.token)?))
+                reply_without_body(Reply::HandOver(self.issue_handoff_ticket(call.what, &incoming.token)?))
             }
             Request::ReadCounters(_) => {
-                self.caches.count_near_reads();
+                self.caches.count_local_reads();
                 let (server, values) = (self.store.id(), self.counters.snapshot());
-                plain(Reply::ReadCounters(CounterValues { server, values }))
+                reply_without_body(Reply::ReadCounters(CounterValues { server, values }))
             }
             _ => self.answer_volumes(incoming).await,
         }
@@ -174,7 +174,7 @@ impl Node {
 
     /// A node that lost its store is another server at the old address, and whoever knows only the
     /// old one would never delete what is made here.
-    fn is_meant(&self, server: Option<ServerId>) -> Result<()> {
+    fn check_server_id(&self, server: Option<ServerId>) -> Result<()> {
         let own = self.store.id();
         match server.filter(|server| *server != own) {
             None => Ok(()),
@@ -186,7 +186,7 @@ impl Node {
         }
     }
 
-    async fn answer_volumes(&self, incoming: Incoming) -> Answer {
+    async fn answer_volumes(&self, incoming: Incoming) -> CallResult {
         let Incoming {
             peer,
             token,
@@ -196,40 +196,40 @@ impl Node {
         } = incoming;
         let reply = match request {
             Request::CreateVolume(call) => {
-                self.is_meant(call.server)?;
+                self.check_server_id(call.server)?;
                 if matches!(call.spec.kind, VolumeKind::Cache { .. }) {
-                    presence::learn_peers(self).await;
+                    presence::update_peers(self).await;
                 }
                 Reply::CreateVolume(self.storage.create(call, deadline).await?)
             }
             Request::ListVolumes(call) => {
-                let (page, next) = self.storage.page(call.after);
+                let (page, next) = self.storage.volume_page(call.after);
                 let ids: Vec<_> = page.iter().map(|row| row.spec.id).collect();
-                let visible = self.visible(&token, &peer.address, &ids).await;
+                let visible = self.visible_volumes(&token, &peer.address, &ids).await;
                 let seen = page
                     .into_iter()
                     .filter(|row| visible.contains(&row.spec.id));
-                let volumes = self.storage.describe(seen).await;
+                let volumes = self.storage.describe_volumes(seen).await;
                 Reply::ListVolumes(VolumeList { volumes, next })
             }
-            Request::ShowVolume(call) => Reply::ShowVolume(self.storage.show(call.volume).await?),
+            Request::ShowVolume(call) => Reply::ShowVolume(self.storage.get_volume(call.volume).await?),
             Request::DeleteVolume(call) => {
                 Reply::DeleteVolume(self.storage.delete(call.volume).await?)
             }
             Request::RenewVolumes(call) => Reply::RenewVolumes(self.storage.renew(call).await?),
-            Request::Allot(call) => Reply::Allot(self.storage.allot(call, self.config.slots)?),
+            Request::Allot(call) => Reply::Allot(self.storage.set_node_quota(call, self.config.slots)?),
             Request::InvalidateVolume(call) => {
                 Reply::InvalidateVolume(self.storage.invalidate(call, deadline).await?)
             }
             Request::ExtractFile(call) => {
                 Reply::ExtractFile(self.storage.extract(call, deadline).await?)
             }
-            other => return Err(unsupported(&other)),
+            other => return Err(unsupported_error(&other)),
         };
-        plain(reply)
+        reply_without_body(reply)
     }
 
-    async fn answer_data(&self, incoming: Incoming) -> Answer {
+    async fn answer_data(&self, incoming: Incoming) -> CallResult {
         let Incoming {
             token,
             request,
@@ -238,11 +238,11 @@ impl Node {
             ..
         } = incoming;
         let allow = |tree: &TreeRef| {
-            let resource = volume_of(tree).map(Resource::Volume);
+            let resource = volume_id(tree).map(Resource::Volume);
             move |right| self.access.require(&token, resource?, right)
         };
         match request {
-            Request::OpenTree(call) => plain(Reply::OpenTree(
+            Request::OpenTree(call) => reply_without_body(Reply::OpenTree(
                 self.storage.open_tree(call, deadline).await?,
             )),
             Request::RunFileOps(call) => {
@@ -252,12 +252,12 @@ impl Node {
             }
             Request::CloseTree(call) => {
                 let allow = allow(&call.tree);
-                plain(Reply::CloseTree(
+                reply_without_body(Reply::CloseTree(
                     self.storage.close_tree(&call, allow).await?,
                 ))
             }
             Request::ListVolumeTree(call) => {
-                plain(Reply::ListVolumeTree(self.storage.list_tree(call).await?))
+                reply_without_body(Reply::ListVolumeTree(self.storage.list_tree(call).await?))
             }
             Request::ReadVolumeFile(call) => {
                 let (digests, data) = self.storage.read_file(call).await?;
@@ -268,17 +268,17 @@ impl Node {
                 Ok((Reply::ReadVolumeFiles(digests), data))
             }
             Request::MapVolumeFile(call) => {
-                plain(Reply::MapVolumeFile(self.storage.map_file(call).await?))
+                reply_without_body(Reply::MapVolumeFile(self.storage.map_file(call).await?))
             }
             Request::ReadManifest(call) => {
                 self.storage.touch(call.volume)?;
-                plain(Reply::ReadManifest(self.caches.read_manifest(call).await?))
+                reply_without_body(Reply::ReadManifest(self.caches.read_manifest(call).await?))
             }
-            Request::JoinCache(call) => plain(Reply::JoinCache(self.caches.join(call)?)),
-            Request::ShowCache(call) => plain(Reply::ShowCache(self.caches.show(call.volume)?)),
+            Request::JoinCache(call) => reply_without_body(Reply::JoinCache(self.caches.join(call)?)),
+            Request::ShowCache(call) => reply_without_body(Reply::ShowCache(self.caches.get_cache(call.volume)?)),
             Request::WarmCache(call) => {
                 self.storage.touch(call.volume)?;
-                plain(Reply::WarmCache(self.caches.warm(call).await?))
+                reply_without_body(Reply::WarmCache(self.caches.warm(call).await?))
             }
             Request::ReadBlocks(call) => {
                 if let CacheRef::Volume(id) = &call.cache {
@@ -287,16 +287,16 @@ impl Node {
                 let (digests, data) = self.caches.read_blocks(call, deadline).await?;
                 Ok((Reply::ReadBlocks(digests), data))
             }
-            other => Err(unsupported(&other)),
+            other => Err(unsupported_error(&other)),
         }
     }
 }
 
-fn plain(reply: Reply) -> Answer {
+fn reply_without_body(reply: Reply) -> CallResult {
     Ok((reply, Bytes::new()))
 }
 
-fn unsupported(request: &Request) -> Error {
+fn unsupported_error(request: &Request) -> Error {
     let text = format!(
         "a node does not answer {}; ask home or the catalog",
         request.name()

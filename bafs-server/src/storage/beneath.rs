@@ -12,27 +12,27 @@ use bafs_proto::path::{from_bytes, to_bytes};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use super::inside::Inside;
-use crate::source::entry;
+use super::inside::UnlockedDirectory;
+use crate::source::source_entry;
 
 /// How often a path is followed while things are renamed on the way.
 const OPEN_TRIES: usize = 1000;
 
 /// A directory whose inside is reached through it only.
 #[derive(Debug)]
-pub(super) struct Beneath(OwnedFd);
+pub(super) struct ConfinedDirectory(OwnedFd);
 
 /// What is at a path.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct EntryInfo {
     pub(super) entry: SourceEntry,
     /// Its number if it is a file that has other names too.
-    pub(super) file: Option<u64>,
+    pub(super) file_number: Option<u64>,
 }
 
 /// Opens what is inside. The kernel cannot tell whether a `..` stays there while anything is
 /// renamed or mounted on the machine, and says so.
-fn open_beneath(
+fn open_confined(
     root: &OwnedFd,
     path: &str,
     flags: OFlags,
@@ -45,7 +45,7 @@ fn open_beneath(
     opened.unwrap_or(Err(Errno::AGAIN))
 }
 
-impl Beneath {
+impl ConfinedDirectory {
     /// Takes `directory` as the root.
     pub(super) fn open(directory: &Path) -> io::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -65,7 +65,7 @@ impl Beneath {
         // Without NONBLOCK a FIFO that the job made would block us for ever.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let open = |flags| open_beneath(&self.0, path, flags, resolve);
+        let open = |flags| open_confined(&self.0, path, flags, resolve);
         let held = OFlags::PATH | OFlags::CLOEXEC;
         let file = match open(flags) {
             Err(Errno::ACCESS) => match open(held) {
@@ -81,7 +81,7 @@ impl Beneath {
             opened => File::from(opened?),
         };
         if !file.metadata()?.is_file() {
-            return Err(no_file());
+            return Err(not_a_file_error());
         }
         Ok(file)
     }
@@ -118,7 +118,7 @@ impl Beneath {
         let (parent, name) = self.parent(path)?;
         rustix::fs::mkdirat(&parent, &*name, Mode::RWXU)?;
         let made = rustix::fs::statat(parent, &*name, AtFlags::SYMLINK_NOFOLLOW)?;
-        Ok(bytes(&made))
+        Ok(disk_bytes(&made))
     }
 
     /// Makes a symbolic link, whatever it points at, with its modification time. Gives the bytes
@@ -133,7 +133,7 @@ impl Beneath {
         rustix::fs::symlinkat(target, &parent, &*name)?;
         let (times, itself) = (timestamps(mtime_ns), AtFlags::SYMLINK_NOFOLLOW);
         rustix::fs::utimensat(&parent, &*name, &times, itself)?;
-        Ok(bytes(&rustix::fs::statat(&parent, &*name, itself)?))
+        Ok(disk_bytes(&rustix::fs::statat(&parent, &*name, itself)?))
     }
 
     /// Sets permission bits and modification time of a directory, the root for the empty path.
@@ -144,31 +144,31 @@ impl Beneath {
         (mode, mtime_ns): (u32, i64),
         syncs: bool,
     ) -> io::Result<u64> {
-        let directory = self.directory(path)?;
-        finish(&directory, mode, mtime_ns)?;
+        let directory = self.open_directory(path)?;
+        set_attributes(&directory, mode, mtime_ns)?;
         if syncs {
             rustix::fs::fsync(&directory)?;
         }
-        Ok(bytes(&rustix::fs::fstat(&directory)?))
+        Ok(disk_bytes(&rustix::fs::fstat(&directory)?))
     }
 
     /// Opens a directory inside, not through symbolic links.
-    pub(super) fn directory(&self, path: &str) -> io::Result<Inside> {
+    pub(super) fn open_directory(&self, path: &str) -> io::Result<UnlockedDirectory> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let opened = open_beneath(&self.0, path, flags, resolve).and_then(|opened| {
+        let opened = open_confined(&self.0, path, flags, resolve).and_then(|opened| {
             // Whoever may list a directory may perhaps not go into it.
             rustix::fs::openat(&opened, c".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
             Ok(opened)
         });
         match opened {
-            Err(Errno::ACCESS) => Inside::open_closed(&self.0, &to_bytes(path)),
-            opened => Ok(Inside::from(opened?)),
+            Err(Errno::ACCESS) => UnlockedDirectory::open_unlocked(&self.0, &to_bytes(path)),
+            opened => Ok(UnlockedDirectory::from(opened?)),
         }
     }
 
     /// Gives the regular file at `path` a further name. The directory of that must exist.
-    pub(super) fn link(&self, path: &str, new: &str) -> io::Result<()> {
+    pub(super) fn hard_link(&self, path: &str, new: &str) -> io::Result<()> {
         let ((parent, name), (new_parent, new_name)) = (self.parent(path)?, self.parent(new)?);
         let flags = AtFlags::empty(); // a symbolic link is not followed
         Ok(rustix::fs::linkat(
@@ -178,27 +178,27 @@ impl Beneath {
 
     /// What is at `path`, itself and not what it points at; `None` for a socket, FIFO or device,
     /// which have no content to copy.
-    pub(super) fn look(&self, path: &str) -> io::Result<Option<Seen>> {
+    pub(super) fn find_entry(&self, path: &str) -> io::Result<Option<EntryInfo>> {
         if path.is_empty() {
             let stat = rustix::fs::fstat(&self.0)?;
-            let entry = entry(path, &stat, || Err(Errno::INVAL))?;
-            return Ok(entry.map(|entry| Seen { entry, file: None }));
+            let entry = source_entry(path, &stat, || Err(Errno::INVAL))?;
+            return Ok(entry.map(|entry| EntryInfo { entry, file_number: None }));
         }
         let (parent, name) = self.parent(path)?;
         let stat = rustix::fs::statat(&parent, &*name, AtFlags::SYMLINK_NOFOLLOW)?;
         let target = || Ok(rustix::fs::readlinkat(&parent, &*name, Vec::new())?.into_bytes());
-        let entry = entry(path, &stat, target)?;
+        let entry = source_entry(path, &stat, target)?;
         Ok(entry.map(|entry| {
             let has_others = entry.kind == SourceKind::File && stat.st_nlink > 1;
             let file = has_others.then_some(stat.st_ino);
-            Seen { entry, file }
+            EntryInfo { entry, file_number: file }
         }))
     }
 
     /// Names in a directory, as texts, sorted.
-    pub(super) fn names(&self, path: &str) -> io::Result<Vec<String>> {
+    pub(super) fn sorted_names(&self, path: &str) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        for found in Dir::read_from(self.directory(path)?.as_fd())? {
+        for found in Dir::read_from(self.open_directory(path)?.as_fd())? {
             let name = from_bytes(found?.file_name().to_bytes());
             if name != "." && name != ".." {
                 names.push(name);
@@ -208,9 +208,9 @@ impl Beneath {
         Ok(names)
     }
 
-    fn parent<'a>(&self, path: &'a str) -> io::Result<(Inside, Cow<'a, [u8]>)> {
+    fn parent<'a>(&self, path: &'a str) -> io::Result<(UnlockedDirectory, Cow<'a, [u8]>)> {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
-        Ok((self.directory(parent)?, to_bytes(name)))
+        Ok((self.open_directory(parent)?, to_bytes(name)))
     }
 }
 
@@ -218,7 +218,7 @@ impl Beneath {
 fn open_unreadable(held: OwnedFd, flags: OFlags) -> io::Result<File> {
     let stat = rustix::fs::fstat(&held)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(no_file());
+        return Err(not_a_file_error());
     }
     // A path that leads to what is held, and nowhere else.
     let path = format!("/proc/self/fd/{}", held.as_raw_fd());
@@ -231,18 +231,18 @@ fn open_unreadable(held: OwnedFd, flags: OFlags) -> io::Result<File> {
     Ok(File::from(opened?))
 }
 
-fn no_file() -> io::Error {
+fn not_a_file_error() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")
 }
 
 /// Sets permission bits and modification time of an open file or directory. The bits that change
 /// the identity of who runs a file are not carried over: they belong to the machine of origin.
-pub(super) fn finish(file: impl AsFd, mode: u32, mtime_ns: i64) -> io::Result<()> {
+pub(super) fn set_attributes(file: impl AsFd, mode: u32, mtime_ns: i64) -> io::Result<()> {
     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o1777))?;
     Ok(rustix::fs::futimens(&file, &timestamps(mtime_ns))?)
 }
 
-fn bytes(stat: &Stat) -> u64 {
+fn disk_bytes(stat: &Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0) * 512
 }
 
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     /// Does something on this thread as anybody but root.
-    fn as_anybody<T>(act: impl FnOnce() -> T) -> T {
+    fn as_unprivileged<T>(act: impl FnOnce() -> T) -> T {
         let mut own = capabilities(None).expect("capabilities");
         let all = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
         own.effective.remove(all);
@@ -283,7 +283,7 @@ mod tests {
         std::fs::write(&path, "x").expect("write");
         let closed = std::fs::Permissions::from_mode(0o200);
         std::fs::set_permissions(&path, closed).expect("chmod");
-        let root = Beneath::open(directory.path()).expect("root");
+        let root = ConfinedDirectory::open(directory.path()).expect("root");
         let act = move || {
             let mut text = String::new();
             let read = root
@@ -291,7 +291,7 @@ mod tests {
                 .and_then(|mut f| f.read_to_string(&mut text));
             read.map(|_| text)
         };
-        let read = std::thread::spawn(|| as_anybody(act)).join().expect("join");
+        let read = std::thread::spawn(|| as_unprivileged(act)).join().expect("join");
         assert_eq!(read.expect("it is ours"), "x");
         let mode = std::fs::metadata(path).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o200);
@@ -313,15 +313,15 @@ mod tests {
         close("", 0);
         let path = root.path().to_owned();
         let act = move || {
-            let root = Beneath::open(&path).expect("root");
-            let names = ["", "a", "a/b"].map(|path| root.names(path).expect("names"));
-            let seen = root.look("a/b/f").expect("look").expect("a file");
+            let root = ConfinedDirectory::open(&path).expect("root");
+            let names = ["", "a", "a/b"].map(|path| root.sorted_names(path).expect("names"));
+            let seen = root.find_entry("a/b/f").expect("look").expect("a file");
             let mut text = String::new();
             let mut file = root.open_file("a/b/f").expect("open");
             file.read_to_string(&mut text).expect("read");
             (names, seen.entry.mode, text)
         };
-        let (names, mode, text) = std::thread::spawn(|| as_anybody(act)).join().expect("join");
+        let (names, mode, text) = std::thread::spawn(|| as_unprivileged(act)).join().expect("join");
         assert_eq!(names, [["a"], ["b"], ["f"]]);
         assert_eq!((mode, text.as_str()), (0, "x"));
         let bits = |path: &str| {
@@ -340,12 +340,12 @@ mod tests {
     #[test]
     fn names_are_bytes() {
         let directory = tempfile::tempdir().expect("directory");
-        let root = Beneath::open(directory.path()).expect("root");
+        let root = ConfinedDirectory::open(directory.path()).expect("root");
         let name = from_bytes(b"\xe9");
         root.create_directory(&name).expect("mkdir");
         root.create_file(&format!("{name}/f\u{e9}")).expect("file");
-        assert_eq!(root.names("").expect("names"), [name.as_str()]);
-        assert_eq!(root.names(&name).expect("names"), ["f\u{e9}"]);
+        assert_eq!(root.sorted_names("").expect("names"), [name.as_str()]);
+        assert_eq!(root.sorted_names(&name).expect("names"), ["f\u{e9}"]);
         let path = std::ffi::OsStr::from_bytes(b"\xe9/f\xc3\xa9");
         assert!(directory.path().join(path).exists());
     }

@@ -18,19 +18,19 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
-use super::beneath::Beneath;
-use super::identity;
-use crate::homes::{CALL_MS, Homes, Put, slowest_ms};
+use super::beneath::ConfinedDirectory;
+use super::file_identity;
+use crate::homes::{CALL_TIMEOUT_MS, HomeClients, HomeUpload, transfer_ms_max};
 
 /// Bytes of one piece of an upload; a smaller file goes as a whole.
-const PIECE_BYTES: u64 = IO_BYTES_MAX as u64;
+const CHUNK_BYTES: u64 = IO_BYTES_MAX as u64;
 
 /// Unit in which memory for pieces is given, in bytes: small files need little of it, so that many
 /// may be under way.
-pub(super) const ROOM_BYTES: u64 = 64 << 10;
+pub(super) const MEMORY_UNIT_BYTES: u64 = 64 << 10;
 
 /// Time for a small file that waits for others to leave, in milliseconds.
-const QUEUED_MS: u64 = 5 * CALL_MS;
+const QUEUE_TIMEOUT_MS: u64 = 5 * CALL_TIMEOUT_MS;
 
 /// Pause after a failed attempt, in milliseconds; doubles up to the maximum.
 const PAUSE_MS_MIN: u64 = 50;
@@ -38,31 +38,31 @@ const PAUSE_MS_MAX: u64 = 2_000;
 
 /// A home of which nothing is heard for so long is away, in milliseconds: whoever asked knows
 /// better than a node where it may be now, and may have somebody to tell.
-const SILENT_MS: u64 = 20_000;
+const SILENCE_TIMEOUT_MS: u64 = 20_000;
 
 /// Attempts after home refused for a reason that may be an out-dated picture of the upload, while
 /// home gets no further.
 const RESYNC_MAX: u32 = 4;
 
 /// So long may home fail, in milliseconds, while it gets no further.
-const FAULTY_MS: u64 = 20_000;
+const FAILURE_TIMEOUT_MS: u64 = 20_000;
 
 /// One extraction under way.
-pub(super) struct Upload {
+pub(super) struct Extraction {
     call: ExtractFile,
-    homes: Arc<Homes>,
+    homes: Arc<HomeClients>,
     deadline: Deadline,
     /// Time for a call that moves a piece or nothing, in milliseconds.
-    call_ms: u64,
+    call_timeout_ms: u64,
     file: Arc<File>,
-    put: Arc<Put>,
-    pieces: Arc<Semaphore>,
+    upload: Arc<HomeUpload>,
+    chunk_memory: Arc<Semaphore>,
     identity: SourceIdentity,
-    hashed: Hashed,
+    prefix_hash: PrefixHash,
     /// Until when home may be silent, if it is.
     silent_until: Option<Deadline>,
     /// Until when home may fail, if it does.
-    faulty_until: Option<Deadline>,
+    failing_until: Option<Deadline>,
     resyncs: u32,
     /// The most that home was seen to have.
     received_max: u64,
@@ -70,12 +70,12 @@ pub(super) struct Upload {
 
 /// The bytes of a file that were hashed, from its start on.
 #[derive(Default)]
-struct Hashed {
+struct PrefixHash {
     hasher: Hasher,
     bytes: u64,
 }
 
-impl Upload {
+impl Extraction {
     /// Opens the file in the tree at `root`, to be sent by pieces, of which all uploads together
     /// hold as much in memory as `pieces` has permits, [`ROOM_BYTES`] each. Blocks.
     ///
@@ -84,12 +84,12 @@ impl Upload {
     pub(super) fn open(
         root: &Path,
         call: ExtractFile,
-        homes: Arc<Homes>,
+        homes: Arc<HomeClients>,
         pieces: Arc<Semaphore>,
         deadline: Deadline,
     ) -> Result<Self> {
         check_relative(&call.path)?;
-        let beneath = Beneath::open(root);
+        let beneath = ConfinedDirectory::open(root);
         let failed = |e: &std::io::Error| {
             let is_gone = |e: &std::io::Error| e.kind() == std::io::ErrorKind::NotFound;
             let code = match e.kind() {
@@ -106,7 +106,7 @@ impl Upload {
             };
             let link = beneath.as_ref().ok();
             let link = link.and_then(|root| root.read_link(&call.path).ok());
-            let why = describe(e, link.as_deref());
+            let why = describe_open_error(e, link.as_deref());
             let text = format!(
                 "cannot extract '{}' of volume {}: {why}",
                 call.path, call.volume
@@ -118,7 +118,7 @@ impl Upload {
             Err(error) => Err(std::io::Error::from(error.kind())),
         };
         let file = opened.map_err(|e| failed(&e))?;
-        let identity = identity(&file).map_err(|e| failed(&e))?;
+        let identity = file_identity(&file).map_err(|e| failed(&e))?;
         let mode = file
             .metadata()
             .map_err(|e| failed(&e))?
@@ -126,7 +126,7 @@ impl Upload {
             .mode()
             & 0o777;
         let file = Arc::new(file);
-        let put = Arc::new(Put {
+        let put = Arc::new(HomeUpload {
             extract: call.extract,
             home: call.home.clone(),
             home_id: call.home_id,
@@ -139,14 +139,14 @@ impl Upload {
             call,
             homes,
             deadline,
-            call_ms: CALL_MS,
+            call_timeout_ms: CALL_TIMEOUT_MS,
             file,
-            put,
-            pieces,
+            upload: put,
+            chunk_memory: pieces,
             identity,
-            hashed: Hashed::default(),
+            prefix_hash: PrefixHash::default(),
             silent_until: None,
-            faulty_until: None,
+            failing_until: None,
             resyncs: 0,
             received_max: 0,
         })
@@ -162,10 +162,10 @@ impl Upload {
         loop {
             let error = match self.attempt().await {
                 Ok(receipt) => return Ok(receipt),
-                Err(error) => self.unless_silent(of_home(error)),
+                Err(error) => self.or_unreachable(home_error(error)),
             };
             let late = self.deadline.left() <= Duration::from_millis(pause_ms);
-            if !self.may_pass(&error) || late || self.changed()? {
+            if !self.can_retry(&error) || late || self.has_changed()? {
                 return Err(error.context(format!(
                     "extract '{}' of volume {} to '{}'",
                     self.call.path, self.call.volume, self.call.target
@@ -178,8 +178,8 @@ impl Upload {
     }
 
     /// Whether another attempt may do better.
-    fn may_pass(&mut self, error: &Error) -> bool {
-        if is_out_of_step(error) {
+    fn can_retry(&mut self, error: &Error) -> bool {
+        if is_resync_needed(error) {
             self.resyncs += 1;
             return self.resyncs <= RESYNC_MAX;
         }
@@ -187,8 +187,8 @@ impl Upload {
             ErrorCode::HomeUnreachable => false,
             // Whoever asked tells somebody, and asks again.
             ErrorCode::ServerFault => {
-                let patience = || Deadline::after_ms(FAULTY_MS);
-                let until = self.faulty_until.get_or_insert_with(patience);
+                let patience = || Deadline::after_ms(FAILURE_TIMEOUT_MS);
+                let until = self.failing_until.get_or_insert_with(patience);
                 !until.left().is_zero()
             }
             _ => error.is_transient(),
@@ -199,27 +199,27 @@ impl Upload {
     fn note_received(&mut self, bytes: u64) {
         if bytes > self.received_max {
             self.received_max = bytes;
-            self.faulty_until = None;
+            self.failing_until = None;
             self.resyncs = 0;
         }
     }
 
     /// The same error, or that home is away, if it has been silent for too long.
-    fn unless_silent(&mut self, error: Error) -> Error {
+    fn or_unreachable(&mut self, error: Error) -> Error {
         let (unreachable, late) = (ErrorCode::Unreachable, ErrorCode::DeadlineExceeded);
         if error.code != unreachable && error.code != late {
             self.silent_until = None;
             return error;
         }
-        let patience = || Deadline::after_ms(SILENT_MS);
+        let patience = || Deadline::after_ms(SILENCE_TIMEOUT_MS);
         let silent_until = self.silent_until.get_or_insert_with(patience);
         if !silent_until.left().is_zero() {
             return error;
         }
         let text = format!(
             "nothing was heard of home {} for {} s; does it run, and can this node reach it? ({})",
-            self.put.home,
-            SILENT_MS / 1000,
+            self.upload.home,
+            SILENCE_TIMEOUT_MS / 1000,
             error.detail
         );
         Error::new(ErrorCode::HomeUnreachable, text)
@@ -227,38 +227,38 @@ impl Upload {
 
     async fn attempt(&mut self) -> Result<PutReceipt> {
         let size = self.identity.size;
-        if size <= PIECE_BYTES {
-            let is_packed = self.homes.packs(self.put.at());
+        if size <= CHUNK_BYTES {
+            let is_packed = self.homes.has_packs(self.upload.home_address());
             // Other homes take small files as they take pieces: not too many at once.
             let _room = self
-                .room(if is_packed { size } else { PIECE_BYTES })
+                .reserve_memory(if is_packed { size } else { CHUNK_BYTES })
                 .await?;
-            let data = self.read(0, size).await?;
+            let data = self.read_chunk(0, size).await?;
             let digest = self.unchanged_digest()?;
             // The time of a pack begins when it leaves; the memory is not kept for ever.
             let until = match is_packed {
-                true => self.deadline.earlier(Deadline::after_ms(QUEUED_MS)),
-                false => self.step(),
+                true => self.deadline.earlier(Deadline::after_ms(QUEUE_TIMEOUT_MS)),
+                false => self.call_deadline(),
             };
-            let put = self.homes.put(&self.put, data, digest, until);
-            return self.accept(put.await?);
+            let put = self.homes.put(&self.upload, data, digest, until);
+            return self.check_receipt(put.await?);
         }
-        let progress = self.homes.begin(&self.put, self.step()).await?;
+        let progress = self.homes.begin(&self.upload, self.call_deadline()).await?;
         self.silent_until = None;
         self.note_received(progress.received_bytes);
         if let Some(receipt) = progress.receipt {
-            return self.accept(receipt);
+            return self.check_receipt(receipt);
         }
         self.send_from(progress.received_bytes).await?;
         let digest = self.unchanged_digest()?;
         // Some homes read back the whole file, or put it together from its parts.
-        let until = self.step_of(self.call_ms + slowest_ms(size));
-        let receipt = self.homes.commit(&self.put, digest, until).await?;
+        let until = self.call_deadline_after(self.call_timeout_ms + transfer_ms_max(size));
+        let receipt = self.homes.commit(&self.upload, digest, until).await?;
         if receipt.size != size || receipt.digest != digest {
             let text = "home's receipt is for other bytes than were sent";
             return Err(Error::new(ErrorCode::DigestMismatch, text));
         }
-        self.accept(receipt)
+        self.check_receipt(receipt)
     }
 
     /// Sends what home does not have, several pieces under way at once, while the next is read.
@@ -268,13 +268,13 @@ impl Upload {
             let text = format!("home has {received} bytes of a file of {size}");
             return Err(Error::new(ErrorCode::WrongState, text));
         }
-        let pieces_max = self.homes.pieces_max(self.put.at());
+        let pieces_max = self.homes.concurrent_chunks_max(self.upload.home_address());
         let mut under_way = JoinSet::new();
-        let mut at = received.min(self.hashed.bytes);
+        let mut at = received.min(self.prefix_hash.bytes);
         while at < size {
-            let room = self.room(PIECE_BYTES).await?;
+            let room = self.reserve_memory(CHUNK_BYTES).await?;
             let piece = self
-                .read(at, if at < received { received } else { size })
+                .read_chunk(at, if at < received { received } else { size })
                 .await?;
             let (start, length) = (at, piece.len() as u64);
             at += length;
@@ -282,9 +282,9 @@ impl Upload {
                 continue;
             }
             if under_way.len() >= pieces_max {
-                self.one_is_there(&mut under_way).await?;
+                self.wait_for_chunk(&mut under_way).await?;
             }
-            let (homes, put, step) = (self.homes.clone(), self.put.clone(), self.step());
+            let (homes, put, step) = (self.homes.clone(), self.upload.clone(), self.call_deadline());
             under_way.spawn(async move {
                 let _room = room;
                 let told = homes.write(&put, start, piece, step).await?;
@@ -296,24 +296,24 @@ impl Upload {
             });
         }
         while !under_way.is_empty() {
-            self.one_is_there(&mut under_way).await?;
+            self.wait_for_chunk(&mut under_way).await?;
         }
         Ok(())
     }
 
     /// Waits for one of the pieces that are under way. When one is refused as it does not follow on
     /// what home has, another was refused before: that one's error is the cause.
-    async fn one_is_there(&mut self, under_way: &mut JoinSet<Result<()>>) -> Result<()> {
+    async fn wait_for_chunk(&mut self, under_way: &mut JoinSet<Result<()>>) -> Result<()> {
         let mut failed = None;
         while let Some(done) = under_way.join_next().await {
-            match done.map_err(|e| fault(&e))? {
+            match done.map_err(|e| read_error(&e))? {
                 Ok(()) => {
                     self.silent_until = None;
                     if failed.is_none() {
                         return Ok(());
                     }
                 }
-                Err(error) if is_out_of_step(&error) => failed = failed.or(Some(error)),
+                Err(error) if is_resync_needed(&error) => failed = failed.or(Some(error)),
                 Err(error) => return Err(error),
             }
         }
@@ -321,11 +321,11 @@ impl Upload {
     }
 
     /// Waits, until the deadline at most, for memory for so many bytes.
-    async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit> {
-        let units = u32::try_from(bytes.div_ceil(ROOM_BYTES).max(1)).unwrap_or(u32::MAX);
-        let place = self.pieces.clone().acquire_many_owned(units);
+    async fn reserve_memory(&self, bytes: u64) -> Result<OwnedSemaphorePermit> {
+        let units = u32::try_from(bytes.div_ceil(MEMORY_UNIT_BYTES).max(1)).unwrap_or(u32::MAX);
+        let place = self.chunk_memory.clone().acquire_many_owned(units);
         match timeout_at(self.deadline.instant().into(), place).await {
-            Ok(room) => room.map_err(|e| fault(&e)),
+            Ok(room) => room.map_err(|e| read_error(&e)),
             Err(_) => {
                 let text = "other extractions held the memory for pieces all the time";
                 Err(Error::new(ErrorCode::DeadlineExceeded, text))
@@ -334,11 +334,11 @@ impl Upload {
     }
 
     /// Reads the next piece from `at`, but not past `stop`, and hashes what was not hashed before.
-    async fn read(&mut self, at: u64, stop: u64) -> Result<Bytes> {
-        let length = usize::try_from((stop - at).min(PIECE_BYTES)).unwrap_or(0);
+    async fn read_chunk(&mut self, at: u64, stop: u64) -> Result<Bytes> {
+        let length = usize::try_from((stop - at).min(CHUNK_BYTES)).unwrap_or(0);
         let (file, path) = (self.file.clone(), self.call.path.clone());
         // If it fails, nothing counts as hashed.
-        let mut hashed = std::mem::take(&mut self.hashed);
+        let mut hashed = std::mem::take(&mut self.prefix_hash);
         let reading = tokio::task::spawn_blocking(move || {
             let mut piece = vec![0; length];
             file.read_exact_at(&mut piece, at)?;
@@ -349,23 +349,23 @@ impl Upload {
             }
             Ok((hashed, Bytes::from(piece)))
         });
-        let read: std::io::Result<_> = reading.await.map_err(|e| fault(&e))?;
+        let read: std::io::Result<_> = reading.await.map_err(|e| read_error(&e))?;
         let (hashed, piece) =
             read.map_err(|e| Error::new(ErrorCode::ServerFault, format!("read '{path}': {e}")))?;
-        self.hashed = hashed;
+        self.prefix_hash = hashed;
         Ok(piece)
     }
 
     /// The digest of the whole file, if it stayed as it was.
     fn unchanged_digest(&self) -> Result<Digest> {
-        if self.changed()? {
+        if self.has_changed()? {
             let text = "the file was changed while it was extracted; extract when its writer ended";
             return Err(Error::new(ErrorCode::WrongState, text));
         }
-        Ok(self.hashed.hasher.digest())
+        Ok(self.prefix_hash.hasher.digest())
     }
 
-    fn accept(&self, receipt: PutReceipt) -> Result<PutReceipt> {
+    fn check_receipt(&self, receipt: PutReceipt) -> Result<PutReceipt> {
         if receipt.extract == self.call.extract && receipt.path == self.call.target {
             return Ok(receipt);
         }
@@ -376,24 +376,24 @@ impl Upload {
         Err(Error::new(ErrorCode::Conflict, text))
     }
 
-    fn changed(&self) -> Result<bool> {
-        let now = identity(&self.file)
+    fn has_changed(&self) -> Result<bool> {
+        let now = file_identity(&self.file)
             .map_err(|e| Error::new(ErrorCode::ServerFault, format!("{}: {e}", self.call.path)))?;
         Ok(now != self.identity)
     }
 
-    fn step(&self) -> Deadline {
-        self.step_of(self.call_ms)
+    fn call_deadline(&self) -> Deadline {
+        self.call_deadline_after(self.call_timeout_ms)
     }
 
     /// Until when a call may last that has so much time; the deadline of all may be earlier.
-    fn step_of(&self, ms: u64) -> Deadline {
+    fn call_deadline_after(&self, ms: u64) -> Deadline {
         self.deadline.earlier(Deadline::after_ms(ms))
     }
 }
 
 /// Whether home refused for a reason that may be an out-dated picture of the upload.
-fn is_out_of_step(error: &Error) -> bool {
+fn is_resync_needed(error: &Error) -> bool {
     matches!(
         error.code,
         ErrorCode::Conflict | ErrorCode::WrongState | ErrorCode::DigestMismatch
@@ -403,7 +403,7 @@ fn is_out_of_step(error: &Error) -> bool {
 /// Home misses something of its own (a directory, a bucket, the upload), or can never have a file
 /// at that place. `NotFound` would say that the volume does not have the file, and `BadPath` that
 /// it is none that can be sent.
-fn of_home(error: Error) -> Error {
+fn home_error(error: Error) -> Error {
     match error.code {
         ErrorCode::NotFound => Error::new(ErrorCode::WrongState, error.detail),
         ErrorCode::BadPath => Error::new(ErrorCode::Unsupported, error.detail),
@@ -411,12 +411,12 @@ fn of_home(error: Error) -> Error {
     }
 }
 
-fn fault(error: &dyn std::fmt::Display) -> Error {
+fn read_error(error: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorCode::ServerFault, format!("extract: {error}"))
 }
 
 /// Why a file cannot be opened; `link` is where it leads if it is a symbolic link.
-fn describe(error: &std::io::Error, link: Option<&str>) -> String {
+fn describe_open_error(error: &std::io::Error, link: Option<&str>) -> String {
     let leads_out = error.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error());
     let advice = "have the job copy the file into the volume, or link to a file of the same volume \
                   by a relative path";
@@ -439,14 +439,14 @@ mod tests {
     use bafs_proto::token::Token;
 
     use super::*;
-    use crate::homes::slow::{COMMITS_MS, homes};
+    use crate::homes::slow::{COMMIT_MS, slow_homes};
 
     #[tokio::test]
     async fn a_home_may_take_longer_for_a_commit_than_for_a_piece() {
         let root = tempfile::tempdir().expect("directory");
         std::fs::write(
             root.path().join("result"),
-            vec![7; 2 * PIECE_BYTES as usize],
+            vec![7; 2 * CHUNK_BYTES as usize],
         )
         .expect("file");
         let call = ExtractFile {
@@ -458,12 +458,12 @@ mod tests {
             target: "result".to_owned(),
             home_token: Token::none(),
         };
-        let (homes, slow) = homes(&call.home);
+        let (homes, slow) = slow_homes(&call.home);
         let (pieces, deadline) = (Arc::new(Semaphore::new(64)), Deadline::after_ms(60_000));
-        let mut upload = Upload::open(root.path(), call, homes, pieces, deadline).expect("a file");
-        upload.call_ms = COMMITS_MS / 2;
+        let mut upload = Extraction::open(root.path(), call, homes, pieces, deadline).expect("a file");
+        upload.call_timeout_ms = COMMIT_MS / 2;
         let receipt = upload.run().await.expect("receipt");
-        assert_eq!(receipt.size, 2 * PIECE_BYTES);
+        assert_eq!(receipt.size, 2 * CHUNK_BYTES);
         assert_eq!(slow.commits(), 1);
     }
 }

@@ -13,40 +13,40 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{Semaphore, watch};
 
-use super::extract::{ROOM_BYTES, Upload};
-use super::table::{Change, ReceiptRecord};
+use super::extract::{MEMORY_UNIT_BYTES, Extraction};
+use super::table::{TableChange, ReceiptRecord};
 use super::{Storage, blocking};
 
 /// Most extractions at once; home is the bottleneck long before.
-const EXTRACTS_MAX: usize = 256;
+const EXTRACTIONS_MAX: usize = 256;
 
 /// Most bytes of files that all of them hold in memory.
-const PIECES_BYTES_MAX: u64 = 48 << 20;
+const CHUNK_MEMORY_BYTES_MAX: u64 = 48 << 20;
 
 /// Pause before an extraction that ran out of another caller's time is started again.
-const PAUSE: Duration = Duration::from_millis(50);
+const RESTART_PAUSE: Duration = Duration::from_millis(50);
 
-type Answer = watch::Receiver<Option<Result<PutReceipt>>>;
+type ExtractionReply = watch::Receiver<Option<Result<PutReceipt>>>;
 
 /// Whether a caller started an extraction or found it under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Joined {
-    First,
-    Later,
+enum ExtractionJoin {
+    Started,
+    Joined,
 }
 
 /// Extractions under way.
 #[derive(Debug)]
-pub(super) struct Extracts {
-    list: Mutex<BTreeMap<ExtractId, (ExtractFile, Answer)>>,
-    pieces: Arc<Semaphore>,
+pub(super) struct Extractions {
+    list: Mutex<BTreeMap<ExtractId, (ExtractFile, ExtractionReply)>>,
+    chunk_memory: Arc<Semaphore>,
 }
 
-impl Default for Extracts {
+impl Default for Extractions {
     fn default() -> Self {
         Self {
             list: Mutex::default(),
-            pieces: Arc::new(Semaphore::new((PIECES_BYTES_MAX / ROOM_BYTES) as usize)),
+            chunk_memory: Arc::new(Semaphore::new((CHUNK_MEMORY_BYTES_MAX / MEMORY_UNIT_BYTES) as usize)),
         }
     }
 }
@@ -66,43 +66,43 @@ impl Storage {
         check_result(&call.target)?;
         let stopped = || Error::new(ErrorCode::ServerFault, "the extraction was interrupted");
         loop {
-            let (mut answer, joined) = self.join(&call, deadline)?;
+            let (mut answer, joined) = self.join_extraction(&call, deadline)?;
             let done = answer
                 .wait_for(Option::is_some)
                 .await
                 .map(|done| done.clone());
             let result = done.map_err(|_| stopped())?.ok_or_else(stopped)?;
-            let again = |error: &Error| error.is_transient() && joined == Joined::Later;
-            if !result.as_ref().is_err_and(again) || deadline.left() <= PAUSE {
+            let again = |error: &Error| error.is_transient() && joined == ExtractionJoin::Joined;
+            if !result.as_ref().is_err_and(again) || deadline.left() <= RESTART_PAUSE {
                 return result;
             }
             // Whoever started it had less time than this caller has.
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RESTART_PAUSE).await;
         }
     }
 
     /// The answer of an extraction under way, started if it is not. It goes on when the caller
     /// gives up, at most until the caller's deadline.
-    fn join(self: &Arc<Self>, call: &ExtractFile, deadline: Deadline) -> Result<(Answer, Joined)> {
+    fn join_extraction(self: &Arc<Self>, call: &ExtractFile, deadline: Deadline) -> Result<(ExtractionReply, ExtractionJoin)> {
         let extract = call.extract;
         let mut under_way = self
-            .extracts
+            .extractions
             .list
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some((other, answer)) = under_way.get(&extract) {
-            if !is_same(other, call) {
-                return Err(reused(extract, &other.path));
+            if !is_same_request(other, call) {
+                return Err(id_reused_error(extract, &other.path));
             }
-            return Ok((answer.clone(), Joined::Later));
+            return Ok((answer.clone(), ExtractionJoin::Joined));
         }
-        if under_way.len() >= EXTRACTS_MAX {
-            let text = format!("{EXTRACTS_MAX} extractions are under way; try again later");
+        if under_way.len() >= EXTRACTIONS_MAX {
+            let text = format!("{EXTRACTIONS_MAX} extractions are under way; try again later");
             return Err(Error::new(ErrorCode::Busy, text));
         }
         let (sender, answer) = watch::channel(None);
         under_way.insert(extract, (call.clone(), answer.clone()));
-        let entry = Entry {
+        let entry = ExtractionGuard {
             storage: self.clone(),
             extract,
         };
@@ -113,34 +113,34 @@ impl Storage {
                 && error.code == ErrorCode::VolumeLost
             {
                 // Its directory may have been removed: who asks hears that it is gone from now on.
-                let _ = entry.storage.forget_if_gone(volume).await;
+                let _ = entry.storage.delete_if_missing(volume).await;
             }
             // Who hears of a refusal and asks again must not find this one under way.
             drop(entry);
             sender.send_replace(Some(result));
         });
-        Ok((answer, Joined::First))
+        Ok((answer, ExtractionJoin::Started))
     }
 
     async fn extract_once(&self, call: ExtractFile, deadline: Deadline) -> Result<PutReceipt> {
         let extract = call.extract;
         // Before anything else: the volume may be gone after its result is safe.
-        if let Some(record) = self.table.receipt(extract).await? {
-            if record.answers(&call) {
+        if let Some(record) = self.database.receipt(extract).await? {
+            if record.is_proof_for(&call) {
                 return Ok(record.receipt);
             }
-            return Err(reused(extract, &record.path));
+            return Err(id_reused_error(extract, &record.path));
         }
-        let root = self.scratch(call.volume)?;
+        let root = self.scratch_tree_path(call.volume)?;
         let (homes, asked, volume) = (self.homes.clone(), call.clone(), call.volume);
-        let pieces = self.extracts.pieces.clone();
+        let pieces = self.extractions.chunk_memory.clone();
         let sending = async move {
-            blocking(move || Upload::open(&root, asked, homes, pieces, deadline))
+            blocking(move || Extraction::open(&root, asked, homes, pieces, deadline))
                 .await?
                 .run()
                 .await
         };
-        let receipt = self.if_lives(volume, sending).await?;
+        let receipt = self.or_volume_lost(volume, sending).await?;
         let ExtractFile {
             volume,
             path,
@@ -157,7 +157,7 @@ impl Storage {
             target,
             receipt: receipt.clone(),
         };
-        self.table.write(Change::Receipt(extract, record)).await?;
+        self.database.write(TableChange::AddReceipt(extract, record)).await?;
         self.counters.add("extract.files", 1);
         self.counters.add("extract.bytes", receipt.size);
         Ok(receipt)
@@ -165,14 +165,14 @@ impl Storage {
 }
 
 /// Takes an extraction off the list however its task ends.
-struct Entry {
+struct ExtractionGuard {
     storage: Arc<Storage>,
     extract: ExtractId,
 }
 
-impl Drop for Entry {
+impl Drop for ExtractionGuard {
     fn drop(&mut self) {
-        let list = &self.storage.extracts.list;
+        let list = &self.storage.extractions.list;
         list.lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&self.extract);
@@ -180,7 +180,7 @@ impl Drop for Entry {
 }
 
 /// Whether two calls ask for the same, with whatever token, and wherever the home is by now.
-fn is_same(one: &ExtractFile, other: &ExtractFile) -> bool {
+fn is_same_request(one: &ExtractFile, other: &ExtractFile) -> bool {
     let asked = |call: &ExtractFile| ExtractFile {
         home: match call.home_id {
             Some(_) => String::new(),
@@ -192,7 +192,7 @@ fn is_same(one: &ExtractFile, other: &ExtractFile) -> bool {
     asked(one) == asked(other)
 }
 
-fn reused(extract: ExtractId, path: &str) -> Error {
+fn id_reused_error(extract: ExtractId, path: &str) -> Error {
     let text = format!("extract id {extract} was used for '{path}' already; choose a new id");
     Error::new(ErrorCode::Conflict, text)
 }

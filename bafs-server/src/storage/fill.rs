@@ -20,12 +20,12 @@ use bafs_tree::ROOT_FREE_BYTES;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
-use super::beneath::{self, Beneath};
-use super::flush::Flush;
-use super::links::Links;
-use super::look_ahead::LookAhead;
-use super::older::{Known, Older};
-use super::origin::{Origin, RANGE_BYTES};
+use super::beneath::{self, ConfinedDirectory};
+use super::flush::FileFlush;
+use super::links::HardLinks;
+use super::look_ahead::ListingPrefetch;
+use super::older::{KnownRange, BaseCopy};
+use super::origin::{FillSource, RANGE_BYTES};
 use crate::logic::space::Amount;
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
@@ -37,24 +37,24 @@ const FILES_MAX: usize = 8;
 
 /// Zeros in a row are left as a hole if they are as long as a block of a file system and where one
 /// is: then a copy takes no more than what it was copied from.
-const HOLE_BYTES: usize = 4096;
+const HOLE_BYTES_MIN: usize = 4096;
 
 /// So many files are made durable one by one; if there are more, the whole file system is, which
 /// costs the dirty data of others too but is one call.
-const SYNC_EACH_MAX: u64 = 64;
+const SINGLE_SYNCS_MAX: u64 = 64;
 
 /// What fills a volume, and how much it may hold.
 #[derive(Debug)]
 pub(super) struct Fill {
-    pub(super) origin: Origin,
+    pub(super) source: FillSource,
     pub(super) limit: Amount,
     /// The tree of an older copy.
-    pub(super) older: Option<PathBuf>,
+    pub(super) base_copy: Option<PathBuf>,
 }
 
 /// What became of a fill.
 #[derive(Debug)]
-pub(super) struct Filled {
+pub(super) struct FillResult {
     /// Bytes of files that came over the network.
     pub(super) received_bytes: u64,
     /// What is not there as the source has it.
@@ -63,55 +63,55 @@ pub(super) struct Filled {
 
 /// What a volume takes while it is filled: blocks on disk, as its tree counts them later.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct FillUsage {
     limit: Amount,
     bytes: AtomicU64,
     files: AtomicU64,
 }
 
 /// Where a fill is.
-struct Progress {
-    root: Arc<Beneath>,
+struct FillProgress {
+    root: Arc<ConfinedDirectory>,
     /// With the bytes of each that are counted.
     directories: Vec<(SourceEntry, u64)>,
-    links: Links,
-    pack: Pack,
+    links: HardLinks,
+    pack: FilePack,
     files: JoinSet<Result<()>>,
-    made: u64,
+    made_files: u64,
 }
 
 /// Small files that are read with one call.
 #[derive(Debug, Default)]
-struct Pack {
+struct FilePack {
     files: Vec<(String, SourceEntry)>,
     bytes: u64,
     head_bytes: usize,
 }
 
 /// A file that is being copied.
-struct Copy {
-    root: Arc<Beneath>,
+struct FileCopy {
+    root: Arc<ConfinedDirectory>,
     path: String,
     entry: Arc<SourceEntry>,
     ranges: Arc<Semaphore>,
-    sync: Sync,
+    sync: SyncMode,
 }
 
 /// Whether a file is made durable by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sync {
-    Now,
-    WithAll,
+enum SyncMode {
+    EachFile,
+    WholeFileSystem,
 }
 
-impl Taken {
+impl FillUsage {
     /// One more file.
-    fn file(&self) -> Result<()> {
-        self.has_room_for(self.files.fetch_add(1, SeqCst) + 1)
+    fn add_file(&self) -> Result<()> {
+        self.check_file_room(self.files.fetch_add(1, SeqCst) + 1)
     }
 
     /// Whether so many files may be in the volume.
-    pub(super) fn has_room_for(&self, files: u64) -> Result<()> {
+    pub(super) fn check_file_room(&self, files: u64) -> Result<()> {
         if files <= self.limit.files {
             return Ok(());
         }
@@ -123,21 +123,21 @@ impl Taken {
     }
 
     /// So many bytes more, because of `path`.
-    fn add(&self, bytes: u64, path: &str) -> Result<()> {
+    fn add_bytes(&self, bytes: u64, path: &str) -> Result<()> {
         let sum = self.bytes.fetch_add(bytes, SeqCst).saturating_add(bytes);
-        self.fits(sum, path)
+        self.check_byte_room(sum, path)
     }
 
     /// Puts what a file takes in place of what was taken for it beforehand.
-    fn settle(&self, beforehand: u64, bytes: u64, path: &str) -> Result<()> {
-        self.add(bytes.saturating_sub(beforehand), path)?;
+    fn replace_estimate(&self, beforehand: u64, bytes: u64, path: &str) -> Result<()> {
+        self.add_bytes(bytes.saturating_sub(beforehand), path)?;
         let less = beforehand.saturating_sub(bytes);
         self.bytes.fetch_sub(less, SeqCst);
         Ok(())
     }
 
     /// Whether so many bytes may be in the volume, to which `path` adds.
-    pub(super) fn fits(&self, bytes: u64, path: &str) -> Result<()> {
+    pub(super) fn check_byte_room(&self, bytes: u64, path: &str) -> Result<()> {
         if bytes <= self.limit.bytes {
             return Ok(());
         }
@@ -150,8 +150,8 @@ impl Taken {
     }
 }
 
-impl Pack {
-    fn takes(&self, entry: &SourceEntry, bytes_max: u64) -> bool {
+impl FilePack {
+    fn has_room_for(&self, entry: &SourceEntry, bytes_max: u64) -> bool {
         self.files.len() < PAGE_ENTRIES_MAX
             && self.bytes + entry.identity.size <= bytes_max
             && self.head_bytes + entry_bytes(entry) <= PAGE_BYTES_MAX
@@ -171,55 +171,55 @@ impl Fill {
     /// # Errors
     /// `TooLarge` when the source is larger than the limit; what the source answered;
     /// `DigestMismatch`; `NoSpaceBytes` when the disk is full, `ServerFault` when it refuses else.
-    pub(super) async fn run(self, tree: &Path) -> Result<Filled> {
-        let root = Arc::new(Beneath::open(tree).map_err(|e| disk("tree", &e))?);
+    pub(super) async fn run(self, tree: &Path) -> Result<FillResult> {
+        let root = Arc::new(ConfinedDirectory::open(tree).map_err(|e| fill_disk_error("tree", &e))?);
         // A home is not asked what is the same.
-        let older = self.older.filter(|_| !self.origin.is_home());
-        let filling = Arc::new(Filling {
-            taken: Taken {
+        let older = self.base_copy.filter(|_| !self.source.is_home());
+        let filling = Arc::new(RunningFill {
+            usage: FillUsage {
                 limit: self.limit,
                 bytes: AtomicU64::new(0),
                 files: AtomicU64::new(0),
             },
-            origin: self.origin,
-            older: older.and_then(|older| Older::open(&older)),
+            source: self.source,
+            base_copy: older.and_then(|older| BaseCopy::open(&older)),
             ranges: Arc::new(Semaphore::new(RANGES_MAX)),
             warnings: Mutex::default(),
         });
-        let mut progress = Progress {
+        let mut progress = FillProgress {
             root,
             directories: Vec::new(),
-            links: Links::default(),
-            pack: Pack::default(),
+            links: HardLinks::default(),
+            pack: FilePack::default(),
             files: JoinSet::new(),
-            made: 0,
+            made_files: 0,
         };
-        let mut pages = LookAhead::new(&filling.origin, &filling.taken).await?;
-        while let Some(listed) = pages.next(&filling.origin).await? {
+        let mut pages = ListingPrefetch::new(&filling.source, &filling.usage).await?;
+        while let Some(listed) = pages.next(&filling.source).await? {
             for (place, entry) in listed.page.entries.iter().enumerate() {
                 let is_new = match listed.file_at(place) {
                     Some(file) => progress.links.is_first(entry, file)?,
                     None => true,
                 };
                 if is_new {
-                    filling.take(entry, &mut progress).await?;
+                    filling.make_entry(entry, &mut progress).await?;
                 }
             }
             filling.warnings().extend(listed.page.warnings);
-            filling.send_pack(&mut progress).await?;
+            filling.start_pack(&mut progress).await?;
         }
         while let Some(done) = progress.files.join_next().await {
-            joined(done)?;
+            join_result(done)?;
         }
         let this = filling.clone();
         blocking(move || {
-            progress.links.make(&progress.root)?;
-            finish_all(&progress, &this.taken)
+            progress.links.make_links(&progress.root)?;
+            finish_all(&progress, &this.usage)
         })
         .await?;
         let warnings = std::mem::take(&mut *filling.warnings());
-        Ok(Filled {
-            received_bytes: filling.origin.received_bytes.load(SeqCst),
+        Ok(FillResult {
+            received_bytes: filling.source.received_bytes.load(SeqCst),
             warnings,
         })
     }
@@ -227,35 +227,35 @@ impl Fill {
 
 /// A fill under way.
 #[derive(Debug)]
-pub(super) struct Filling {
-    pub(super) origin: Origin,
-    older: Option<Older>,
-    taken: Taken,
+pub(super) struct RunningFill {
+    pub(super) source: FillSource,
+    base_copy: Option<BaseCopy>,
+    usage: FillUsage,
     ranges: Arc<Semaphore>,
     warnings: Mutex<SourceWarnings>,
 }
 
-impl Filling {
+impl RunningFill {
     /// What is not there as the source has it, so far.
     pub(super) fn warnings(&self) -> MutexGuard<'_, SourceWarnings> {
         self.warnings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes one entry, or has it made.
-    async fn take(self: &Arc<Self>, entry: &SourceEntry, progress: &mut Progress) -> Result<()> {
+    async fn make_entry(self: &Arc<Self>, entry: &SourceEntry, progress: &mut FillProgress) -> Result<()> {
         check_relative(&entry.path)?;
         let is_root = entry.path.is_empty() && entry.kind == SourceKind::Directory;
         if !is_root {
-            self.taken.file()?;
+            self.usage.add_file()?;
         }
-        let path = self.origin.target(entry)?;
+        let path = self.source.target_path(entry)?;
         let root = progress.root.clone();
         match &entry.kind {
             SourceKind::Directory | SourceKind::UnreadableDirectory => {
                 let mut entry = entry.clone();
                 if entry.kind == SourceKind::UnreadableDirectory {
                     // The listing has noted it; here it is about those whom no right stops.
-                    self.check_closes(&path)?;
+                    self.check_is_closed_to_jobs(&path)?;
                     entry.mode = 0;
                 }
                 let mut bytes = 0;
@@ -263,8 +263,8 @@ impl Filling {
                     let this = self.clone();
                     bytes = blocking(move || {
                         let made = root.create_directory(&path);
-                        let bytes = made.map_err(|e| disk(&path, &e))?;
-                        this.taken.add(bytes, &path)?;
+                        let bytes = made.map_err(|e| fill_disk_error(&path, &e))?;
+                        this.usage.add_bytes(bytes, &path)?;
                         Ok(bytes)
                     })
                     .await?;
@@ -277,23 +277,23 @@ impl Filling {
                 let this = self.clone();
                 blocking(move || {
                     let made = root.create_symlink(&path, &target, mtime_ns);
-                    let bytes = made.map_err(|e| disk(&path, &e))?;
-                    this.taken.add(bytes, &path)
+                    let bytes = made.map_err(|e| fill_disk_error(&path, &e))?;
+                    this.usage.add_bytes(bytes, &path)
                 })
                 .await
             }
             SourceKind::File => {
-                if let Some(bytes_max) = self.origin.pack_bytes_max()
+                if let Some(bytes_max) = self.source.pack_bytes_max()
                     && entry.identity.size <= u64::from(RANGE_BYTES)
                 {
-                    if !progress.pack.takes(entry, bytes_max) {
-                        self.send_pack(progress).await?;
+                    if !progress.pack.has_room_for(entry, bytes_max) {
+                        self.start_pack(progress).await?;
                     }
                     progress.pack.add(path, entry.clone());
                     return Ok(());
                 }
-                let sync = progress.turn(1).await?;
-                let copy = Copy {
+                let sync = progress.wait_for_slot(1).await?;
+                let copy = FileCopy {
                     root,
                     path,
                     entry: Arc::new(entry.clone()),
@@ -307,16 +307,16 @@ impl Filling {
     }
 
     /// Has the small files that were collected read and made.
-    async fn send_pack(self: &Arc<Self>, progress: &mut Progress) -> Result<()> {
+    async fn start_pack(self: &Arc<Self>, progress: &mut FillProgress) -> Result<()> {
         let pack = std::mem::take(&mut progress.pack);
         if pack.files.is_empty() {
             return Ok(());
         }
-        let sync = progress.turn(pack.files.len() as u64).await?;
+        let sync = progress.wait_for_slot(pack.files.len() as u64).await?;
         let (this, root) = (self.clone(), progress.root.clone());
         progress.files.spawn(async move {
-            let (pack, known) = this.clone().known_files(pack).await?;
-            let data = match this.origin.read_files(&pack.files, &known).await {
+            let (pack, known) = this.clone().read_known_files(pack).await?;
+            let data = match this.source.read_files(&pack.files, &known).await {
                 Err(error) if this.is_unreadable(&error) => {
                     return this.copy_each(&root, pack, sync).await;
                 }
@@ -328,11 +328,11 @@ impl Filling {
     }
 
     /// What the older copy has of small files.
-    async fn known_files(self: Arc<Self>, pack: Pack) -> Result<(Pack, Vec<Known>)> {
+    async fn read_known_files(self: Arc<Self>, pack: FilePack) -> Result<(FilePack, Vec<KnownRange>)> {
         blocking(move || {
-            let files = pack.files.iter().map(|(path, entry)| match &self.older {
-                Some(older) => older.whole(path, entry),
-                None => Known::default(),
+            let files = pack.files.iter().map(|(path, entry)| match &self.base_copy {
+                Some(older) => older.read_whole_file(path, entry),
+                None => KnownRange::default(),
             });
             let known = files.collect();
             Ok((pack, known))
@@ -341,27 +341,27 @@ impl Filling {
     }
 
     /// What the older copy has of a range of a file, if it has the file.
-    async fn known_range(self: &Arc<Self>, path: &str, range: DataRange) -> Result<Known> {
-        if self.older.is_none() {
-            return Ok(Known::default());
+    async fn read_known_range(self: &Arc<Self>, path: &str, range: DataRange) -> Result<KnownRange> {
+        if self.base_copy.is_none() {
+            return Ok(KnownRange::default());
         }
         let (this, path) = (self.clone(), path.to_owned());
-        let known = move || this.older.as_ref().map(|older| older.range(&path, range));
+        let known = move || this.base_copy.as_ref().map(|older| older.read_range(&path, range));
         blocking(move || Ok(known().unwrap_or_default())).await
     }
 
     /// Makes small files from their data, which follow each other.
     fn make_files(
         &self,
-        root: &Beneath,
+        root: &ConfinedDirectory,
         files: &[(String, SourceEntry)],
         mut data: &[u8],
-        sync: Sync,
+        sync: SyncMode,
     ) -> Result<()> {
         for (path, entry) in files {
             let (own, rest) = data.split_at(usize::try_from(entry.identity.size).unwrap_or(0));
             data = rest;
-            let file = create(root, path, entry)?;
+            let file = create_file(root, path, entry)?;
             let beforehand = self.write_range(&file, 0, own, path)?;
             self.finish_file(&file, path, entry, beforehand, sync)?;
         }
@@ -371,12 +371,12 @@ impl Filling {
     /// Copies the files of a pack one by one, of which the home may not read some.
     async fn copy_each(
         self: &Arc<Self>,
-        root: &Arc<Beneath>,
-        pack: Pack,
-        sync: Sync,
+        root: &Arc<ConfinedDirectory>,
+        pack: FilePack,
+        sync: SyncMode,
     ) -> Result<()> {
         for (path, entry) in pack.files {
-            let copy = Copy {
+            let copy = FileCopy {
                 root: root.clone(),
                 path,
                 entry: Arc::new(entry),
@@ -388,7 +388,7 @@ impl Filling {
         Ok(())
     }
 
-    async fn copy_file(self: Arc<Self>, copy: Copy) -> Result<()> {
+    async fn copy_file(self: Arc<Self>, copy: FileCopy) -> Result<()> {
         let (root, path, entry) = (copy.root.clone(), copy.path.clone(), copy.entry.clone());
         match self.clone().copy_content(copy).await {
             Err(error) if self.is_unreadable(&error) => {
@@ -398,8 +398,8 @@ impl Filling {
         }
     }
 
-    async fn copy_content(self: Arc<Self>, copy: Copy) -> Result<()> {
-        let Copy {
+    async fn copy_content(self: Arc<Self>, copy: FileCopy) -> Result<()> {
+        let FileCopy {
             root,
             path,
             entry,
@@ -407,25 +407,25 @@ impl Filling {
             sync,
         } = copy;
         let (made, shown) = (entry.clone(), path.clone());
-        let file = blocking(move || create(&root, &path, &made).map(Arc::new)).await?;
+        let file = blocking(move || create_file(&root, &path, &made).map(Arc::new)).await?;
         let (mut under_way, mut beforehand) = (JoinSet::new(), 0);
-        let mut flush = Flush::new(file.clone(), &shown);
+        let mut flush = FileFlush::new(file.clone(), &shown);
         let mut next = Some(0);
         while let Some(from) = next {
-            let map = self.origin.map(&entry, from).await?;
+            let map = self.source.map_file(&entry, from).await?;
             for range in map.ranges.iter().flat_map(|data| data.split(RANGE_BYTES)) {
                 let stopped = |_| Error::new(ErrorCode::ServerFault, "the fill was stopped");
                 let permit = ranges.clone().acquire_owned().await.map_err(stopped)?;
                 while let Some(done) = under_way.try_join_next() {
-                    beforehand += joined(done)?;
+                    beforehand += join_result(done)?;
                 }
-                flush.written(beforehand)?;
+                flush.note_written(beforehand)?;
                 let (this, entry, file) = (self.clone(), entry.clone(), file.clone());
                 let path = shown.clone();
                 under_way.spawn(async move {
                     let _permit = permit;
-                    let known = this.known_range(&path, range).await?;
-                    let data = this.origin.read(&entry, range, &known).await?;
+                    let known = this.read_known_range(&path, range).await?;
+                    let data = this.source.read(&entry, range, &known).await?;
                     let write = move || this.write_range(&file, range.offset, &data, &entry.path);
                     blocking(write).await
                 });
@@ -433,7 +433,7 @@ impl Filling {
             next = map.next;
         }
         while let Some(done) = under_way.join_next().await {
-            beforehand += joined(done)?;
+            beforehand += join_result(done)?;
         }
         flush.end().await?;
         blocking(move || self.finish_file(&file, &shown, &entry, beforehand, sync)).await
@@ -442,16 +442,16 @@ impl Filling {
     /// Writes a range, but leaves zeros as the holes they are. Gives the bytes that were taken for
     /// it, before anything was written.
     fn write_range(&self, file: &File, offset: u64, data: &[u8], path: &str) -> Result<u64> {
-        let runs = data_runs(data);
+        let runs = data_ranges(data);
         let blocks = runs
             .iter()
-            .map(|run| run.len().next_multiple_of(HOLE_BYTES));
+            .map(|run| run.len().next_multiple_of(HOLE_BYTES_MIN));
         let bytes = blocks.sum::<usize>() as u64;
-        self.taken.add(bytes, path)?;
+        self.usage.add_bytes(bytes, path)?;
         for run in runs {
             let at = offset + run.start as u64;
             let written = file.write_all_at(&data[run], at);
-            written.map_err(|e| disk(path, &e))?;
+            written.map_err(|e| fill_disk_error(path, &e))?;
         }
         Ok(bytes)
     }
@@ -463,57 +463,57 @@ impl Filling {
         path: &str,
         entry: &SourceEntry,
         beforehand: u64,
-        sync: Sync,
+        sync: SyncMode,
     ) -> Result<()> {
         let finish = || {
-            beneath::finish(file, entry.mode, entry.identity.mtime_ns)?;
-            if sync == Sync::Now {
+            beneath::set_attributes(file, entry.mode, entry.identity.mtime_ns)?;
+            if sync == SyncMode::EachFile {
                 file.sync_all()?;
             }
             Ok(file.metadata()?.blocks() * 512)
         };
-        let bytes = finish().map_err(|e: io::Error| disk(path, &e))?;
-        self.taken.settle(beforehand, bytes, path)?;
-        self.origin.counted(entry.identity.size);
+        let bytes = finish().map_err(|e: io::Error| fill_disk_error(path, &e))?;
+        self.usage.replace_estimate(beforehand, bytes, path)?;
+        self.source.count_file(entry.identity.size);
         Ok(())
     }
 }
 
-impl Progress {
+impl FillProgress {
     /// Waits until one more file or pack may be under way, and says how its files are made durable.
-    async fn turn(&mut self, files: u64) -> Result<Sync> {
+    async fn wait_for_slot(&mut self, files: u64) -> Result<SyncMode> {
         if self.files.len() >= FILES_MAX
             && let Some(done) = self.files.join_next().await
         {
-            joined(done)?;
+            join_result(done)?;
         }
-        self.made += files;
-        Ok(if self.made <= SYNC_EACH_MAX {
-            Sync::Now
+        self.made_files += files;
+        Ok(if self.made_files <= SINGLE_SYNCS_MAX {
+            SyncMode::EachFile
         } else {
-            Sync::WithAll
+            SyncMode::WholeFileSystem
         })
     }
 }
 
 /// Makes an empty file of the right size.
-fn create(root: &Beneath, path: &str, entry: &SourceEntry) -> Result<File> {
+fn create_file(root: &ConfinedDirectory, path: &str, entry: &SourceEntry) -> Result<File> {
     let create = || {
         let file = root.create_file(path)?;
         file.set_len(entry.identity.size)?;
         Ok(file)
     };
-    create().map_err(|e: io::Error| disk(path, &e))
+    create().map_err(|e: io::Error| fill_disk_error(path, &e))
 }
 
 /// Where there is more than zeros.
-fn data_runs(data: &[u8]) -> Vec<Range<usize>> {
+fn data_ranges(data: &[u8]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    for (number, piece) in data.chunks(HOLE_BYTES).enumerate() {
+    for (number, piece) in data.chunks(HOLE_BYTES_MIN).enumerate() {
         if piece.iter().all(|&byte| byte == 0) {
             continue;
         }
-        let start = number * HOLE_BYTES;
+        let start = number * HOLE_BYTES_MIN;
         let end = start + piece.len();
         match runs.last_mut() {
             Some(run) if run.end == start => run.end = end,
@@ -524,9 +524,9 @@ fn data_runs(data: &[u8]) -> Vec<Range<usize>> {
 }
 
 /// Directories get their times and bits last, inside out: filling them changes both.
-fn finish_all(progress: &Progress, taken: &Taken) -> Result<()> {
+fn finish_all(progress: &FillProgress, taken: &FillUsage) -> Result<()> {
     let root = &progress.root;
-    let syncs_all = progress.made > SYNC_EACH_MAX;
+    let syncs_all = progress.made_files > SINGLE_SYNCS_MAX;
     for (entry, counted) in progress.directories.iter().rev() {
         // The root stays ours to write, whatever it was at the source.
         let (mode, counted) = if entry.path.is_empty() {
@@ -536,28 +536,28 @@ fn finish_all(progress: &Progress, taken: &Taken) -> Result<()> {
         };
         let about = (mode, entry.identity.mtime_ns);
         let finished = root.finish_directory(&entry.path, about, !syncs_all);
-        let bytes = finished.map_err(|e| disk(&entry.path, &e))?;
-        taken.add(bytes.saturating_sub(counted), &entry.path)?;
+        let bytes = finished.map_err(|e| fill_disk_error(&entry.path, &e))?;
+        taken.add_bytes(bytes.saturating_sub(counted), &entry.path)?;
     }
-    let top = root.directory("").map_err(|e| disk("tree", &e))?;
+    let top = root.open_directory("").map_err(|e| fill_disk_error("tree", &e))?;
     let synced = if syncs_all {
         rustix::fs::syncfs(&top)
     } else {
         rustix::fs::fsync(&top)
     };
-    synced.map_err(|e| disk("tree", &e.into()))
+    synced.map_err(|e| fill_disk_error("tree", &e.into()))
 }
 
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    joined(tokio::task::spawn_blocking(work).await)
+    join_result(tokio::task::spawn_blocking(work).await)
 }
 
-pub(super) fn joined<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
+pub(super) fn join_result<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
     done.unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("fill: {e}"))))
 }
 
-pub(super) fn disk(path: &str, error: &io::Error) -> Error {
-    crate::fault::of_disk(format!("cannot make '{path}' in the store"), error)
+pub(super) fn fill_disk_error(path: &str, error: &io::Error) -> Error {
+    crate::fault::disk_error(format!("cannot make '{path}' in the store"), error)
 }

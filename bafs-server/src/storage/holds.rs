@@ -23,17 +23,17 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::JoinHandle;
 
 use super::blocking;
-use crate::door::{Answer, Keeper, Parcel};
-use crate::fault::of_disk;
-use crate::trees::SAY_SO;
+use crate::door::{HandlerReply, HandoffHandler, Handoff};
+use crate::fault::disk_error;
+use crate::trees::IN_PROGRESS_AFTER;
 
 /// An agent that must give a tree back gets so long, in milliseconds; then whoever wants the tree
 /// is asked to come again.
 const GIVE_BACK_MS: u64 = 3_000;
 
 /// Pauses between two looks at the lock.
-const LOOK: Duration = Duration::from_millis(1);
-const LOOK_MAX: Duration = Duration::from_millis(20);
+const LOCK_POLL: Duration = Duration::from_millis(1);
+const LOCK_POLL_MAX: Duration = Duration::from_millis(20);
 
 /// The tree of one scratch volume.
 #[derive(Debug)]
@@ -42,41 +42,41 @@ pub(super) struct VolumeTree {
     root: PathBuf,
     limit: Limit,
     kind: LimitKind,
-    hold: Mutex<Hold>,
+    owner: Mutex<TreeOwner>,
     /// Wants back what readers got; its receivers are their connections.
-    readers: watch::Sender<Option<Error>>,
+    reader_recall: watch::Sender<Option<Error>>,
 }
 
 /// Who accounts for the tree.
 #[derive(Debug)]
-pub(super) enum Hold {
+pub(super) enum TreeOwner {
     /// Nobody that this server knows of.
-    Nobody,
+    Unknown,
     /// This server, when it has counted what the tree holds.
     Counting(JoinHandle<Result<(Arc<Tree>, OwnedFd)>>),
     /// This server.
-    Here {
+    Server {
         /// The counted tree.
         tree: Arc<Tree>,
         /// Locked for as long as it is open.
         lock: OwnedFd,
     },
     /// An agent.
-    Away(Away),
+    Agent(AgentOwner),
 }
 
 #[derive(Debug)]
-pub(super) struct Away {
+pub(super) struct AgentOwner {
     epoch: Epoch,
     /// Wants the tree back; its receiver is the agent's connection.
     recall: watch::Sender<Option<Error>>,
     /// For readers meanwhile.
-    beside: Arc<Tree>,
+    reader_tree: Arc<Tree>,
     /// What the tree holds, as last told.
-    told: Arc<TreeUse>,
+    reported_use: Arc<TreeUse>,
     /// What a watched tree may hold: what it held when it was handed over, if that was too much
     /// already, so that its next user can remove something.
-    allowed: Limit,
+    allowed_limit: Limit,
 }
 
 impl VolumeTree {
@@ -86,14 +86,14 @@ impl VolumeTree {
             root,
             limit,
             kind,
-            hold: Mutex::new(Hold::Nobody),
-            readers: watch::Sender::new(None),
+            owner: Mutex::new(TreeOwner::Unknown),
+            reader_recall: watch::Sender::new(None),
         }
     }
 
     /// Keeps everybody else from changing who accounts for the tree.
-    pub(super) async fn hold(&self) -> MutexGuard<'_, Hold> {
-        self.hold.lock().await
+    pub(super) async fn lock_owner(&self) -> MutexGuard<'_, TreeOwner> {
+        self.owner.lock().await
     }
 
     /// The tree for those who do not write.
@@ -101,10 +101,10 @@ impl VolumeTree {
     /// # Errors
     /// `Busy` while an agent of an earlier life of the server has it, `Running` while what it holds
     /// is counted, `ServerFault`.
-    pub(super) async fn to_read(&self, hold: &mut Hold, until: Deadline) -> Result<Arc<Tree>> {
+    pub(super) async fn open_for_reader(&self, hold: &mut TreeOwner, until: Deadline) -> Result<Arc<Tree>> {
         match hold {
-            Hold::Away(away) if !away.recall.is_closed() => Ok(away.beside.clone()),
-            _ => self.counted(hold, until).await,
+            TreeOwner::Agent(away) if !away.recall.is_closed() => Ok(away.reader_tree.clone()),
+            _ => self.counted_tree(hold, until).await,
         }
     }
 
@@ -112,62 +112,62 @@ impl VolumeTree {
     ///
     /// # Errors
     /// `Busy` when it does not, `Running` while what it holds is counted, `ServerFault`.
-    pub(super) async fn to_write(
+    pub(super) async fn open_for_writer(
         &self,
-        hold: &mut Hold,
+        hold: &mut TreeOwner,
         why: Error,
         until: Deadline,
     ) -> Result<Arc<Tree>> {
-        if let Hold::Away(away) = hold {
-            ask_back(&away.recall, why);
+        if let TreeOwner::Agent(away) = hold {
+            recall_tree(&away.recall, why);
         }
-        self.counted(hold, until).await
+        self.counted_tree(hold, until).await
     }
 
-    async fn counted(&self, hold: &mut Hold, until: Deadline) -> Result<Arc<Tree>> {
-        if let Hold::Here { tree, .. } = hold {
+    async fn counted_tree(&self, hold: &mut TreeOwner, until: Deadline) -> Result<Arc<Tree>> {
+        if let TreeOwner::Server { tree, .. } = hold {
             return Ok(tree.clone());
         }
-        if !matches!(hold, Hold::Counting(_)) {
-            let lock = self.lock(until.earlier(give_back())).await?;
-            *hold = Hold::Counting(self.count(lock));
+        if !matches!(hold, TreeOwner::Counting(_)) {
+            let lock = self.lock(until.earlier(give_back_deadline())).await?;
+            *hold = TreeOwner::Counting(self.start_count(lock));
         }
-        let Hold::Counting(counting) = hold else {
+        let TreeOwner::Counting(counting) = hold else {
             return Err(Error::new(ErrorCode::ServerFault, "nobody counts the tree"));
         };
         // It goes on when this caller is told how things stand.
-        let Ok(counted) = tokio::time::timeout(SAY_SO, counting).await else {
+        let Ok(counted) = tokio::time::timeout(IN_PROGRESS_AFTER, counting).await else {
             let text = format!("what volume {} holds is still being counted", self.id);
             return Err(Error::new(ErrorCode::Running, text));
         };
-        *hold = Hold::Nobody;
-        let counted = counted.unwrap_or_else(|e| Err(fault(self.id, &std::io::Error::other(e))));
+        *hold = TreeOwner::Unknown;
+        let counted = counted.unwrap_or_else(|e| Err(tree_io_error(self.id, &std::io::Error::other(e))));
         let (tree, lock) = counted?;
-        *hold = Hold::Here {
+        *hold = TreeOwner::Server {
             tree: tree.clone(),
             lock,
         };
         Ok(tree)
     }
 
-    fn count(&self, lock: OwnedFd) -> JoinHandle<Result<(Arc<Tree>, OwnedFd)>> {
+    fn start_count(&self, lock: OwnedFd) -> JoinHandle<Result<(Arc<Tree>, OwnedFd)>> {
         let (id, root, limit) = (self.id, self.root.clone(), self.limit);
         tokio::task::spawn_blocking(move || {
-            let opened = Tree::open(&root, Some(limit)).map_err(|e| fault(id, &e))?;
+            let opened = Tree::open(&root, Some(limit)).map_err(|e| tree_io_error(id, &e))?;
             Ok((opened, lock))
         })
     }
 
     async fn lock(&self, until: Deadline) -> Result<OwnedFd> {
         let (id, path) = (self.id, self.root.with_file_name("lock"));
-        let mut pause = LOOK;
+        let mut pause = LOCK_POLL;
         loop {
             let path = path.clone();
             let bound = (self.kind == LimitKind::Watched).then(|| self.root.clone());
             let looked = blocking(move || {
-                let lock = try_lock(&path).map_err(|e| fault(id, &e.into()))?;
+                let lock = try_lock(&path).map_err(|e| tree_io_error(id, &e.into()))?;
                 // Processes of a job outlive its agent, which had the lock, for a moment.
-                Ok(lock.filter(|_| !bound.is_some_and(|root| is_bound(&root))))
+                Ok(lock.filter(|_| !bound.is_some_and(|root| is_bind_mounted(&root))))
             });
             if let Some(lock) = looked.await? {
                 return Ok(lock);
@@ -180,7 +180,7 @@ impl VolumeTree {
                 return Err(Error::new(ErrorCode::Busy, text));
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LOOK_MAX);
+            pause = (pause * 2).min(LOCK_POLL_MAX);
         }
     }
 
@@ -189,52 +189,52 @@ impl VolumeTree {
     /// # Errors
     /// `WrongState` when this server does not account for it, `ServerFault`; nothing has changed
     /// then.
-    pub(super) fn to_writer(&self, hold: &mut Hold, epoch: Epoch) -> Result<Parcel> {
-        let Hold::Here { tree, lock } = hold else {
+    pub(super) fn hand_to_writer(&self, hold: &mut TreeOwner, epoch: Epoch) -> Result<Handoff> {
+        let TreeOwner::Server { tree, lock } = hold else {
             let text = format!("volume {} is not this server's to hand over", self.id);
             return Err(Error::new(ErrorCode::WrongState, text));
         };
-        let broken = |e: rustix::io::Errno| fault(self.id, &e.into());
+        let broken = |e: rustix::io::Errno| tree_io_error(self.id, &e.into());
         let (used, duplicate) = (tree.used(), || rustix::io::dup(tree.directory()));
         let told = Arc::new(TreeUse::new(self.limit, used));
         let beside = Tree::open_beside(duplicate().map_err(broken)?, told.clone());
-        let beside = beside.map_err(|e| fault(self.id, &e))?;
+        let beside = beside.map_err(|e| tree_io_error(self.id, &e))?;
         let files = vec![
-            cloexec(tree.directory()).map_err(broken)?,
-            cloexec(&*lock).map_err(broken)?,
+            clone_cloexec(tree.directory()).map_err(broken)?,
+            clone_cloexec(&*lock).map_err(broken)?,
         ];
         let (recall, recalled) = watch::channel(None);
-        *hold = Hold::Away(Away {
+        *hold = TreeOwner::Agent(AgentOwner {
             epoch,
             recall,
-            beside,
-            told: told.clone(),
-            allowed: Limit {
+            reader_tree: beside,
+            reported_use: told.clone(),
+            allowed_limit: Limit {
                 bytes: self.limit.bytes.max(used.0),
                 files: self.limit.files.max(used.1),
             },
         });
-        Ok(self.parcel(files, used, told, recalled))
+        Ok(self.make_handoff(files, used, told, recalled))
     }
 
     /// Hands the tree over to a reader.
     ///
     /// # Errors
     /// `ServerFault`.
-    pub(super) fn to_reader(&self, tree: &Tree) -> Result<Parcel> {
+    pub(super) fn hand_to_reader(&self, tree: &Tree) -> Result<Handoff> {
         let used = tree.used();
-        let file = cloexec(tree.directory()).map_err(|e| fault(self.id, &e.into()))?;
+        let file = clone_cloexec(tree.directory()).map_err(|e| tree_io_error(self.id, &e.into()))?;
         let told = Arc::new(TreeUse::new(self.limit, used));
-        Ok(self.parcel(vec![file], used, told, self.readers.subscribe()))
+        Ok(self.make_handoff(vec![file], used, told, self.reader_recall.subscribe()))
     }
 
-    fn parcel(
+    fn make_handoff(
         &self,
         files: Vec<OwnedFd>,
         (used_bytes, used_files): (u64, u64),
         told: Arc<TreeUse>,
         recall: watch::Receiver<Option<Error>>,
-    ) -> Parcel {
+    ) -> Handoff {
         let path = self.root.to_str().map(str::to_owned);
         let header = HandedOver::Tree(HandedTree {
             bind: path.filter(|_| self.kind == LimitKind::Watched),
@@ -243,10 +243,10 @@ impl VolumeTree {
             used_bytes,
             used_files,
         });
-        Parcel {
+        Handoff {
             header,
             files,
-            keeper: Box::new(TreeKeeper(told)),
+            handler: Box::new(TreeHandoffHandler(told)),
             recall,
         }
     }
@@ -255,7 +255,7 @@ impl VolumeTree {
     pub(super) fn is_watched(&self) -> bool {
         // Whoever has the lock now is about to change that; the next look will tell.
         self.kind == LimitKind::Watched
-            && self.hold.try_lock().is_ok_and(|hold| Self::is_away(&hold))
+            && self.owner.try_lock().is_ok_and(|hold| Self::is_owned_by_agent(&hold))
     }
 
     pub(super) fn id(&self) -> VolumeId {
@@ -272,59 +272,59 @@ impl VolumeTree {
     }
 
     /// What it may hold while the agent has it that has it now.
-    pub(super) fn allowed(&self) -> Limit {
-        let hold = self.hold.try_lock();
+    pub(super) fn allowed_limit(&self) -> Limit {
+        let hold = self.owner.try_lock();
         match hold.as_deref() {
-            Ok(Hold::Away(away)) => away.allowed,
+            Ok(TreeOwner::Agent(away)) => away.allowed_limit,
             _ => self.limit,
         }
     }
 
     /// Takes note of what was found in a tree that an agent has.
-    pub(super) fn found(&self, used: (u64, u64)) {
-        if let Ok(hold) = self.hold.try_lock()
-            && let Hold::Away(away) = &*hold
+    pub(super) fn note_usage(&self, used: (u64, u64)) {
+        if let Ok(hold) = self.owner.try_lock()
+            && let TreeOwner::Agent(away) = &*hold
         {
-            away.told.set(used);
+            away.reported_use.set(used);
         }
     }
 
     /// Has the session of a writer end.
     pub(super) async fn end_writer(&self, why: Error) {
-        if let Hold::Away(away) = &*self.hold.lock().await {
-            ask_back(&away.recall, why);
+        if let TreeOwner::Agent(away) = &*self.owner.lock().await {
+            recall_tree(&away.recall, why);
         }
     }
 
     /// Whether an agent has the tree.
-    pub(super) fn is_away(hold: &Hold) -> bool {
-        matches!(hold, Hold::Away(away) if !away.recall.is_closed())
+    pub(super) fn is_owned_by_agent(hold: &TreeOwner) -> bool {
+        matches!(hold, TreeOwner::Agent(away) if !away.recall.is_closed())
     }
 
     /// Wants the tree back from a writer whose session is over.
-    pub(super) fn ask_back_if(&self, is_over: impl FnOnce(Epoch) -> bool) {
-        let Ok(hold) = self.hold.try_lock() else {
+    pub(super) fn recall_if(&self, is_over: impl FnOnce(Epoch) -> bool) {
+        let Ok(hold) = self.owner.try_lock() else {
             return;
         };
-        if let Hold::Away(away) = &*hold
+        if let TreeOwner::Agent(away) = &*hold
             && !away.recall.is_closed()
             && is_over(away.epoch)
         {
             let text = format!("the lease of volume {} was not renewed", self.id);
-            ask_back(&away.recall, Error::new(ErrorCode::SessionUnknown, text));
+            recall_tree(&away.recall, Error::new(ErrorCode::SessionUnknown, text));
         }
     }
 
     /// Wants everything back from everybody, as the volume is gone, and waits for it for a while.
-    pub(super) async fn end(&self, why: Error) {
-        let hold = self.hold.lock().await;
-        ask_back(&self.readers, why.clone());
+    pub(super) async fn end_all_users(&self, why: Error) {
+        let hold = self.owner.lock().await;
+        recall_tree(&self.reader_recall, why.clone());
         let all = async {
-            if let Hold::Away(away) = &*hold {
-                ask_back(&away.recall, why);
+            if let TreeOwner::Agent(away) = &*hold {
+                recall_tree(&away.recall, why);
                 away.recall.closed().await;
             }
-            self.readers.closed().await;
+            self.reader_recall.closed().await;
         };
         let limit = Duration::from_millis(GIVE_BACK_MS);
         if tokio::time::timeout(limit, all).await.is_err() {
@@ -334,15 +334,15 @@ impl VolumeTree {
 }
 
 /// When an agent that is asked now must have given a tree back.
-pub(super) fn give_back() -> Deadline {
+pub(super) fn give_back_deadline() -> Deadline {
     Deadline::after_ms(GIVE_BACK_MS)
 }
 
 /// Takes note of what an agent tells about a tree that it has.
-struct TreeKeeper(Arc<TreeUse>);
+struct TreeHandoffHandler(Arc<TreeUse>);
 
-impl Keeper for TreeKeeper {
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, Answer> {
+impl HandoffHandler for TreeHandoffHandler {
+    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, HandlerReply> {
         let answer = match request {
             DoorRequest::Used { bytes, files } => {
                 self.0.set((bytes, files));
@@ -359,7 +359,7 @@ impl Keeper for TreeKeeper {
     }
 }
 
-fn ask_back(recall: &watch::Sender<Option<Error>>, why: Error) {
+fn recall_tree(recall: &watch::Sender<Option<Error>>, why: Error) {
     recall.send_if_modified(|asked| {
         let first = asked.is_none();
         asked.get_or_insert(why);
@@ -381,8 +381,8 @@ fn try_lock(path: &Path) -> rustix::io::Result<Option<OwnedFd>> {
 /// Whether a process of this machine still sees the directory, or one in it, where it may write:
 /// the tables of mounts of its threads say so until none of its system calls runs any more. A table
 /// that this user may not read belongs to nobody that was let in at the door.
-fn is_bound(root: &Path) -> bool {
-    let Some(part) = root.to_str().and_then(last_parts) else {
+fn is_bind_mounted(root: &Path) -> bool {
+    let Some(part) = root.to_str().and_then(volume_path_suffix) else {
         return true;
     };
     // Without this table nothing can be known.
@@ -396,14 +396,14 @@ fn is_bound(root: &Path) -> bool {
     });
     threads.into_iter().any(|thread| {
         let table = std::fs::read_to_string(thread.path().join("mountinfo"));
-        table.is_ok_and(|table| table.lines().any(|line| shows_writable(line, part)))
+        table.is_ok_and(|table| table.lines().any(|line| is_writable_mount(line, part)))
     })
 }
 
 /// Whether a line of a table of mounts, proc_pid_mountinfo(5), is a directory with this part, or
 /// one in it, and may be written there: its fourth field is the directory, the sixth are the
 /// options.
-fn shows_writable(line: &str, part: &str) -> bool {
+fn is_writable_mount(line: &str, part: &str) -> bool {
     let mut fields = line.split(' ').skip(3);
     let (directory, options) = (fields.next(), fields.nth(1));
     let is_ours = directory.is_some_and(|directory| {
@@ -414,17 +414,17 @@ fn shows_writable(line: &str, part: &str) -> bool {
 }
 
 /// The last parts of a volume's path, which no other volume has.
-fn last_parts(root: &str) -> Option<&str> {
+fn volume_path_suffix(root: &str) -> Option<&str> {
     let start = root.rmatch_indices('/').nth(1)?.0;
     root.get(start..)
 }
 
-fn cloexec(file: impl std::os::fd::AsFd) -> rustix::io::Result<OwnedFd> {
+fn clone_cloexec(file: impl std::os::fd::AsFd) -> rustix::io::Result<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(file, 0)
 }
 
-fn fault(id: VolumeId, error: &std::io::Error) -> Error {
-    of_disk(format!("tree of volume {id}"), error)
+fn tree_io_error(id: VolumeId, error: &std::io::Error) -> Error {
+    disk_error(format!("tree of volume {id}"), error)
 }
 
 #[cfg(test)]
@@ -436,7 +436,7 @@ mod tests {
         let line = |root: &str, options: &str| {
             format!("36 35 98:0 {root} /mnt {options},noatime master:1 - ext4 /dev/x rw")
         };
-        let part = last_parts("/store/volumes/7/tree").expect("a path");
+        let part = volume_path_suffix("/store/volumes/7/tree").expect("a path");
         assert_eq!(part, "/7/tree");
         for (root, options, expected) in [
             ("/store/volumes/7/tree", "rw", true),
@@ -446,9 +446,9 @@ mod tests {
             ("/store/volumes/17/tree", "rw", false),
             ("/", "rw", false),
         ] {
-            let found = shows_writable(&line(root, options), part);
+            let found = is_writable_mount(&line(root, options), part);
             assert_eq!(found, expected, "{root} {options}");
         }
-        assert!(!shows_writable("", part));
+        assert!(!is_writable_mount("", part));
     }
 }

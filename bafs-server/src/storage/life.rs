@@ -15,20 +15,20 @@ use bafs_proto::volume::{LimitKind, Source, VolumeKind, VolumeSpec, VolumeState,
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::fill::Fill;
-use super::origin::Origin;
-use super::store::is_gone;
-use super::table::{Change, VolumeRecord};
-use super::{Storage, blocking, lost};
+use super::origin::FillSource;
+use super::store::is_path_missing;
+use super::table::{TableChange, VolumeRecord};
+use super::{Storage, blocking, volume_lost_error};
 use crate::clock;
-use crate::fault::{apart, of_disk};
-use crate::logic::space::{Amount, Short};
-use crate::logic::volumes::{Creation, Refusal, Row, VOLUMES_MAX};
+use crate::fault::{run_in_task, disk_error};
+use crate::logic::space::{Amount, SpaceShortage};
+use crate::logic::volumes::{Creation, CreationRefusal, VolumeRow, VOLUMES_MAX};
 
 /// An answer is on its way so long before the deadline, in milliseconds, to arrive in time.
-const MARGIN_MS: u64 = 200;
+const REPLY_MARGIN_MS: u64 = 200;
 
 /// A deletion that failed is tried again after so long, in milliseconds.
-const DELETE_PAUSE_MS: u64 = 5_000;
+const DELETE_RETRY_MS: u64 = 5_000;
 
 /// Longest owner or address, in bytes.
 pub(super) const TEXT_BYTES_MAX: usize = 255;
@@ -37,7 +37,7 @@ pub(super) const TEXT_BYTES_MAX: usize = 255;
 const LIFETIME_MS_MAX: u64 = 10 * 366 * 24 * 3_600_000;
 
 /// Time to list the source of a cache volume, in milliseconds.
-const LIST_MS: u64 = 600_000;
+const LIST_TIMEOUT_MS: u64 = 600_000;
 
 impl Storage {
     /// Creates a volume and waits until it is ready, or has failed, or the deadline is near; the
@@ -52,10 +52,10 @@ impl Storage {
         call: CreateVolume,
         deadline: Deadline,
     ) -> Result<VolumeStatus> {
-        check(&call.spec)?;
+        check_spec(&call.spec)?;
         let wait = deadline
             .left()
-            .saturating_sub(Duration::from_millis(MARGIN_MS));
+            .saturating_sub(Duration::from_millis(REPLY_MARGIN_MS));
         let near = Deadline::after(wait);
         let mut changes = self.changes();
         loop {
@@ -63,16 +63,16 @@ impl Storage {
             let waits = match verdict {
                 Ok(Creation::Start) => {
                     self.notify();
-                    tokio::spawn(self.clone().make(call.clone()));
+                    tokio::spawn(self.clone().make_volume(call.clone()));
                     true
                 }
-                Ok(Creation::Present) => {
+                Ok(Creation::AlreadyPresent) => {
                     let volumes = self.volumes();
                     volumes
                         .get(call.spec.id)
                         .is_some_and(|r| r.state == VolumeState::Creating)
                 }
-                Err(Refusal::Short { soon, .. }) => soon,
+                Err(CreationRefusal::NoSpace { is_space_coming: soon, .. }) => soon,
                 Err(_) => false,
             };
             let in_time = waits
@@ -80,8 +80,8 @@ impl Storage {
                     .await
                     .is_ok();
             if !in_time {
-                verdict.map_err(|refusal| refuse(&call.spec, refusal))?;
-                return self.show(call.spec.id).await;
+                verdict.map_err(|refusal| refusal_error(&call.spec, refusal))?;
+                return self.get_volume(call.spec.id).await;
             }
         }
     }
@@ -91,7 +91,7 @@ impl Storage {
     /// # Errors
     /// `ServerFault` when that cannot be made durable; repeat it then.
     pub async fn delete(self: &Arc<Self>, id: VolumeId) -> Result<Done> {
-        let deleting = tokio::spawn(self.clone().end(id));
+        let deleting = tokio::spawn(self.clone().end_volume(id));
         deleting
             .await
             .unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("delete: {e}"))))
@@ -101,11 +101,11 @@ impl Storage {
     ///
     /// # Errors
     /// As [`Self::delete`].
-    pub(super) async fn forget_if_gone(self: &Arc<Self>, id: VolumeId) -> Result<()> {
-        let Ok(tree) = self.scratch(id) else {
+    pub(super) async fn delete_if_missing(self: &Arc<Self>, id: VolumeId) -> Result<()> {
+        let Ok(tree) = self.scratch_tree_path(id) else {
             return Ok(());
         };
-        if blocking(move || Ok(is_gone(&tree))).await? {
+        if blocking(move || Ok(is_path_missing(&tree))).await? {
             tracing::warn!(volume = %id, "somebody removed the directory of a volume");
             self.delete(id).await?;
         }
@@ -114,8 +114,8 @@ impl Storage {
 
     /// Deletes volumes whose time is up, and ends tree sessions that are silent.
     pub async fn sweep(self: &Arc<Self>) {
-        self.note_scratch();
-        let expired = self.volumes().expired(clock::now());
+        self.note_scratch_bytes();
+        let expired = self.volumes().expired_volumes(clock::now());
         for id in expired {
             tracing::info!(volume = %id, "volume expired");
             self.counters.add("volumes.expired", 1);
@@ -123,7 +123,7 @@ impl Storage {
                 tracing::warn!(volume = %id, %error, "expired volume is not deleted yet");
             }
         }
-        for id in self.unfinished_deletions(clock::now()) {
+        for id in self.deletions_to_retry(clock::now()) {
             if let Err(error) = self.delete(id).await {
                 tracing::warn!(volume = %id, %error, "volume is not deleted yet");
             }
@@ -132,40 +132,40 @@ impl Storage {
     }
 
     /// Volumes whose deletion failed some time ago; each once.
-    fn unfinished_deletions(&self, now: Time) -> Vec<VolumeId> {
-        let mut unfinished = self.unfinished();
-        let is_due = |_: &VolumeId, since: &mut Time| now.ms_since(*since) >= DELETE_PAUSE_MS;
+    fn deletions_to_retry(&self, now: Time) -> Vec<VolumeId> {
+        let mut unfinished = self.failed_deletions();
+        let is_due = |_: &VolumeId, since: &mut Time| now.ms_since(*since) >= DELETE_RETRY_MS;
         unfinished
             .extract_if(.., is_due)
             .map(|(id, _)| id)
             .collect()
     }
 
-    fn unfinished(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Time>> {
-        let unfinished = self.unfinished.lock();
+    fn failed_deletions(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Time>> {
+        let unfinished = self.failed_deletions.lock();
         unfinished.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// If the disk was found full, by jobs of this node as told, by those of others or by what a
     /// volume was filled with: has caches leave free what scratch volumes were promised at most so
     /// far; those of these jobs may be gone already.
-    pub async fn yield_to_scratch(&self, is_told_full: bool) {
+    pub async fn free_space_for_scratch(&self, is_told_full: bool) {
         if self.trees.full_disk().take() || is_told_full {
-            let bytes = self.note_scratch();
-            self.caches.leave_free(bytes).await;
+            let bytes = self.note_scratch_bytes();
+            self.caches.reserve_free_space(bytes).await;
         }
     }
 
     /// Takes note of the bytes that scratch volumes may hold; answers the most at any time.
-    fn note_scratch(&self) -> u64 {
-        let promised = |row: &Row| match row.spec.kind {
+    fn note_scratch_bytes(&self) -> u64 {
+        let promised = |row: &VolumeRow| match row.spec.kind {
             VolumeKind::Scratch { .. } => row.spec.size_bytes,
             VolumeKind::Cache { .. } => 0,
         };
         let volumes = self.volumes();
         let now = volumes.rows().map(promised).fold(0, u64::saturating_add);
         drop(volumes);
-        self.scratch_most.fetch_max(now, Ordering::Relaxed).max(now)
+        self.scratch_bytes_peak.fetch_max(now, Ordering::Relaxed).max(now)
     }
 
     /// Has a cache volume show the present state of its source.
@@ -179,9 +179,9 @@ impl Storage {
     ) -> Result<VolumeStatus> {
         let id = call.volume;
         self.touch(id)?;
-        let is_scratch = |row: &Row| matches!(row.spec.kind, VolumeKind::Scratch { .. });
+        let is_scratch = |row: &VolumeRow| matches!(row.spec.kind, VolumeKind::Scratch { .. });
         let is_scratch = self.volumes().get(id).map(is_scratch);
-        if is_scratch.ok_or_else(|| lost(id))? {
+        if is_scratch.ok_or_else(|| volume_lost_error(id))? {
             let text = format!("volume {id} is a scratch volume; only a cache is invalidated");
             return Err(Error::new(ErrorCode::WrongState, text));
         }
@@ -192,17 +192,17 @@ impl Storage {
         let this = self.clone();
         // Not tied to the caller: the cache shows the new state already.
         let kept = tokio::spawn(async move {
-            let _turn = this.turn(id).await;
+            let _turn = this.lock_volume(id).await;
             // As it is by now: its lifetime may have been made longer meanwhile.
             let spec = this.volumes().get(id).map(|row| row.spec.clone());
-            let spec = spec.ok_or_else(|| lost(id))?;
-            this.table
-                .write(Change::Keep(VolumeRecord {
+            let spec = spec.ok_or_else(|| volume_lost_error(id))?;
+            this.database
+                .write(TableChange::PutVolume(VolumeRecord {
                     spec,
                     manifest: Some(manifest),
                 }))
                 .await?;
-            this.volumes().refreshed(id, manifest);
+            this.volumes().set_manifest(id, manifest);
             this.notify();
             Ok(())
         });
@@ -212,96 +212,96 @@ impl Storage {
                 format!("invalidate: {e}"),
             ))
         })?;
-        self.show(id).await
+        self.get_volume(id).await
     }
 
     /// Sees to it that the lifetime of a volume is at least so long, also after a restart.
     ///
     /// # Errors
     /// `ServerFault` when that cannot be made durable; repeat it then.
-    pub(super) async fn keep(self: &Arc<Self>, id: VolumeId, lifetime_ms: u64) -> Result<()> {
+    pub(super) async fn extend_lifetime(self: &Arc<Self>, id: VolumeId, lifetime_ms: u64) -> Result<()> {
         let lifetime_ms = lifetime_ms.min(LIFETIME_MS_MAX);
-        if self.volumes().to_prolong(id, lifetime_ms).is_none() {
+        if self.volumes().plan_lifetime_extension(id, lifetime_ms).is_none() {
             return Ok(());
         }
         let this = self.clone();
         // Not tied to the caller: what is written down must be known.
         let kept = tokio::spawn(async move {
-            let _turn = this.turn(id).await;
-            let Some((spec, manifest)) = this.volumes().to_prolong(id, lifetime_ms) else {
+            let _turn = this.lock_volume(id).await;
+            let Some((spec, manifest)) = this.volumes().plan_lifetime_extension(id, lifetime_ms) else {
                 return Ok(());
             };
             let record = VolumeRecord { spec, manifest };
-            this.table.write(Change::Keep(record)).await?;
-            this.volumes().prolong(clock::now(), id, lifetime_ms);
+            this.database.write(TableChange::PutVolume(record)).await?;
+            this.volumes().extend_lifetime(clock::now(), id, lifetime_ms);
             Ok(())
         });
         kept.await
             .unwrap_or_else(|e| Err(Error::new(ErrorCode::ServerFault, format!("keep: {e}"))))
     }
 
-    async fn make(self: Arc<Self>, call: CreateVolume) {
+    async fn make_volume(self: Arc<Self>, call: CreateVolume) {
         let id = call.spec.id;
         let scratch = matches!(call.spec.kind, VolumeKind::Scratch { .. });
-        let making = self.clone().make_whole(call);
-        if let Err(error) = apart(format!("making volume {id}"), making).await {
+        let making = self.clone().try_make_volume(call);
+        if let Err(error) = run_in_task(format!("making volume {id}"), making).await {
             // Before what is half made goes.
-            let error = self.tell_free(error).await;
-            let _turn = self.turn(id).await;
-            self.discard(id, scratch).await;
+            let error = self.with_free_space(error).await;
+            let _turn = self.lock_volume(id).await;
+            self.discard_volume(id, scratch).await;
             let mut volumes = self.volumes();
             if volumes.get(id).is_some() {
                 tracing::warn!(volume = %id, %error, "volume not made");
                 self.counters.add("volumes.failed", 1);
             }
-            volumes.failed(clock::now(), id, error);
+            volumes.mark_failed(clock::now(), id, error);
         }
         self.notify();
     }
 
     /// Adds to what a full disk says which disk that is, and what it has free.
-    async fn tell_free(&self, error: Error) -> Error {
+    async fn with_free_space(&self, error: Error) -> Error {
         if error.code != ErrorCode::NoSpaceBytes {
             return error;
         }
         let store = self.store.clone();
-        let told = blocking(move || store.describe_disk().map_err(|e| of_disk("store", &e)));
+        let told = blocking(move || store.describe_disk().map_err(|e| disk_error("store", &e)));
         match told.await {
             Ok((free, told)) => {
-                self.trees.full_disk().found(Some(free));
+                self.trees.full_disk().note_no_space(Some(free));
                 Error::new(error.code, format!("{}: {told}", error.detail))
             }
             Err(_) => error,
         }
     }
 
-    async fn make_whole(self: Arc<Self>, call: CreateVolume) -> Result<()> {
+    async fn try_make_volume(self: Arc<Self>, call: CreateVolume) -> Result<()> {
         let id = call.spec.id;
         let scratch = matches!(call.spec.kind, VolumeKind::Scratch { .. });
-        self.begin(id, scratch).await?;
+        self.begin_volume(id, scratch).await?;
         let manifest = tokio::select! {
-            made = self.prepare(&call) => made?,
-            () = self.until_deleted(id) => return Err(lost(id)),
+            made = self.prepare_content(&call) => made?,
+            () = self.wait_until_deleted(id) => return Err(volume_lost_error(id)),
         };
-        self.place(&call.spec, manifest).await
+        self.commit_volume(&call.spec, manifest).await
     }
 
-    async fn begin(&self, id: VolumeId, scratch: bool) -> Result<()> {
+    async fn begin_volume(&self, id: VolumeId, scratch: bool) -> Result<()> {
         if !scratch {
             return Ok(());
         }
         let store = self.store.clone();
-        blocking(move || store.begin(id).map(drop).map_err(|e| disk(id, &e))).await
+        blocking(move || store.create_staging(id).map(drop).map_err(|e| volume_disk_error(id, &e))).await
     }
 
     /// Makes the content, out of sight.
-    async fn prepare(&self, call: &CreateVolume) -> Result<Option<Digest>> {
+    async fn prepare_content(&self, call: &CreateVolume) -> Result<Option<Digest>> {
         let (spec, token) = (&call.spec, call.source_token.clone());
         match &spec.kind {
             VolumeKind::Scratch { fill: None } => Ok(None),
             VolumeKind::Scratch { fill: Some(source) } => {
                 let fill = Fill {
-                    origin: Origin {
+                    source: FillSource {
                         homes: self.homes.clone(),
                         token,
                         source: source.clone(),
@@ -313,53 +313,53 @@ impl Storage {
                         files: spec.size_files,
                     },
                     // Without it everything comes from the source.
-                    older: call.base.and_then(|base| self.scratch(base).ok()),
+                    base_copy: call.base.and_then(|base| self.scratch_tree_path(base).ok()),
                 };
-                let filled = fill.run(&self.store.tree_in_making(spec.id)).await?;
+                let filled = fill.run(&self.store.staging_tree_path(spec.id)).await?;
                 self.volumes()
-                    .filled(spec.id, filled.received_bytes, filled.warnings);
+                    .note_filled(spec.id, filled.received_bytes, filled.warnings);
                 Ok(None)
             }
             VolumeKind::Cache { .. } => {
-                let deadline = Deadline::after_ms(LIST_MS);
+                let deadline = Deadline::after_ms(LIST_TIMEOUT_MS);
                 self.caches.create(spec, token, deadline).await.map(Some)
             }
         }
     }
 
     /// Puts a volume in place: durable first, visible then.
-    async fn place(&self, spec: &VolumeSpec, manifest: Option<Digest>) -> Result<()> {
+    async fn commit_volume(&self, spec: &VolumeSpec, manifest: Option<Digest>) -> Result<()> {
         let id = spec.id;
-        let _turn = self.turn(id).await;
+        let _turn = self.lock_volume(id).await;
         if self.volumes().get(id).is_none() {
-            return Err(lost(id));
+            return Err(volume_lost_error(id));
         }
         if matches!(spec.kind, VolumeKind::Scratch { .. }) {
             let store = self.store.clone();
-            blocking(move || store.commit(id).map_err(|e| disk(id, &e))).await?;
+            blocking(move || store.commit(id).map_err(|e| volume_disk_error(id, &e))).await?;
         }
-        self.table
-            .write(Change::Keep(VolumeRecord {
+        self.database
+            .write(TableChange::PutVolume(VolumeRecord {
                 spec: spec.clone(),
                 manifest,
             }))
             .await?;
-        let wanted = self.volumes().ready(clock::now(), id, manifest);
+        let wanted = self.volumes().mark_ready(clock::now(), id, manifest);
         assert!(wanted, "volume {id} was deleted out of turn");
         self.counters.add("volumes.made", 1);
         Ok(())
     }
 
-    async fn end(self: Arc<Self>, id: VolumeId) -> Result<Done> {
-        let ended = self.clone().try_end(id).await;
+    async fn end_volume(self: Arc<Self>, id: VolumeId) -> Result<Done> {
+        let ended = self.clone().try_end_volume(id).await;
         if ended.is_err() {
-            self.unfinished().insert(id, clock::now());
+            self.failed_deletions().insert(id, clock::now());
         }
         ended
     }
 
-    async fn try_end(self: Arc<Self>, id: VolumeId) -> Result<Done> {
-        let turn = self.turn(id).await;
+    async fn try_end_volume(self: Arc<Self>, id: VolumeId) -> Result<Done> {
+        let turn = self.lock_volume(id).await;
         let when = clock::now();
         let deletion = self.volumes().delete(when, id);
         self.notify();
@@ -372,20 +372,20 @@ impl Storage {
             self.caches.remove(id).await;
         }
         let store = self.store.clone();
-        blocking(move || store.trash(id).map_err(|e| disk(id, &e))).await?;
-        let bury = || Change::Bury {
+        blocking(move || store.trash(id).map_err(|e| volume_disk_error(id, &e))).await?;
+        let bury = || TableChange::AddTombstone {
             id,
             when,
-            forgotten: deletion.forgotten,
+            evicted_tombstone: deletion.evicted_tombstone,
         };
-        let buried = self.table.write(bury()).await;
+        let buried = self.database.write(bury()).await;
         let this = self.clone();
         let emptying = tokio::spawn(async move { this.empty_trash(id).await });
         if buried.is_err() {
             // A full disk takes no record before what was deleted has gone. To the next life of the
             // store it is the same: a volume that has no tree is lost.
             let _ = emptying.await;
-            self.table.write(bury()).await?;
+            self.database.write(bury()).await?;
         }
         drop(turn);
         Ok(Done)
@@ -394,19 +394,19 @@ impl Storage {
     /// Removes what was trashed of a volume, whose space is free then.
     async fn empty_trash(&self, id: VolumeId) {
         let store = self.store.clone();
-        let emptied = blocking(move || store.empty_trash(id).map_err(|e| disk(id, &e))).await;
+        let emptied = blocking(move || store.empty_trash(id).map_err(|e| volume_disk_error(id, &e))).await;
         match emptied {
-            Ok(()) => self.volumes().removed(id),
+            Ok(()) => self.volumes().release_deleted(id),
             // The space stays reserved, as it is not free.
             Err(error) => {
                 tracing::warn!(volume = %id, %error, "trash not emptied");
-                self.unfinished().insert(id, clock::now());
+                self.failed_deletions().insert(id, clock::now());
             }
         }
         self.notify();
     }
 
-    async fn discard(&self, id: VolumeId, scratch: bool) {
+    async fn discard_volume(&self, id: VolumeId, scratch: bool) {
         if !scratch {
             self.caches.remove(id).await;
             return;
@@ -416,14 +416,14 @@ impl Storage {
             store
                 .trash(id)
                 .and_then(|()| store.empty_trash(id))
-                .map_err(|e| disk(id, &e))
+                .map_err(|e| volume_disk_error(id, &e))
         });
         if let Err(error) = gone.await {
             tracing::warn!(volume = %id, %error, "half-made volume not removed");
         }
     }
 
-    async fn until_deleted(&self, id: VolumeId) {
+    async fn wait_until_deleted(&self, id: VolumeId) {
         let mut changes = self.changes();
         while self.volumes().get(id).is_some() {
             if changes.changed().await.is_err() {
@@ -433,7 +433,7 @@ impl Storage {
     }
 }
 
-fn check(spec: &VolumeSpec) -> Result<()> {
+fn check_spec(spec: &VolumeSpec) -> Result<()> {
     let bad = |text: String| Err(Error::new(ErrorCode::Malformed, text));
     let (source, cooperative) = match &spec.kind {
         VolumeKind::Scratch { fill } => (fill.as_ref(), ""),
@@ -473,40 +473,40 @@ fn check(spec: &VolumeSpec) -> Result<()> {
     Ok(())
 }
 
-fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
+fn refusal_error(spec: &VolumeSpec, refusal: CreationRefusal) -> Error {
     let id = spec.id;
     match refusal {
-        Refusal::Conflict => {
+        CreationRefusal::Conflict => {
             let text = format!("volume {id} exists with another specification; choose a new id");
             Error::new(ErrorCode::Conflict, text)
         }
-        Refusal::Gone => {
+        CreationRefusal::Deleted => {
             let text = format!("volume {id} was deleted or has expired; choose a new id");
             Error::new(ErrorCode::VolumeLost, text)
         }
-        Refusal::Short {
-            short: Short::Bytes(free),
+        CreationRefusal::NoSpace {
+            shortage: SpaceShortage::Bytes(free),
             ..
         } => {
             let (bytes, _) = spec.reserved();
             let text = format!(
                 "volume {id} needs {bytes} bytes{}, {free} are free",
-                margin_of(spec.limit)
+                limit_margin(spec.limit)
             );
             Error::new(ErrorCode::NoSpaceBytes, text)
         }
-        Refusal::Short {
-            short: Short::Files(free),
+        CreationRefusal::NoSpace {
+            shortage: SpaceShortage::Files(free),
             ..
         } => {
             let (_, files) = spec.reserved();
             let text = format!(
                 "volume {id} needs {files} files{}, {free} are free",
-                margin_of(spec.limit)
+                limit_margin(spec.limit)
             );
             Error::new(ErrorCode::NoSpaceFiles, text)
         }
-        Refusal::TooMany => {
+        CreationRefusal::TooMany => {
             let text = format!("there are {VOLUMES_MAX} volumes; delete some first");
             Error::new(ErrorCode::Busy, text)
         }
@@ -514,13 +514,13 @@ fn refuse(spec: &VolumeSpec, refusal: Refusal) -> Error {
 }
 
 /// What a reservation has in it that nobody asked for.
-fn margin_of(limit: LimitKind) -> &'static str {
+fn limit_margin(limit: LimitKind) -> &'static str {
     match limit {
         LimitKind::Exact => "",
         LimitKind::Watched => " (with the margin of a watched volume)",
     }
 }
 
-fn disk(id: VolumeId, error: &std::io::Error) -> Error {
-    of_disk(format!("store of volume {id}"), error)
+fn volume_disk_error(id: VolumeId, error: &std::io::Error) -> Error {
+    disk_error(format!("store of volume {id}"), error)
 }

@@ -7,8 +7,8 @@ use bafs_proto::message::{SourceEntry, SourceIdentity};
 use bafs_proto::path::check_relative;
 use bafs_proto::{Error, ErrorCode, Result};
 
-use super::beneath::Beneath;
-use super::fill::disk;
+use super::beneath::ConfinedDirectory;
+use super::fill::fill_disk_error;
 
 /// Most memory for the names in one volume, in bytes: some two million usual ones. No limit of a
 /// volume counts further names.
@@ -19,24 +19,24 @@ const NAME_BYTES: usize = 64;
 
 /// The names of such files. No more than the volume may hold files are copied.
 #[derive(Debug, Default)]
-pub(super) struct Links {
+pub(super) struct HardLinks {
     /// By their numbers at the source.
-    copied: BTreeMap<u64, Copied>,
+    first_names: BTreeMap<u64, FirstName>,
     /// Further names, with the numbers of their files.
-    further: Vec<(String, u64)>,
+    further_names: Vec<(String, u64)>,
     /// What all of this takes in memory.
     bytes: usize,
 }
 
 /// The name under which a file is copied, and what it must be under its other names too.
 #[derive(Debug)]
-struct Copied {
+struct FirstName {
     path: String,
     identity: SourceIdentity,
     mode: u32,
 }
 
-impl Links {
+impl HardLinks {
     /// Whether an entry is the first name of its file, and must be copied.
     ///
     /// # Errors
@@ -52,13 +52,13 @@ impl Links {
             );
             return Err(Error::new(ErrorCode::TooLarge, text));
         }
-        let Some(copied) = self.copied.get(&file) else {
-            let copied = Copied {
+        let Some(copied) = self.first_names.get(&file) else {
+            let copied = FirstName {
                 path: entry.path.clone(),
                 identity: entry.identity,
                 mode: entry.mode,
             };
-            self.copied.insert(file, copied);
+            self.first_names.insert(file, copied);
             return Ok(true);
         };
         if (copied.identity, copied.mode) != (entry.identity, entry.mode) {
@@ -69,15 +69,15 @@ impl Links {
             );
             return Err(Error::new(ErrorCode::SourceChanged, text));
         }
-        self.further.push((entry.path.clone(), file));
+        self.further_names.push((entry.path.clone(), file));
         Ok(false)
     }
 
     /// Gives the files, which are all made, their other names. Blocks.
-    pub(super) fn make(&self, root: &Beneath) -> Result<()> {
-        for (path, file) in &self.further {
-            let made = root.link(&self.copied[file].path, path);
-            made.map_err(|e| disk(path, &e))?;
+    pub(super) fn make_links(&self, root: &ConfinedDirectory) -> Result<()> {
+        for (path, file) in &self.further_names {
+            let made = root.hard_link(&self.first_names[file].path, path);
+            made.map_err(|e| fill_disk_error(path, &e))?;
         }
         Ok(())
     }
@@ -104,20 +104,20 @@ mod tests {
     #[test]
     fn a_file_is_copied_once_and_gets_its_other_names() {
         let directory = tempfile::tempdir().expect("directory");
-        let root = Beneath::open(directory.path()).expect("root");
-        let mut links = Links::default();
+        let root = ConfinedDirectory::open(directory.path()).expect("root");
+        let mut links = HardLinks::default();
         assert_eq!(links.is_first(&entry("a", 5), 70), Ok(true));
         assert_eq!(links.is_first(&entry("b", 6), 71), Ok(true));
         assert_eq!(links.is_first(&entry("c", 5), 70), Ok(false));
         std::fs::write(directory.path().join("a"), "aaaaa").expect("write");
-        links.make(&root).expect("make");
+        links.make_links(&root).expect("make");
         let read = std::fs::read(directory.path().join("c"));
         assert_eq!(read.expect("read"), b"aaaaa");
     }
 
     #[test]
     fn long_names_count_by_their_length() {
-        let mut links = Links::default();
+        let mut links = HardLinks::default();
         let long = "x".repeat(200);
         let path = |number: usize| format!("{}/{number}", [&*long; 18].join("/"));
         let taken = (0..80_000).map(|number| links.is_first(&entry(&path(number), 5), 70));
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn what_a_source_says_that_cannot_be_makes_no_link() {
-        let mut links = Links::default();
+        let mut links = HardLinks::default();
         assert_eq!(links.is_first(&entry("a", 5), 70), Ok(true));
         let code = |made: Result<bool>| made.expect_err("refused").code;
         let other = links.is_first(&entry("b", 6), 70);
@@ -138,10 +138,10 @@ mod tests {
         assert_eq!(code(outside), ErrorCode::BadPath);
         // Names of what was never made, or twice the same name, fail and harm nothing.
         let directory = tempfile::tempdir().expect("directory");
-        let root = Beneath::open(directory.path()).expect("root");
+        let root = ConfinedDirectory::open(directory.path()).expect("root");
         assert_eq!(links.is_first(&entry("b", 5), 70), Ok(false));
         assert_eq!(
-            links.make(&root).expect_err("no file").code,
+            links.make_links(&root).expect_err("no file").code,
             ErrorCode::ServerFault
         );
     }

@@ -18,27 +18,27 @@ use bytes::Bytes;
 use rustix::fs::{SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
-use super::beneath::{Beneath, Seen};
+use super::beneath::{ConfinedDirectory, EntryInfo};
 use super::older;
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// The digests of [`ReadVolumeFile`] cover pieces of this many bytes.
-pub(super) const PIECE_BYTES: u32 = BLOCK_BYTES_DEFAULT;
+pub(super) const CHUNK_BYTES: u32 = BLOCK_BYTES_DEFAULT;
 
 /// A directory on the way down: its path and the names in it that are still to come, last first.
-struct Level {
+struct DirectoryLevel {
     path: String,
     names: Vec<String>,
 }
 
 /// A page of the listing of the tree at `root`, after the path `after`. Blocks.
-pub(super) fn list(root: &Path, after: Option<&str>) -> Result<TreePage> {
+pub(super) fn list_tree(root: &Path, after: Option<&str>) -> Result<TreePage> {
     check_relative(after.unwrap_or_default())?;
-    let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
+    let beneath = ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
     let (mut entries, mut links) = (Vec::new(), Vec::new());
     if after.is_none() {
-        let top = beneath.look("");
-        let top = top.map_err(|e| fault("the volume's root", &e))?;
+        let top = beneath.find_entry("");
+        let top = top.map_err(|e| listing_error("the volume's root", &e))?;
         entries.extend(top.map(|top| top.entry));
     }
     // What was left out since the last entry belongs to the page that has the next one.
@@ -52,25 +52,25 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<TreePage> {
             continue;
         };
         if entries.len() >= PAGE_ENTRIES_MAX || bytes >= PAGE_BYTES_MAX {
-            return Ok(page(entries, warnings, links, true));
+            return Ok(make_page(entries, warnings, links, true));
         }
         let path = join(&level.path, &name);
         if to_bytes(&path).len() > PATH_BYTES_MAX {
             let text = format!("a path below '{}' is too long to be copied", level.path);
             return Err(Error::new(ErrorCode::BadPath, text));
         }
-        let found = match beneath.look(&path) {
+        let found = match beneath.find_entry(&path) {
             // It vanished meanwhile: a volume in use may change under a listing.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             found => {
-                let found = found.map_err(|e| fault(&path, &e))?;
+                let found = found.map_err(|e| listing_error(&path, &e))?;
                 if found.is_none() {
                     since.push(path.clone());
                 }
                 found
             }
         };
-        let Some(Seen { entry, file }) = found else {
+        let Some(EntryInfo { entry, file_number: file }) = found else {
             continue;
         };
         warn_of_special(&mut warnings, &mut since);
@@ -81,8 +81,8 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<TreePage> {
             links.push(FileLink { entry, file });
         }
         if entry.kind == SourceKind::Directory {
-            let names = beneath.names(&path).map_err(|e| fault(&path, &e))?;
-            levels.push(Level {
+            let names = beneath.sorted_names(&path).map_err(|e| listing_error(&path, &e))?;
+            levels.push(DirectoryLevel {
                 path,
                 names: names.into_iter().rev().collect(),
             });
@@ -90,7 +90,7 @@ pub(super) fn list(root: &Path, after: Option<&str>) -> Result<TreePage> {
         entries.push(entry);
     }
     warn_of_special(&mut warnings, &mut since);
-    Ok(page(entries, warnings, links, false))
+    Ok(make_page(entries, warnings, links, false))
 }
 
 fn warn_of_special(warnings: &mut SourceWarnings, paths: &mut Vec<String>) {
@@ -99,7 +99,7 @@ fn warn_of_special(warnings: &mut SourceWarnings, paths: &mut Vec<String>) {
     }
 }
 
-fn page(
+fn make_page(
     entries: Vec<SourceEntry>,
     warnings: SourceWarnings,
     links: Vec<FileLink>,
@@ -115,19 +115,19 @@ fn page(
 
 /// Opens the directories on the way to `after`, with the names in them that come after it. What
 /// is inside of `after` comes after it too.
-fn descend(beneath: &Beneath, path: &str, after: &str, levels: &mut Vec<Level>) -> Result<()> {
+fn descend(beneath: &ConfinedDirectory, path: &str, after: &str, levels: &mut Vec<DirectoryLevel>) -> Result<()> {
     let mut path = path.to_owned();
     let mut components = after.split('/').filter(|component| !component.is_empty());
     loop {
-        let names = match beneath.names(&path) {
+        let names = match beneath.sorted_names(&path) {
             Ok(names) => names,
             Err(_) if !path.is_empty() => return Ok(()), // no directory, or gone: nothing inside
-            Err(e) => return Err(fault("the volume's root", &e)),
+            Err(e) => return Err(listing_error("the volume's root", &e)),
         };
         let next = components.next();
         let later = |name: &String| next.is_none_or(|next| name.as_str() > next);
         let names = names.into_iter().rev().filter(later).collect();
-        levels.push(Level {
+        levels.push(DirectoryLevel {
             path: path.clone(),
             names,
         });
@@ -137,19 +137,19 @@ fn descend(beneath: &Beneath, path: &str, after: &str, levels: &mut Vec<Level>) 
 }
 
 /// A range of a file of the tree at `root`. Blocks.
-pub(super) fn read(root: &Path, call: &ReadVolumeFile) -> Result<(SourceData, Bytes)> {
+pub(super) fn read_range(root: &Path, call: &ReadVolumeFile) -> Result<(SourceData, Bytes)> {
     if call.length > BODY_BYTES_MAX {
         let text = format!("{} bytes are more than one reply carries", call.length);
         return Err(Error::new(ErrorCode::Malformed, text));
     }
-    let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
-    let listed = Listed::open(&beneath, call.volume, &call.path, call.identity)?;
+    let beneath = ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
+    let listed = ListedContent::open(&beneath, call.volume, &call.path, call.identity)?;
     let left = call.identity.size.saturating_sub(call.offset);
     let length = left.min(u64::from(call.length));
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
     listed.read(&mut data, call.offset)?;
     let whole = (data.len(), call.known.as_slice());
-    let (digests, body) = older::split(data, [whole].into_iter());
+    let (digests, body) = older::split_unknown(data, [whole].into_iter());
     Ok((SourceData { digests }, body))
 }
 
@@ -164,26 +164,26 @@ pub(super) fn read_files(root: &Path, call: &ReadVolumeFiles) -> Result<(SourceD
         );
         return Err(Error::new(ErrorCode::Malformed, text));
     }
-    let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
+    let beneath = ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
     let (mut rest, mut ranges) = (data.as_mut_slice(), Vec::with_capacity(call.files.len()));
     for (number, file) in call.files.iter().enumerate() {
         let size = usize::try_from(file.identity.size).unwrap_or(0);
         let (own, after) = std::mem::take(&mut rest).split_at_mut(size);
-        Listed::open(&beneath, call.volume, &file.path, file.identity)?.read(own, 0)?;
+        ListedContent::open(&beneath, call.volume, &file.path, file.identity)?.read(own, 0)?;
         let known = call.known.get(number).map_or(&[][..], Vec::as_slice);
         ranges.push((size, known));
         rest = after;
     }
-    let (digests, body) = older::split(data, ranges.into_iter());
+    let (digests, body) = older::split_unknown(data, ranges.into_iter());
     Ok((SourceData { digests }, body))
 }
 
 /// Where a file of the tree at `root` has data. Blocks.
-pub(super) fn map(root: &Path, call: &MapVolumeFile) -> Result<FileMap> {
+pub(super) fn map_file(root: &Path, call: &MapVolumeFile) -> Result<FileMap> {
     let size = call.file.identity.size;
-    let beneath = Beneath::open(root).map_err(|e| fault("the volume's root", &e))?;
-    let listed = Listed::open(&beneath, call.volume, &call.file.path, call.file.identity)?;
+    let beneath = ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
+    let listed = ListedContent::open(&beneath, call.volume, &call.file.path, call.file.identity)?;
     let (mut ranges, mut at) = (Vec::new(), call.from);
     while at < size && ranges.len() < PAGE_ENTRIES_MAX {
         let Some(start) = listed.seek(SeekFrom::Data(at))? else {
@@ -203,22 +203,22 @@ pub(super) fn map(root: &Path, call: &MapVolumeFile) -> Result<FileMap> {
             });
         }
     }
-    listed.is_unchanged()?;
+    listed.check_unchanged()?;
     let next = (at < size).then_some(at);
     Ok(FileMap { ranges, next })
 }
 
 /// A file that must be what a listing showed.
-struct Listed<'a> {
+struct ListedContent<'a> {
     file: File,
     volume: VolumeId,
     path: &'a str,
     identity: SourceIdentity,
 }
 
-impl<'a> Listed<'a> {
+impl<'a> ListedContent<'a> {
     fn open(
-        beneath: &Beneath,
+        beneath: &ConfinedDirectory,
         volume: VolumeId,
         path: &'a str,
         expected: SourceIdentity,
@@ -229,7 +229,7 @@ impl<'a> Listed<'a> {
                 let text = format!("volume {volume} has no file '{path}'");
                 Error::new(ErrorCode::NotFound, text)
             }
-            _ => fault(path, &e),
+            _ => listing_error(path, &e),
         })?;
         let listed = Self {
             file,
@@ -237,13 +237,13 @@ impl<'a> Listed<'a> {
             path,
             identity: expected,
         };
-        listed.is_unchanged()?;
+        listed.check_unchanged()?;
         Ok(listed)
     }
 
-    fn is_unchanged(&self) -> Result<()> {
-        let stat = fstat(&self.file).map_err(|e| fault(self.path, &e.into()))?;
-        let mut now = crate::source::identity(&stat);
+    fn check_unchanged(&self) -> Result<()> {
+        let stat = fstat(&self.file).map_err(|e| listing_error(self.path, &e.into()))?;
+        let mut now = crate::source::source_identity(&stat);
         if stat.st_mode & 0o400 == 0 {
             // To open it, its bits may have been changed for a moment, and that time with them.
             now.ctime_ns = self.identity.ctime_ns;
@@ -258,8 +258,8 @@ impl<'a> Listed<'a> {
     /// Reads so much that is of the file as it was shown.
     fn read(&self, data: &mut [u8], offset: u64) -> Result<()> {
         let read = self.file.read_exact_at(data, offset);
-        read.map_err(|e| fault(self.path, &e))?;
-        self.is_unchanged()
+        read.map_err(|e| listing_error(self.path, &e))?;
+        self.check_unchanged()
     }
 
     /// The next data or hole; `None` when there is none any more.
@@ -267,12 +267,12 @@ impl<'a> Listed<'a> {
         match seek(&self.file, to) {
             Ok(at) => Ok(Some(at)),
             Err(Errno::NXIO) => Ok(None),
-            Err(e) => Err(fault(self.path, &e.into())),
+            Err(e) => Err(listing_error(self.path, &e.into())),
         }
     }
 }
 
-fn fault(what: &str, error: &std::io::Error) -> Error {
+fn listing_error(what: &str, error: &std::io::Error) -> Error {
     let code = match error.kind() {
         std::io::ErrorKind::InvalidInput | std::io::ErrorKind::InvalidData => ErrorCode::BadPath,
         _ if error.raw_os_error() == Some(Errno::XDEV.raw_os_error()) => ErrorCode::BadPath,
@@ -307,7 +307,7 @@ mod tests {
     fn the_order_is_by_component_and_every_place_resumes() {
         let root = tree();
         let paths = |after: Option<&str>| -> Vec<String> {
-            let TreePage { page, .. } = list(root.path(), after).expect("list");
+            let TreePage { page, .. } = list_tree(root.path(), after).expect("list");
             assert!(!page.more);
             page.entries.into_iter().map(|entry| entry.path).collect()
         };
@@ -320,7 +320,7 @@ mod tests {
             ORDER[4..],
             "a name that is not there (any more)"
         );
-        assert!(list(root.path(), Some("../x")).is_err());
+        assert!(list_tree(root.path(), Some("../x")).is_err());
     }
 
     #[test]
@@ -333,11 +333,11 @@ mod tests {
         let last = PAGE_ENTRIES_MAX + 9;
         fs::remove_file(name(last)).expect("remove");
         fs::hard_link(name(7), name(last)).expect("link");
-        let first = list(root.path(), None).expect("list");
+        let first = list_tree(root.path(), None).expect("list");
         let entries = &first.page.entries;
         assert!(first.page.more && entries.len() == PAGE_ENTRIES_MAX);
         let after = entries.last().map(|entry| entry.path.clone());
-        let second = list(root.path(), after.as_deref()).expect("list");
+        let second = list_tree(root.path(), after.as_deref()).expect("list");
         assert!(!second.page.more);
         let count = second.page.entries.len();
         assert_eq!(entries.len() + count, PAGE_ENTRIES_MAX + 11);
@@ -355,7 +355,7 @@ mod tests {
             let (path, kind) = (root.path().join(name), rustix::fs::FileType::Fifo);
             rustix::fs::mknodat(rustix::fs::CWD, path, kind, mode, 0).expect("mknod");
         }
-        let told = |after| list(root.path(), after).expect("list").page.warnings;
+        let told = |after| list_tree(root.path(), after).expect("list").page.warnings;
         let paths = |warnings: SourceWarnings| -> Vec<String> {
             warnings.named.into_iter().map(|told| told.path).collect()
         };
@@ -369,7 +369,7 @@ mod tests {
         let content: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
         fs::write(root.path().join("big"), &content).expect("write");
         let file = File::open(root.path().join("big")).expect("open");
-        let identity = crate::storage::identity(&file).expect("identity");
+        let identity = crate::storage::file_identity(&file).expect("identity");
         let call = |offset, length| ReadVolumeFile {
             volume: VolumeId(1),
             path: "big".to_owned(),
@@ -378,16 +378,16 @@ mod tests {
             length,
             known: Vec::new(),
         };
-        let (data, body) = read(root.path(), &call(100, 150_000)).expect("read");
+        let (data, body) = read_range(root.path(), &call(100, 150_000)).expect("read");
         assert_eq!(body, content[100..150_100]);
-        let pieces: Vec<_> = body.chunks(PIECE_BYTES as usize).map(Digest::of).collect();
+        let pieces: Vec<_> = body.chunks(CHUNK_BYTES as usize).map(Digest::of).collect();
         assert_eq!(data.digests, pieces);
         assert_eq!(
-            read(root.path(), &call(199_999, 9)).expect("read").1.len(),
+            read_range(root.path(), &call(199_999, 9)).expect("read").1.len(),
             1
         );
         assert!(
-            read(root.path(), &call(u64::MAX, 9))
+            read_range(root.path(), &call(u64::MAX, 9))
                 .expect("read")
                 .1
                 .is_empty()
@@ -397,25 +397,25 @@ mod tests {
             path: "a/c".to_owned(),
             ..call(0, 1)
         };
-        assert_eq!(code(read(root.path(), &other)), ErrorCode::SourceChanged);
+        assert_eq!(code(read_range(root.path(), &other)), ErrorCode::SourceChanged);
         let missing = ReadVolumeFile {
             path: "no".to_owned(),
             ..call(0, 1)
         };
-        assert_eq!(code(read(root.path(), &missing)), ErrorCode::NotFound);
+        assert_eq!(code(read_range(root.path(), &missing)), ErrorCode::NotFound);
         for path in ["out", "a", "../x"] {
             let outside = ReadVolumeFile {
                 path: path.to_owned(),
                 ..call(0, 1)
             };
             assert_eq!(
-                code(read(root.path(), &outside)),
+                code(read_range(root.path(), &outside)),
                 ErrorCode::BadPath,
                 "{path}"
             );
         }
         assert_eq!(
-            code(read(root.path(), &call(0, u32::MAX))),
+            code(read_range(root.path(), &call(0, u32::MAX))),
             ErrorCode::Malformed
         );
     }

@@ -7,30 +7,30 @@ use bafs_proto::message::SourceKind;
 use bafs_proto::replica::TreePage;
 use bafs_proto::{Error, ErrorCode, Result};
 
-use super::fill::Taken;
-use super::origin::Origin;
+use super::fill::FillUsage;
+use super::origin::FillSource;
 
 /// Pages that are kept until their files are copied, some MiB; later ones are asked for again.
 const PAGES_MAX: usize = 16;
 
 /// The pages of a listing.
 #[derive(Debug)]
-pub(super) struct LookAhead {
-    kept: VecDeque<TreePage>,
+pub(super) struct ListingPrefetch {
+    pages: VecDeque<TreePage>,
     /// Where the listing goes on behind those: after which path. `None` at its end.
-    next: Option<Option<String>>,
+    next_position: Option<Option<String>>,
 }
 
-impl LookAhead {
+impl ListingPrefetch {
     /// Lists a home, and checks that so many files of so many bytes may be in the volume. Another
     /// volume is listed as it is copied: a copy has the size of the original.
     ///
     /// # Errors
     /// `TooLarge`; what the source answers.
-    pub(super) async fn new(origin: &Origin, taken: &Taken) -> Result<Self> {
+    pub(super) async fn new(origin: &FillSource, taken: &FillUsage) -> Result<Self> {
         let mut this = Self {
-            kept: VecDeque::new(),
-            next: Some(None),
+            pages: VecDeque::new(),
+            next_position: Some(None),
         };
         if !origin.is_home() {
             return Ok(this);
@@ -45,17 +45,17 @@ impl LookAhead {
                     continue;
                 }
                 files += 1;
-                taken.has_room_for(files)?;
+                taken.check_file_room(files)?;
                 // Nobody says how much of a file is holes.
                 if entry.kind == SourceKind::File {
                     bytes = bytes.saturating_add(entry.identity.size);
-                    taken.fits(bytes, &entry.path)?;
+                    taken.check_byte_room(bytes, &entry.path)?;
                 }
             }
-            at = place_after(&listed)?;
-            if this.kept.len() < PAGES_MAX {
-                this.next.clone_from(&at);
-                this.kept.push_back(listed);
+            at = position_after(&listed)?;
+            if this.pages.len() < PAGES_MAX {
+                this.next_position.clone_from(&at);
+                this.pages.push_back(listed);
             }
         }
         Ok(this)
@@ -65,21 +65,21 @@ impl LookAhead {
     ///
     /// # Errors
     /// What the source answers.
-    pub(super) async fn next(&mut self, origin: &Origin) -> Result<Option<TreePage>> {
-        if let Some(kept) = self.kept.pop_front() {
+    pub(super) async fn next(&mut self, origin: &FillSource) -> Result<Option<TreePage>> {
+        if let Some(kept) = self.pages.pop_front() {
             return Ok(Some(kept));
         }
-        let Some(after) = self.next.take() else {
+        let Some(after) = self.next_position.take() else {
             return Ok(None);
         };
         let listed = origin.list(after).await?;
-        self.next = place_after(&listed)?;
+        self.next_position = position_after(&listed)?;
         Ok(Some(listed))
     }
 }
 
 /// Where the listing goes on behind a page.
-fn place_after(listed: &TreePage) -> Result<Option<Option<String>>> {
+fn position_after(listed: &TreePage) -> Result<Option<Option<String>>> {
     if !listed.page.more {
         return Ok(None);
     }

@@ -40,44 +40,44 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 pub use store::Store;
-pub(crate) use store::{is_gone, remove_tree};
-pub(crate) use trees::volume_of;
+pub(crate) use store::{is_path_missing, remove_tree};
+pub(crate) use trees::volume_id;
 
 use crate::cache::Caches;
 use crate::clock;
 use crate::counters::Counters;
-use crate::homes::Homes;
+use crate::homes::HomeClients;
 use crate::logic::allotments::RUNS_MAX;
 use crate::logic::space::Amount;
-use crate::logic::volumes::{Row, VolumeTable};
-use extracts::Extracts;
-use table::{Change, Table, VolumeRecord};
-use trees::OpenTrees;
+use crate::logic::volumes::{VolumeRow, VolumeTable};
+use extracts::Extractions;
+use table::{TableChange, VolumeDatabase, VolumeRecord};
+use trees::ScratchTrees;
 
 /// Changes of volumes take turns by these many keys: one volume never changes twice at once.
-const TURNS: usize = 64;
+const VOLUME_LOCKS: usize = 64;
 
 /// Most volumes of one page: with the longest texts, 7 KiB each, they fit a header, and each costs
 /// the check of a right.
-const LISTED_MAX: usize = 128;
+const PAGE_VOLUMES_MAX: usize = 128;
 
 /// The volumes of one server.
 #[derive(Debug)]
 pub struct Storage {
     store: Arc<Store>,
-    table: Table,
+    database: VolumeDatabase,
     volumes: Mutex<VolumeTable>,
-    turns: Vec<tokio::sync::Mutex<()>>,
+    volume_locks: Vec<tokio::sync::Mutex<()>>,
     /// Volumes whose deletion failed, and when it did last.
-    unfinished: Mutex<BTreeMap<VolumeId, Time>>,
+    failed_deletions: Mutex<BTreeMap<VolumeId, Time>>,
     changed: watch::Sender<u64>,
-    extracts: Extracts,
-    trees: OpenTrees,
-    looks: watching::Looks,
+    extractions: Extractions,
+    trees: ScratchTrees,
+    usage_samples: watching::VolumeUsageSamples,
     /// The most bytes that scratch volumes were promised at any time.
-    scratch_most: AtomicU64,
+    scratch_bytes_peak: AtomicU64,
     caches: Arc<Caches>,
-    homes: Arc<Homes>,
+    homes: Arc<HomeClients>,
     counters: Counters,
 }
 
@@ -90,32 +90,32 @@ impl Storage {
     pub async fn open(
         store: Arc<Store>,
         capacity: Amount,
-        homes: Arc<Homes>,
+        homes: Arc<HomeClients>,
         caches: Arc<Caches>,
         counters: Counters,
     ) -> Result<Arc<Self>> {
         let opened = store.clone();
-        let (table, loaded) = blocking(move || Table::open(&opened.table())).await?;
+        let (table, loaded) = blocking(move || VolumeDatabase::open(&opened.database_file())).await?;
         let now = clock::now();
         let free = store.clone();
-        let free = blocking(move || Ok(free.files_free())).await?;
-        let mut volumes = VolumeTable::new(offered(&store, capacity, free, &loaded.volumes));
-        for (id, when) in loaded.gone {
-            volumes.bury(when, id);
+        let free = blocking(move || Ok(free.free_files())).await?;
+        let mut volumes = VolumeTable::new(offered_capacity(&store, capacity, free, &loaded.volumes));
+        for (id, when) in loaded.tombstones {
+            volumes.add_tombstone(when, id);
         }
         for VolumeRecord { spec, manifest } in loaded.volumes {
             let there = match spec.kind {
-                VolumeKind::Scratch { .. } => store.tree(spec.id).is_dir(),
-                VolumeKind::Cache { .. } => caches.used(spec.id).is_some(),
+                VolumeKind::Scratch { .. } => store.tree_path(spec.id).is_dir(),
+                VolumeKind::Cache { .. } => caches.usage(spec.id).is_some(),
             };
             if there {
                 volumes.restore(now, spec, manifest);
             } else {
                 tracing::warn!(volume = %spec.id, "the store lost a volume; its row is dropped");
-                table.write(Change::Drop(spec.id)).await?;
+                table.write(TableChange::RemoveVolume(spec.id)).await?;
             }
         }
-        for id in caches.ids() {
+        for id in caches.volume_ids() {
             if volumes.get(id).is_none() {
                 caches.remove(id).await;
             }
@@ -123,24 +123,24 @@ impl Storage {
         let known: std::collections::BTreeSet<_> = volumes.rows().map(|row| row.spec.id).collect();
         let swept = store.clone();
         blocking(move || {
-            swept.sweep(|id| known.contains(&id)).map_err(|e| {
+            swept.remove_unknown(|id| known.contains(&id)).map_err(|e| {
                 Error::new(ErrorCode::ServerFault, format!("sweep of the store: {e}"))
             })?;
-            swept.keep_reserve();
+            swept.refill_reserve();
             Ok(())
         })
         .await?;
         Ok(Arc::new(Self {
-            trees: OpenTrees::new(store.volumes(), store.life(), counters.clone()),
-            looks: watching::Looks::default(),
-            scratch_most: AtomicU64::new(0),
+            trees: ScratchTrees::new(store.volume_directory(), store.incarnation(), counters.clone()),
+            usage_samples: watching::VolumeUsageSamples::default(),
+            scratch_bytes_peak: AtomicU64::new(0),
             store,
-            table,
+            database: table,
             volumes: Mutex::new(volumes),
-            turns: (0..TURNS).map(|_| tokio::sync::Mutex::default()).collect(),
-            unfinished: Mutex::default(),
+            volume_locks: (0..VOLUME_LOCKS).map(|_| tokio::sync::Mutex::default()).collect(),
+            failed_deletions: Mutex::default(),
             changed: watch::Sender::new(0),
-            extracts: Extracts::default(),
+            extractions: Extractions::default(),
             caches,
             homes,
             counters,
@@ -159,24 +159,24 @@ impl Storage {
     }
 
     /// A page of the volumes by id, and where the next one begins.
-    pub(crate) fn page(&self, after: Option<VolumeId>) -> (Vec<Row>, Option<VolumeId>) {
-        let page: Vec<Row> = {
+    pub(crate) fn volume_page(&self, after: Option<VolumeId>) -> (Vec<VolumeRow>, Option<VolumeId>) {
+        let page: Vec<VolumeRow> = {
             let volumes = self.volumes();
             let rows = volumes.rows_after(after);
-            rows.take(LISTED_MAX).cloned().collect()
+            rows.take(PAGE_VOLUMES_MAX).cloned().collect()
         };
-        let full = page.len() == LISTED_MAX;
+        let full = page.len() == PAGE_VOLUMES_MAX;
         let next = page.last().filter(|_| full).map(|row| row.spec.id);
         (page, next)
     }
 
     /// What there is to tell of volumes. One that is deleted meanwhile is left out, and one that
     /// cannot be measured is told with the reason: neither hides another.
-    pub(crate) async fn describe(&self, rows: impl Iterator<Item = Row>) -> Vec<VolumeStatus> {
+    pub(crate) async fn describe_volumes(&self, rows: impl Iterator<Item = VolumeRow>) -> Vec<VolumeStatus> {
         let mut volumes = Vec::new();
         for row in rows {
             let id = row.spec.id;
-            match self.status(row.clone()).await {
+            match self.measure_status(row.clone()).await {
                 // They would not fit a page; who asks for one volume is told.
                 Ok(status) => volumes.push(VolumeStatus {
                     warnings: SourceWarnings::default(),
@@ -186,7 +186,7 @@ impl Storage {
                 Err(error) => {
                     tracing::warn!(volume = %id, %error, "volume not measured");
                     let fault = Some(error);
-                    volumes.push(told(Row { fault, ..row }, (0, 0)));
+                    volumes.push(volume_status(VolumeRow { failure: fault, ..row }, (0, 0)));
                 }
             }
         }
@@ -197,22 +197,22 @@ impl Storage {
     ///
     /// # Errors
     /// `VolumeLost` when it does not exist (any more).
-    pub async fn show(&self, id: VolumeId) -> Result<VolumeStatus> {
-        let row = self.volumes().get(id).cloned().ok_or_else(|| lost(id))?;
-        self.status(row).await
+    pub async fn get_volume(&self, id: VolumeId) -> Result<VolumeStatus> {
+        let row = self.volumes().get(id).cloned().ok_or_else(|| volume_lost_error(id))?;
+        self.measure_status(row).await
     }
 
     /// Gives a run a part of the node, which runs so many jobs at once.
     ///
     /// # Errors
     /// `Malformed` for texts that are too long, `Busy` when too many runs have a part.
-    pub fn allot(&self, call: Allot, slots: u32) -> Result<Allotments> {
+    pub fn set_node_quota(&self, call: Allot, slots: u32) -> Result<Allotments> {
         if call.owner.len().max(call.user.len()) > life::TEXT_BYTES_MAX {
             let text = "the name of an owner or user is too long";
             return Err(Error::new(ErrorCode::Malformed, text));
         }
         check_text(&call.owner).and_then(|()| check_text(&call.user))?;
-        let allotted = self.volumes().allot(clock::now(), call, slots);
+        let allotted = self.volumes().set_quota(clock::now(), call, slots);
         allotted.ok_or_else(|| {
             let text = format!("{RUNS_MAX} runs share this node already; try again later");
             Error::new(ErrorCode::Busy, text)
@@ -235,7 +235,7 @@ impl Storage {
         // A disk that refuses must not end what was put off.
         let mut kept = Ok(());
         for id in asked {
-            kept = kept.and(self.keep(id, call.lifetime_ms).await);
+            kept = kept.and(self.extend_lifetime(id, call.lifetime_ms).await);
         }
         kept.map(|()| RenewedVolumes { lost })
     }
@@ -245,10 +245,10 @@ impl Storage {
     /// # Errors
     /// `VolumeLost`, `Busy` while it is being filled, `WrongState` for another kind, `BadPath`.
     pub async fn list_tree(&self, call: ListVolumeTree) -> Result<TreePage> {
-        let tree = self.scratch(call.volume)?;
-        self.if_lives(
+        let tree = self.scratch_tree_path(call.volume)?;
+        self.or_volume_lost(
             call.volume,
-            blocking(move || listing::list(&tree, call.after.as_deref())),
+            blocking(move || listing::list_tree(&tree, call.after.as_deref())),
         )
         .await
     }
@@ -258,8 +258,8 @@ impl Storage {
     /// # Errors
     /// As [`Self::list_tree`], and `NotFound` or `SourceChanged` for the file.
     pub async fn read_file(&self, call: ReadVolumeFile) -> Result<(SourceData, Bytes)> {
-        let tree = self.scratch(call.volume)?;
-        self.if_lives(call.volume, blocking(move || listing::read(&tree, &call)))
+        let tree = self.scratch_tree_path(call.volume)?;
+        self.or_volume_lost(call.volume, blocking(move || listing::read_range(&tree, &call)))
             .await
     }
 
@@ -268,10 +268,10 @@ impl Storage {
     /// # Errors
     /// As [`Self::read_file`].
     pub async fn read_files(&self, call: ReadVolumeFiles) -> Result<(SourceData, Bytes)> {
-        let tree = self.scratch(call.volume)?;
+        let tree = self.scratch_tree_path(call.volume)?;
         let volume = call.volume;
         let read = blocking(move || listing::read_files(&tree, &call));
-        self.if_lives(volume, read).await
+        self.or_volume_lost(volume, read).await
     }
 
     /// Where a file of a scratch volume has data.
@@ -279,10 +279,10 @@ impl Storage {
     /// # Errors
     /// As [`Self::read_file`].
     pub async fn map_file(&self, call: MapVolumeFile) -> Result<FileMap> {
-        let tree = self.scratch(call.volume)?;
+        let tree = self.scratch_tree_path(call.volume)?;
         let volume = call.volume;
-        let map = blocking(move || listing::map(&tree, &call));
-        self.if_lives(volume, map).await
+        let map = blocking(move || listing::map_file(&tree, &call));
+        self.or_volume_lost(volume, map).await
     }
 
     /// Someone uses a volume of any kind, which counts as interest.
@@ -292,7 +292,7 @@ impl Storage {
     pub fn touch(&self, id: VolumeId) -> Result<()> {
         let mut volumes = self.volumes();
         volumes.renew(clock::now(), id);
-        let row = volumes.get(id).ok_or_else(|| lost(id))?;
+        let row = volumes.get(id).ok_or_else(|| volume_lost_error(id))?;
         match row.state {
             VolumeState::Ready => Ok(()),
             VolumeState::Creating => Err(Error::new(
@@ -300,7 +300,7 @@ impl Storage {
                 format!("volume {id} is still being made"),
             )),
             VolumeState::Failed => {
-                let why = row.fault.as_ref().map_or("", |fault| &fault.detail);
+                let why = row.failure.as_ref().map_or("", |fault| &fault.detail);
                 let text = format!("volume {id} could not be made: {why}");
                 Err(Error::new(ErrorCode::WrongState, text))
             }
@@ -308,12 +308,12 @@ impl Storage {
     }
 
     /// The tree of a scratch volume that is in use.
-    fn scratch(&self, id: VolumeId) -> Result<PathBuf> {
+    fn scratch_tree_path(&self, id: VolumeId) -> Result<PathBuf> {
         self.touch(id)?;
         let volumes = self.volumes();
-        let row = volumes.get(id).ok_or_else(|| lost(id))?;
+        let row = volumes.get(id).ok_or_else(|| volume_lost_error(id))?;
         match row.spec.kind {
-            VolumeKind::Scratch { .. } => Ok(self.store.tree(id)),
+            VolumeKind::Scratch { .. } => Ok(self.store.tree_path(id)),
             VolumeKind::Cache { .. } => {
                 let text = format!("volume {id} is a cache volume; this call needs a scratch one");
                 Err(Error::new(ErrorCode::WrongState, text))
@@ -322,36 +322,36 @@ impl Storage {
     }
 
     /// A failure of work on a volume that was deleted meanwhile means that the volume is lost.
-    async fn if_lives<T>(&self, id: VolumeId, work: impl Future<Output = Result<T>>) -> Result<T> {
+    async fn or_volume_lost<T>(&self, id: VolumeId, work: impl Future<Output = Result<T>>) -> Result<T> {
         let result = work.await;
         if result.is_err() && self.volumes().get(id).is_none() {
-            return Err(lost(id));
+            return Err(volume_lost_error(id));
         }
         result
     }
 
-    async fn status(&self, mut row: Row) -> Result<VolumeStatus> {
+    async fn measure_status(&self, mut row: VolumeRow) -> Result<VolumeStatus> {
         let id = row.spec.id;
         let (used_bytes, used_files) = match (row.state, &row.spec.kind) {
             (VolumeState::Ready, VolumeKind::Scratch { .. }) => {
-                let used = self.trees.used(&row.spec, self.store.tree(id));
-                let used = self.if_lives(id, used).await;
+                let used = self.trees.usage(&row.spec, self.store.tree_path(id));
+                let used = self.or_volume_lost(id, used).await;
                 // A deletion may have come between; it must not leave a tree open.
                 if self.volumes().get(id).is_none() {
                     self.trees.drop_volume(id).await;
-                    return Err(lost(id));
+                    return Err(volume_lost_error(id));
                 }
                 used?
             }
             (VolumeState::Ready, VolumeKind::Cache { .. }) => {
-                self.caches.used(id).unwrap_or_default()
+                self.caches.usage(id).unwrap_or_default()
             }
             _ => (0, 0),
         };
         if matches!(row.spec.kind, VolumeKind::Cache { .. }) {
             row.warnings = self.caches.warnings(id);
         }
-        Ok(told(row, (used_bytes, used_files)))
+        Ok(volume_status(row, (used_bytes, used_files)))
     }
 
     fn volumes(&self) -> MutexGuard<'_, VolumeTable> {
@@ -362,18 +362,18 @@ impl Storage {
         self.changed.send_modify(|version| *version += 1);
     }
 
-    async fn turn(&self, id: VolumeId) -> tokio::sync::MutexGuard<'_, ()> {
-        let key = (id.0 ^ (id.0 >> 64)) % TURNS as u128;
-        self.turns[usize::try_from(key).unwrap_or(0)].lock().await
+    async fn lock_volume(&self, id: VolumeId) -> tokio::sync::MutexGuard<'_, ()> {
+        let key = (id.0 ^ (id.0 >> 64)) % VOLUME_LOCKS as u128;
+        self.volume_locks[usize::try_from(key).unwrap_or(0)].lock().await
     }
 }
 
 /// What is told of a volume that uses so many bytes and files.
-fn told(row: Row, (used_bytes, used_files): (u64, u64)) -> VolumeStatus {
-    let Row {
+fn volume_status(row: VolumeRow, (used_bytes, used_files): (u64, u64)) -> VolumeStatus {
+    let VolumeRow {
         spec,
         state,
-        fault,
+        failure: fault,
         received_bytes,
         warnings,
         manifest,
@@ -394,7 +394,7 @@ fn told(row: Row, (used_bytes, used_files): (u64, u64)) -> VolumeStatus {
 
 /// What of a capacity the disk can keep: no more files than it has free, and those of volumes that
 /// are there.
-fn offered(store: &Store, capacity: Amount, free: Option<u64>, volumes: &[VolumeRecord]) -> Amount {
+fn offered_capacity(store: &Store, capacity: Amount, free: Option<u64>, volumes: &[VolumeRecord]) -> Amount {
     let scratch = |record: &&VolumeRecord| matches!(record.spec.kind, VolumeKind::Scratch { .. });
     let kept = volumes.iter().filter(scratch).map(|it| it.spec.size_files);
     let most = free.map(|free| kept.fold(free, u64::saturating_add));
@@ -410,7 +410,7 @@ fn offered(store: &Store, capacity: Amount, free: Option<u64>, volumes: &[Volume
     Amount { files, ..capacity }
 }
 
-fn lost(id: VolumeId) -> Error {
+fn volume_lost_error(id: VolumeId) -> Error {
     let text = format!("volume {id} does not exist here (any more)");
     Error::new(ErrorCode::VolumeLost, text)
 }
@@ -424,6 +424,6 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// What identifies the content of an open file.
-fn identity(file: &std::fs::File) -> std::io::Result<SourceIdentity> {
-    Ok(crate::source::identity(&rustix::fs::fstat(file)?))
+fn file_identity(file: &std::fs::File) -> std::io::Result<SourceIdentity> {
+    Ok(crate::source::source_identity(&rustix::fs::fstat(file)?))
 }

@@ -10,45 +10,45 @@ use bafs_proto::message::SourceEntry;
 use bafs_proto::replica::DataRange;
 use bytes::Bytes;
 
-use super::beneath::Beneath;
-use super::listing::PIECE_BYTES;
+use super::beneath::ConfinedDirectory;
+use super::listing::CHUNK_BYTES;
 
 /// The tree of an older copy.
 #[derive(Debug)]
-pub(super) struct Older(Beneath);
+pub(super) struct BaseCopy(ConfinedDirectory);
 
 /// The beginning of a range as an older copy has it.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct KnownRange {
     data: Vec<u8>,
     /// Of its pieces.
     pub(super) digests: Vec<Digest>,
 }
 
-impl Older {
+impl BaseCopy {
     /// Takes up the tree; `None` when it is gone.
     pub(super) fn open(tree: &Path) -> Option<Self> {
-        Beneath::open(tree).ok().map(Self)
+        ConfinedDirectory::open(tree).ok().map(Self)
     }
 
     /// What is known of a range of the file at the same path. The file is not kept open: it may be
     /// deleted meanwhile, and its room given to others. Blocks.
-    pub(super) fn range(&self, path: &str, range: DataRange) -> Known {
+    pub(super) fn read_range(&self, path: &str, range: DataRange) -> KnownRange {
         let file = self.0.open_file(path);
-        file.map_or_else(|_| Known::default(), |file| Known::read(&file, range))
+        file.map_or_else(|_| KnownRange::default(), |file| KnownRange::read(&file, range))
     }
 
     /// What is known of a small file. Blocks.
-    pub(super) fn whole(&self, path: &str, entry: &SourceEntry) -> Known {
+    pub(super) fn read_whole_file(&self, path: &str, entry: &SourceEntry) -> KnownRange {
         let length = entry.identity.size;
         match length {
-            0 => Known::default(),
-            _ => self.range(path, DataRange { offset: 0, length }),
+            0 => KnownRange::default(),
+            _ => self.read_range(path, DataRange { offset: 0, length }),
         }
     }
 }
 
-impl Known {
+impl KnownRange {
     /// Reads a range as far as it goes. Blocks.
     fn read(file: &File, range: DataRange) -> Self {
         let mut data = vec![0; usize::try_from(range.length).unwrap_or(0)];
@@ -62,20 +62,20 @@ impl Known {
             }
         }
         data.truncate(filled);
-        let digests = data.chunks(PIECE_BYTES as usize).map(Digest::of).collect();
+        let digests = data.chunks(CHUNK_BYTES as usize).map(Digest::of).collect();
         Self { data, digests }
     }
 
-    fn piece(&self, number: usize) -> &[u8] {
-        let mut pieces = self.data.chunks(PIECE_BYTES as usize);
+    fn chunk(&self, number: usize) -> &[u8] {
+        let mut pieces = self.data.chunks(CHUNK_BYTES as usize);
         pieces.nth(number).unwrap_or_default()
     }
 }
 
 /// Ranges of so many bytes one after the other, from the `digests` of all their pieces, what is
 /// known of each, and the pieces of which nothing is. `None` when it does not fit together.
-pub(super) fn join<'a>(
-    ranges: impl Iterator<Item = (u64, &'a Known)>,
+pub(super) fn join_ranges<'a>(
+    ranges: impl Iterator<Item = (u64, &'a KnownRange)>,
     digests: &[Digest],
     unknown: &Bytes,
 ) -> Option<Bytes> {
@@ -85,9 +85,9 @@ pub(super) fn join<'a>(
         let mut left = usize::try_from(length).ok()?;
         let mut number = 0;
         while left > 0 {
-            let (size, digest) = (left.min(PIECE_BYTES as usize), digests.next()?);
+            let (size, digest) = (left.min(CHUNK_BYTES as usize), digests.next()?);
             if known.digests.get(number) == Some(digest) {
-                let piece = known.piece(number);
+                let piece = known.chunk(number);
                 pieces.push(piece);
                 left = left.checked_sub(piece.len())?;
                 is_all_unknown = false;
@@ -111,7 +111,7 @@ pub(super) fn join<'a>(
 
 /// The digests of the pieces of ranges that follow each other in `data`, and the pieces that the
 /// asker does not know.
-pub(super) fn split<'a>(
+pub(super) fn split_unknown<'a>(
     data: Vec<u8>,
     ranges: impl Iterator<Item = (usize, &'a [Digest])>,
 ) -> (Vec<Digest>, Bytes) {
@@ -120,7 +120,7 @@ pub(super) fn split<'a>(
     for (length, known) in ranges {
         let (own, after) = rest.split_at(length);
         rest = after;
-        for (number, piece) in own.chunks(PIECE_BYTES as usize).enumerate() {
+        for (number, piece) in own.chunks(CHUNK_BYTES as usize).enumerate() {
             let digest = Digest::of(piece);
             match known.get(number) == Some(&digest) {
                 true => is_all_unknown = false,
@@ -141,10 +141,10 @@ pub(super) fn split<'a>(
 mod tests {
     use super::*;
 
-    const PIECE: usize = PIECE_BYTES as usize;
+    const PIECE: usize = CHUNK_BYTES as usize;
 
-    fn known(data: &[u8]) -> Known {
-        Known {
+    fn known(data: &[u8]) -> KnownRange {
+        KnownRange {
             data: data.to_vec(),
             digests: data.chunks(PIECE).map(Digest::of).collect(),
         }
@@ -163,10 +163,10 @@ mod tests {
         let (source, older) = source_and_older();
         for (own, travels) in [(known(&[]), source.len()), (known(&older), PIECE * 3 / 2)] {
             let ranges = [(source.len(), own.digests.as_slice())];
-            let (digests, unknown) = split(source.clone(), ranges.into_iter());
+            let (digests, unknown) = split_unknown(source.clone(), ranges.into_iter());
             assert_eq!(unknown.len(), travels);
             let ranges = [(source.len() as u64, &own)];
-            let joined = join(ranges.into_iter(), &digests, &unknown).unwrap();
+            let joined = join_ranges(ranges.into_iter(), &digests, &unknown).unwrap();
             assert_eq!(joined, source);
         }
     }
@@ -176,10 +176,10 @@ mod tests {
         let (source, older) = source_and_older();
         let (own, length) = (known(&older), source.len() as u64);
         let ranges = [(source.len(), own.digests.as_slice())];
-        let (digests, unknown) = split(source, ranges.into_iter());
+        let (digests, unknown) = split_unknown(source, ranges.into_iter());
         let is_refused = |digests: &[Digest], unknown: &[u8]| {
             let unknown = Bytes::copy_from_slice(unknown);
-            join([(length, &own)].into_iter(), digests, &unknown).is_none()
+            join_ranges([(length, &own)].into_iter(), digests, &unknown).is_none()
         };
         assert!(!is_refused(&digests, &unknown), "it fits as it is");
         let last = digests.len() - 1;
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn a_known_piece_that_is_too_long_for_its_place_makes_no_file() {
         let own = known(&[7; PIECE]);
-        let joined = join([(10, &own)].into_iter(), &own.digests, &Bytes::new());
+        let joined = join_ranges([(10, &own)].into_iter(), &own.digests, &Bytes::new());
         assert_eq!(joined, None);
     }
 
@@ -216,7 +216,7 @@ mod tests {
     fn more_digests_than_there_are_pieces_are_of_no_use() {
         let garbage = vec![Digest::of(b"garbage"); 9];
         let ranges = [(10, garbage.as_slice())];
-        let (digests, unknown) = split(vec![1; 10], ranges.into_iter());
+        let (digests, unknown) = split_unknown(vec![1; 10], ranges.into_iter());
         assert_eq!((digests.len(), unknown.len()), (1, 10));
     }
 }

@@ -21,24 +21,24 @@ use bafs_proto::volume::Source;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::listing::PIECE_BYTES;
-use super::older::{self, Known};
+use super::listing::CHUNK_BYTES;
+use super::older::{self, KnownRange};
 use crate::counters::Counters;
-use crate::homes::{At, Homes};
+use crate::homes::{HomeAddress, HomeClients};
 
 /// Bytes of one range: as much as one read of a file operation.
 pub(super) const RANGE_BYTES: u32 = IO_BYTES_MAX;
 
 /// Time for one page, range or pack, repetitions included, in milliseconds: a range takes 8 s on a
 /// home link of 1 MB/s that it shares with seven others, and home may restart meanwhile.
-const CALL_MS: u64 = 120_000;
+const CALL_TIMEOUT_MS: u64 = 120_000;
 
 /// What arrives damaged is asked for so many times.
-const DAMAGED_MAX: u32 = 3;
+const DAMAGED_ATTEMPTS_MAX: u32 = 3;
 
 /// The source of a fill.
-pub(super) struct Origin {
-    pub(super) homes: Arc<Homes>,
+pub(super) struct FillSource {
+    pub(super) homes: Arc<HomeClients>,
     pub(super) token: Token,
     pub(super) source: Source,
     pub(super) counters: Counters,
@@ -46,13 +46,13 @@ pub(super) struct Origin {
     pub(super) received_bytes: AtomicU64,
 }
 
-impl fmt::Debug for Origin {
+impl fmt::Debug for FillSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Origin({:?})", self.source)
     }
 }
 
-impl Origin {
+impl FillSource {
     /// Whether the source is at a home, which does not say where its files have holes.
     pub(super) fn is_home(&self) -> bool {
         matches!(self.source, Source::Home { .. })
@@ -60,7 +60,7 @@ impl Origin {
 
     /// Whether who may read a file is the matter of that file, as on a file system. Elsewhere a
     /// refusal is mostly of all.
-    pub(super) fn has_rights_of_files(&self) -> bool {
+    pub(super) fn has_per_file_rights(&self) -> bool {
         let is_store = |address: &str| {
             let schemes = ["s3://", "http://", "https://"];
             schemes.iter().any(|scheme| address.starts_with(scheme))
@@ -74,14 +74,14 @@ impl Origin {
         match &self.source {
             Source::Volume { .. } => Some(u64::from(BODY_BYTES_MAX)),
             Source::Home { address, id, .. } => {
-                let packs = self.homes.packs(At { address, id: *id });
+                let packs = self.homes.has_packs(HomeAddress { address, id: *id });
                 packs.then_some(u64::from(RANGE_BYTES))
             }
         }
     }
 
     /// Where an entry goes: a source that is one file comes under its own name.
-    pub(super) fn target(&self, entry: &SourceEntry) -> Result<String> {
+    pub(super) fn target_path(&self, entry: &SourceEntry) -> Result<String> {
         if !entry.path.is_empty() || entry.kind == SourceKind::Directory {
             return Ok(entry.path.clone());
         }
@@ -104,8 +104,8 @@ impl Origin {
                     path: path.clone(),
                     after,
                 };
-                let deadline = Deadline::after_ms(CALL_MS);
-                let at = At { address, id: *id };
+                let deadline = Deadline::after_ms(CALL_TIMEOUT_MS);
+                let at = HomeAddress { address, id: *id };
                 let page = self.homes.list(at, &self.token, call, deadline).await;
                 let page = page.map_err(|e| e.context(format!("'{path}' of home {address}")))?;
                 // A home does not say which names are of one file.
@@ -115,23 +115,23 @@ impl Origin {
             Source::Volume { address, volume } => {
                 let volume = *volume;
                 let call = ListVolumeTree { volume, after };
-                let page = self.ask(address, volume, call).await;
+                let page = self.call_server(address, volume, call).await;
                 page.map(|(page, _)| page)
             }
         }
     }
 
     /// Where a file has data, from a place on. Only what takes more than one range is worth asking.
-    pub(super) async fn map(&self, entry: &SourceEntry, from: u64) -> Result<FileMap> {
+    pub(super) async fn map_file(&self, entry: &SourceEntry, from: u64) -> Result<FileMap> {
         let size = entry.identity.size;
         match &self.source {
             Source::Volume { address, volume } if size > u64::from(RANGE_BYTES) => {
                 let call = MapVolumeFile {
                     volume: *volume,
-                    file: listed(entry),
+                    file: to_listed_file(entry),
                     from,
                 };
-                let (map, _) = self.ask(address, *volume, call).await?;
+                let (map, _) = self.call_server(address, *volume, call).await?;
                 let goes_on = map.next.is_none_or(|next| next > from && next < size);
                 if goes_on && map.ranges.iter().all(|data| data.is_in(from..size)) {
                     return Ok(map);
@@ -154,47 +154,47 @@ impl Origin {
         &self,
         entry: &SourceEntry,
         range: DataRange,
-        known: &Known,
+        known: &KnownRange,
     ) -> Result<Bytes> {
         let length = u32::try_from(range.length).unwrap_or(u32::MAX);
         let asked = || self.fetch(entry, range.offset, length, &known.digests);
         let checked = |digests: &[Digest], data: &Bytes| {
-            older::join([(range.length, known)].into_iter(), digests, data)
+            older::join_ranges([(range.length, known)].into_iter(), digests, data)
         };
         let what = || format!("'{}' at byte {}", entry.path, range.offset);
-        self.undamaged(asked, checked, what).await
+        self.fetch_checked(asked, checked, what).await
     }
 
     /// Small files, one after the other, checked; what is known of each does not travel.
     pub(super) async fn read_files(
         &self,
         files: &[(String, SourceEntry)],
-        known: &[Known],
+        known: &[KnownRange],
     ) -> Result<Bytes> {
-        let listed: Vec<_> = files.iter().map(|(_, entry)| listed(entry)).collect();
+        let listed: Vec<_> = files.iter().map(|(_, entry)| to_listed_file(entry)).collect();
         let asked = || self.fetch_files(&listed, known);
         let checked = |digests: &[Digest], data: &Bytes| {
             let sizes = files.iter().map(|(_, entry)| entry.identity.size);
-            older::join(sizes.zip(known), digests, data)
+            older::join_ranges(sizes.zip(known), digests, data)
         };
         let what = || format!("'{}' and files after it", files[0].1.path);
-        self.undamaged(asked, checked, what).await
+        self.fetch_checked(asked, checked, what).await
     }
 
     /// Takes note of a file that was copied.
-    pub(super) fn counted(&self, bytes: u64) {
+    pub(super) fn count_file(&self, bytes: u64) {
         self.counters.add("fill.files", 1);
         self.counters.add("fill.bytes", bytes);
     }
 
     /// The whole of data that agree with their digests, asked for again if they do not.
-    async fn undamaged<F: Future<Output = Result<(Vec<Digest>, Bytes)>>>(
+    async fn fetch_checked<F: Future<Output = Result<(Vec<Digest>, Bytes)>>>(
         &self,
         asked: impl Fn() -> F,
         checked: impl Fn(&[Digest], &Bytes) -> Option<Bytes>,
         what: impl Fn() -> String,
     ) -> Result<Bytes> {
-        for _ in 0..DAMAGED_MAX {
+        for _ in 0..DAMAGED_ATTEMPTS_MAX {
             let (digests, data) = asked().await?;
             self.received_bytes.fetch_add(data.len() as u64, Relaxed);
             self.counters.add("fill.received_bytes", data.len() as u64);
@@ -204,7 +204,7 @@ impl Origin {
             self.counters.add("fill.damaged", 1);
         }
         let text = format!(
-            "{} arrived damaged {DAMAGED_MAX} times; check the disk and memory of the source",
+            "{} arrived damaged {DAMAGED_ATTEMPTS_MAX} times; check the disk and memory of the source",
             what()
         );
         Err(Error::new(ErrorCode::DigestMismatch, text))
@@ -228,10 +228,10 @@ impl Origin {
                     identity: entry.identity,
                     offset,
                     length,
-                    block_bytes: PIECE_BYTES,
+                    block_bytes: CHUNK_BYTES,
                 };
-                let (at, deadline) = (At { address, id: *id }, Deadline::after_ms(CALL_MS));
-                let data = self.homes.read_until(at, &self.token, call, deadline);
+                let (at, deadline) = (HomeAddress { address, id: *id }, Deadline::after_ms(CALL_TIMEOUT_MS));
+                let data = self.homes.read_with_retry(at, &self.token, call, deadline);
                 data.await.map_err(|e| e.context(format!("home {address}")))
             }
             Source::Volume { address, volume } => {
@@ -243,7 +243,7 @@ impl Origin {
                     length,
                     known: known.to_vec(),
                 };
-                self.ask(address, *volume, call).await
+                self.call_server(address, *volume, call).await
             }
         };
         result.map(|(data, body)| (data.digests, body))
@@ -252,7 +252,7 @@ impl Origin {
     async fn fetch_files(
         &self,
         files: &[ListedFile],
-        known: &[Known],
+        known: &[KnownRange],
     ) -> Result<(Vec<Digest>, Bytes)> {
         let files = files.to_vec();
         let result = match &self.source {
@@ -260,11 +260,11 @@ impl Origin {
                 let call = ReadSources {
                     path: path.clone(),
                     files,
-                    block_bytes: PIECE_BYTES,
+                    block_bytes: CHUNK_BYTES,
                 };
-                let (at, deadline) = (At { address, id: *id }, Deadline::after_ms(CALL_MS));
+                let (at, deadline) = (HomeAddress { address, id: *id }, Deadline::after_ms(CALL_TIMEOUT_MS));
                 let homes = &self.homes;
-                let data = homes.read_files_until(at, &self.token, call, deadline);
+                let data = homes.read_files_with_retry(at, &self.token, call, deadline);
                 data.await.map_err(|e| e.context(format!("home {address}")))
             }
             Source::Volume { address, volume } => {
@@ -273,27 +273,27 @@ impl Origin {
                     files,
                     known: known.iter().map(|known| known.digests.clone()).collect(),
                 };
-                self.ask(address, *volume, call).await
+                self.call_server(address, *volume, call).await
             }
         };
         result.map(|(data, body)| (data.digests, body))
     }
 
     /// Asks the server of a volume.
-    async fn ask<C: bafs_proto::message::Call + Clone>(
+    async fn call_server<C: bafs_proto::message::Call + Clone>(
         &self,
         address: &str,
         volume: VolumeId,
         call: C,
     ) -> Result<(C::Reply, Bytes)> {
-        let (pool, deadline): (&Pool, _) = (self.homes.pool(), Deadline::after_ms(CALL_MS));
+        let (pool, deadline): (&Pool, _) = (self.homes.pool(), Deadline::after_ms(CALL_TIMEOUT_MS));
         let asked = pool.call_until(address, &self.token, call, Bytes::new(), deadline);
         let answer = asked.await;
         answer.map_err(|e| e.context(format!("volume {volume} of {address}")))
     }
 }
 
-fn listed(entry: &SourceEntry) -> ListedFile {
+fn to_listed_file(entry: &SourceEntry) -> ListedFile {
     ListedFile {
         path: entry.path.clone(),
         identity: entry.identity,

@@ -27,7 +27,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::private_directory;
 use rustix::fs::{FlockOperation, IFlags, flock, ioctl_getflags, ioctl_setflags, statvfs};
 
-use crate::lives::Life;
+use crate::lives::Incarnation;
 
 /// Attempts to empty a directory in which a call that was given up may still make files.
 const REMOVE_ATTEMPTS: u32 = 5;
@@ -42,19 +42,19 @@ const RESERVE_BYTES_MIN: usize = 64 << 10;
 
 /// Of the free files of a disk, one in so many is for the store itself: each volume takes four
 /// beside its own.
-const OWN_FILES_PART: u64 = 16;
+const OWN_FILES_DIVISOR: u64 = 16;
 
 /// The directories of one store. While it lives, no other process can open the store.
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
-    life: Life,
-    trashed: AtomicU64,
+    incarnation: Incarnation,
+    trash_count: AtomicU64,
     _lock: File,
 }
 
 /// Whether something that must be there is not; a disk that does not say so keeps it. Blocks.
-pub(crate) fn is_gone(path: &Path) -> bool {
+pub(crate) fn is_path_missing(path: &Path) -> bool {
     matches!(path.try_exists(), Ok(false))
 }
 
@@ -103,31 +103,31 @@ impl Store {
         // The jobs of an earlier life are dead, or about to be: their agents end with their node.
         for part in ["making", "trash", "temporary"] {
             let place = root.join(part);
-            empty(&place).map_err(|e| {
+            empty_directory(&place).map_err(|e| {
                 let place = place.display();
                 let look = "`bafs doctor --store DIR --repair` says what is in the way";
                 fault(&format!("cannot remove what is in {place}: {e}; {look}"))
             })?;
         }
         // Where that does not exist, volumes are as good.
-        let _ = spread(&root.join("making"));
-        let life = Life::begin(root).map_err(|e| fault(&e))?;
+        let _ = spread_on_disk(&root.join("making"));
+        let life = Incarnation::begin(root).map_err(|e| fault(&e))?;
         Ok(Self {
             root: root.to_owned(),
-            life,
-            trashed: AtomicU64::new(0),
+            incarnation: life,
+            trash_count: AtomicU64::new(0),
             _lock: lock,
         })
     }
 
     /// The id of the server, the same in every life of the store.
     pub fn id(&self) -> ServerId {
-        self.life.server
+        self.incarnation.server
     }
 
     /// The number of this life of the store.
-    pub(super) fn life(&self) -> u32 {
-        self.life.number
+    pub(super) fn incarnation(&self) -> u32 {
+        self.incarnation.number
     }
 
     /// Where it is, without links.
@@ -137,10 +137,10 @@ impl Store {
 
     /// Files that its disk can still take, beside what the store makes for itself; `None` where the
     /// file system makes them as they are needed. Blocks.
-    pub(super) fn files_free(&self) -> Option<u64> {
+    pub(super) fn free_files(&self) -> Option<u64> {
         let disk = statvfs(&self.root).ok()?;
         let free = (disk.f_files > 0).then_some(disk.f_favail);
-        free.map(|free| free - free / OWN_FILES_PART)
+        free.map(|free| free - free / OWN_FILES_DIVISOR)
     }
 
     /// What its disk has free, in bytes and in words. Blocks.
@@ -161,46 +161,46 @@ impl Store {
     }
 
     /// Where the cache keeps its blocks.
-    pub fn cache(&self) -> PathBuf {
+    pub fn cache_directory(&self) -> PathBuf {
         self.root.join("cache")
     }
 
     /// Where volumes in place are.
-    pub fn volumes(&self) -> PathBuf {
+    pub fn volume_directory(&self) -> PathBuf {
         self.root.join("volumes")
     }
 
     /// Whether somebody removed the store while it is served. Blocks.
     pub fn is_gone(&self) -> bool {
-        is_gone(&self.volumes()) || is_gone(&self.root.join("server-id"))
+        is_path_missing(&self.volume_directory()) || is_path_missing(&self.root.join("server-id"))
     }
 
     /// Where the agents' logs are.
-    pub fn logs(&self) -> PathBuf {
+    pub fn log_directory(&self) -> PathBuf {
         self.root.join("logs")
     }
 
     /// Where jobs' temporary files are.
-    pub fn temporary(&self) -> PathBuf {
+    pub fn temporary_directory(&self) -> PathBuf {
         self.root.join("temporary")
     }
 
     /// Where the node notes which executions it has begun.
-    pub fn starts(&self) -> PathBuf {
+    pub fn started_file(&self) -> PathBuf {
         self.root.join("starts")
     }
 
-    pub(super) fn table(&self) -> PathBuf {
+    pub(super) fn database_file(&self) -> PathBuf {
         self.root.join("table.redb")
     }
 
     /// The tree of a volume in place.
-    pub(super) fn tree(&self, id: VolumeId) -> PathBuf {
+    pub(super) fn tree_path(&self, id: VolumeId) -> PathBuf {
         self.root.join("volumes").join(id.to_string()).join("tree")
     }
 
     /// Says which agent writes a volume, for a later life of the server; `None` when nobody did.
-    pub(super) fn writer(&self, id: VolumeId) -> Option<AgentId> {
+    pub(super) fn last_writer(&self, id: VolumeId) -> Option<AgentId> {
         let text = fs::read_to_string(self.writer_path(id)).ok()?;
         text.trim().parse().ok()
     }
@@ -230,14 +230,14 @@ impl Store {
     }
 
     /// The tree of a volume on its way.
-    pub(super) fn tree_in_making(&self, id: VolumeId) -> PathBuf {
-        self.making(id).join("tree")
+    pub(super) fn staging_tree_path(&self, id: VolumeId) -> PathBuf {
+        self.staging_path(id).join("tree")
     }
 
     /// Makes the empty tree of a volume on its way, in place of an earlier attempt.
-    pub(super) fn begin(&self, id: VolumeId) -> io::Result<PathBuf> {
+    pub(super) fn create_staging(&self, id: VolumeId) -> io::Result<PathBuf> {
         self.trash(id)?;
-        let tree = self.tree_in_making(id);
+        let tree = self.staging_tree_path(id);
         fs::create_dir_all(&tree)?;
         Ok(tree)
     }
@@ -246,18 +246,18 @@ impl Store {
     /// must have been made so before).
     pub(super) fn commit(&self, id: VolumeId) -> io::Result<()> {
         let volumes = self.root.join("volumes");
-        File::open(self.making(id))?.sync_all()?;
-        fs::rename(self.making(id), volumes.join(id.to_string()))?;
+        File::open(self.staging_path(id))?.sync_all()?;
+        fs::rename(self.staging_path(id), volumes.join(id.to_string()))?;
         File::open(volumes)?.sync_all()
     }
 
     /// Moves whatever there is of a volume out of the way, at once.
     pub(super) fn trash(&self, id: VolumeId) -> io::Result<()> {
         for place in [
-            self.making(id),
+            self.staging_path(id),
             self.root.join("volumes").join(id.to_string()),
         ] {
-            let number = self.trashed.fetch_add(1, Ordering::Relaxed);
+            let number = self.trash_count.fetch_add(1, Ordering::Relaxed);
             let target = self.root.join("trash").join(format!("{id}-{number}"));
             match fs::rename(&place, &target) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -280,7 +280,7 @@ impl Store {
     }
 
     /// Keeps room for the next start, if there is any. Blocks.
-    pub(super) fn keep_reserve(&self) {
+    pub(super) fn refill_reserve(&self) {
         let path = self.root.join("reserve");
         let mut bytes = RESERVE_BYTES;
         while bytes >= RESERVE_BYTES_MIN {
@@ -298,7 +298,7 @@ impl Store {
     }
 
     /// Removes the volumes of earlier lives of the server that `known` does not know.
-    pub(super) fn sweep(&self, known: impl Fn(VolumeId) -> bool) -> io::Result<()> {
+    pub(super) fn remove_unknown(&self, known: impl Fn(VolumeId) -> bool) -> io::Result<()> {
         for entry in fs::read_dir(self.root.join("volumes"))? {
             let entry = entry?;
             let id = entry.file_name().to_string_lossy().parse::<VolumeId>();
@@ -309,7 +309,7 @@ impl Store {
         Ok(())
     }
 
-    fn making(&self, id: VolumeId) -> PathBuf {
+    fn staging_path(&self, id: VolumeId) -> PathBuf {
         self.root.join("making").join(id.to_string())
     }
 }
@@ -317,14 +317,14 @@ impl Store {
 /// Has directories that are made in this one begin far from each other on the disk, as far as its
 /// file system does that (`chattr(1)`, *T*). Else each new volume begins where others were removed:
 /// ext4 without a journal reuses no file's number for minutes and looks at all of them each time.
-fn spread(directory: &Path) -> io::Result<()> {
+fn spread_on_disk(directory: &Path) -> io::Result<()> {
     let directory = File::open(directory)?;
     let flags = ioctl_getflags(&directory)?;
     Ok(ioctl_setflags(&directory, flags | IFlags::TOPDIR)?)
 }
 
 /// Removes everything in a directory.
-fn empty(directory: &Path) -> io::Result<()> {
+fn empty_directory(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         remove_tree(&entry?.path())?;
     }
@@ -365,13 +365,13 @@ mod tests {
     #[test]
     fn volumes_begin_far_from_each_other_where_the_disk_does_that() {
         let directory = tempfile::tempdir().expect("directory");
-        let able = spread(directory.path()).is_ok();
+        let able = spread_on_disk(directory.path()).is_ok();
         let store = Store::open(directory.path()).expect("open");
-        store.begin(VolumeId(7)).expect("begin");
+        store.create_staging(VolumeId(7)).expect("begin");
         let flags = |place: PathBuf| ioctl_getflags(File::open(place).expect("open"));
         let is_spread = |place| flags(place).is_ok_and(|flags| flags.contains(IFlags::TOPDIR));
         assert_eq!(is_spread(directory.path().join("making")), able);
-        assert!(!is_spread(store.tree_in_making(VolumeId(7))));
+        assert!(!is_spread(store.staging_tree_path(VolumeId(7))));
     }
 
     #[test]
@@ -379,13 +379,13 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         let store = Store::open(directory.path()).expect("open");
         let id = VolumeId(7);
-        let tree = store.begin(id).expect("begin");
+        let tree = store.create_staging(id).expect("begin");
         fs::write(tree.join("a"), b"x").expect("write");
-        assert!(!store.tree(id).exists());
+        assert!(!store.tree_path(id).exists());
         store.commit(id).expect("commit");
-        assert_eq!(fs::read(store.tree(id).join("a")).expect("read"), b"x");
+        assert_eq!(fs::read(store.tree_path(id).join("a")).expect("read"), b"x");
         store.trash(id).expect("trash");
-        assert!(!store.tree(id).exists());
+        assert!(!store.tree_path(id).exists());
         store.empty_trash(id).expect("empty");
         assert_eq!(
             fs::read_dir(directory.path().join("trash"))
@@ -400,17 +400,17 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         let store = Store::open(directory.path()).expect("open");
         for id in [VolumeId(1), VolumeId(2)] {
-            let tree = store.begin(id).expect("begin");
+            let tree = store.create_staging(id).expect("begin");
             let locked = tree.join("locked");
             fs::create_dir(&locked).expect("directory");
             fs::write(locked.join("f"), b"x").expect("write");
             fs::set_permissions(&locked, fs::Permissions::from_mode(0o500)).expect("chmod");
             store.commit(id).expect("commit");
         }
-        store.begin(VolumeId(3)).expect("begin");
-        store.sweep(|id| id == VolumeId(1)).expect("sweep");
-        assert!(store.tree(VolumeId(1)).join("locked/f").exists());
-        assert!(!store.tree(VolumeId(2)).exists());
+        store.create_staging(VolumeId(3)).expect("begin");
+        store.remove_unknown(|id| id == VolumeId(1)).expect("sweep");
+        assert!(store.tree_path(VolumeId(1)).join("locked/f").exists());
+        assert!(!store.tree_path(VolumeId(2)).exists());
         drop(store);
         Store::open(directory.path()).expect("open again");
         assert_eq!(

@@ -29,7 +29,7 @@ const RECEIPTS_MAX: u64 = 200_000;
 const CHANGES_MAX: usize = 256;
 
 const VOLUMES: TableDefinition<'_, u128, &[u8]> = TableDefinition::new("volumes");
-const GONE: TableDefinition<'_, u128, u64> = TableDefinition::new("gone");
+const TOMBSTONES: TableDefinition<'_, u128, u64> = TableDefinition::new("gone");
 const RECEIPTS: TableDefinition<'_, u128, &[u8]> = TableDefinition::new("receipts");
 const RECEIPT_ORDER: TableDefinition<'_, u64, u128> = TableDefinition::new("receipt-order");
 
@@ -54,7 +54,7 @@ pub(super) struct ReceiptRecord {
 
 impl ReceiptRecord {
     /// Whether `call` asks for exactly what this record proves.
-    pub(super) fn answers(&self, call: &ExtractFile) -> bool {
+    pub(super) fn is_proof_for(&self, call: &ExtractFile) -> bool {
         self.volume == call.volume
             && self.path == call.path
             && self.home_id == call.home_id
@@ -65,47 +65,47 @@ impl ReceiptRecord {
 
 /// A change of the table.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(super) enum TableChange {
     /// The volume is ready, or shows another state of its source.
-    Keep(VolumeRecord),
+    PutVolume(VolumeRecord),
     /// The id is dead; an older one may be forgotten for it.
-    Bury {
+    AddTombstone {
         id: VolumeId,
         when: Time,
-        forgotten: Option<VolumeId>,
+        evicted_tombstone: Option<VolumeId>,
     },
     /// The volume was lost by the store itself: its row goes, its id may be used again.
-    Drop(VolumeId),
+    RemoveVolume(VolumeId),
     /// The extraction is done.
-    Receipt(ExtractId, ReceiptRecord),
+    AddReceipt(ExtractId, ReceiptRecord),
 }
 
 /// Everything that the table knew of volumes when it was opened.
 #[derive(Debug)]
-pub(super) struct Loaded {
+pub(super) struct LoadedVolumes {
     pub(super) volumes: Vec<VolumeRecord>,
-    pub(super) gone: Vec<(VolumeId, Time)>,
+    pub(super) tombstones: Vec<(VolumeId, Time)>,
 }
 
-type Waiting = (Change, oneshot::Sender<Result<()>>);
+type QueuedChange = (TableChange, oneshot::Sender<Result<()>>);
 
 /// The database, which is opened again after an I/O error: until then it refuses everything, also
 /// when a full disk has space again.
 #[derive(Debug)]
-struct Shared {
+struct SharedDatabase {
     path: PathBuf,
     /// `None` while it cannot be opened again.
     database: RwLock<Option<Database>>,
 }
 
-impl Shared {
-    fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
+impl SharedDatabase {
+    fn with_database<T>(&self, work: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
         let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         let Some(database) = database.as_ref() else {
             let text = format!("the volume table {} is not usable now", self.path.display());
             return Err(Error::new(ErrorCode::ServerFault, text));
         };
-        unharmed(|| work(database))
+        catch_panic(|| work(database))
     }
 
     /// Tries once more what failed after the last error: there may be room on the disk now.
@@ -114,20 +114,20 @@ impl Shared {
         let is_closed = database.is_none();
         drop(database);
         if is_closed {
-            self.open_again();
+            self.reopen();
         }
     }
 
     /// What was committed before is there; what failed may be there or not.
-    fn open_again(&self) {
+    fn reopen(&self) {
         let mut database = self
             .database
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        let opened = unharmed(|| {
+        let opened = catch_panic(|| {
             // The old one holds the lock of the file.
             drop(database.take());
-            Database::create(&self.path).map_err(fault)
+            Database::create(&self.path).map_err(database_error)
         });
         match opened {
             Ok(opened) => *database = Some(opened),
@@ -140,26 +140,26 @@ impl Shared {
 
 /// The table of one store. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(super) struct Table {
-    database: Arc<Shared>,
-    writer: mpsc::Sender<Waiting>,
+pub(super) struct VolumeDatabase {
+    database: Arc<SharedDatabase>,
+    writer: mpsc::Sender<QueuedChange>,
 }
 
-impl Table {
+impl VolumeDatabase {
     /// Opens or makes the table at `path`, with its writing thread. Blocks.
     ///
     /// # Errors
     /// `ServerFault` when the file is not usable or held by another process.
-    pub(super) fn open(path: &Path) -> Result<(Self, Loaded)> {
+    pub(super) fn open(path: &Path) -> Result<(Self, LoadedVolumes)> {
         let doing = format!("volume table {}", path.display());
         let broken = |error: Error| error.context(&doing);
-        let opened = unharmed(|| {
-            let mut database = Database::create(path).map_err(fault)?;
-            if !database.check_integrity().map_err(fault)? {
+        let opened = catch_panic(|| {
+            let mut database = Database::create(path).map_err(database_error)?;
+            if !database.check_integrity().map_err(database_error)? {
                 tracing::warn!(path = %path.display(), "the volume table was damaged and mended");
             }
             let loaded = make_and_load(&database)?;
-            let shared = Shared {
+            let shared = SharedDatabase {
                 path: path.to_owned(),
                 database: RwLock::new(Some(database)),
             };
@@ -171,7 +171,7 @@ impl Table {
         std::thread::Builder::new()
             .name("bafs-table".to_owned())
             .spawn(move || write_all(&written, changes))
-            .map_err(|e| broken(fault(redb::Error::Io(e))))?;
+            .map_err(|e| broken(database_error(redb::Error::Io(e))))?;
         Ok((Self { database, writer }, loaded))
     }
 
@@ -179,7 +179,7 @@ impl Table {
     ///
     /// # Errors
     /// `ServerFault`; the change may then be there after a restart or not.
-    pub(super) async fn write(&self, change: Change) -> Result<()> {
+    pub(super) async fn write(&self, change: TableChange) -> Result<()> {
         let stopped = || Error::new(ErrorCode::ServerFault, "the volume table has stopped");
         let (sender, answer) = oneshot::channel();
         self.writer
@@ -196,10 +196,10 @@ impl Table {
     pub(super) async fn receipt(&self, id: ExtractId) -> Result<Option<ReceiptRecord>> {
         let database = self.database.clone();
         tokio::task::spawn_blocking(move || {
-            database.with(|database| {
-                let reading = database.begin_read().map_err(fault)?;
-                let receipts = reading.open_table(RECEIPTS).map_err(fault)?;
-                let found = receipts.get(id.0).map_err(fault)?;
+            database.with_database(|database| {
+                let reading = database.begin_read().map_err(database_error)?;
+                let receipts = reading.open_table(RECEIPTS).map_err(database_error)?;
+                let found = receipts.get(id.0).map_err(database_error)?;
                 found.map(|record| decode(record.value())).transpose()
             })
         })
@@ -209,7 +209,7 @@ impl Table {
 }
 
 /// Commits what waits, together, until nobody can ask any more.
-fn write_all(database: &Shared, mut changes: mpsc::Receiver<Waiting>) {
+fn write_all(database: &SharedDatabase, mut changes: mpsc::Receiver<QueuedChange>) {
     while let Some(first) = changes.blocking_recv() {
         let mut batch = vec![first];
         while batch.len() < CHANGES_MAX
@@ -218,9 +218,9 @@ fn write_all(database: &Shared, mut changes: mpsc::Receiver<Waiting>) {
             batch.push(next);
         }
         database.open_if_closed();
-        let result = database.with(|it| commit(it, batch.iter().map(|(change, _)| change)));
+        let result = database.with_database(|it| commit(it, batch.iter().map(|(change, _)| change)));
         if result.is_err() {
-            database.open_again();
+            database.reopen();
         }
         for (_, sender) in batch {
             // Who asked may have given up; the change is made all the same.
@@ -230,7 +230,7 @@ fn write_all(database: &Shared, mut changes: mpsc::Receiver<Waiting>) {
 }
 
 /// Runs work on the database, which panics where it meets a damaged page.
-fn unharmed<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         let text = "the file is damaged; put a copy of it in its place, or begin with an empty \
                     store: then its volumes count as lost, and schedulers make them again";
@@ -238,96 +238,96 @@ fn unharmed<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-fn commit<'a>(database: &Database, changes: impl Iterator<Item = &'a Change>) -> Result<()> {
-    let writing = database.begin_write().map_err(fault)?;
+fn commit<'a>(database: &Database, changes: impl Iterator<Item = &'a TableChange>) -> Result<()> {
+    let writing = database.begin_write().map_err(database_error)?;
     for change in changes {
         apply(&writing, change)?;
     }
-    writing.commit().map_err(fault)
+    writing.commit().map_err(database_error)
 }
 
-fn apply(writing: &WriteTransaction, change: &Change) -> Result<()> {
-    let mut volumes = writing.open_table(VOLUMES).map_err(fault)?;
+fn apply(writing: &WriteTransaction, change: &TableChange) -> Result<()> {
+    let mut volumes = writing.open_table(VOLUMES).map_err(database_error)?;
     match change {
-        Change::Keep(record) => {
+        TableChange::PutVolume(record) => {
             volumes
                 .insert(record.spec.id.0, &*encode(record)?)
-                .map_err(fault)?;
+                .map_err(database_error)?;
         }
-        Change::Drop(id) => {
-            volumes.remove(id.0).map_err(fault)?;
+        TableChange::RemoveVolume(id) => {
+            volumes.remove(id.0).map_err(database_error)?;
         }
-        Change::Bury {
+        TableChange::AddTombstone {
             id,
             when,
-            forgotten,
+            evicted_tombstone: forgotten,
         } => {
-            volumes.remove(id.0).map_err(fault)?;
-            let mut gone = writing.open_table(GONE).map_err(fault)?;
-            gone.insert(id.0, when.0).map_err(fault)?;
+            volumes.remove(id.0).map_err(database_error)?;
+            let mut gone = writing.open_table(TOMBSTONES).map_err(database_error)?;
+            gone.insert(id.0, when.0).map_err(database_error)?;
             if let Some(forgotten) = forgotten {
-                gone.remove(forgotten.0).map_err(fault)?;
+                gone.remove(forgotten.0).map_err(database_error)?;
             }
         }
-        Change::Receipt(id, record) => keep_receipt(writing, *id, record)?,
+        TableChange::AddReceipt(id, record) => insert_receipt(writing, *id, record)?,
     }
     Ok(())
 }
 
-fn keep_receipt(writing: &WriteTransaction, id: ExtractId, record: &ReceiptRecord) -> Result<()> {
-    let mut receipts = writing.open_table(RECEIPTS).map_err(fault)?;
-    let mut order = writing.open_table(RECEIPT_ORDER).map_err(fault)?;
+fn insert_receipt(writing: &WriteTransaction, id: ExtractId, record: &ReceiptRecord) -> Result<()> {
+    let mut receipts = writing.open_table(RECEIPTS).map_err(database_error)?;
+    let mut order = writing.open_table(RECEIPT_ORDER).map_err(database_error)?;
     let known = receipts
         .insert(id.0, &*encode(record)?)
-        .map_err(fault)?
+        .map_err(database_error)?
         .is_some();
     if known {
         return Ok(());
     }
     let last = order
         .last()
-        .map_err(fault)?
+        .map_err(database_error)?
         .map_or(0, |(number, _)| number.value());
-    order.insert(last + 1, id.0).map_err(fault)?;
-    if receipts.len().map_err(fault)? > RECEIPTS_MAX {
-        let oldest = order.pop_first().map_err(fault)?.map(|(_, id)| id.value());
+    order.insert(last + 1, id.0).map_err(database_error)?;
+    if receipts.len().map_err(database_error)? > RECEIPTS_MAX {
+        let oldest = order.pop_first().map_err(database_error)?.map(|(_, id)| id.value());
         if let Some(oldest) = oldest {
-            receipts.remove(oldest).map_err(fault)?;
+            receipts.remove(oldest).map_err(database_error)?;
         }
     }
     Ok(())
 }
 
-fn make_and_load(database: &Database) -> Result<Loaded> {
-    let writing = database.begin_write().map_err(fault)?;
+fn make_and_load(database: &Database) -> Result<LoadedVolumes> {
+    let writing = database.begin_write().map_err(database_error)?;
     for table in [VOLUMES, RECEIPTS] {
-        writing.open_table(table).map_err(fault)?;
+        writing.open_table(table).map_err(database_error)?;
     }
-    writing.open_table(GONE).map_err(fault)?;
-    writing.open_table(RECEIPT_ORDER).map_err(fault)?;
-    writing.commit().map_err(fault)?;
+    writing.open_table(TOMBSTONES).map_err(database_error)?;
+    writing.open_table(RECEIPT_ORDER).map_err(database_error)?;
+    writing.commit().map_err(database_error)?;
 
-    let reading = database.begin_read().map_err(fault)?;
-    let mut loaded = Loaded {
+    let reading = database.begin_read().map_err(database_error)?;
+    let mut loaded = LoadedVolumes {
         volumes: Vec::new(),
-        gone: Vec::new(),
+        tombstones: Vec::new(),
     };
     for row in reading
         .open_table(VOLUMES)
-        .map_err(fault)?
+        .map_err(database_error)?
         .iter()
-        .map_err(fault)?
+        .map_err(database_error)?
     {
-        loaded.volumes.push(decode(row.map_err(fault)?.1.value())?);
+        loaded.volumes.push(decode(row.map_err(database_error)?.1.value())?);
     }
     for row in reading
-        .open_table(GONE)
-        .map_err(fault)?
+        .open_table(TOMBSTONES)
+        .map_err(database_error)?
         .iter()
-        .map_err(fault)?
+        .map_err(database_error)?
     {
-        let (id, when) = row.map_err(fault)?;
-        loaded.gone.push((VolumeId(id.value()), Time(when.value())));
+        let (id, when) = row.map_err(database_error)?;
+        loaded.tombstones.push((VolumeId(id.value()), Time(when.value())));
     }
     Ok(loaded)
 }
@@ -350,7 +350,7 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
 }
 
 /// A full disk too: who asked is to ask again, as of its volume nothing is too large.
-fn fault(error: impl Into<redb::Error>) -> Error {
+fn database_error(error: impl Into<redb::Error>) -> Error {
     Error::new(ErrorCode::ServerFault, error.into().to_string())
 }
 
@@ -401,25 +401,25 @@ mod tests {
         let path = directory.path().join("table.redb");
         let (extract, proof) = receipt(5);
         {
-            let (table, loaded) = Table::open(&path).expect("open");
-            assert!(loaded.volumes.is_empty() && loaded.gone.is_empty());
-            let writes = (1..=40).map(|id| table.write(Change::Keep(record(id))));
+            let (table, loaded) = VolumeDatabase::open(&path).expect("open");
+            assert!(loaded.volumes.is_empty() && loaded.tombstones.is_empty());
+            let writes = (1..=40).map(|id| table.write(TableChange::PutVolume(record(id))));
             for write in writes {
                 write.await.expect("write");
             }
-            let bury = Change::Bury {
+            let bury = TableChange::AddTombstone {
                 id: VolumeId(2),
                 when: Time(7),
-                forgotten: None,
+                evicted_tombstone: None,
             };
             table.write(bury).await.expect("write");
-            table.write(Change::Drop(VolumeId(3))).await.expect("write");
+            table.write(TableChange::RemoveVolume(VolumeId(3))).await.expect("write");
             table
-                .write(Change::Receipt(extract, proof.clone()))
+                .write(TableChange::AddReceipt(extract, proof.clone()))
                 .await
                 .expect("write");
             table
-                .write(Change::Receipt(extract, proof.clone()))
+                .write(TableChange::AddReceipt(extract, proof.clone()))
                 .await
                 .expect("write");
         }
@@ -427,15 +427,15 @@ mod tests {
         let ids: Vec<u128> = loaded.volumes.iter().map(|r| r.spec.id.0).collect();
         assert_eq!(ids, std::iter::once(1).chain(4..=40).collect::<Vec<_>>());
         assert_eq!(loaded.volumes[0], record(1));
-        assert_eq!(loaded.gone, [(VolumeId(2), Time(7))]);
+        assert_eq!(loaded.tombstones, [(VolumeId(2), Time(7))]);
         assert_eq!(table.receipt(extract).await, Ok(Some(proof)));
         assert_eq!(table.receipt(ExtractId(6)).await, Ok(None));
     }
 
     /// The writing thread lets go of the file a moment after the last handle is dropped.
-    async fn open_again(path: &Path) -> (Table, Loaded) {
+    async fn open_again(path: &Path) -> (VolumeDatabase, LoadedVolumes) {
         for _ in 0..100 {
-            if let Ok(opened) = Table::open(path) {
+            if let Ok(opened) = VolumeDatabase::open(path) {
                 return opened;
             }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
@@ -457,9 +457,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("table.redb");
         {
-            let (table, _) = Table::open(&path).expect("open");
+            let (table, _) = VolumeDatabase::open(&path).expect("open");
             for id in 1..=40 {
-                table.write(Change::Keep(record(id))).await.expect("write");
+                table.write(TableChange::PutVolume(record(id))).await.expect("write");
             }
         }
         drop(open_again(&path).await);
@@ -481,7 +481,7 @@ mod tests {
             let path = directory.path().join(format!("{number}.redb"));
             std::fs::write(&path, bytes).expect("write");
             let opening = path.clone();
-            let opened = tokio::task::spawn_blocking(move || Table::open(&opening)).await;
+            let opened = tokio::task::spawn_blocking(move || VolumeDatabase::open(&opening)).await;
             match opened.unwrap_or_else(|e| panic!("{number}: {e}")) {
                 Ok(_) => {}
                 Err(error) => {

@@ -17,33 +17,33 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Limit;
 use bytes::Bytes;
 
-use super::holds::{VolumeTree, give_back};
-use super::{Storage, Store, blocking, lost};
+use super::holds::{VolumeTree, give_back_deadline};
+use super::{Storage, Store, blocking, volume_lost_error};
 use crate::counters::Counters;
-use crate::door::{Grant, Parcel};
-use crate::full_disk::FullDisk;
-use crate::trees::{Root, TreeSessions};
+use crate::door::{HandoffFactory, Handoff};
+use crate::full_disk::DiskFullFlag;
+use crate::trees::{TreeDirectory, TreeSessions};
 
 /// An answer is on its way so long before the deadline, to arrive in time.
-const MARGIN: Duration = Duration::from_millis(200);
+const REPLY_MARGIN: Duration = Duration::from_millis(200);
 
 /// Trees and sessions of this server.
 #[derive(Debug)]
-pub(super) struct OpenTrees {
+pub(super) struct ScratchTrees {
     sessions: TreeSessions,
     trees: Mutex<BTreeMap<VolumeId, Arc<VolumeTree>>>,
 }
 
-impl OpenTrees {
+impl ScratchTrees {
     pub(super) fn new(volumes: PathBuf, life: u32, counters: Counters) -> Self {
         Self {
-            sessions: TreeSessions::beneath(Root(Some(volumes)), life, counters),
+            sessions: TreeSessions::in_directory(TreeDirectory(Some(volumes)), life, counters),
             trees: Mutex::default(),
         }
     }
 
     /// The tree of a volume.
-    fn volume(&self, spec: &VolumeSpec, root: PathBuf) -> Arc<VolumeTree> {
+    fn volume_tree(&self, spec: &VolumeSpec, root: PathBuf) -> Arc<VolumeTree> {
         let limit = Limit {
             bytes: spec.size_bytes,
             files: spec.size_files,
@@ -53,10 +53,10 @@ impl OpenTrees {
     }
 
     /// Bytes and files that a volume uses: when an agent accounts for it, as last told.
-    pub(super) async fn used(&self, spec: &VolumeSpec, root: PathBuf) -> Result<(u64, u64)> {
-        let volume = self.volume(spec, root);
-        let mut hold = volume.hold().await;
-        Ok(volume.to_read(&mut hold, give_back()).await?.used())
+    pub(super) async fn usage(&self, spec: &VolumeSpec, root: PathBuf) -> Result<(u64, u64)> {
+        let volume = self.volume_tree(spec, root);
+        let mut hold = volume.lock_owner().await;
+        Ok(volume.open_for_reader(&mut hold, give_back_deadline()).await?.used())
     }
 
     /// Ends everything that has to do with a volume that is no more.
@@ -64,12 +64,12 @@ impl OpenTrees {
         self.sessions.drop_tree(&TreeRef::Volume(id)).await;
         let volume = self.trees().remove(&id);
         if let Some(volume) = volume {
-            volume.end(lost(id)).await;
+            volume.end_all_users(volume_lost_error(id)).await;
         }
     }
 
     /// Where it is noted that somebody found the disk full.
-    pub(super) fn full_disk(&self) -> &FullDisk {
+    pub(super) fn full_disk(&self) -> &DiskFullFlag {
         self.sessions.full_disk()
     }
 
@@ -80,12 +80,12 @@ impl OpenTrees {
             trees.iter().map(|(id, tree)| (*id, tree.clone())).collect()
         };
         for (id, volume) in volumes {
-            volume.ask_back_if(|epoch| !self.sessions.is_open(&TreeRef::Volume(id), epoch));
+            volume.recall_if(|epoch| !self.sessions.is_open(&TreeRef::Volume(id), epoch));
         }
     }
 
     /// Volumes that agents have, and whose operations nobody counts.
-    pub(super) fn watched(&self) -> Vec<Arc<VolumeTree>> {
+    pub(super) fn watched_volumes(&self) -> Vec<Arc<VolumeTree>> {
         let trees = self.trees();
         let watched = trees.values().filter(|tree| tree.is_watched());
         watched.cloned().collect()
@@ -104,36 +104,36 @@ impl Storage {
     /// `VolumeLost`, `Busy`, `WrongState`; `Unsupported` for a tree that is no volume's; `Fenced`
     /// for a session that goes on when another agent has written since.
     pub async fn open_tree(&self, call: OpenTree, deadline: Deadline) -> Result<TreeSession> {
-        let left = deadline.left().saturating_sub(MARGIN);
+        let left = deadline.left().saturating_sub(REPLY_MARGIN);
         let until = Deadline::after(left);
-        let id = volume_of(&call.tree)?;
+        let id = volume_id(&call.tree)?;
         let volume = self.tree_of(id)?;
         let opening = async {
             if call.writable && call.resumes.is_none() {
                 let sessions = &self.trees.sessions;
-                sessions.await_ending(&call.tree, call.agent).await;
+                sessions.wait_for_writer_end(&call.tree, call.agent).await;
             }
-            let mut hold = volume.hold().await;
+            let mut hold = volume.lock_owner().await;
             let tree = if call.writable {
                 let (store, agent, resumes) =
                     (self.store.clone(), call.agent, call.resumes.is_some());
                 blocking(move || note_writer(&store, id, agent, resumes)).await?;
-                if VolumeTree::is_away(&hold) {
+                if VolumeTree::is_owned_by_agent(&hold) {
                     self.trees.sessions.fence(&call.tree).await;
                 }
                 let text = format!("another agent writes volume {id} now");
                 let why = Error::new(ErrorCode::Fenced, text);
-                volume.to_write(&mut hold, why, until).await?
+                volume.open_for_writer(&mut hold, why, until).await?
             } else {
-                volume.to_read(&mut hold, until).await?
+                volume.open_for_reader(&mut hold, until).await?
             };
             self.trees.sessions.open(tree, call).await
         };
-        let session = self.if_lives(id, opening).await?;
+        let session = self.or_volume_lost(id, opening).await?;
         // A deletion may have come between; it must not leave a tree open.
         if self.volumes().get(id).is_none() {
             self.trees.drop_volume(id).await;
-            return Err(lost(id));
+            return Err(volume_lost_error(id));
         }
         Ok(session)
     }
@@ -144,41 +144,41 @@ impl Storage {
     /// # Errors
     /// What `allow` answers; `SessionUnknown`, `Fenced`, `VolumeLost`; `Unsupported` for a tree
     /// that is no volume's.
-    pub fn grant_tree(
+    pub fn prepare_tree_handoff(
         self: &Arc<Self>,
         tree: TreeRef,
         epoch: Epoch,
         allow: impl FnOnce(Right) -> Result<()>,
-    ) -> Result<Grant> {
-        volume_of(&tree)?;
-        self.trees.sessions.admit(&tree, epoch, allow)?;
+    ) -> Result<HandoffFactory> {
+        volume_id(&tree)?;
+        self.trees.sessions.authorise(&tree, epoch, allow)?;
         let storage = self.clone();
         Ok(Box::new(move || {
-            Box::pin(async move { storage.hand_over(&tree, epoch).await })
+            Box::pin(async move { storage.hand_over_tree(&tree, epoch).await })
         }))
     }
 
-    async fn hand_over(&self, tree: &TreeRef, epoch: Epoch) -> Result<Parcel> {
-        let id = volume_of(tree)?;
+    async fn hand_over_tree(&self, tree: &TreeRef, epoch: Epoch) -> Result<Handoff> {
+        let id = volume_id(tree)?;
         let volume = self.tree_of(id)?;
-        let mut hold = volume.hold().await;
-        let shown = volume.to_read(&mut hold, give_back()).await?;
+        let mut hold = volume.lock_owner().await;
+        let shown = volume.open_for_reader(&mut hold, give_back_deadline()).await?;
         let parcel = self
             .trees
             .sessions
-            .hand_over(tree, epoch, |right| match right {
-                Right::Write => volume.to_writer(&mut hold, epoch),
-                _ => volume.to_reader(&shown),
+            .hand_to_agent(tree, epoch, |right| match right {
+                Right::Write => volume.hand_to_writer(&mut hold, epoch),
+                _ => volume.hand_to_reader(&shown),
             })?;
         self.counters.add("trees.handed_over", 1);
         Ok(parcel)
     }
 
     fn tree_of(&self, id: VolumeId) -> Result<Arc<VolumeTree>> {
-        let root = self.scratch(id)?;
+        let root = self.scratch_tree_path(id)?;
         let volumes = self.volumes();
-        let row = volumes.get(id).ok_or_else(|| lost(id))?;
-        Ok(self.trees.volume(&row.spec, root))
+        let row = volumes.get(id).ok_or_else(|| volume_lost_error(id))?;
+        Ok(self.trees.volume_tree(&row.spec, root))
     }
 
     /// Runs operations of a session, if `allow` grants the right that it needs.
@@ -191,14 +191,14 @@ impl Storage {
         body: Bytes,
         allow: impl FnOnce(Right) -> Result<()>,
     ) -> Result<(FileResults, Bytes)> {
-        let id = volume_of(&call.tree)?;
+        let id = volume_id(&call.tree)?;
         let sessions = &self.trees.sessions;
         let running = async {
-            sessions.admit(&call.tree, call.epoch, allow)?;
-            self.scratch(id)?;
+            sessions.authorise(&call.tree, call.epoch, allow)?;
+            self.scratch_tree_path(id)?;
             sessions.run(call, body).await
         };
-        self.if_lives(id, running).await
+        self.or_volume_lost(id, running).await
     }
 
     /// Ends a session, if `allow` grants the right that it needs. A volume that it may write is
@@ -212,7 +212,7 @@ impl Storage {
         call: &CloseTree,
         allow: impl FnOnce(Right) -> Result<()>,
     ) -> Result<Done> {
-        let id = volume_of(&call.tree)?;
+        let id = volume_id(&call.tree)?;
         let sessions = &self.trees.sessions;
         let reads = sessions.right(&call.tree, call.epoch) == Some(Right::Read);
         if call.keep_ms == 0 || reads {
@@ -222,7 +222,7 @@ impl Storage {
         // First, and also without a session: what holds results may outlive it, and the call may be
         // repeated.
         allow(Right::Write)?;
-        self.keep(id, call.keep_ms).await?;
+        self.extend_lifetime(id, call.keep_ms).await?;
         sessions.close(call, |_| Ok(())).await?;
         Ok(Done)
     }
@@ -231,7 +231,7 @@ impl Storage {
 /// Takes note of a writer. One that goes on where an earlier life of the server left it must be
 /// the last that wrote: this life does not know whom it would fence.
 fn note_writer(store: &Store, id: VolumeId, agent: AgentId, resumes: bool) -> Result<()> {
-    if resumes && store.writer(id) != Some(agent) {
+    if resumes && store.last_writer(id) != Some(agent) {
         let text = format!("another agent has written volume {id} since");
         return Err(Error::new(ErrorCode::Fenced, text));
     }
@@ -249,7 +249,7 @@ fn note_writer(store: &Store, id: VolumeId, agent: AgentId, resumes: bool) -> Re
 ///
 /// # Errors
 /// `Unsupported` for a tree that is no volume's.
-pub(crate) fn volume_of(tree: &TreeRef) -> Result<VolumeId> {
+pub(crate) fn volume_id(tree: &TreeRef) -> Result<VolumeId> {
     match tree {
         TreeRef::Volume(id) => Ok(*id),
         TreeRef::Home(path) => {

@@ -7,20 +7,20 @@ use bafs_proto::message::SourceEntry;
 use bafs_proto::source_warning::WarningReason;
 use bafs_proto::{Error, ErrorCode, Result};
 
-use super::beneath::{self, Beneath};
-use super::fill::{Filling, blocking, disk};
+use super::beneath::{self, ConfinedDirectory};
+use super::fill::{RunningFill, blocking, fill_disk_error};
 
-impl Filling {
+impl RunningFill {
     /// Whether an error says that a home may not read one of its files.
     pub(super) fn is_unreadable(&self, error: &Error) -> bool {
-        error.code == ErrorCode::RightMissing && self.origin.has_rights_of_files()
+        error.code == ErrorCode::RightMissing && self.source.has_per_file_rights()
     }
 
     /// Checks that what cannot be read is closed to jobs, too.
     ///
     /// # Errors
     /// `RightMissing` where they would find it empty, as they are root.
-    pub(super) fn check_closes(&self, path: &str) -> Result<()> {
+    pub(super) fn check_is_closed_to_jobs(&self, path: &str) -> Result<()> {
         if !rustix::process::geteuid().is_root() {
             return Ok(());
         }
@@ -34,19 +34,19 @@ impl Filling {
     /// Makes a file that cannot be read.
     pub(super) async fn make_unreadable(
         self: Arc<Self>,
-        root: Arc<Beneath>,
+        root: Arc<ConfinedDirectory>,
         path: String,
         entry: Arc<SourceEntry>,
     ) -> Result<()> {
-        self.check_closes(&path)?;
+        self.check_is_closed_to_jobs(&path)?;
         self.warnings().add(&path, WarningReason::UnreadableFile);
         blocking(move || {
             let make = || {
                 let file = root.empty_file(&path)?;
-                beneath::finish(&file, 0, entry.identity.mtime_ns)?;
+                beneath::set_attributes(&file, 0, entry.identity.mtime_ns)?;
                 file.sync_all()
             };
-            make().map_err(|e| disk(&path, &e))
+            make().map_err(|e| fill_disk_error(&path, &e))
         })
         .await
     }

@@ -21,13 +21,13 @@ use super::{Storage, blocking};
 use crate::clock;
 
 /// How often the free space of the file system is looked at.
-const TICK: Duration = Duration::from_millis(20);
+const FREE_SPACE_POLL: Duration = Duration::from_millis(20);
 
 /// Shortest time between two walks of a volume whose use cannot have grown much, in milliseconds.
 const WALK_MS_MIN: u64 = 2_000;
 
 /// A walk that took a time is repeated after so many times that,
-const WALK_SHARE: u64 = 20;
+const WALK_PAUSE_FACTOR: u64 = 20;
 
 /// but after so many milliseconds in any case: other volumes may free what this one takes.
 const WALK_MS_MAX: u64 = 30_000;
@@ -37,93 +37,93 @@ const WARN_PERCENT: u64 = 90;
 
 /// What was seen at the last look at a volume.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Look {
-    goes_on: bool,
+pub(super) struct VolumeUsageSample {
+    is_running: bool,
     /// Bytes and files.
     used: (u64, u64),
     free: (u64, u64),
-    next: Time,
-    warned: bool,
+    next_walk: Time,
+    has_warned: bool,
 }
 
-impl Look {
+impl VolumeUsageSample {
     /// Begins one, unless one goes on.
     fn begin(&mut self) -> bool {
-        !std::mem::replace(&mut self.goes_on, true)
+        !std::mem::replace(&mut self.is_running, true)
     }
 }
 
 /// The last looks.
-pub(super) type Looks = std::sync::Mutex<BTreeMap<VolumeId, Look>>;
+pub(super) type VolumeUsageSamples = std::sync::Mutex<BTreeMap<VolumeId, VolumeUsageSample>>;
 
 impl Storage {
     /// Watches volumes, for ever. A long walk of one keeps no look at another waiting.
-    pub async fn watch(self: Arc<Self>) {
+    pub async fn watch_usage(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(TICK).await;
-            let volumes = self.trees.watched();
+            tokio::time::sleep(FREE_SPACE_POLL).await;
+            let volumes = self.trees.watched_volumes();
             let ids: BTreeSet<_> = volumes.iter().map(|volume| volume.id()).collect();
-            self.looks().retain(|id, _| ids.contains(id));
+            self.usage_samples().retain(|id, _| ids.contains(id));
             for volume in volumes {
-                if !self.looks().entry(volume.id()).or_default().begin() {
+                if !self.usage_samples().entry(volume.id()).or_default().begin() {
                     continue;
                 }
                 let storage = self.clone();
                 tokio::spawn(async move {
-                    let looked = storage.look(&volume).await;
-                    let mut looks = storage.looks();
+                    let looked = storage.sample_usage(&volume).await;
+                    let mut looks = storage.usage_samples();
                     let look = looks.entry(volume.id()).or_default();
-                    look.goes_on = false;
+                    look.is_running = false;
                     if let Err(error) = looked {
                         tracing::warn!(volume = %volume.id(), %error, "volume not watched");
                         look.free = (0, 0);
-                        look.next = clock::now().plus_ms(WALK_MS_MIN);
+                        look.next_walk = clock::now().plus_ms(WALK_MS_MIN);
                     }
                 });
             }
         }
     }
 
-    fn looks(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Look>> {
-        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn usage_samples(&self) -> MutexGuard<'_, BTreeMap<VolumeId, VolumeUsageSample>> {
+        self.usage_samples.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at one volume, if it is time.
-    async fn look(&self, volume: &Arc<VolumeTree>) -> Result<()> {
+    async fn sample_usage(&self, volume: &Arc<VolumeTree>) -> Result<()> {
         let (id, limit, root) = (volume.id(), volume.limit(), volume.root().to_owned());
-        let last = self.looks().get(&id).copied().unwrap_or_default();
-        let free = free(&root)?;
+        let last = self.usage_samples().get(&id).copied().unwrap_or_default();
+        let free = free_space(&root)?;
         let is_near = |limit: u64, used: u64, before: u64, now: u64| {
             before.saturating_sub(now) > limit.saturating_sub(used) / 2
         };
         let grew = is_near(limit.bytes, last.used.0, last.free.0, free.0)
             || is_near(limit.files, last.used.1, last.free.1, free.1);
         let start = clock::now();
-        if start < last.next && !grew {
+        if start < last.next_walk && !grew {
             return Ok(());
         }
         let used = blocking(move || {
-            held_below(&root).map_err(|e| crate::fault::of_disk(format!("walk of volume {id}"), &e))
+            held_below(&root).map_err(|e| crate::fault::disk_error(format!("walk of volume {id}"), &e))
         })
         .await?;
         let took = clock::now().ms_since(start);
-        volume.found(used);
+        volume.note_usage(used);
         let percent = used.0.saturating_mul(100) / limit.bytes.max(1);
-        if percent >= WARN_PERCENT && !last.warned {
+        if percent >= WARN_PERCENT && !last.has_warned {
             tracing::warn!(volume = %id, used_bytes = used.0, percent, "volume is nearly full");
         }
-        let next = start.plus_ms(pause(took));
-        self.looks().insert(
+        let next = start.plus_ms(walk_pause_ms(took));
+        self.usage_samples().insert(
             id,
-            Look {
-                goes_on: true,
+            VolumeUsageSample {
+                is_running: true,
                 used,
                 free,
-                next,
-                warned: percent >= WARN_PERCENT,
+                next_walk: next,
+                has_warned: percent >= WARN_PERCENT,
             },
         );
-        let allowed = volume.allowed();
+        let allowed = volume.allowed_limit();
         if used.0 > allowed.bytes || used.1 > allowed.files {
             let code = if used.0 > allowed.bytes {
                 ErrorCode::NoSpaceBytes
@@ -141,13 +141,13 @@ impl Storage {
 }
 
 /// Time until the next walk, after one that took so long, both in milliseconds.
-fn pause(took: u64) -> u64 {
-    let share = took.saturating_mul(WALK_SHARE);
+fn walk_pause_ms(took: u64) -> u64 {
+    let share = took.saturating_mul(WALK_PAUSE_FACTOR);
     share.clamp(WALK_MS_MIN, WALK_MS_MAX.max(took))
 }
 
 /// Bytes and files that the file system has free.
-fn free(root: &Path) -> Result<(u64, u64)> {
-    let stat = statvfs(root).map_err(|e| crate::fault::of_disk("store", &e.into()))?;
+fn free_space(root: &Path) -> Result<(u64, u64)> {
+    let stat = statvfs(root).map_err(|e| crate::fault::disk_error("store", &e.into()))?;
     Ok((stat.f_bfree.saturating_mul(stat.f_frsize), stat.f_ffree))
 }

@@ -10,16 +10,16 @@ use rustix::process::{Resource, getrlimit};
 
 /// Part of the process's descriptors that is kept for them; what is opened in time and what is
 /// only referred to needs the rest.
-const PART: u64 = 2;
+const RESERVABLE_DIVISOR: u64 = 2;
 
 /// Part of what is left of that, and of what is free, which one more session gets: so that later
 /// ones get some too, and a job that comes late can open files in time.
-const SHARE: u64 = 4;
+const SESSION_DIVISOR: u64 = 4;
 
 /// Has one more session keep descriptors as long as it lasts, where others keep `kept`.
-pub(super) fn keep(session: &mut RwLock<Option<Session>>, kept: u64) -> KeptDescriptors {
+pub(super) fn reserve_descriptors(session: &mut RwLock<Option<Session>>, kept: u64) -> KeptDescriptors {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let share = share(limit, kept, free_descriptors());
+    let share = session_share(limit, kept, free_descriptors());
     let session = session.get_mut().unwrap_or_else(PoisonError::into_inner);
     let kept = session
         .as_mut()
@@ -27,8 +27,8 @@ pub(super) fn keep(session: &mut RwLock<Option<Session>>, kept: u64) -> KeptDesc
     kept.unwrap_or_default()
 }
 
-fn share(limit: u64, kept: u64, free: u64) -> u32 {
-    let share = (limit / PART).saturating_sub(kept).min(free) / SHARE;
+fn session_share(limit: u64, kept: u64, free: u64) -> u32 {
+    let share = (limit / RESERVABLE_DIVISOR).saturating_sub(kept).min(free) / SESSION_DIVISOR;
     u32::try_from(share).map_or(EARLY_HANDLES_MAX, |share| share.min(EARLY_HANDLES_MAX))
 }
 
@@ -41,18 +41,18 @@ mod tests {
         for limit in [0, 20, 1_024, 20_000, u64::MAX] {
             let mut kept = 0;
             for _ in 0..4_096 {
-                let one_more = u64::from(share(limit, kept, u64::MAX));
+                let one_more = u64::from(session_share(limit, kept, u64::MAX));
                 assert!(one_more <= u64::from(EARLY_HANDLES_MAX));
                 kept += one_more;
             }
             assert!(kept <= limit / 2, "{kept} of {limit}");
         }
         assert_eq!(
-            share(1 << 20, 100 * u64::from(EARLY_HANDLES_MAX), u64::MAX),
+            session_share(1 << 20, 100 * u64::from(EARLY_HANDLES_MAX), u64::MAX),
             EARLY_HANDLES_MAX
         );
         assert!(
-            share(20_000, 9_000, 2_000) > 0,
+            session_share(20_000, 9_000, 2_000) > 0,
             "a later one gets some, too"
         );
     }
@@ -62,10 +62,10 @@ mod tests {
         // What one greedy job leaves, and many sessions after it.
         let mut free = 200;
         for _ in 0..10 {
-            free -= u64::from(share(3_000, 375, free));
+            free -= u64::from(session_share(3_000, 375, free));
             assert!(free > 0);
         }
-        assert_eq!(share(3_000, 0, 0), 0);
-        assert_eq!(share(20_000, 0, 12_000), EARLY_HANDLES_MAX);
+        assert_eq!(session_share(3_000, 0, 0), 0);
+        assert_eq!(session_share(20_000, 0, 12_000), EARLY_HANDLES_MAX);
     }
 }

@@ -3,15 +3,15 @@
 use std::collections::{BTreeSet, VecDeque};
 
 /// Most that are remembered.
-const REMEMBERED_MAX: usize = 4096;
+const RECENT_MAX: usize = 4096;
 
 /// The last few of something, oldest forgotten first.
-pub(super) struct Remembered<T> {
+pub(super) struct RecentSet<T> {
     set: BTreeSet<T>,
     order: VecDeque<T>,
 }
 
-impl<T> Default for Remembered<T> {
+impl<T> Default for RecentSet<T> {
     fn default() -> Self {
         Self {
             set: BTreeSet::new(),
@@ -20,12 +20,12 @@ impl<T> Default for Remembered<T> {
     }
 }
 
-impl<T: Clone + Ord> Remembered<T> {
+impl<T: Clone + Ord> RecentSet<T> {
     pub(super) fn insert(&mut self, item: T) {
         if self.set.insert(item.clone()) {
             self.order.push_back(item);
         }
-        if self.order.len() > REMEMBERED_MAX
+        if self.order.len() > RECENT_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.set.remove(&oldest);

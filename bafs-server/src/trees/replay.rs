@@ -11,45 +11,45 @@ use super::watch;
 
 /// Answers that are kept per session: as many as calls can be under way on all lanes of an agent,
 /// so that whatever a cut link loses can be asked for again.
-const ANSWERS_MAX: usize = 4096;
+const CACHED_REPLIES_MAX: usize = 4096;
 
 /// Bytes of answers that are kept per session, about.
-const ANSWER_BYTES_MAX: usize = 8 << 20;
+const CACHED_REPLY_BYTES_MAX: usize = 8 << 20;
 
 /// A longer body of a batch that only reads is not kept: reading again gives it again.
-const BODY_KEPT_BYTES_MAX: usize = 64 << 10;
+const CACHED_BODY_BYTES_MAX: usize = 64 << 10;
 
 /// Gaps in the numbering that are remembered; a well-behaved agent leaves as many as it has
 /// batches on the way.
 const GAPS_MAX: u64 = 1 << 16;
 
 /// What a batch answered: the results and the body.
-pub(super) type Answer = Result<(Vec<FileResult>, Bytes), Error>;
+pub(super) type BatchReply = Result<(Vec<FileResult>, Bytes), Error>;
 
 /// Tells those who wait for a batch.
-pub(super) type Sender = watch::Sender<Option<Answer>>;
+pub(super) type BatchReplySender = watch::Sender<Option<BatchReply>>;
 
 /// Waits for a batch.
-pub(super) type Receiver = watch::Receiver<Option<Answer>>;
+pub(super) type BatchReplyReceiver = watch::Receiver<Option<BatchReply>>;
 
 /// What is known of a batch that a caller asks for.
-pub(super) enum Begin {
+pub(super) enum BatchStart {
     /// Nobody has asked before: run it, then call [`Replay::finish`], then send the answer.
-    New(Sender),
+    New(BatchReplySender),
     /// It runs, or has run.
-    Known(Receiver),
+    Existing(BatchReplyReceiver),
     /// It has run, and its answer is no longer kept.
     Forgotten,
 }
 
 /// Answers by sequence number.
 #[derive(Default)]
-pub(super) struct Replay {
+pub(super) struct BatchReplay {
     /// Every batch up to this number has begun,
     begun_up_to: u64,
     /// and these beyond it.
     begun_beyond: BTreeSet<u64>,
-    answers: BTreeMap<u64, Receiver>,
+    replies: BTreeMap<u64, BatchReplyReceiver>,
     /// Batches that have run and may simply run again.
     repeatable: BTreeSet<u64>,
     /// Finished batches with the size of what is kept, oldest first.
@@ -57,29 +57,29 @@ pub(super) struct Replay {
     finished_bytes: usize,
 }
 
-impl Replay {
+impl BatchReplay {
     /// Whether no batch has begun.
     pub(super) fn is_new(&self) -> bool {
         self.begun_up_to == 0 && self.begun_beyond.is_empty()
     }
 
     /// Looks a batch up and takes note that it begins if it is new.
-    pub(super) fn begin(&mut self, sequence: u64) -> Begin {
-        if let Some(answer) = self.answers.get(&sequence) {
-            return Begin::Known(answer.clone());
+    pub(super) fn begin(&mut self, sequence: u64) -> BatchStart {
+        if let Some(answer) = self.replies.get(&sequence) {
+            return BatchStart::Existing(answer.clone());
         }
         if !self.repeatable.remove(&sequence) {
             if sequence <= self.begun_up_to || self.begun_beyond.contains(&sequence) {
-                return Begin::Forgotten;
+                return BatchStart::Forgotten;
             }
-            self.take_note(sequence);
+            self.note_begun(sequence);
         }
         let (sender, receiver) = watch::channel(None);
-        self.answers.insert(sequence, receiver);
-        Begin::New(sender)
+        self.replies.insert(sequence, receiver);
+        BatchStart::New(sender)
     }
 
-    fn take_note(&mut self, sequence: u64) {
+    fn note_begun(&mut self, sequence: u64) {
         self.begun_beyond.insert(sequence);
         while self.begun_beyond.remove(&(self.begun_up_to + 1)) {
             self.begun_up_to += 1;
@@ -92,30 +92,30 @@ impl Replay {
     }
 
     /// Takes note of the answer and forgets the oldest ones beyond the limits.
-    pub(super) fn finish(&mut self, sequence: u64, ops: &[FileOp], answer: &Answer) {
-        let bytes = answer_bytes(answer);
-        if bytes > BODY_KEPT_BYTES_MAX && ops.iter().all(only_reads) {
-            self.answers.remove(&sequence);
+    pub(super) fn finish(&mut self, sequence: u64, ops: &[FileOp], answer: &BatchReply) {
+        let bytes = reply_bytes(answer);
+        if bytes > CACHED_BODY_BYTES_MAX && ops.iter().all(is_read_only) {
+            self.replies.remove(&sequence);
             self.repeatable.insert(sequence);
-            if self.repeatable.len() > ANSWERS_MAX {
+            if self.repeatable.len() > CACHED_REPLIES_MAX {
                 self.repeatable.pop_first();
             }
             return;
         }
         self.finished.push_back((sequence, bytes));
         self.finished_bytes += bytes;
-        while self.finished.len() > ANSWERS_MAX || self.finished_bytes > ANSWER_BYTES_MAX {
+        while self.finished.len() > CACHED_REPLIES_MAX || self.finished_bytes > CACHED_REPLY_BYTES_MAX {
             let Some((oldest, bytes)) = self.finished.pop_front() else {
                 break;
             };
-            self.answers.remove(&oldest);
+            self.replies.remove(&oldest);
             self.finished_bytes -= bytes;
         }
     }
 }
 
 /// Whether running it once more changes nothing and answers the same or something newer.
-fn only_reads(op: &FileOp) -> bool {
+fn is_read_only(op: &FileOp) -> bool {
     matches!(
         op,
         FileOp::GetAttr { .. }
@@ -129,16 +129,16 @@ fn only_reads(op: &FileOp) -> bool {
 }
 
 /// About how much memory an answer takes, in bytes.
-fn answer_bytes(answer: &Answer) -> usize {
+fn reply_bytes(answer: &BatchReply) -> usize {
     let Ok((results, body)) = answer else {
         return size_of::<Error>();
     };
-    let more: usize = results.iter().map(named_bytes).sum();
+    let more: usize = results.iter().map(name_bytes).sum();
     body.len() + more + results.len() * size_of::<FileResult>()
 }
 
 /// About how many bytes the names and values in a result take, encoded or in memory.
-pub(super) fn named_bytes(result: &FileResult) -> usize {
+pub(super) fn name_bytes(result: &FileResult) -> usize {
     match result {
         Ok(FileReply::Bytes(bytes)) => bytes.len(),
         Ok(FileReply::Entries(entries)) => entries
@@ -166,12 +166,12 @@ mod tests {
         handle: HandleId(1),
     };
 
-    fn answer(body_bytes: usize) -> Answer {
+    fn answer(body_bytes: usize) -> BatchReply {
         Ok((vec![Ok(FileReply::Done)], Bytes::from(vec![0; body_bytes])))
     }
 
-    fn run(replay: &mut Replay, sequence: u64, op: &FileOp, body_bytes: usize) {
-        let Begin::New(sender) = replay.begin(sequence) else {
+    fn run(replay: &mut BatchReplay, sequence: u64, op: &FileOp, body_bytes: usize) {
+        let BatchStart::New(sender) = replay.begin(sequence) else {
             panic!("{sequence} is not new")
         };
         let answer = answer(body_bytes);
@@ -181,52 +181,52 @@ mod tests {
 
     #[test]
     fn an_answer_is_found_while_it_is_kept_and_never_run_twice() {
-        let mut replay = Replay::default();
+        let mut replay = BatchReplay::default();
         for sequence in 1..=4_140 {
             run(&mut replay, sequence, &WRITE, 10);
         }
-        assert!(matches!(replay.begin(4_140), Begin::Known(_)));
-        assert!(matches!(replay.begin(45), Begin::Known(_)));
-        assert!(matches!(replay.begin(44), Begin::Forgotten));
+        assert!(matches!(replay.begin(4_140), BatchStart::Existing(_)));
+        assert!(matches!(replay.begin(45), BatchStart::Existing(_)));
+        assert!(matches!(replay.begin(44), BatchStart::Forgotten));
         assert!(replay.begun_beyond.is_empty());
     }
 
     #[test]
     fn batches_may_come_out_of_order() {
-        let mut replay = Replay::default();
+        let mut replay = BatchReplay::default();
         for sequence in (2..=5_000).rev() {
             run(&mut replay, sequence, &WRITE, 0);
         }
-        assert!(matches!(replay.begin(5_000), Begin::Forgotten));
+        assert!(matches!(replay.begin(5_000), BatchStart::Forgotten));
         run(&mut replay, 1, &WRITE, 0);
         assert_eq!(replay.begun_up_to, 5_000);
     }
 
     #[test]
     fn large_reads_run_again_and_large_mixtures_are_kept() {
-        let mut replay = Replay::default();
-        run(&mut replay, 1, &READ, BODY_KEPT_BYTES_MAX + 1);
-        run(&mut replay, 1, &READ, BODY_KEPT_BYTES_MAX + 1);
-        run(&mut replay, 2, &WRITE, BODY_KEPT_BYTES_MAX + 1);
-        assert!(matches!(replay.begin(2), Begin::Known(_)));
+        let mut replay = BatchReplay::default();
+        run(&mut replay, 1, &READ, CACHED_BODY_BYTES_MAX + 1);
+        run(&mut replay, 1, &READ, CACHED_BODY_BYTES_MAX + 1);
+        run(&mut replay, 2, &WRITE, CACHED_BODY_BYTES_MAX + 1);
+        assert!(matches!(replay.begin(2), BatchStart::Existing(_)));
     }
 
     #[test]
     fn memory_is_bounded_in_bytes() {
-        let mut replay = Replay::default();
+        let mut replay = BatchReplay::default();
         for sequence in 1..=20 {
             run(&mut replay, sequence, &WRITE, 1 << 20);
         }
-        assert!(replay.finished_bytes <= ANSWER_BYTES_MAX);
-        assert!(matches!(replay.begin(1), Begin::Forgotten));
-        assert!(matches!(replay.begin(20), Begin::Known(_)));
+        assert!(replay.finished_bytes <= CACHED_REPLY_BYTES_MAX);
+        assert!(matches!(replay.begin(1), BatchStart::Forgotten));
+        assert!(matches!(replay.begin(20), BatchStart::Existing(_)));
     }
 
     #[test]
     fn a_gapped_numbering_cannot_grow_without_bound() {
-        let mut replay = Replay::default();
+        let mut replay = BatchReplay::default();
         for step in 0..GAPS_MAX + 100 {
-            replay.take_note(2 + 2 * step);
+            replay.note_begun(2 + 2 * step);
         }
         assert!(replay.begun_beyond.len() as u64 <= GAPS_MAX);
     }

@@ -7,10 +7,10 @@ use bafs_proto::limits::{
 
 /// Most bytes of names and values in one reply; the other half of its header has room for the rest
 /// of as many results as a batch can have.
-const NAMED_BYTES_MAX: usize = HEAD_BYTES_MAX as usize / 2;
+const NAME_BYTES_MAX: usize = HEAD_BYTES_MAX as usize / 2;
 
 /// Bytes that a batch reads at most, as far as they fit a reply.
-pub(super) fn read_bytes(ops: &[FileOp]) -> usize {
+pub(super) fn read_bytes_max(ops: &[FileOp]) -> usize {
     let bytes: u64 = ops
         .iter()
         .map(|op| match op {
@@ -23,7 +23,7 @@ pub(super) fn read_bytes(ops: &[FileOp]) -> usize {
 
 /// Whether the most that `op` can answer still fits the reply, beside the bytes in its body and
 /// the names and values in its header.
-pub(super) fn fits(op: &FileOp, body_bytes: usize, named_bytes: usize) -> bool {
+pub(super) fn has_room_for(op: &FileOp, body_bytes: usize, named_bytes: usize) -> bool {
     let more = match op {
         FileOp::Read { length, .. } => {
             return body_bytes + *length as usize <= BODY_BYTES_MAX as usize;
@@ -33,5 +33,5 @@ pub(super) fn fits(op: &FileOp, body_bytes: usize, named_bytes: usize) -> bool {
         FileOp::ReadLink { .. } => PATH_BYTES_MAX,
         _ => return true,
     };
-    named_bytes + more <= NAMED_BYTES_MAX
+    named_bytes + more <= NAME_BYTES_MAX
 }

@@ -6,24 +6,24 @@ use std::path::PathBuf;
 use bafs_proto::file_op::{Errno, FileResult};
 use bafs_proto::{Error, ErrorCode};
 
-use super::replay::Answer;
-use crate::storage::is_gone;
+use super::replay::BatchReply;
+use crate::storage::is_path_missing;
 
 /// What must exist as long as what operations do not find is really not there; nothing for trees
 /// that may come and go.
 #[derive(Debug, Default)]
-pub(crate) struct Root(pub(crate) Option<PathBuf>);
+pub(crate) struct TreeDirectory(pub(crate) Option<PathBuf>);
 
-impl Root {
+impl TreeDirectory {
     /// An answer; that something is not there is none when all is gone. Blocks.
-    pub(super) fn unless_gone(&self, answer: Answer) -> Answer {
+    pub(super) fn reject_if_gone(&self, answer: BatchReply) -> BatchReply {
         let missing = Errno(nix::errno::Errno::ENOENT as i32);
         let is_missing = |result: &FileResult| result.as_ref().err() == Some(&missing);
         let is_any = answer
             .as_ref()
             .is_ok_and(|(results, _)| results.iter().any(is_missing));
         match &self.0 {
-            Some(root) if is_any && is_gone(root) => {
+            Some(root) if is_any && is_path_missing(root) => {
                 let text = format!("{} was removed while it was served", root.display());
                 Err(Error::new(ErrorCode::StoreLost, text))
             }
@@ -42,14 +42,14 @@ mod tests {
     #[test]
     fn nothing_is_not_there_where_all_is_gone() {
         let directory = tempfile::tempdir().unwrap();
-        let root = Root(Some(directory.path().to_owned()));
+        let root = TreeDirectory(Some(directory.path().to_owned()));
         let missing = Err(Errno(nix::errno::Errno::ENOENT as i32));
         let answer = || Ok((vec![Ok(FileReply::Done), missing.clone()], Bytes::new()));
-        assert!(root.unless_gone(answer()).is_ok());
+        assert!(root.reject_if_gone(answer()).is_ok());
         drop(directory);
-        let error = root.unless_gone(answer()).unwrap_err();
+        let error = root.reject_if_gone(answer()).unwrap_err();
         assert_eq!(error.code, ErrorCode::StoreLost);
         let done = Ok((vec![Ok(FileReply::Done)], Bytes::new()));
-        assert!(root.unless_gone(done).is_ok(), "it was done");
+        assert!(root.reject_if_gone(done).is_ok(), "it was done");
     }
 }

@@ -8,42 +8,42 @@ use bafs_proto::message::TreeRef;
 use bafs_proto::time::{Deadline, Time};
 use bafs_tree::DescriptorShare;
 
-use super::{State, TreeSessions, lock};
+use super::{SessionTable, TreeSessions, lock};
 use crate::clock;
 
 /// How long a new writer of a volume waits for an earlier one to end by itself, which it does if it
 /// is about to: in milliseconds, and between two looks.
-const ENDING_MS: u64 = 1_000;
-const ENDING_LOOK: Duration = Duration::from_millis(10);
+const WRITER_END_WAIT_MS: u64 = 1_000;
+const WRITER_END_POLL: Duration = Duration::from_millis(10);
 
 /// An agent that was silent for so long, in milliseconds, is not waited for: it gives a sign of
 /// life each second.
-const HEARD_MS: u64 = 1_500;
+const SILENT_WRITER_MS: u64 = 1_500;
 
 impl TreeSessions {
     /// Lets an agent that writes a volume end before another is its writer: one that is asked to
     /// end, or was unmounted, has what it wrote under way. Waits for a moment at most, and only for
     /// one that was heard of just now.
-    pub async fn await_ending(&self, tree: &TreeRef, agent: AgentId) {
-        let deadline = Deadline::after_ms(ENDING_MS);
+    pub async fn wait_for_writer_end(&self, tree: &TreeRef, agent: AgentId) {
+        let deadline = Deadline::after_ms(WRITER_END_WAIT_MS);
         while self.lock().has_live_writer(tree, agent, clock::now()) && !deadline.left().is_zero() {
-            tokio::time::sleep(ENDING_LOOK).await;
+            tokio::time::sleep(WRITER_END_POLL).await;
         }
     }
 }
 
-impl State {
+impl SessionTable {
     /// What an agent has open counts for all its sessions.
-    pub(super) fn share_of(&mut self, agent: AgentId) -> DescriptorShare {
-        self.shares.retain(|_, share| !share.is_unused());
-        self.shares.entry(agent).or_default().clone()
+    pub(super) fn descriptor_share(&mut self, agent: AgentId) -> DescriptorShare {
+        self.descriptor_shares.retain(|_, share| !share.is_unused());
+        self.descriptor_shares.entry(agent).or_default().clone()
     }
 
     /// Whether another agent writes a volume, and was heard of just now.
     fn has_live_writer(&self, tree: &TreeRef, agent: AgentId, now: Time) -> bool {
         self.sessions.iter().any(|((name, _), open)| {
-            let is_other = name == tree && open.writable && open.agent != agent;
-            is_other && now.ms_since(*lock(&open.last_seen)) < HEARD_MS
+            let is_other = name == tree && open.is_writable && open.agent != agent;
+            is_other && now.ms_since(*lock(&open.last_seen)) < SILENT_WRITER_MS
         })
     }
 }

@@ -13,22 +13,22 @@ use bafs_proto::volume::Replacement;
 use bafs_server::counters::Counters;
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, NAME, Node, World, cache, content};
+use super::world::{BLOCK, NAME, CacheNode, CacheCluster, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const BLOCKS: u64 = 300;
 const ID: VolumeId = VolumeId(1);
 
-async fn world(nodes: u64) -> (World, Arc<Vec<u8>>) {
-    let world = World::new(nodes);
+async fn cluster(nodes: u64) -> (CacheCluster, Arc<Vec<u8>>) {
+    let world = CacheCluster::new(nodes);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize - 9);
     world.home.put("db/large", bytes.clone(), 1);
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
-    world.tell();
+    world.announce_nodes();
     (world, Arc::new(bytes))
 }
 
-async fn scan(node: &Node, bytes: &[u8]) {
+async fn scan(node: &CacheNode, bytes: &[u8]) {
     for first in (0..BLOCKS).step_by(10) {
         let read = node.read(ID, 0, first, 10).await.expect("read");
         let start = first as usize * BLOCK as usize;
@@ -36,7 +36,7 @@ async fn scan(node: &Node, bytes: &[u8]) {
     }
 }
 
-async fn create_on(node: &Node) {
+async fn create_on(node: &CacheNode) {
     let deadline = Deadline::after_ms(30_000);
     let spec = cache(1, LARGE, Replacement::Lru);
     let made = node.caches.create(&spec, Token::none(), deadline).await;
@@ -45,15 +45,15 @@ async fn create_on(node: &Node) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_starts_again_is_known_at_once_and_costs_home_nothing() {
-    let (mut world, bytes) = world(3).await;
+    let (mut world, bytes) = cluster(3).await;
     scan(&world.nodes[0], &bytes).await;
     assert_eq!(world.home_bytes(), bytes.len() as u64);
     let gone = world.kill(2);
     // The others learn that it is gone, and take over its share.
-    world.tell();
+    world.announce_nodes();
     scan(&world.nodes[1], &bytes).await;
     let before = world.home_bytes();
-    let lost = gone.count("cache_home_bytes");
+    let lost = gone.counter("cache_home_bytes");
     assert!(before <= bytes.len() as u64 + lost);
     drop(gone);
     world.start(3);
@@ -61,31 +61,31 @@ async fn a_node_that_starts_again_is_known_at_once_and_costs_home_nothing() {
     scan(&world.nodes[2], &bytes).await;
     assert_eq!(world.home_bytes(), before);
     for node in &world.nodes {
-        assert_eq!(node.show(ID).peers.len(), 2, "{}", node.address);
+        assert_eq!(node.status(ID).peers.len(), 2, "{}", node.address);
     }
-    let fallbacks = world.total("cache_fallbacks");
+    let fallbacks = world.counter_sum("cache_fallbacks");
     scan(&world.nodes[0], &bytes).await;
     assert_eq!(
-        (world.home_bytes(), world.total("cache_fallbacks")),
+        (world.home_bytes(), world.counter_sum("cache_fallbacks")),
         (before, fallbacks)
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_change_their_class_with_the_peers() {
-    let (mut world, bytes) = world(1).await;
+    let (mut world, bytes) = cluster(1).await;
     scan(&world.nodes[0], &bytes).await;
-    world.kept(ID, BLOCKS).await;
-    let classes = |node: &Node| {
-        let shown = node.show(ID);
+    world.wait_for_blocks(ID, BLOCKS).await;
+    let classes = |node: &CacheNode| {
+        let shown = node.status(ID);
         (shown.primary_bytes, shown.secondary_bytes)
     };
     let whole = BLOCKS * u64::from(BLOCK);
     assert_eq!(classes(&world.nodes[0]), (whole, 0));
     world.start(2);
     create_on(&world.nodes[1]).await;
-    world.tell();
-    world.nodes[0].caches.tick().await;
+    world.announce_nodes();
+    world.nodes[0].caches.maintain().await;
     assert_eq!(
         classes(&world.nodes[0]),
         (whole, 0),
@@ -99,16 +99,16 @@ async fn copies_change_their_class_with_the_peers() {
         assert!((0.4..0.6).contains(&part), "{when}: {primary}");
     };
     halved("the new primary has its blocks from here");
-    while world.nodes[1].caches.used(ID).expect("used").0 < whole {
+    while world.nodes[1].caches.usage(ID).expect("used").0 < whole {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     drop(world.kill(1));
-    world.tell();
-    world.nodes[0].caches.tick().await;
+    world.announce_nodes();
+    world.nodes[0].caches.maintain().await;
     assert_eq!(classes(&world.nodes[0]), (whole, 0));
     world.start(2);
-    world.tell();
-    world.nodes[0].caches.tick().await;
+    world.announce_nodes();
+    world.nodes[0].caches.maintain().await;
     let (primary, secondary) = classes(&world.nodes[0]);
     assert_eq!(primary + secondary, whole);
     assert!(
@@ -117,8 +117,8 @@ async fn copies_change_their_class_with_the_peers() {
     );
     // What was changed is still so after a restart.
     drop(world.kill(1));
-    world.tell();
-    world.nodes[0].caches.tick().await;
+    world.announce_nodes();
+    world.nodes[0].caches.maintain().await;
     drop(world.kill(0));
     world.start(1);
     assert_eq!(classes(&world.nodes[0]), (whole, 0));
@@ -127,9 +127,9 @@ async fn copies_change_their_class_with_the_peers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_catalog_that_starts_again_costs_home_nothing() {
-    let (mut world, bytes) = world(4).await;
+    let (mut world, bytes) = cluster(4).await;
     world.ttl_ms = 4_000;
-    world.tell();
+    world.announce_nodes();
     let half = BLOCKS as u32 / 2;
     world.nodes[0].read(ID, 0, 0, half).await.expect("read");
     // So far nobody has told it anything.
@@ -144,33 +144,33 @@ async fn a_catalog_that_starts_again_costs_home_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_read_before_many_changes_of_peers_is_not_read_from_home_again() {
-    let (mut world, bytes) = world(2).await;
+    let (mut world, bytes) = cluster(2).await;
     scan(&world.nodes[0], &bytes).await;
     for number in 3..=6 {
         world.start(number);
         let joined = world.nodes.last().expect("node");
         create_on(joined).await;
-        world.tell();
+        world.announce_nodes();
         for node in &world.nodes {
-            node.caches.tick().await;
+            node.caches.maintain().await;
         }
         scan(joined, &bytes).await;
     }
     let whole = BLOCKS * u64::from(BLOCK);
-    while world.nodes[5].caches.used(ID).expect("used").0 < whole {
+    while world.nodes[5].caches.usage(ID).expect("used").0 < whole {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     // One of them comes and goes while nobody reads.
     for _ in 0..3 {
         drop(world.kill(5));
-        world.tell();
+        world.announce_nodes();
         for node in &world.nodes {
-            node.caches.tick().await;
+            node.caches.maintain().await;
         }
         world.start(6);
-        world.tell();
+        world.announce_nodes();
         for node in &world.nodes {
-            node.caches.tick().await;
+            node.caches.maintain().await;
         }
     }
     for node in &world.nodes {
@@ -183,14 +183,14 @@ async fn what_was_read_before_many_changes_of_peers_is_not_read_from_home_again(
 /// before it, unless it is told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_that_join_while_nobody_reads_cost_home_nothing() {
-    let (mut world, bytes) = world(2).await;
+    let (mut world, bytes) = cluster(2).await;
     scan(&world.nodes[0], &bytes).await;
     for number in 3..=6 {
         world.start(number);
         create_on(world.nodes.last().expect("node")).await;
-        world.tell();
+        world.announce_nodes();
         for node in &world.nodes {
-            node.caches.tick().await;
+            node.caches.maintain().await;
         }
     }
     for node in world.nodes.iter().rev() {
@@ -202,9 +202,9 @@ async fn several_that_join_while_nobody_reads_cost_home_nothing() {
 /// Who comes last is told nothing by those who could, and knows most of them only by their adverts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_has_a_block_is_found_through_another_who_knows() {
-    let (mut world, bytes) = world(1).await;
+    let (mut world, bytes) = cluster(1).await;
     scan(&world.nodes[0], &bytes).await;
-    world.kept(ID, BLOCKS).await;
+    world.wait_for_blocks(ID, BLOCKS).await;
     for number in 2..=7 {
         let last = number == 7;
         for other in (1..7).filter(|_| last) {
@@ -213,9 +213,9 @@ async fn who_has_a_block_is_found_through_another_who_knows() {
         world.start(number);
         create_on(world.nodes.last().expect("node")).await;
         world.network.heal();
-        world.tell();
+        world.announce_nodes();
         for node in &world.nodes {
-            node.caches.tick().await;
+            node.caches.maintain().await;
         }
     }
     scan(&world.nodes[6], &bytes).await;
@@ -226,9 +226,9 @@ async fn who_has_a_block_is_found_through_another_who_knows() {
 /// same node after it is told of it, though the block was never placed there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_asked_in_vain_is_named_to_who_asks_next() {
-    let (world, _) = world(12).await;
+    let (world, _) = cluster(12).await;
     let asked = &world.nodes[0];
-    let named = async |heir: &Node| {
+    let named = async |heir: &CacheNode| {
         let reader = Reader::Heir(CacheMember {
             server: heir.server,
             address: heir.address.clone(),
@@ -257,7 +257,7 @@ async fn who_asked_in_vain_is_named_to_who_asks_next() {
     };
     let second = &world.nodes[1];
     let by_place = named(second).await;
-    let is_elsewhere = |node: &&Node| !by_place.contains(&node.server);
+    let is_elsewhere = |node: &&CacheNode| !by_place.contains(&node.server);
     let claimant = world.nodes[2..].iter().find(is_elsewhere);
     let claimant = claimant.expect("blocks are not placed everywhere");
     named(claimant).await;
@@ -266,14 +266,14 @@ async fn who_asked_in_vain_is_named_to_who_asks_next() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_joins_while_all_read_and_one_hangs_makes_nobody_read_from_home_twice() {
-    let (mut world, bytes) = world(3).await;
+    let (mut world, bytes) = cluster(3).await;
     world.home.read_ms.store(20, Ordering::Relaxed);
     for number in [1, 2, 4] {
         world.network.cut(&format!("node:{number}"), "node:3");
     }
     let bytes = Arc::new(bytes.to_vec());
     let mut readers = JoinSet::new();
-    let mut read = |node: &Node, seed: u64| {
+    let mut read = |node: &CacheNode, seed: u64| {
         let (node, bytes) = (node.clone(), bytes.clone());
         readers.spawn(async move {
             for step in 0..BLOCKS {
@@ -297,28 +297,28 @@ async fn who_joins_while_all_read_and_one_hangs_makes_nobody_read_from_home_twic
     while let Some(reader) = readers.join_next().await {
         reader.expect("a reader is content");
     }
-    assert_eq!(world.home.doubles.load(Ordering::Relaxed), 0);
+    assert_eq!(world.home.duplicate_blocks.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_joins_nearly_full_caches_takes_over_without_home() {
-    let mut world = World::new(2);
+    let mut world = CacheCluster::new(2);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/large", bytes.clone(), 1);
     // Each keeps its own half, and has little room for copies of the other one.
     let spec = cache(1, BLOCKS * 11 / 20 * u64::from(BLOCK), Replacement::Lru);
     world.create(&spec).await;
-    world.tell();
+    world.announce_nodes();
     for node in &world.nodes {
         assert_eq!(node.warm(ID, "", Pinning::Leave).await, WarmState::Done);
     }
     assert_eq!(world.home_bytes(), bytes.len() as u64);
     world.start(3);
     world.create(&spec).await;
-    world.tell();
+    world.announce_nodes();
     for _ in 0..2 {
         for node in &world.nodes[..2] {
-            node.caches.tick().await;
+            node.caches.maintain().await;
             scan(node, &bytes).await;
         }
     }
@@ -328,22 +328,22 @@ async fn who_joins_nearly_full_caches_takes_over_without_home() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_joins_a_pinned_cache_pins_its_share() {
-    let (mut world, bytes) = world(2).await;
+    let (mut world, bytes) = cluster(2).await;
     for node in &world.nodes {
         assert_eq!(node.warm(ID, "large", Pinning::Pin).await, WarmState::Done);
     }
     world.start(3);
     create_on(&world.nodes[2]).await;
-    world.tell();
+    world.announce_nodes();
     let whole = BLOCKS * u64::from(BLOCK);
-    let pinned = |world: &World| {
-        let pinned = world.nodes.iter().map(|node| node.show(ID).pinned_bytes);
+    let pinned = |world: &CacheCluster| {
+        let pinned = world.nodes.iter().map(|node| node.status(ID).pinned_bytes);
         pinned.collect::<Vec<_>>()
     };
-    assert_eq!(world.nodes[2].show(ID).pins, ["large"]);
+    assert_eq!(world.nodes[2].status(ID).pins, ["large"]);
     for _ in 0..2_000 {
         for node in &world.nodes {
-            node.caches.tick().await;
+            node.caches.maintain().await;
         }
         if pinned(&world).iter().sum::<u64>() == whole && pinned(&world)[2] > whole / 5 {
             assert_eq!(world.home_bytes(), bytes.len() as u64);
@@ -356,7 +356,7 @@ async fn who_joins_a_pinned_cache_pins_its_share() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_read_from_home_again_by_another_primary_shows_in_the_ratio() {
-    let mut world = World::new(1);
+    let mut world = CacheCluster::new(1);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/large", bytes.clone(), 1);
     // The first one has read everything and kept little.
@@ -365,16 +365,16 @@ async fn what_is_read_from_home_again_by_another_primary_shows_in_the_ratio() {
     scan(&world.nodes[0], &bytes).await;
     world.start(2);
     create_on(&world.nodes[1]).await;
-    world.tell();
+    world.announce_nodes();
     scan(&world.nodes[1], &bytes).await;
-    let home = world.total("cache_home_bytes");
+    let home = world.counter_sum("cache_home_bytes");
     assert!(home > bytes.len() as u64 * 3 / 2, "{home}");
-    assert_eq!(world.total("cache_wanted_bytes"), bytes.len() as u64);
+    assert_eq!(world.counter_sum("cache_wanted_bytes"), bytes.len() as u64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_node_had_before_it_started_and_reads_from_home_again_shows_in_the_ratio() {
-    let mut world = World::new(1);
+    let mut world = CacheCluster::new(1);
     let part = 12 * u64::from(BLOCK);
     for (name, seed) in [("db/first", 1), ("db/second", 2)] {
         world.home.put(name, content(seed, part as usize), 1);
@@ -383,19 +383,19 @@ async fn what_a_node_had_before_it_started_and_reads_from_home_again_shows_in_th
         .create(&cache(1, 20 * u64::from(BLOCK), Replacement::Lru))
         .await;
     world.nodes[0].read(ID, 0, 0, 12).await.expect("read");
-    world.kept(ID, 12).await;
+    world.wait_for_blocks(ID, 12).await;
     drop(world.kill(0));
     world.start(1);
     let node = world.nodes[0].clone();
-    let ratio = || node.show(ID).home_ratio();
+    let ratio = || node.status(ID).home_ratio();
     assert_eq!(ratio(), Some(1.0), "what is here came once");
-    assert_eq!(node.count("cache_kept_bytes"), part);
+    assert_eq!(node.counter("cache_kept_bytes"), part);
     // The second file drives out four blocks of the first, and the first comes back.
     node.read(ID, 1, 0, 12).await.expect("read");
-    world.kept(ID, 20).await;
+    world.wait_for_blocks(ID, 20).await;
     assert_eq!(ratio(), Some(1.0), "each byte came once so far");
     node.read(ID, 0, 0, 12).await.expect("read");
-    let again = node.count("cache_home_bytes") - part;
+    let again = node.counter("cache_home_bytes") - part;
     assert!(again > 0, "nothing came again: nothing was tested");
     let whole = 2 * part;
     assert_eq!(ratio(), Some((whole + again) as f64 / whole as f64));
@@ -403,7 +403,7 @@ async fn what_a_node_had_before_it_started_and_reads_from_home_again_shows_in_th
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_byte_is_wrong_while_nodes_come_and_go() {
-    let (mut world, bytes) = world(4).await;
+    let (mut world, bytes) = cluster(4).await;
     world.home.read_ms.store(1, Ordering::Relaxed);
     let (done, scans) = (
         Arc::new(AtomicBool::new(false)),
@@ -429,13 +429,13 @@ async fn no_byte_is_wrong_while_nodes_come_and_go() {
         let dead = world.kill(3);
         dead_nodes.push(dead.counters);
         tokio::time::sleep(Duration::from_millis(60)).await;
-        world.tell();
+        world.announce_nodes();
         number += 1;
         world.start(number);
         create_on(world.nodes.last().expect("node")).await;
-        world.tell();
+        world.announce_nodes();
         for node in &world.nodes {
-            node.caches.tick().await;
+            node.caches.maintain().await;
         }
     }
     done.store(true, Ordering::Relaxed);
@@ -447,10 +447,10 @@ async fn no_byte_is_wrong_while_nodes_come_and_go() {
     // way when it died. A few blocks more, of which only one of two nodes knew who has them.
     let home = |counts: Counters| counts.snapshot().get("cache_home_bytes").copied();
     let lost = dead_nodes.into_iter().filter_map(home).sum::<u64>() / u64::from(BLOCK);
-    let doubles = world.home.doubles.load(Ordering::Relaxed);
+    let doubles = world.home.duplicate_blocks.load(Ordering::Relaxed);
     assert!(
         doubles <= lost + BLOCKS / 10,
         "{doubles} blocks were read again, {lost} were lost"
     );
-    assert_eq!(world.total("cache_digest_failures"), 0);
+    assert_eq!(world.counter_sum("cache_digest_failures"), 0);
 }

@@ -7,12 +7,12 @@ use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::message::{ReadBlocks, ReadManifest};
 use bafs_proto::time::Deadline;
 
-use super::faults::{BLOCKS, ID, first_block, read_all, world};
-use super::world::{BLOCK, Node};
+use super::faults::{BLOCKS, ID, first_block, read_all, cluster};
+use super::world::{BLOCK, CacheNode};
 
 /// Other bytes in each block of the only file of a node, as a disk that forgets has them: nothing
 /// tells the node.
-fn damage(node: &Node) {
+fn damage(node: &CacheNode) {
     let path = node.directory.join(ID.to_string()).join("1/blocks/0");
     let file = std::fs::OpenOptions::new().write(true).open(path);
     let file = file.expect("open");
@@ -24,10 +24,10 @@ fn damage(node: &Node) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_got_damaged_blocks_says_so_and_gets_good_ones() {
-    let (world, bytes) = world(1).await;
+    let (world, bytes) = cluster(1).await;
     let node = &world.nodes[0];
     assert!(read_all(&world, 0).await == bytes);
-    world.kept(ID, BLOCKS as u64).await;
+    world.wait_for_blocks(ID, BLOCKS as u64).await;
     damage(node);
     let before = world.home_bytes();
     let first = FileIndex(0);
@@ -43,34 +43,34 @@ async fn who_got_damaged_blocks_says_so_and_gets_good_ones() {
     let (_, read) = read.await.expect("read");
     let place = 3 * BLOCK as usize..5 * BLOCK as usize;
     assert!(read == bytes[place]);
-    assert_eq!(node.count("cache_digest_failures"), 2);
+    assert_eq!(node.counter("cache_digest_failures"), 2);
     assert_eq!(world.home_bytes() - before, 2 * u64::from(BLOCK));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_whose_disk_is_damaged_brings_good_blocks_all_the_same() {
-    let (world, bytes) = world(2).await;
+    let (world, bytes) = cluster(2).await;
     let [one, two] = [&world.nodes[0], &world.nodes[1]];
     assert!(read_all(&world, 1).await == bytes);
-    let copies = || two.show(ID).primary_bytes + two.show(ID).secondary_bytes;
+    let copies = || two.status(ID).primary_bytes + two.status(ID).secondary_bytes;
     while copies() < bytes.len() as u64 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     damage(two);
     assert!(read_all(&world, 0).await == bytes);
     // It was told, has looked, and is trusted as before.
-    assert!(two.count("cache_digest_failures") > 0);
-    assert_eq!(one.count("cache_fallbacks"), 0);
-    let shown = one.show(ID).peers;
+    assert!(two.counter("cache_digest_failures") > 0);
+    assert_eq!(one.counter("cache_fallbacks"), 0);
+    let shown = one.status(ID).peers;
     assert!(!shown[0].suspect && shown[0].counts["digest_failures"] > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_read_or_written_through_a_link_in_place_of_blocks() {
-    let (world, bytes) = world(1).await;
+    let (world, bytes) = cluster(1).await;
     let node = &world.nodes[0];
     assert!(read_all(&world, 0).await == bytes);
-    world.kept(ID, BLOCKS as u64).await;
+    world.wait_for_blocks(ID, BLOCKS as u64).await;
     let other = world.root().join("other");
     std::fs::write(&other, b"of somebody else").expect("write");
     let path = node.directory.join(ID.to_string()).join("1/blocks/0");
@@ -78,7 +78,7 @@ async fn nothing_is_read_or_written_through_a_link_in_place_of_blocks() {
         std::fs::remove_file(&path).expect("remove");
         std::os::unix::fs::symlink(&other, &path).expect("link");
         assert!(read_all(&world, 0).await == bytes);
-        world.kept(ID, BLOCKS as u64).await;
+        world.wait_for_blocks(ID, BLOCKS as u64).await;
     }
     let left = std::fs::read(&other).expect("read");
     assert!(left == b"of somebody else", "{} bytes", left.len());
@@ -87,7 +87,7 @@ async fn nothing_is_read_or_written_through_a_link_in_place_of_blocks() {
 /// Whatever becomes of the file of blocks, what lies in a hole of the next one is never served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_whose_file_is_gone_are_not_served_as_zeros_once_there_is_another() {
-    let (world, bytes) = world(1).await;
+    let (world, bytes) = cluster(1).await;
     let node = &world.nodes[0];
     let path = node.directory.join(ID.to_string()).join("1/blocks/0");
     let first = FileIndex(0);
@@ -117,7 +117,7 @@ async fn blocks_whose_file_is_gone_are_not_served_as_zeros_once_there_is_another
     ];
     for lose in gone {
         assert!(read_all(&world, 0).await == bytes);
-        world.kept(ID, BLOCKS as u64).await;
+        world.wait_for_blocks(ID, BLOCKS as u64).await;
         lose(&path);
         assert!(ask(BLOCKS - 1).await == block(BLOCKS - 1));
         // It is kept in a file that has holes where the others were.

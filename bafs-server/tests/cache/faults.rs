@@ -13,18 +13,18 @@ use bafs_proto::token::Token;
 use bafs_proto::volume::{Replacement, Source, VolumeKind};
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, HOME, Home, NAME, World, cache, content};
+use super::world::{BLOCK, HOME, MemoryHome, NAME, CacheCluster, cache, content};
 
 const LARGE: u64 = 64 << 20;
 pub(crate) const BLOCKS: usize = 60;
 pub(crate) const ID: VolumeId = VolumeId(1);
 
-pub(crate) async fn world(nodes: u64) -> (World, Vec<u8>) {
-    let world = World::new(nodes);
+pub(crate) async fn cluster(nodes: u64) -> (CacheCluster, Vec<u8>) {
+    let world = CacheCluster::new(nodes);
     let bytes = content(1, BLOCKS * BLOCK as usize - 5);
     world.home.put("db/large", bytes.clone(), 1);
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
-    world.tell();
+    world.announce_nodes();
     (world, bytes)
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn first_block(manifest: Digest) -> ReadBlocks {
     }
 }
 
-pub(crate) async fn read_all(world: &World, index: usize) -> Vec<u8> {
+pub(crate) async fn read_all(world: &CacheCluster, index: usize) -> Vec<u8> {
     let mut whole = Vec::new();
     for first in (0..BLOCKS as u64).step_by(10) {
         whole.extend(
@@ -56,21 +56,21 @@ pub(crate) async fn read_all(world: &World, index: usize) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_dies_costs_only_its_blocks() {
-    let (mut world, bytes) = world(4).await;
+    let (mut world, bytes) = cluster(4).await;
     assert!(read_all(&world, 0).await == bytes);
     assert_eq!(world.home_bytes(), bytes.len() as u64);
     let dead = world.kill(3);
-    let lost = dead.count("cache_home_bytes");
+    let lost = dead.counter("cache_home_bytes");
     assert!(lost > 0);
     // The catalog still believes in it.
     assert!(read_all(&world, 1).await == bytes);
-    assert!(world.nodes[1].count("cache_fallbacks") > 0);
+    assert!(world.nodes[1].counter("cache_fallbacks") > 0);
     assert!(world.home_bytes() <= bytes.len() as u64 + lost);
-    world.tell();
-    let before = (world.home_bytes(), world.total("cache_fallbacks"));
+    world.announce_nodes();
+    let before = (world.home_bytes(), world.counter_sum("cache_fallbacks"));
     assert!(read_all(&world, 2).await == bytes);
     assert_eq!(
-        world.total("cache_fallbacks"),
+        world.counter_sum("cache_fallbacks"),
         before.1,
         "nobody believes in it any more"
     );
@@ -79,7 +79,7 @@ async fn a_peer_that_dies_costs_only_its_blocks() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_of_home_costs_home_nothing_and_makes_no_peer_suspect() {
-    let (world, bytes) = world(4).await;
+    let (world, bytes) = cluster(4).await;
     world.network.kill(HOME);
     let failures = Arc::new(AtomicU64::new(0));
     let mut readers = JoinSet::new();
@@ -110,18 +110,18 @@ async fn an_outage_of_home_costs_home_nothing_and_makes_no_peer_suspect() {
         reader.expect("a reader is content");
     }
     assert_eq!(world.home_bytes(), bytes.len() as u64);
-    assert_eq!(world.total("cache_fallbacks"), 0);
+    assert_eq!(world.counter_sum("cache_fallbacks"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_gives_up_one_cache_is_asked_for_others_all_the_same() {
-    let (world, bytes) = world(2).await;
+    let (world, bytes) = cluster(2).await;
     let mut other = cache(2, LARGE, Replacement::Lru);
     if let VolumeKind::Cache { cooperative, .. } = &mut other.kind {
         "other".clone_into(cooperative);
     }
     world.create(&other).await;
-    world.tell();
+    world.announce_nodes();
     let all = BLOCKS as u32;
     let [one, two] = [&world.nodes[0], &world.nodes[1]];
     assert!(two.read(other.id, 0, 0, all).await.expect("read") == bytes);
@@ -135,24 +135,24 @@ async fn who_gives_up_one_cache_is_asked_for_others_all_the_same() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_is_unreachable_from_one_other_is_passed_over() {
-    let (world, bytes) = world(3).await;
+    let (world, bytes) = cluster(3).await;
     let (one, two) = (
         world.nodes[0].address.clone(),
         world.nodes[1].address.clone(),
     );
     world.network.cut(&one, &two);
     assert!(read_all(&world, 0).await == bytes);
-    assert!(world.nodes[0].count("cache_fallbacks") > 0);
+    assert!(world.nodes[0].counter("cache_fallbacks") > 0);
     // The third one reaches it, and no byte is wrong.
     assert!(read_all(&world, 2).await == bytes);
-    assert_eq!(world.nodes[2].count("cache_fallbacks"), 0);
+    assert_eq!(world.nodes[2].counter("cache_fallbacks"), 0);
     // Who stood in for the primary asked it, not home.
     assert_eq!(world.home_bytes(), bytes.len() as u64);
-    let shown = world.nodes[0].show(ID).peers;
+    let shown = world.nodes[0].status(ID).peers;
     let peer = shown.iter().find(|peer| peer.address == two);
     let peer = peer.expect("it shares the cache");
     assert!(peer.suspect && peer.counts["failures"] > 0 && peer.counts["fallbacks"] > 0);
-    let others = world.nodes[2].show(ID).peers;
+    let others = world.nodes[2].status(ID).peers;
     let gave = others.iter().find(|peer| peer.counts.contains_key("bytes"));
     let gave = gave.expect("the third one has read what others keep");
     assert!(gave.counts["wait_us"] > 0, "what they gave took a while");
@@ -160,18 +160,18 @@ async fn a_peer_that_is_unreachable_from_one_other_is_passed_over() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_home_is_no_reason_to_leave_the_primary() {
-    let (world, bytes) = world(3).await;
+    let (world, bytes) = cluster(3).await;
     world.home.read_ms.store(1_500, Ordering::Relaxed);
     let read = world.nodes[0].read(ID, 0, 0, 20).await.expect("read");
     assert!(read == bytes[..20 * BLOCK as usize]);
-    assert_eq!(world.nodes[0].count("cache_fallbacks"), 0);
+    assert_eq!(world.nodes[0].counter("cache_fallbacks"), 0);
     assert_eq!(world.home_bytes(), 20 * u64::from(BLOCK));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_home_keeps_nobody_from_another_one() {
-    let (world, bytes) = world(1).await;
-    let other = Arc::new(Home::default());
+    let (world, bytes) = cluster(1).await;
+    let other = Arc::new(MemoryHome::default());
     other.put("db/large", bytes.clone(), 1);
     world.network.listen("home:2", other);
     let mut spec = cache(2, LARGE, Replacement::Lru);
@@ -201,7 +201,7 @@ async fn a_slow_home_keeps_nobody_from_another_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_gives_up_leaves_the_fetch_to_the_next() {
-    let (world, bytes) = world(2).await;
+    let (world, bytes) = cluster(2).await;
     world.home.read_ms.store(400, Ordering::Relaxed);
     let node = &world.nodes[0];
     let early = node.read_until(ID, 0, 0, 10, Deadline::after_ms(100)).await;
@@ -215,7 +215,7 @@ async fn a_reader_that_gives_up_leaves_the_fetch_to_the_next() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_home_that_is_away_is_a_passing_error() {
-    let (world, bytes) = world(2).await;
+    let (world, bytes) = cluster(2).await;
     world.network.kill(HOME);
     let away = world.nodes[0]
         .read(ID, 0, 0, 4)
@@ -231,10 +231,10 @@ async fn a_home_that_is_away_is_a_passing_error() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_damaged_between_home_and_here_are_fetched_again() {
-    let (world, bytes) = world(1).await;
+    let (world, bytes) = cluster(1).await;
     world.home.damaged_replies.store(1, Ordering::Relaxed);
     assert!(read_all(&world, 0).await == bytes);
-    assert_eq!(world.total("cache_digest_failures"), 1);
+    assert_eq!(world.counter_sum("cache_digest_failures"), 1);
     world.nodes[0].caches.remove(ID).await;
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
     world
@@ -250,7 +250,7 @@ async fn bytes_damaged_between_home_and_here_are_fetched_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lying_peer_is_found_out_where_the_digest_is_known() {
-    let world = World::new(2);
+    let world = CacheCluster::new(2);
     let bytes = content(1, 40 * BLOCK as usize);
     world.home.put("db/large", bytes.clone(), 1);
     // Room for four blocks: the digests of the others stay known after they left.
@@ -261,25 +261,25 @@ async fn a_lying_peer_is_found_out_where_the_digest_is_known() {
     for block in 0..40 {
         node.read(ID, 0, block, 1).await.expect("read");
     }
-    world.nodes[1].lies.store(1, Ordering::Relaxed);
-    let fresh = node.count("cache_hit_peer_bytes");
+    world.nodes[1].false_replies.store(1, Ordering::Relaxed);
+    let fresh = node.counter("cache_hit_peer_bytes");
     assert!(fresh > 0);
     for block in 0..40usize {
         let place = block * BLOCK as usize..(block + 1) * BLOCK as usize;
         let read = node.read(ID, 0, block as u64, 1).await.expect("read");
-        if node.count("cache_digest_failures") > 0 {
+        if node.counter("cache_digest_failures") > 0 {
             assert!(read == bytes[place], "block {block}");
         }
     }
-    assert!(node.count("cache_digest_failures") > 0);
-    assert!(node.count("cache_fallbacks") > 0);
-    let shown = node.show(ID).peers;
+    assert!(node.counter("cache_digest_failures") > 0);
+    assert!(node.counter("cache_fallbacks") > 0);
+    let shown = node.status(ID).peers;
     assert!(shown[0].counts["digest_failures"] > 0, "the peer is named");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_source_is_never_mixed() {
-    let (world, bytes) = world(2).await;
+    let (world, bytes) = cluster(2).await;
     let node = &world.nodes[0];
     let half = node.read(ID, 0, 0, 30).await.expect("read");
     assert!(half == bytes[..30 * BLOCK as usize]);
@@ -305,7 +305,7 @@ async fn a_changed_source_is_never_mixed() {
             .expect("invalidate");
         assert_ne!(new, old);
     }
-    world.tell();
+    world.announce_nodes();
     // Whoever works with the old state is told, even for blocks that were here.
     let call = first_block(old);
     let told = node
@@ -315,13 +315,13 @@ async fn a_changed_source_is_never_mixed() {
     assert_eq!(told.map_err(|e| e.code), Err(ErrorCode::SourceChanged));
     assert!(node.read(ID, 1, 0, 60).await.expect("read") == changed);
     // What home did not give is not counted as had.
-    let [came, wanted] = ["cache_home_bytes", "cache_wanted_bytes"].map(|c| world.total(c));
+    let [came, wanted] = ["cache_home_bytes", "cache_wanted_bytes"].map(|c| world.counter_sum(c));
     assert_eq!(came, wanted);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_questions_are_refused() {
-    let (world, _) = world(2).await;
+    let (world, _) = cluster(2).await;
     let node = &world.nodes[0];
     let page = node
         .caches
@@ -391,7 +391,7 @@ async fn wrong_questions_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_a_home_that_says_nothing_is_told_so_in_time() {
-    let (world, _) = world(1).await;
+    let (world, _) = cluster(1).await;
     let node = &world.nodes[0];
     world.home.read_ms.store(60_000, Ordering::Relaxed);
     let first = FileIndex(0);
@@ -416,7 +416,7 @@ async fn who_waits_for_a_home_that_says_nothing_is_told_so_in_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_a_home_that_is_slow_is_told_that_its_blocks_come() {
-    let (world, bytes) = world(1).await;
+    let (world, bytes) = cluster(1).await;
     let node = &world.nodes[0];
     node.read(ID, 0, 0, 1).await.expect("read");
     // Slower than the agent's deadline.
@@ -428,23 +428,23 @@ async fn who_waits_for_a_home_that_is_slow_is_told_that_its_blocks_come() {
     let come = node.read(ID, 0, 3, 2).await.expect("they came");
     let block = BLOCK as usize;
     assert!(come == bytes[3 * block..5 * block]);
-    assert_eq!(node.count("cache_home_bytes"), 3 * u64::from(BLOCK));
+    assert_eq!(node.counter("cache_home_bytes"), 3 * u64::from(BLOCK));
 }
 
 /// Two nodes, and a block whose primary is the second of them, which had the block before it from
 /// home; the first had nothing from there.
-async fn primary_elsewhere() -> (World, Vec<u8>, u64) {
+async fn remote_primary_cluster() -> (CacheCluster, Vec<u8>, u64) {
     // The same in each such world.
     let mut of_second = Vec::new();
     for block in (0..BLOCKS as u64).step_by(7) {
-        let (world, _) = world(2).await;
+        let (world, _) = cluster(2).await;
         let read = world.nodes[1].read(ID, 0, block, 1).await;
         read.expect("read");
-        if world.nodes[0].count("cache_home_bytes") == 0 {
+        if world.nodes[0].counter("cache_home_bytes") == 0 {
             of_second.push(block);
         }
     }
-    let (world, bytes) = world(2).await;
+    let (world, bytes) = cluster(2).await;
     let read = world.nodes[1].read(ID, 0, of_second[0], 1).await;
     read.expect("read");
     (world, bytes, of_second[1])
@@ -452,7 +452,7 @@ async fn primary_elsewhere() -> (World, Vec<u8>, u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_a_primary_whose_home_is_slow_is_told_that_its_blocks_come() {
-    let (world, bytes, wanted) = primary_elsewhere().await;
+    let (world, bytes, wanted) = remote_primary_cluster().await;
     let [one, two] = [&world.nodes[0], &world.nodes[1]];
     // Slower than the agent's deadline.
     world.home.read_ms.store(2_500, Ordering::Relaxed);
@@ -462,7 +462,7 @@ async fn who_waits_for_a_primary_whose_home_is_slow_is_told_that_its_blocks_come
     let come = one.read(ID, 0, wanted, 1).await.expect("they came");
     let (block, at) = (BLOCK as usize, wanted as usize);
     assert!(come == bytes[at * block..(at + 1) * block]);
-    let home = [one, two].map(|node| node.count("cache_home_bytes"));
+    let home = [one, two].map(|node| node.counter("cache_home_bytes"));
     assert_eq!(
         home,
         [0, 2 * u64::from(BLOCK)],

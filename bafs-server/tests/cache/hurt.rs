@@ -7,11 +7,11 @@ use std::time::Duration;
 use bafs_proto::ErrorCode;
 use bafs_proto::volume::Replacement;
 
-use super::near::{Agent, ID, block_of, eventually, scan};
-use super::world::{BLOCK, World, cache, content};
+use super::near::{LocalAgent, ID, block_of, wait_until, scan};
+use super::world::{BLOCK, CacheCluster, cache, content};
 
 /// A disk that forgets changes no time of the file.
-fn damage_block(world: &World, block: u64) {
+fn damage_block(world: &CacheCluster, block: u64) {
     let path = world.root().join("1").join(ID.to_string());
     let path = path.join("1/blocks/0");
     let file = File::options().write(true).open(&path).expect("open");
@@ -22,30 +22,30 @@ fn damage_block(world: &World, block: u64) {
 }
 
 /// A file of ten blocks that one agent has whole and open, and whose damage another one noticed.
-struct Hurt {
-    world: World,
+struct DamagedFile {
+    world: CacheCluster,
     bytes: Vec<u8>,
-    holder: Agent,
-    other: Agent,
+    holder: LocalAgent,
+    other: LocalAgent,
     opened: File,
 }
 
-impl Hurt {
+impl DamagedFile {
     async fn make() -> Self {
-        let world = World::new(1);
+        let world = CacheCluster::new(1);
         let bytes = content(1, 10 * BLOCK as usize);
         world.home.put("db/file", bytes.clone(), 1);
         let size = 10 * u64::from(BLOCK);
         world.create(&cache(1, size, Replacement::Lru)).await;
         let node = &world.nodes[0];
-        let (mut holder, other) = (Agent::new(node).await, Agent::new(node).await);
+        let (mut holder, other) = (LocalAgent::new(node).await, LocalAgent::new(node).await);
         scan(node, 0, &bytes).await;
-        eventually(|| (0..10).all(|block| holder.map.has(0, block))).await;
+        wait_until(|| (0..10).all(|block| holder.map.has(0, block))).await;
         let opened = holder.hold(0).await.expect("it is wholly here");
         damage_block(&world, 3);
         assert!(other.read(0, 3, BLOCK as usize).is_none(), "it is noticed");
         scan(node, 0, &bytes).await;
-        assert_eq!(node.count("cache_digest_failures"), 1);
+        assert_eq!(node.counter("cache_digest_failures"), 1);
         Self {
             world,
             bytes,
@@ -58,16 +58,16 @@ impl Hurt {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_closed_a_damaged_whole_file_before_it_was_told_is_told_all_the_same() {
-    let hurt = Hurt::make().await;
+    let hurt = DamagedFile::make().await;
     let (node, mut holder) = (&hurt.world.nodes[0], hurt.holder);
     drop(hurt.opened);
-    holder.let_go(0).await;
-    node.caches.tick().await;
-    let told = |agent: &Agent| agent.parcel.recall.borrow().as_ref().map(|why| why.code);
-    eventually(|| told(&holder) == Some(ErrorCode::VolumeLost)).await;
+    holder.release(0).await;
+    node.caches.maintain().await;
+    let told = |agent: &LocalAgent| agent.handoff.recall.borrow().as_ref().map(|why| why.code);
+    wait_until(|| told(&holder) == Some(ErrorCode::VolumeLost)).await;
     // Who comes while everything is taken back is told, too; later ones have read nothing of that.
     let mut looks = 0;
-    while told(&Agent::new(node).await).is_some() {
+    while told(&LocalAgent::new(node).await).is_some() {
         looks += 1;
         assert!(looks < 1_000, "whoever comes is told, for ever");
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -76,17 +76,17 @@ async fn who_closed_a_damaged_whole_file_before_it_was_told_is_told_all_the_same
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damage_in_an_open_whole_file_ends_its_readers_and_is_given_to_nobody_else() {
-    let Hurt {
+    let DamagedFile {
         world,
         bytes,
         mut holder,
         mut other,
         opened,
-    } = Hurt::make().await;
+    } = DamagedFile::make().await;
     let (node, size) = (&world.nodes[0], bytes.len() as u64);
     assert!(other.hold(0).await.is_none(), "nobody else is given it");
-    node.caches.tick().await;
-    let mut recall = holder.parcel.recall.clone();
+    node.caches.maintain().await;
+    let mut recall = holder.handoff.recall.clone();
     let why = recall.wait_for(Option::is_some).await.expect("told");
     assert_eq!(
         why.as_ref().map(|why| why.code),
@@ -94,11 +94,11 @@ async fn damage_in_an_open_whole_file_ends_its_readers_and_is_given_to_nobody_el
     );
     // What it had to keep is free then, and the block can be kept again.
     drop(opened);
-    holder.let_go(0).await;
-    eventually(|| node.caches.used(ID).expect("used").0 == size - u64::from(BLOCK)).await;
+    holder.release(0).await;
+    wait_until(|| node.caches.usage(ID).expect("used").0 == size - u64::from(BLOCK)).await;
     scan(node, 0, &bytes).await;
-    eventually(|| other.map.has(0, 3)).await;
+    wait_until(|| other.map.has(0, 3)).await;
     let read = other.read(0, 3, BLOCK as usize);
     assert!(read.as_deref() == Some(block_of(&bytes, 3)));
-    assert_eq!(node.caches.used(ID), Some((size, 1)));
+    assert_eq!(node.caches.usage(ID), Some((size, 1)));
 }

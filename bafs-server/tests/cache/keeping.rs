@@ -13,20 +13,20 @@ use bafs_proto::token::Token;
 use bafs_proto::volume::Replacement;
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, Node, World, cache, content};
+use super::world::{BLOCK, CacheNode, CacheCluster, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const ID: VolumeId = VolumeId(1);
 
-async fn world(blocks: usize, size_bytes: u64) -> (World, Vec<u8>) {
-    let world = World::new(1);
+async fn cluster(blocks: usize, size_bytes: u64) -> (CacheCluster, Vec<u8>) {
+    let world = CacheCluster::new(1);
     let bytes = content(1, blocks * BLOCK as usize - 77);
     world.home.put("db/file", bytes.clone(), 1);
     world.create(&cache(1, size_bytes, Replacement::Lru)).await;
     (world, bytes)
 }
 
-fn blocks_of(node: &Node) -> std::path::PathBuf {
+fn blocks_of(node: &CacheNode) -> std::path::PathBuf {
     node.directory.join(ID.to_string()).join("1/blocks")
 }
 
@@ -38,33 +38,33 @@ fn disk_bytes(directory: &Path) -> u64 {
         .sum()
 }
 
-fn restart(world: &mut World) {
+fn restart(world: &mut CacheCluster) {
     drop(world.kill(0));
     world.start(1);
-    world.tell();
+    world.announce_nodes();
 }
 
 #[tokio::test]
 async fn a_restarted_node_serves_its_blocks_at_once() {
-    let (mut world, bytes) = world(20, LARGE).await;
+    let (mut world, bytes) = cluster(20, LARGE).await;
     world.nodes[0].read(ID, 0, 0, 12).await.expect("read");
-    world.kept(ID, 12).await;
+    world.wait_for_blocks(ID, 12).await;
     restart(&mut world);
     world.network.kill(super::world::HOME);
     let read = world.nodes[0].read(ID, 0, 0, 12).await.expect("read");
     assert!(read == bytes[..12 * BLOCK as usize]);
-    assert_eq!(world.nodes[0].count("cache_digest_failures"), 0);
+    assert_eq!(world.nodes[0].counter("cache_digest_failures"), 0);
     assert_eq!(
-        world.nodes[0].caches.used(ID),
+        world.nodes[0].caches.usage(ID),
         Some((12 * u64::from(BLOCK), 1))
     );
 }
 
 #[tokio::test]
 async fn a_block_damaged_on_disk_is_found_dropped_and_fetched() {
-    let (mut world, bytes) = world(20, LARGE).await;
+    let (mut world, bytes) = cluster(20, LARGE).await;
     world.nodes[0].read(ID, 0, 0, 20).await.expect("read");
-    world.kept(ID, 20).await;
+    world.wait_for_blocks(ID, 20).await;
     let path = blocks_of(&world.nodes[0]).join("0");
     drop(world.kill(0));
     let mut on_disk = std::fs::read(&path).expect("read");
@@ -75,10 +75,10 @@ async fn a_block_damaged_on_disk_is_found_dropped_and_fetched() {
     world.start(1);
     for _ in 0..2 {
         assert!(world.nodes[0].read(ID, 0, 0, 20).await.expect("read") == bytes);
-        world.kept(ID, 20).await;
-        assert_eq!(world.nodes[0].count("cache_digest_failures"), 2);
+        world.wait_for_blocks(ID, 20).await;
+        assert_eq!(world.nodes[0].counter("cache_digest_failures"), 2);
         assert_eq!(
-            world.nodes[0].count("cache_home_bytes"),
+            world.nodes[0].counter("cache_home_bytes"),
             2 * u64::from(BLOCK)
         );
     }
@@ -91,15 +91,15 @@ async fn a_block_damaged_on_disk_is_found_dropped_and_fetched() {
     file.set_len(bytes.len() as u64 - 1).expect("cut");
     world.start(1);
     assert!(world.nodes[0].read(ID, 0, 0, 20).await.expect("read") == bytes);
-    assert_eq!(world.nodes[0].count("cache_digest_failures"), 1);
+    assert_eq!(world.nodes[0].counter("cache_digest_failures"), 1);
 }
 
 #[tokio::test]
 async fn what_cannot_be_read_now_is_not_taken_for_damaged() {
-    let (world, bytes) = world(8, LARGE).await;
+    let (world, bytes) = cluster(8, LARGE).await;
     let node = &world.nodes[0];
     node.read(ID, 0, 0, 8).await.expect("read");
-    world.kept(ID, 8).await;
+    world.wait_for_blocks(ID, 8).await;
     // As when there are no descriptors: the system refuses, and the block is as good as ever.
     let (path, aside) = (blocks_of(node).join("0"), blocks_of(node).join("aside"));
     std::fs::rename(&path, &aside).expect("aside");
@@ -111,14 +111,14 @@ async fn what_cannot_be_read_now_is_not_taken_for_damaged() {
     let before = world.home_bytes();
     assert!(node.read(ID, 0, 0, 8).await.expect("read") == bytes);
     assert_eq!(world.home_bytes(), before);
-    assert_eq!(node.count("cache_digest_failures"), 0);
+    assert_eq!(node.counter("cache_digest_failures"), 0);
 }
 
 #[tokio::test]
 async fn whatever_a_crash_leaves_no_wrong_byte_is_read_and_no_space_is_lost() {
-    let (mut world, bytes) = world(8, LARGE).await;
+    let (mut world, bytes) = cluster(8, LARGE).await;
     world.nodes[0].read(ID, 0, 0, 8).await.expect("read");
-    world.kept(ID, 8).await;
+    world.wait_for_blocks(ID, 8).await;
     let journal = world.nodes[0]
         .directory
         .join(ID.to_string())
@@ -128,7 +128,7 @@ async fn whatever_a_crash_leaves_no_wrong_byte_is_read_and_no_space_is_lost() {
         drop(world.kill(0));
         std::fs::write(&journal, &whole[..end]).expect("cut");
         world.start(1);
-        let used = world.nodes[0].caches.used(ID).expect("used").0;
+        let used = world.nodes[0].caches.usage(ID).expect("used").0;
         assert!(
             disk_bytes(&blocks_of(&world.nodes[0])) <= used + 4096,
             "cut at {end}"
@@ -137,24 +137,24 @@ async fn whatever_a_crash_leaves_no_wrong_byte_is_read_and_no_space_is_lost() {
             world.nodes[0].read(ID, 0, 0, 8).await.expect("read") == bytes,
             "cut at {end}"
         );
-        world.kept(ID, 8).await;
+        world.wait_for_blocks(ID, 8).await;
     }
     // Data lost, journal kept: as after a power failure.
     drop(world.kill(0));
     std::fs::write(blocks_of_first(&world).join("0"), vec![0; bytes.len()]).expect("zero");
     world.start(1);
     assert!(world.nodes[0].read(ID, 0, 0, 8).await.expect("read") == bytes);
-    assert_eq!(world.nodes[0].count("cache_digest_failures"), 8);
+    assert_eq!(world.nodes[0].counter("cache_digest_failures"), 8);
 }
 
-fn blocks_of_first(world: &World) -> std::path::PathBuf {
+fn blocks_of_first(world: &CacheCluster) -> std::path::PathBuf {
     world.root().join("1").join(ID.to_string()).join("1/blocks")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_limit_holds_under_many_readers() {
     for replacement in [Replacement::Lru, Replacement::Mru] {
-        let mut world = World::new(2);
+        let mut world = CacheCluster::new(2);
         let bytes = Arc::new(content(1, 200 * BLOCK as usize));
         world.home.put("db/file", bytes.to_vec(), 1);
         let limit = 20 * u64::from(BLOCK) + 1000;
@@ -166,7 +166,7 @@ async fn the_limit_holds_under_many_readers() {
             let mut most = 0;
             while !watched.1.load(Ordering::Relaxed) {
                 for node in watched.0.iter() {
-                    let used = node.caches.used(ID).expect("used").0;
+                    let used = node.caches.usage(ID).expect("used").0;
                     most = most.max(used).max(disk_bytes(&blocks_of(node)));
                 }
             }
@@ -196,7 +196,7 @@ async fn the_limit_holds_under_many_readers() {
         assert!(most > 10 * u64::from(BLOCK), "it kept something: {most}");
         // The map of a sparse file's extents takes some of the file system's own blocks.
         assert!(most <= limit + 4 * 4096, "{most} > {limit}");
-        let sum = |name| nodes.iter().map(|node| node.count(name)).sum::<u64>();
+        let sum = |name| nodes.iter().map(|node| node.counter(name)).sum::<u64>();
         assert!(sum("cache_evicted_secondary") + sum("cache_evicted_primary") > 0);
         assert_eq!(sum("cache_digest_failures"), 0);
     }
@@ -204,19 +204,19 @@ async fn the_limit_holds_under_many_readers() {
 
 #[tokio::test]
 async fn too_little_room_passes_through_and_says_so() {
-    let (world, bytes) = world(8, 100).await;
+    let (world, bytes) = cluster(8, 100).await;
     assert!(world.nodes[0].read(ID, 0, 0, 8).await.expect("read") == bytes);
     // They are counted after the reader has them.
-    while world.nodes[0].count("cache_pass_through") < 8 {
+    while world.nodes[0].counter("cache_pass_through") < 8 {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
-    assert_eq!(world.nodes[0].count("cache_pass_through"), 8);
-    assert_eq!(world.nodes[0].caches.used(ID), Some((0, 0)));
+    assert_eq!(world.nodes[0].counter("cache_pass_through"), 8);
+    assert_eq!(world.nodes[0].caches.usage(ID), Some((0, 0)));
 }
 
 #[tokio::test]
 async fn a_source_of_more_files_than_may_be_kept_is_kept_as_far_as_they_go() {
-    let world = World::new(1);
+    let world = CacheCluster::new(1);
     let files: Vec<_> = (0..10).map(|n| content(n, 2 * BLOCK as usize)).collect();
     for (n, bytes) in files.iter().enumerate() {
         world.home.put(&format!("db/{n}"), bytes.clone(), 1);
@@ -228,15 +228,15 @@ async fn a_source_of_more_files_than_may_be_kept_is_kept_as_far_as_they_go() {
     for (n, bytes) in files.iter().enumerate() {
         assert!(node.read(ID, n as u32, 0, 2).await.expect("read") == *bytes);
         let evicted = 2 * (n as u64 + 1).saturating_sub(4);
-        while node.count("cache_evicted_primary") < evicted {
+        while node.counter("cache_evicted_primary") < evicted {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
-        world.kept(ID, 2 * (n as u64 + 1).min(4)).await;
+        world.wait_for_blocks(ID, 2 * (n as u64 + 1).min(4)).await;
         let on_disk = std::fs::read_dir(blocks_of(node)).expect("directory");
         assert!(on_disk.count() <= 4, "file {n}");
-        assert_eq!(node.caches.used(ID).expect("used").1, (n as u64 + 1).min(4));
+        assert_eq!(node.caches.usage(ID).expect("used").1, (n as u64 + 1).min(4));
     }
-    assert_eq!(node.count("cache_pass_through"), 0);
+    assert_eq!(node.counter("cache_pass_through"), 0);
     world.network.kill(super::world::HOME);
     for n in 6..10 {
         let read = node.read(ID, n, 0, 2).await.expect("it is here");
@@ -247,7 +247,7 @@ async fn a_source_of_more_files_than_may_be_kept_is_kept_as_far_as_they_go() {
 #[tokio::test]
 async fn lru_forgets_a_scan_and_mru_keeps_its_beginning() {
     for (replacement, home_blocks) in [(Replacement::Lru, 24), (Replacement::Mru, 14)] {
-        let world = World::new(1);
+        let world = CacheCluster::new(1);
         world
             .home
             .put("db/file", content(1, 12 * BLOCK as usize), 1);
@@ -258,7 +258,7 @@ async fn lru_forgets_a_scan_and_mru_keeps_its_beginning() {
             for block in 0..12 {
                 world.nodes[0].read(ID, 0, block, 1).await.expect("read");
                 let kept = if round == 0 { (block + 1).min(11) } else { 11 };
-                world.kept(ID, kept).await;
+                world.wait_for_blocks(ID, kept).await;
             }
         }
         let blocks = world.home_bytes() / u64::from(BLOCK);
@@ -273,7 +273,7 @@ async fn lru_forgets_a_scan_and_mru_keeps_its_beginning() {
 
 #[tokio::test]
 async fn invalidation_keeps_what_did_not_change_and_survives_restarts() {
-    let mut world = World::new(1);
+    let mut world = CacheCluster::new(1);
     for (n, path) in ["db/a", "db/b", "db/c"].into_iter().enumerate() {
         world
             .home
@@ -283,7 +283,7 @@ async fn invalidation_keeps_what_did_not_change_and_survives_restarts() {
     for file in 0..3 {
         world.nodes[0].read(ID, file, 0, 3).await.expect("read");
     }
-    world.kept(ID, 9).await;
+    world.wait_for_blocks(ID, 9).await;
     world.home.put("db/b", content(9, 2 * BLOCK as usize), 2);
     world.home.put("db/0-before-all", content(8, 5), 2);
     let deadline = Deadline::after_ms(9_000);
@@ -310,7 +310,7 @@ async fn invalidation_keeps_what_did_not_change_and_survives_restarts() {
                 "file {file}"
             );
         }
-        world.kept(ID, 8).await;
+        world.wait_for_blocks(ID, 8).await;
         assert_eq!(world.home_bytes(), before + 2 * u64::from(BLOCK));
     }
     let places = std::fs::read_dir(world.nodes[0].directory.join(ID.to_string()));
@@ -323,18 +323,18 @@ async fn invalidation_keeps_what_did_not_change_and_survives_restarts() {
 
 #[tokio::test]
 async fn creating_again_is_harmless_and_removing_is_final() {
-    let (world, _) = world(4, LARGE).await;
+    let (world, _) = cluster(4, LARGE).await;
     let node = &world.nodes[0];
     let deadline = Deadline::after_ms(9_000);
     node.read(ID, 0, 0, 4).await.expect("read");
-    world.kept(ID, 4).await;
+    world.wait_for_blocks(ID, 4).await;
     let spec = cache(1, LARGE, Replacement::Lru);
     let fresher = Token::from_bytes(vec![1]);
     node.caches
         .create(&spec, fresher, deadline)
         .await
         .expect("again");
-    assert_eq!(node.caches.used(ID), Some((4 * u64::from(BLOCK), 1)));
+    assert_eq!(node.caches.usage(ID), Some((4 * u64::from(BLOCK), 1)));
     let other = cache(1, LARGE, Replacement::Mru);
     let conflict = node.caches.create(&other, Token::none(), deadline).await;
     assert_eq!(conflict.map_err(|e| e.code), Err(ErrorCode::Conflict));
@@ -359,7 +359,7 @@ async fn creating_again_is_harmless_and_removing_is_final() {
 
 #[tokio::test]
 async fn ten_thousand_files_come_in_pages() {
-    let mut world = World::new(1);
+    let mut world = CacheCluster::new(1);
     for n in 0..10_000 {
         world
             .home

@@ -3,8 +3,8 @@
 use bafs_proto::ids::VolumeId;
 use bafs_proto::volume::Replacement;
 
-use super::near::{Agent, eventually, whole};
-use super::world::{BLOCK, World, cache, content};
+use super::near::{LocalAgent, wait_until, read_whole};
+use super::world::{BLOCK, CacheCluster, cache, content};
 
 const ID: VolumeId = VolumeId(1);
 
@@ -14,21 +14,21 @@ const TRIES_MAX: u32 = 10_000;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_file_is_compared_as_soon_as_it_is_here_and_given_to_the_first_who_opens_it() {
     const BLOCKS: u64 = (32 << 20) / BLOCK as u64;
-    let world = World::new(1);
+    let world = CacheCluster::new(1);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/a", bytes.clone(), 1);
     world.create(&cache(1, 64 << 20, Replacement::Lru)).await;
     let node = &world.nodes[0];
-    let compared = || node.count("cache_whole_files_compared");
+    let compared = || node.counter("cache_whole_files_compared");
     for first in (0..BLOCKS).step_by(64) {
         assert_eq!(compared(), 0, "it is not wholly here");
         node.read(ID, 0, first, 64).await.expect("read");
     }
-    eventually(|| compared() == 1).await;
+    wait_until(|| compared() == 1).await;
     // Whoever asks for it again changes nothing.
     node.read(ID, 0, 0, 64).await.expect("read");
-    let opened = Agent::new(node).await.hold(0).await.expect("it is whole");
-    assert!(whole(&opened, bytes.len()) == bytes);
+    let opened = LocalAgent::new(node).await.hold(0).await.expect("it is whole");
+    assert!(read_whole(&opened, bytes.len()) == bytes);
     assert_eq!(compared(), 1, "nobody had to wait for that");
 }
 
@@ -37,7 +37,7 @@ async fn a_large_file_is_compared_as_soon_as_it_is_here_and_given_to_the_first_w
 async fn a_large_file_is_not_compared_again_whenever_a_block_of_it_comes_back() {
     const BLOCKS: u64 = (32 << 20) / BLOCK as u64;
     const OTHERS: u32 = 16;
-    let world = World::new(1);
+    let world = CacheCluster::new(1);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/a", bytes, 1);
     world
@@ -46,19 +46,19 @@ async fn a_large_file_is_not_compared_again_whenever_a_block_of_it_comes_back() 
     let room = (BLOCKS + 8) * u64::from(BLOCK);
     world.create(&cache(1, room, Replacement::Lru)).await;
     let node = &world.nodes[0];
-    let compared = || node.count("cache_whole_files_compared");
+    let compared = || node.counter("cache_whole_files_compared");
     let read = async |file, first, count| {
         node.read(ID, file, first, count).await.expect("read");
     };
     for first in (0..BLOCKS).step_by(64) {
         read(0, first, 64).await;
     }
-    eventually(|| compared() == 1).await;
+    wait_until(|| compared() == 1).await;
     for round in 1..=2 {
-        let evicted = node.count("cache_evicted_primary");
+        let evicted = node.counter("cache_evicted_primary");
         let first = (round - 1) * u64::from(OTHERS);
         for tries in 0.. {
-            if node.count("cache_evicted_primary") > evicted {
+            if node.counter("cache_evicted_primary") > evicted {
                 break;
             }
             assert!(tries < TRIES_MAX, "nothing of the file ever goes");
@@ -72,7 +72,7 @@ async fn a_large_file_is_not_compared_again_whenever_a_block_of_it_comes_back() 
     }
     assert_eq!(compared(), 1);
     // Whoever opens it once it is whole has it compared.
-    let mut agent = Agent::new(node).await;
+    let mut agent = LocalAgent::new(node).await;
     for tries in 0.. {
         if agent.hold(0).await.is_some() {
             break;

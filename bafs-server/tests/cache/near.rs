@@ -15,38 +15,38 @@ use bafs_proto::message::ReadManifest;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::Replacement;
-use bafs_server::door::Parcel;
+use bafs_server::door::Handoff;
 use bafs_tree::{BlockMap, BlockPlaces};
 use rustix::fs::{Mode, OFlags, openat};
 
-use super::world::{BLOCK, Node, World, cache, content};
+use super::world::{BLOCK, CacheNode, CacheCluster, cache, content};
 
 pub(crate) const ID: VolumeId = VolumeId(1);
 const LARGE: u64 = 64 << 20;
 
 /// What an agent gets at the door, used as the agent does.
-pub(crate) struct Agent {
-    pub(crate) parcel: Parcel,
+pub(crate) struct LocalAgent {
+    pub(crate) handoff: Handoff,
     pub(crate) map: BlockMap,
 }
 
-impl Agent {
-    pub(crate) async fn new(node: &Node) -> Self {
-        let parcel = grant(node, manifest(node).await).await;
+impl LocalAgent {
+    pub(crate) async fn new(node: &CacheNode) -> Self {
+        let parcel = prepare_handoff(node, manifest(node).await).await;
         let first = FileIndex(0);
         let read = ReadManifest { volume: ID, first };
         let page = node.caches.read_manifest(read).await.expect("manifest");
         let places = BlockPlaces::of(&page.entries, page.block_bytes).expect("places");
         let files = [parcel.files[1].as_fd(), parcel.files[2].as_fd()];
         let map = BlockMap::open(places, files).expect("map");
-        Self { parcel, map }
+        Self { handoff: parcel, map }
     }
 
     /// A block of `length` bytes, if it is here.
     pub(crate) fn read(&self, file: u32, block: u64, length: usize) -> Option<Vec<u8>> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let opened = openat(
-            &self.parcel.files[0],
+            &self.handoff.files[0],
             file.to_string(),
             flags,
             Mode::empty(),
@@ -65,7 +65,7 @@ impl Agent {
 
     pub(crate) async fn hold(&mut self, file: u32) -> Option<File> {
         let file = FileIndex(file);
-        let asked = self.parcel.keeper.answer(DoorRequest::PinFile { file });
+        let asked = self.handoff.handler.answer(DoorRequest::PinFile { file });
         match asked.await {
             Ok((DoorReply::Pinned, mut files)) => Some(files.remove(0).into()),
             Ok(other) => panic!("{other:?}"),
@@ -76,22 +76,22 @@ impl Agent {
         }
     }
 
-    pub(crate) async fn let_go(&mut self, file: u32) {
+    pub(crate) async fn release(&mut self, file: u32) {
         let file = FileIndex(file);
-        let asked = self.parcel.keeper.answer(DoorRequest::ReleaseFile { file });
+        let asked = self.handoff.handler.answer(DoorRequest::ReleaseFile { file });
         assert!(matches!(asked.await, Ok((DoorReply::Done, _))));
     }
 }
 
-async fn manifest(node: &Node) -> Digest {
+async fn manifest(node: &CacheNode) -> Digest {
     let first = FileIndex(0);
     let read = ReadManifest { volume: ID, first };
     let page = node.caches.read_manifest(read).await;
     page.expect("manifest").manifest
 }
 
-async fn grant(node: &Node, manifest: Digest) -> Parcel {
-    let grant = node.caches.grant(ID, manifest).expect("grant");
+async fn prepare_handoff(node: &CacheNode, manifest: Digest) -> Handoff {
+    let grant = node.caches.prepare_handoff(ID, manifest).expect("grant");
     grant().await.expect("hand-over")
 }
 
@@ -101,14 +101,14 @@ pub(crate) fn block_of(bytes: &[u8], block: u64) -> &[u8] {
 }
 
 /// Reads all blocks of a file by calls, one by one, and compares.
-pub(crate) async fn scan(node: &Node, file: u32, bytes: &[u8]) {
+pub(crate) async fn scan(node: &CacheNode, file: u32, bytes: &[u8]) {
     for block in 0..bytes.len().div_ceil(BLOCK as usize) as u64 {
         let read = node.read(ID, file, block, 1).await.expect("read");
         assert!(read == block_of(bytes, block), "block {block}");
     }
 }
 
-pub(crate) async fn eventually(what: impl Fn() -> bool) {
+pub(crate) async fn wait_until(what: impl Fn() -> bool) {
     for _ in 0..2_000 {
         if what() {
             return;
@@ -122,7 +122,7 @@ pub(crate) async fn eventually(what: impl Fn() -> bool) {
 async fn every_byte_is_right_while_blocks_come_and_go() {
     const BLOCKS: u64 = 120;
     for replacement in [Replacement::Lru, Replacement::Mru] {
-        let world = World::new(1);
+        let world = CacheCluster::new(1);
         let bytes = Arc::new(content(1, BLOCKS as usize * BLOCK as usize - 77));
         world.home.put("db/file", bytes.to_vec(), 1);
         let size_bytes = BLOCKS / 3 * u64::from(BLOCK);
@@ -131,7 +131,7 @@ async fn every_byte_is_right_while_blocks_come_and_go() {
         let (near, asked) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let mut readers = tokio::task::JoinSet::new();
         for reader in 0..64u64 {
-            let agent = Agent::new(&world.nodes[0]).await;
+            let agent = LocalAgent::new(&world.nodes[0]).await;
             let (world, bytes) = (world.clone(), bytes.clone());
             let (near, asked) = (near.clone(), asked.clone());
             readers.spawn(async move {
@@ -163,13 +163,13 @@ async fn every_byte_is_right_while_blocks_come_and_go() {
         let node = &world.nodes[0];
         assert!(near.load(Ordering::Relaxed) > 0 && asked.load(Ordering::Relaxed) > 0);
         // Blocks are kept after their readers have them.
-        eventually(|| node.count("cache_evicted_primary") > BLOCKS / 3).await;
-        let used = node.caches.used(ID).expect("used").0;
+        wait_until(|| node.counter("cache_evicted_primary") > BLOCKS / 3).await;
+        let used = node.caches.usage(ID).expect("used").0;
         assert!(used <= size_bytes);
         // What was read without asking is counted all the same.
-        let counts = || ["cache_hit_local_bytes", "cache_hits_local"].map(|name| node.count(name));
+        let counts = || ["cache_hit_local_bytes", "cache_hits_local"].map(|name| node.counter(name));
         let before = counts();
-        node.caches.count_near_reads();
+        node.caches.count_local_reads();
         let after = counts();
         let near = near.load(Ordering::Relaxed);
         assert!(after[0] - before[0] >= near * u64::from(BLOCK));
@@ -179,32 +179,32 @@ async fn every_byte_is_right_while_blocks_come_and_go() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_agents_use_without_asking_stays_longer() {
-    let world = World::new(1);
+    let world = CacheCluster::new(1);
     let bytes = content(1, 40 * BLOCK as usize);
     world.home.put("db/file", bytes.clone(), 1);
     let size = 20 * u64::from(BLOCK);
     world.create(&cache(1, size, Replacement::Lru)).await;
     let node = &world.nodes[0];
-    let agent = Agent::new(node).await;
+    let agent = LocalAgent::new(node).await;
     node.read(ID, 0, 0, 20).await.expect("read");
-    eventually(|| (0..20).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..20).all(|block| agent.map.has(0, block))).await;
     // The oldest ones are used, where the node does not see it.
     for block in 0..10 {
         assert!(agent.read(0, block, BLOCK as usize).is_some());
     }
     node.read(ID, 0, 20, 8).await.expect("read");
-    eventually(|| (20..28).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (20..28).all(|block| agent.map.has(0, block))).await;
     assert!((0..10).all(|block| agent.map.has(0, block)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restored_block_is_told_of_only_after_it_was_checked() {
-    let mut world = World::new(1);
+    let mut world = CacheCluster::new(1);
     let bytes = content(1, 10 * BLOCK as usize);
     world.home.put("db/file", bytes.clone(), 1);
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
     world.nodes[0].read(ID, 0, 0, 10).await.expect("read");
-    world.kept(ID, 10).await;
+    world.wait_for_blocks(ID, 10).await;
     drop(world.kill(0));
     let path = world
         .root()
@@ -216,12 +216,12 @@ async fn a_restored_block_is_told_of_only_after_it_was_checked() {
         .expect("damage");
     world.start(1);
     let node = &world.nodes[0];
-    let mut agent = Agent::new(node).await;
+    let mut agent = LocalAgent::new(node).await;
     assert!((0..10).all(|block| !agent.map.has(0, block)));
     assert!(agent.hold(0).await.is_none(), "not before it was checked");
     scan(node, 0, &bytes).await;
-    assert_eq!(node.count("cache_digest_failures"), 1);
-    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    assert_eq!(node.counter("cache_digest_failures"), 1);
+    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
     for block in 0..10 {
         let read = agent.read(0, block, BLOCK as usize);
         assert!(
@@ -234,16 +234,16 @@ async fn a_restored_block_is_told_of_only_after_it_was_checked() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
-    let world = World::new(1);
+    let world = CacheCluster::new(1);
     let bytes = content(1, 10 * BLOCK as usize);
     world.home.put("db/file", bytes.clone(), 1);
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
     let node = &world.nodes[0];
-    let mut agent = Agent::new(node).await;
+    let mut agent = LocalAgent::new(node).await;
     scan(node, 0, &bytes).await;
-    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
     assert!(agent.hold(0).await.is_some());
-    agent.let_go(0).await;
+    agent.release(0).await;
     let path = world.root().join("1").join(ID.to_string());
     let file = File::options().write(true).open(path.join("1/blocks/0"));
     let file = file.expect("open");
@@ -251,8 +251,8 @@ async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
         .expect("damage");
     // Held again it is compared again, since it was written.
     let asked = agent
-        .parcel
-        .keeper
+        .handoff
+        .handler
         .answer(DoorRequest::PinFile { file: FileIndex(0) });
     assert_eq!(
         asked.await.map_err(|e| e.code).err(),
@@ -262,9 +262,9 @@ async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
     assert!(agent.read(0, 3, BLOCK as usize).is_none());
     let before = world.home_bytes();
     scan(node, 0, &bytes).await;
-    assert_eq!(node.count("cache_digest_failures"), 1);
+    assert_eq!(node.counter("cache_digest_failures"), 1);
     assert_eq!(world.home_bytes() - before, u64::from(BLOCK));
-    eventually(|| agent.map.has(0, 3)).await;
+    wait_until(|| agent.map.has(0, 3)).await;
     let read = agent.read(0, 3, BLOCK as usize);
     assert!(read.as_deref() == Some(block_of(&bytes, 3)));
     assert!(agent.hold(0).await.is_some());
@@ -272,24 +272,24 @@ async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_that_are_asked_for_at_the_door_are_kept_or_come_along() {
-    let world = World::new(2);
+    let world = CacheCluster::new(2);
     let bytes = content(1, 10 * BLOCK as usize - 7);
     world.home.put("db/file", bytes.clone(), 1);
     for (number, size, here) in [(1, LARGE, true), (2, u64::from(BLOCK) * 2, false)] {
         let id = VolumeId(number);
         world.create(&cache(number, size, Replacement::Lru)).await;
-        world.tell();
+        world.announce_nodes();
         let node = &world.nodes[0];
         let read = ReadManifest {
             volume: id,
             first: FileIndex(0),
         };
         let page = node.caches.read_manifest(read).await.expect("manifest");
-        let grant = node.caches.grant(id, page.manifest).expect("grant");
+        let grant = node.caches.prepare_handoff(id, page.manifest).expect("grant");
         let mut parcel = grant().await.expect("hand-over");
         // A disk that is slow to take them gets them later, and then they are there.
         for round in 0.. {
-            let asked = parcel.keeper.answer(DoorRequest::ReadBlocks {
+            let asked = parcel.handler.answer(DoorRequest::ReadBlocks {
                 file: FileIndex(0),
                 first: BlockIndex(0),
                 count: 20,
@@ -306,7 +306,7 @@ async fn blocks_that_are_asked_for_at_the_door_are_kept_or_come_along() {
                 (DoorReply::Blocks(digests), mut files) => {
                     assert_eq!(digests.len(), 10);
                     let memory = File::from(files.remove(0));
-                    assert!(whole(&memory, bytes.len()) == bytes);
+                    assert!(read_whole(&memory, bytes.len()) == bytes);
                     if !here {
                         break;
                     }
@@ -325,8 +325,8 @@ async fn blocks_that_are_asked_for_at_the_door_are_kept_or_come_along() {
 }
 
 /// Two files, of which the first is small, in a cache that has no room for the second.
-async fn two_files() -> (World, [Vec<u8>; 2]) {
-    let world = World::new(1);
+async fn two_files() -> (CacheCluster, [Vec<u8>; 2]) {
+    let world = CacheCluster::new(1);
     let files = [
         content(1, 10 * BLOCK as usize - 9),
         content(2, 60 * BLOCK as usize),
@@ -338,7 +338,7 @@ async fn two_files() -> (World, [Vec<u8>; 2]) {
     (world, files)
 }
 
-pub(crate) fn whole(file: &File, length: usize) -> Vec<u8> {
+pub(crate) fn read_whole(file: &File, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, 0).expect("read");
     bytes
@@ -348,17 +348,17 @@ pub(crate) fn whole(file: &File, length: usize) -> Vec<u8> {
 async fn a_whole_file_stays_for_as_long_as_somebody_has_it_open() {
     let (world, [small, large]) = two_files().await;
     let node = &world.nodes[0];
-    let (mut agent, mut other) = (Agent::new(node).await, Agent::new(node).await);
+    let (mut agent, mut other) = (LocalAgent::new(node).await, LocalAgent::new(node).await);
     assert!(agent.hold(0).await.is_none(), "it is not here yet");
     scan(node, 0, &small).await;
-    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
     assert!(agent.hold(1).await.is_none());
     let opened = agent.hold(0).await.expect("it is wholly here");
     let again = other.hold(0).await.expect("others may have it too");
     let stays = async || {
         scan(node, 1, &large).await;
         assert!((0..10).all(|block| agent.map.has(0, block)));
-        assert!(whole(&opened, small.len()) == small);
+        assert!(read_whole(&opened, small.len()) == small);
     };
     stays().await;
     // A dead agent is no reason while the kernel, on behalf of a program, has the file.
@@ -366,14 +366,14 @@ async fn a_whole_file_stays_for_as_long_as_somebody_has_it_open() {
     stays().await;
     drop(again);
     stays().await;
-    agent.let_go(0).await;
+    agent.release(0).await;
     scan(node, 1, &large).await;
-    assert!(whole(&opened, small.len()) == small);
+    assert!(read_whole(&opened, small.len()) == small);
     drop(opened);
     for _ in 0..100 {
         scan(node, 1, &large).await;
         if (0..10).all(|block| !agent.map.has(0, block)) {
-            let used = node.caches.used(ID).expect("used").0;
+            let used = node.caches.usage(ID).expect("used").0;
             assert!(used <= 30 * u64::from(BLOCK));
             return;
         }
@@ -385,13 +385,13 @@ async fn a_whole_file_stays_for_as_long_as_somebody_has_it_open() {
 async fn a_whole_file_that_is_given_back_before_it_came_is_held_for_nobody() {
     let (world, [small, large]) = two_files().await;
     let node = &world.nodes[0];
-    let mut agent = Agent::new(node).await;
+    let mut agent = LocalAgent::new(node).await;
     scan(node, 0, &small).await;
-    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
     // The agent has asked, does not wait for the answer, and gives back what it may have got.
     let file = FileIndex(0);
-    let asked = agent.parcel.keeper.answer(DoorRequest::PinFile { file });
-    agent.let_go(0).await;
+    let asked = agent.handoff.handler.answer(DoorRequest::PinFile { file });
+    agent.release(0).await;
     let late = asked.await.map_err(|error| error.code).err();
     assert_eq!(late, Some(ErrorCode::WrongState));
     for _ in 0..100 {
@@ -410,13 +410,13 @@ async fn a_cache_of_nothing_but_open_files_passes_the_others_through() {
     node.caches.remove(ID).await;
     let size = 10 * u64::from(BLOCK);
     world.create(&cache(1, size, Replacement::Mru)).await;
-    let mut agent = Agent::new(node).await;
+    let mut agent = LocalAgent::new(node).await;
     scan(node, 0, &small).await;
-    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
     let opened = agent.hold(0).await.expect("it is wholly here");
     scan(node, 1, &large).await;
-    assert!(node.count("cache_pass_through") > 0);
-    assert!(whole(&opened, small.len()) == small);
+    assert!(node.counter("cache_pass_through") > 0);
+    assert!(read_whole(&opened, small.len()) == small);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -424,13 +424,13 @@ async fn agents_of_an_old_state_are_told_and_read_nothing_of_the_new_one() {
     let (world, [small, large]) = two_files().await;
     let node = &world.nodes[0];
     scan(node, 0, &small).await;
-    let mut agent = Agent::new(node).await;
-    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    let mut agent = LocalAgent::new(node).await;
+    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
     let opened = agent.hold(0).await.expect("it is wholly here");
     let old = manifest(node).await;
     let changed = content(3, large.len());
     world.home.put("db/b", changed.clone(), 2);
-    let (caches, mut recall) = (node.caches.clone(), agent.parcel.recall.clone());
+    let (caches, mut recall) = (node.caches.clone(), agent.handoff.recall.clone());
     let renewing = tokio::spawn(async move {
         let deadline = Deadline::after_ms(30_000);
         caches.invalidate(ID, Token::none(), deadline).await
@@ -442,21 +442,21 @@ async fn agents_of_an_old_state_are_told_and_read_nothing_of_the_new_one() {
         .clone();
     assert_eq!(why.map(|why| why.code), Some(ErrorCode::SourceChanged));
     // Nothing moves under it while it has the file, and it gets no other one.
-    assert!(whole(&opened, small.len()) == small);
+    assert!(read_whole(&opened, small.len()) == small);
     let file = FileIndex(0);
-    let asked = agent.parcel.keeper.answer(DoorRequest::PinFile { file });
+    let asked = agent.handoff.handler.answer(DoorRequest::PinFile { file });
     assert_eq!(
         asked.await.map_err(|e| e.code).err(),
         Some(ErrorCode::SourceChanged)
     );
     drop(opened);
-    agent.let_go(0).await;
+    agent.release(0).await;
     let new = renewing.await.expect("task").expect("invalidate");
     assert_ne!(new, old);
     assert!((0..10).all(|block| !agent.map.has(0, block)));
-    assert!(node.caches.grant(ID, old).is_err());
+    assert!(node.caches.prepare_handoff(ID, old).is_err());
     // The file that did not change is still here, for those who work with the new state.
-    let fresh = Agent::new(node).await;
+    let fresh = LocalAgent::new(node).await;
     let before = world.home_bytes();
     scan(node, 0, &small).await;
     assert_eq!(world.home_bytes(), before);
@@ -467,39 +467,39 @@ async fn agents_of_an_old_state_are_told_and_read_nothing_of_the_new_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_later_life_changes_nothing_that_survivors_read() {
     let (mut world, [small, large]) = two_files().await;
-    let mut agent = Agent::new(&world.nodes[0]).await;
+    let mut agent = LocalAgent::new(&world.nodes[0]).await;
     scan(&world.nodes[0], 0, &small).await;
-    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
     let opened = agent.hold(0).await.expect("it is wholly here");
-    let directory: OwnedFd = agent.parcel.files[0].try_clone().expect("clone");
+    let directory: OwnedFd = agent.handoff.files[0].try_clone().expect("clone");
     let path = openat(&directory, "0", OFlags::RDONLY, Mode::empty());
     let read_by_map = File::from(path.expect("open"));
     drop(world.kill(0));
     world.start(1);
-    world.tell();
+    world.announce_nodes();
     let node = &world.nodes[0];
     // It fills its cache anew, and the old agent reads on as if nothing had happened.
     scan(node, 1, &large).await;
-    assert!(whole(&opened, small.len()) == small);
-    assert!(whole(&read_by_map, small.len()) == small);
+    assert!(read_whole(&opened, small.len()) == small);
+    assert!(read_whole(&read_by_map, small.len()) == small);
     let before = world.home_bytes();
     scan(node, 0, &small).await;
     assert!(world.home_bytes() > before, "the survivors kept it");
     // Without the map, only the file that somebody has open is left behind.
     drop((agent, read_by_map, directory));
     scan(node, 0, &small).await;
-    let mut agent = Agent::new(node).await;
-    eventually(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    let mut agent = LocalAgent::new(node).await;
+    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
     let newer = agent.hold(0).await.expect("it is wholly here");
     drop(agent);
     drop(world.kill(0));
     world.start(1);
     let node = &world.nodes[0];
-    let used = node.caches.used(ID).expect("used").0;
+    let used = node.caches.usage(ID).expect("used").0;
     assert!(used > 0, "blocks of the other file are still here");
     let before = world.home_bytes();
     scan(node, 0, &small).await;
     assert_eq!(world.home_bytes() - before, small.len() as u64);
-    assert_eq!(node.count("cache_digest_failures"), 0);
-    assert!(whole(&newer, small.len()) == small && whole(&opened, small.len()) == small);
+    assert_eq!(node.counter("cache_digest_failures"), 0);
+    assert!(read_whole(&newer, small.len()) == small && read_whole(&opened, small.len()) == small);
 }

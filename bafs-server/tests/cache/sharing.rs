@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use bafs_proto::volume::Replacement;
 use tokio::task::JoinSet;
 
-use super::world::{BLOCK, World, cache, content};
+use super::world::{BLOCK, CacheCluster, cache, content};
 
 const LARGE: u64 = 64 << 20;
 
@@ -21,7 +21,7 @@ fn files() -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-fn fill(world: &World) -> Vec<Vec<u8>> {
+fn fill(world: &CacheCluster) -> Vec<Vec<u8>> {
     for (path, bytes) in files() {
         world.home.put(&path, bytes, 1);
     }
@@ -30,11 +30,11 @@ fn fill(world: &World) -> Vec<Vec<u8>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_cold_readers_cost_home_each_byte_once() {
-    let mut world = World::new(8);
+    let mut world = CacheCluster::new(8);
     let files = Arc::new(fill(&world));
     let spec = cache(1, LARGE, Replacement::Lru);
     world.create(&spec).await;
-    world.tell();
+    world.announce_nodes();
     world.home.read_ms.store(2, Ordering::Relaxed);
     let nodes = Arc::new(std::mem::take(&mut world.nodes));
     let mut readers = JoinSet::new();
@@ -68,8 +68,8 @@ async fn a_thousand_cold_readers_cost_home_each_byte_once() {
     }
     let unique: usize = files.iter().map(Vec::len).sum();
     assert_eq!(world.home_bytes(), unique as u64);
-    assert_eq!(world.home.doubles.load(Ordering::Relaxed), 0);
-    let sum = |name| nodes.iter().map(|node| node.count(name)).sum::<u64>();
+    assert_eq!(world.home.duplicate_blocks.load(Ordering::Relaxed), 0);
+    let sum = |name| nodes.iter().map(|node| node.counter(name)).sum::<u64>();
     assert_eq!(sum("cache_home_bytes"), unique as u64);
     assert_eq!(sum("cache_fallbacks"), 0);
     assert!(sum("cache_joined_flights") > 0);
@@ -81,7 +81,7 @@ async fn a_thousand_cold_readers_cost_home_each_byte_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_read_is_local() {
-    let world = World::new(4);
+    let world = CacheCluster::new(4);
     let files = fill(&world);
     let spec = cache(1, LARGE, Replacement::Lru);
     world.create(&spec).await;
@@ -89,21 +89,21 @@ async fn a_second_read_is_local() {
     for round in 0..2 {
         let (calls, home) = (world.network.calls(), world.home_bytes());
         assert_eq!(node.read(spec.id, 6, 0, 42).await.expect("read"), files[6]);
-        world.kept(spec.id, 42).await;
+        world.wait_for_blocks(spec.id, 42).await;
         if round == 1 {
             assert_eq!((calls, home), (world.network.calls(), world.home_bytes()));
-            assert_eq!(node.count("cache_hit_local_bytes"), files[6].len() as u64);
+            assert_eq!(node.counter("cache_hit_local_bytes"), files[6].len() as u64);
         }
     }
     assert!(
-        node.count("cache_hit_peer_bytes") > 0,
+        node.counter("cache_hit_peer_bytes") > 0,
         "some blocks are secondary copies"
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn newcomers_are_known_before_the_catalog_says_so() {
-    let world = World::new(4);
+    let world = CacheCluster::new(4);
     fill(&world);
     let spec = cache(1, LARGE, Replacement::Lru);
     // All at once, and nobody tells of their adverts.
@@ -128,7 +128,7 @@ async fn newcomers_are_known_before_the_catalog_says_so() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_joins_late_takes_over_without_home() {
-    let mut world = World::new(2);
+    let mut world = CacheCluster::new(2);
     let files = fill(&world);
     let spec = cache(1, LARGE, Replacement::Lru);
     world.create(&spec).await;
@@ -136,20 +136,20 @@ async fn who_joins_late_takes_over_without_home() {
     let before = world.home_bytes();
     for number in 3..=5 {
         world.start(number);
-        world.tell();
+        world.announce_nodes();
         world.create(&spec).await;
-        world.tell();
+        world.announce_nodes();
         for node in &world.nodes {
             assert_eq!(node.read(spec.id, 6, 0, 42).await.expect("read"), files[6]);
         }
     }
     assert_eq!(world.home_bytes(), before);
-    assert_eq!(world.total("cache_fallbacks"), 0);
+    assert_eq!(world.counter_sum("cache_fallbacks"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn equal_nodes_fill_evenly_and_a_large_one_takes_more() {
-    let world = World::new(4);
+    let world = CacheCluster::new(4);
     world
         .home
         .put("db/large", content(3, 800 * BLOCK as usize), 1);
@@ -162,14 +162,14 @@ async fn equal_nodes_fill_evenly_and_a_large_one_takes_more() {
             .await
             .expect("create");
     }
-    world.tell();
+    world.announce_nodes();
     for first in (0..800).step_by(50) {
         world.nodes[1]
             .read(bafs_proto::ids::VolumeId(1), 0, first, 50)
             .await
             .expect("read");
     }
-    let blocks = |index: usize| world.nodes[index].count("cache_home_bytes") / u64::from(BLOCK);
+    let blocks = |index: usize| world.nodes[index].counter("cache_home_bytes") / u64::from(BLOCK);
     // Expected shares are 400, 133, 133, 133 blocks.
     assert!((340..460).contains(&blocks(0)), "{}", blocks(0));
     for index in 1..4 {

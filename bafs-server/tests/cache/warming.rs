@@ -9,7 +9,7 @@ use bafs_proto::ids::VolumeId;
 use bafs_proto::message::Reader;
 use bafs_proto::volume::Replacement;
 
-use super::world::{BLOCK, HOME, World, cache, content};
+use super::world::{BLOCK, HOME, CacheCluster, cache, content};
 
 const LARGE: u64 = 64 << 20;
 const ID: VolumeId = VolumeId(1);
@@ -20,11 +20,11 @@ fn bytes_of(blocks: u64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scan_is_read_ahead_and_costs_home_each_byte_once() {
-    let world = World::new(3);
+    let world = CacheCluster::new(3);
     let bytes = content(1, 700 * BLOCK as usize + 5);
     world.home.put("db/scan", bytes.clone(), 1);
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
-    world.tell();
+    world.announce_nodes();
     let node = &world.nodes[0];
     let mut whole = Vec::new();
     for first in (0..701).step_by(8) {
@@ -32,16 +32,16 @@ async fn a_scan_is_read_ahead_and_costs_home_each_byte_once() {
     }
     assert!(whole == bytes);
     assert_eq!(world.home_bytes(), bytes.len() as u64);
-    assert_eq!(world.total("cache_wanted_bytes"), bytes.len() as u64);
-    let ahead = node.count("cache_ahead_bytes");
+    assert_eq!(world.counter_sum("cache_wanted_bytes"), bytes.len() as u64);
+    let ahead = node.counter("cache_ahead_bytes");
     assert!(ahead > bytes.len() as u64 / 4, "{ahead}");
-    let used = node.count("cache_ahead_used_bytes");
+    let used = node.counter("cache_ahead_used_bytes");
     assert!(used >= ahead, "all of it was read: {used} of {ahead}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_several_readers_want_ahead_at_once_is_counted_once() {
-    let world = World::new(1);
+    let world = CacheCluster::new(1);
     let bytes = content(1, 700 * BLOCK as usize);
     world.home.put("db/scan", bytes.clone(), 1);
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
@@ -51,9 +51,9 @@ async fn what_several_readers_want_ahead_at_once_is_counted_once() {
         let read = node.read_as(Reader::Peer, ID, 0, first, 8).await;
         read.expect("read");
     }
-    world.kept(ID, 264).await;
+    world.wait_for_blocks(ID, 264).await;
     // What the first wants stays on its way until the second has wanted it too.
-    let home_waits = world.home.waits.write().await;
+    let home_waits = world.home.reads_paused.write().await;
     let scan = async |blocks: std::ops::Range<u64>| {
         for first in blocks.step_by(8) {
             node.read(ID, 0, first, 8).await.expect("read");
@@ -62,27 +62,27 @@ async fn what_several_readers_want_ahead_at_once_is_counted_once() {
     // A quarter of what it has read: up to block 280, and the other one up to 290.
     scan(200..264).await;
     scan(0..240).await;
-    assert_eq!(node.count("cache_ahead_bytes"), 0);
+    assert_eq!(node.counter("cache_ahead_bytes"), 0);
     drop(home_waits);
-    world.kept(ID, 290).await;
+    world.wait_for_blocks(ID, 290).await;
     // It is counted a moment after it is here.
-    while node.count("cache_ahead_bytes") < bytes_of(26) {
+    while node.counter("cache_ahead_bytes") < bytes_of(26) {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    assert_eq!(node.count("cache_ahead_bytes"), bytes_of(26));
+    assert_eq!(node.counter("cache_ahead_bytes"), bytes_of(26));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scan_of_caches_that_hold_just_all_brings_each_block_from_peers_once() {
-    let world = World::new(4);
+    let world = CacheCluster::new(4);
     let bytes = content(1, 2_048 * BLOCK as usize);
     world.home.put("db/tight", bytes.clone(), 1);
     let whole = bytes.len() as u64;
     // A sixteenth is for copies: far less than is fetched ahead of a reader that has the room.
     let part = whole / 4 + whole / 64;
     world.create(&cache(1, part, Replacement::Lru)).await;
-    world.tell();
+    world.announce_nodes();
     for node in &world.nodes {
         assert_eq!(
             node.warm(ID, "tight", Pinning::Leave).await,
@@ -95,7 +95,7 @@ async fn a_scan_of_caches_that_hold_just_all_brings_each_block_from_peers_once()
         let start = first as usize * BLOCK as usize;
         assert!(read == bytes[start..start + 8 * BLOCK as usize]);
     }
-    let (came, absent) = (node.count("cache_hit_peer_bytes"), whole - part);
+    let (came, absent) = (node.counter("cache_hit_peer_bytes"), whole - part);
     assert!(came >= absent, "{came} of {absent}");
     assert!(came <= absent + whole / 64, "{came} bytes came of {absent}");
     assert_eq!(world.home_bytes(), whole);
@@ -103,11 +103,11 @@ async fn a_scan_of_caches_that_hold_just_all_brings_each_block_from_peers_once()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_reads_fetch_what_they_read_and_nothing_else() {
-    let world = World::new(3);
+    let world = CacheCluster::new(3);
     let bytes = content(1, 3_000 * BLOCK as usize);
     world.home.put("db/random", bytes.clone(), 1);
     world.create(&cache(1, 2 * LARGE, Replacement::Lru)).await;
-    world.tell();
+    world.announce_nodes();
     let mut unique = std::collections::BTreeSet::new();
     for n in 0..300u64 {
         let block = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % 3_000;
@@ -117,12 +117,12 @@ async fn random_reads_fetch_what_they_read_and_nothing_else() {
         assert!(read == bytes[start..start + BLOCK as usize]);
     }
     assert_eq!(world.home_bytes(), bytes_of(unique.len() as u64));
-    assert_eq!(world.total("cache_ahead_bytes"), 0);
+    assert_eq!(world.counter_sum("cache_ahead_bytes"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_node_warms_its_share_and_home_is_not_needed_any_more() {
-    let world = World::new(4);
+    let world = CacheCluster::new(4);
     let files = [
         content(1, 300 * BLOCK as usize),
         content(2, 50 * BLOCK as usize + 1),
@@ -131,23 +131,23 @@ async fn each_node_warms_its_share_and_home_is_not_needed_any_more() {
     world.home.put("db/in/b", files[1].clone(), 1);
     world.home.put("db/out", content(3, 40 * BLOCK as usize), 1);
     world.create(&cache(1, LARGE, Replacement::Lru)).await;
-    world.tell();
+    world.announce_nodes();
     let whole = files.iter().map(|file| file.len() as u64).sum::<u64>();
     for round in 0..2 {
         for node in &world.nodes {
             assert_eq!(node.warm(ID, "in", Pinning::Leave).await, WarmState::Done);
-            let warming = node.show(ID).warming.expect("it has begun");
+            let warming = node.status(ID).warming.expect("it has begun");
             assert_eq!(warming.present_bytes, warming.wanted_bytes, "round {round}");
         }
         assert_eq!(world.home_bytes(), whole, "round {round}");
     }
     for node in &world.nodes {
-        let shown = node.show(ID);
+        let shown = node.status(ID);
         let share = shown.primary_bytes as f64 / whole as f64;
         assert!((0.17..0.33).contains(&share), "{share}");
         assert_eq!(shown.secondary_bytes, 0);
     }
-    assert_eq!(world.total("cache_warmed_bytes"), whole);
+    assert_eq!(world.counter_sum("cache_warmed_bytes"), whole);
     world.network.kill(HOME);
     for node in &world.nodes {
         assert!(
@@ -167,7 +167,7 @@ async fn each_node_warms_its_share_and_home_is_not_needed_any_more() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pinned_blocks_stay_over_scans_and_restarts_until_they_are_unpinned() {
     for replacement in [Replacement::Lru, Replacement::Mru] {
-        let mut world = World::new(1);
+        let mut world = CacheCluster::new(1);
         let pinned = content(1, 10 * BLOCK as usize);
         let other = content(2, 50 * BLOCK as usize);
         world.home.put("db/a", pinned.clone(), 1);
@@ -182,40 +182,40 @@ async fn pinned_blocks_stay_over_scans_and_restarts_until_they_are_unpinned() {
                 world.nodes[0].read(ID, 1, first, 5).await.expect("read");
             }
             assert_eq!(
-                world.nodes[0].show(ID).pinned_bytes,
+                world.nodes[0].status(ID).pinned_bytes,
                 bytes_of(10),
                 "{round}"
             );
             drop(world.kill(0));
             world.start(1);
-            world.tell();
+            world.announce_nodes();
         }
         let node = &world.nodes[0];
-        assert_eq!(node.show(ID).pins, ["a"]);
+        assert_eq!(node.status(ID).pins, ["a"]);
         world.network.kill(HOME);
         assert!(node.read(ID, 0, 0, 10).await.expect("read") == pinned);
         world.network.listen(HOME, world.home.clone());
         node.warm(ID, "a", Pinning::Unpin).await;
-        let shown = node.show(ID);
+        let shown = node.status(ID);
         assert_eq!((shown.pinned_bytes, shown.pins), (0, Vec::new()));
         for _ in 0..2 {
             assert!(node.read(ID, 1, 0, 50).await.expect("read") == other);
         }
         // Blocks are kept after their readers have them.
         for _ in 0..2_000 {
-            if node.count("cache_evicted_primary") > 0 {
+            if node.counter("cache_evicted_primary") > 0 {
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
-        let evicted = node.count("cache_evicted_primary");
+        let evicted = node.counter("cache_evicted_primary");
         assert!(evicted > 0, "they may leave now: {evicted}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_that_is_all_pinned_passes_through_and_warming_ends_where_room_ends() {
-    let world = World::new(1);
+    let world = CacheCluster::new(1);
     let bytes = content(1, 30 * BLOCK as usize);
     world.home.put("db/a", bytes.clone(), 1);
     world.home.put("db/b", content(2, BLOCK as usize), 1);
@@ -224,22 +224,22 @@ async fn a_volume_that_is_all_pinned_passes_through_and_warming_ends_where_room_
         .await;
     let node = &world.nodes[0];
     assert_eq!(node.warm(ID, "a", Pinning::Leave).await, WarmState::Full);
-    let evicted = node.count("cache_evicted_primary");
+    let evicted = node.counter("cache_evicted_primary");
     assert_eq!(evicted, 0, "warming drives out nothing");
     assert_eq!(node.warm(ID, "a", Pinning::Pin).await, WarmState::Full);
-    assert_eq!(node.show(ID).pinned_bytes, bytes_of(10));
+    assert_eq!(node.status(ID).pinned_bytes, bytes_of(10));
     for _ in 0..3 {
         node.read(ID, 1, 0, 1).await.expect("read");
     }
     // A reader has its block before it is known whether that is kept.
-    while node.count("cache_pass_through") == 0 {
+    while node.counter("cache_pass_through") == 0 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(node.caches.used(ID).map(|used| used.0), Some(bytes_of(10)));
+    assert_eq!(node.caches.usage(ID).map(|used| used.0), Some(bytes_of(10)));
 }
 
 /// Reads a file in order, and returns how often home sent each byte of it.
-async fn scan(world: &World, file: u32, bytes: &[u8]) -> f64 {
+async fn scan(world: &CacheCluster, file: u32, bytes: &[u8]) -> f64 {
     let before = world.home_bytes();
     let blocks = bytes.len().div_ceil(BLOCK as usize) as u64;
     for first in (0..blocks).step_by(4) {
@@ -255,7 +255,7 @@ async fn scan(world: &World, file: u32, bytes: &[u8]) -> f64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_passes_through_a_full_volume_comes_once_for_a_reader_in_order() {
-    let world = World::new(1);
+    let world = CacheCluster::new(1);
     let bytes = content(1, 1_000 * BLOCK as usize);
     world.home.put("db/a", content(2, 40 * BLOCK as usize), 1);
     world.home.put("db/b", bytes.clone(), 1);
@@ -265,14 +265,14 @@ async fn what_passes_through_a_full_volume_comes_once_for_a_reader_in_order() {
     let node = &world.nodes[0];
     assert_eq!(node.warm(ID, "a", Pinning::Pin).await, WarmState::Done);
     assert!(scan(&world, 1, &bytes).await <= 1.0);
-    assert!(node.count("cache_pass_through") > 0);
-    assert_eq!(node.count("cache_ahead_bytes"), 0);
+    assert!(node.counter("cache_pass_through") > 0);
+    assert_eq!(node.counter("cache_ahead_bytes"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_small_volume_is_read_ahead_no_further_than_blocks_stay() {
     for replacement in [Replacement::Lru, Replacement::Mru] {
-        let world = World::new(1);
+        let world = CacheCluster::new(1);
         let bytes = content(1, 1_000 * BLOCK as usize);
         world.home.put("db/a", bytes.clone(), 1);
         world.create(&cache(1, bytes_of(64), replacement)).await;
@@ -281,19 +281,19 @@ async fn a_small_volume_is_read_ahead_no_further_than_blocks_stay() {
             assert!(ratio <= 1.0, "{replacement:?}, round {round}: {ratio}");
         }
         let node = &world.nodes[0];
-        assert!(node.count("cache_ahead_bytes") > 0, "{replacement:?}");
+        assert!(node.counter("cache_ahead_bytes") > 0, "{replacement:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scan_of_lru_caches_that_lack_a_little_finds_most_of_what_the_one_before_left() {
     for nodes in [1, 4] {
-        let world = World::new(nodes);
+        let world = CacheCluster::new(nodes);
         let bytes = content(1, 1_640 * BLOCK as usize);
         world.home.put("db/a", bytes.clone(), 1);
         let part = bytes_of(1_600 / nodes);
         world.create(&cache(1, part, Replacement::Lru)).await;
-        world.tell();
+        world.announce_nodes();
         assert!(scan(&world, 0, &bytes).await <= 1.0);
         let again = scan(&world, 0, &bytes).await;
         assert!((0.01..0.75).contains(&again), "{nodes} nodes: {again}");
@@ -324,10 +324,10 @@ impl Drop for SmallDisk {
 
 /// A node on a disk of 3 MB, and a volume that is allowed far more, of a file that does not fit;
 /// nothing where no disk can be mounted.
-async fn on_a_small_disk(test: &str) -> Option<(World, SmallDisk, Vec<u8>)> {
-    let mut world = World::new(0);
+async fn node_on_small_disk(test: &str) -> Option<(CacheCluster, SmallDisk, Vec<u8>)> {
+    let mut world = CacheCluster::new(0);
     let Some(disk) = SmallDisk::mount(world.root().join("1"), "size=3m") else {
-        skip(test);
+        print_skip(test);
         return None;
     };
     world.start(1);
@@ -338,7 +338,7 @@ async fn on_a_small_disk(test: &str) -> Option<(World, SmallDisk, Vec<u8>)> {
 }
 
 /// Says that a test is skipped, which cannot mount a disk of its own.
-fn skip(test: &str) {
+fn print_skip(test: &str) {
     let text = format!("SKIPPED: {test}: cannot mount a tmpfs\n");
     eprint!("{text}");
     if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
@@ -352,7 +352,7 @@ fn skip(test: &str) {
 async fn warming_ends_as_full_where_the_disk_is() {
     for pinning in [Pinning::Leave, Pinning::Pin] {
         let test = "warming_ends_as_full_where_the_disk_is";
-        let Some((world, _disk, bytes)) = on_a_small_disk(test).await else {
+        let Some((world, _disk, bytes)) = node_on_small_disk(test).await else {
             return;
         };
         let node = &world.nodes[0];
@@ -367,7 +367,7 @@ async fn warming_ends_as_full_where_the_disk_is() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_evicts_instead_of_failing() {
     let test = "a_full_disk_evicts_instead_of_failing";
-    let Some((world, _disk, bytes)) = on_a_small_disk(test).await else {
+    let Some((world, _disk, bytes)) = node_on_small_disk(test).await else {
         return;
     };
     let node = &world.nodes[0];
@@ -381,8 +381,8 @@ async fn a_full_disk_evicts_instead_of_failing() {
             );
         }
     }
-    assert!(node.count("cache_evicted_for_full_disk") > 0);
-    assert_eq!(node.count("cache_digest_failures"), 0);
+    assert!(node.counter("cache_evicted_for_full_disk") > 0);
+    assert_eq!(node.counter("cache_digest_failures"), 0);
     // The latest blocks are here, not the first ones.
     let before = world.home_bytes();
     let last = node.read(ID, 0, 590, 5).await.expect("read");

@@ -23,7 +23,7 @@ use bafs_proto::volume::{LimitKind, Replacement, Source, VolumeKind, VolumeSpec}
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::cache::Caches;
 use bafs_server::counters::Counters;
-use bafs_server::homes::Homes;
+use bafs_server::homes::HomeClients;
 use bytes::Bytes;
 
 pub(crate) const BLOCK: u32 = 16 << 10;
@@ -52,7 +52,7 @@ struct HomeFile {
 
 /// A home server whose files are in memory.
 #[derive(Default)]
-pub(crate) struct Home {
+pub(crate) struct MemoryHome {
     files: Mutex<BTreeMap<String, HomeFile>>,
     /// Bytes that left it.
     pub(crate) read_bytes: AtomicU64,
@@ -61,13 +61,13 @@ pub(crate) struct Home {
     /// Each read takes so long, in milliseconds.
     pub(crate) read_ms: AtomicU64,
     /// Whoever has this for writing keeps all reads waiting.
-    pub(crate) waits: tokio::sync::RwLock<()>,
+    pub(crate) reads_paused: tokio::sync::RwLock<()>,
     /// Blocks that left it, to find doubles: path and offset.
-    served: Mutex<BTreeSet<(String, u64)>>,
-    pub(crate) doubles: AtomicU64,
+    sent_blocks: Mutex<BTreeSet<(String, u64)>>,
+    pub(crate) duplicate_blocks: AtomicU64,
 }
 
-impl Home {
+impl MemoryHome {
     pub(crate) fn put(&self, path: &str, bytes: Vec<u8>, mtime_ns: i64) {
         let file = HomeFile {
             bytes: Arc::new(bytes),
@@ -125,7 +125,7 @@ impl Home {
             Request::ReadSource(call) => {
                 tokio::time::sleep(Duration::from_millis(self.read_ms.load(Ordering::Relaxed)))
                     .await;
-                let _turn = self.waits.read().await;
+                let _turn = self.reads_paused.read().await;
                 let file = self
                     .files
                     .lock()
@@ -145,12 +145,12 @@ impl Home {
                 for n in 0..digests.len() as u64 {
                     let offset = call.offset + n * u64::from(call.block_bytes);
                     if !self
-                        .served
+                        .sent_blocks
                         .lock()
                         .expect("works in tests")
                         .insert((call.path.clone(), offset))
                     {
-                        self.doubles.fetch_add(1, Ordering::Relaxed);
+                        self.duplicate_blocks.fetch_add(1, Ordering::Relaxed);
                     }
                 }
                 let damaged = &self.damaged_replies;
@@ -176,7 +176,7 @@ fn identity(file: &HomeFile) -> SourceIdentity {
     }
 }
 
-impl Service for Home {
+impl Service for MemoryHome {
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move { self.answer(incoming.request).await })
     }
@@ -185,7 +185,7 @@ impl Service for Home {
 struct NodeService {
     caches: Arc<Caches>,
     /// It sends other bytes than it should, with a digest that fits them.
-    lies: Arc<AtomicU64>,
+    false_replies: Arc<AtomicU64>,
 }
 
 impl Service for NodeService {
@@ -195,7 +195,7 @@ impl Service for NodeService {
                 Request::ReadBlocks(call) => {
                     let (mut blocks, mut bytes) =
                         self.caches.read_blocks(call, incoming.deadline).await?;
-                    let lies = self.lies.load(Ordering::Relaxed) > 0;
+                    let lies = self.false_replies.load(Ordering::Relaxed) > 0;
                     if lies && blocks.digests.len() == 1 && !bytes.is_empty() {
                         let mut other = bytes.to_vec();
                         other[0] ^= 1;
@@ -216,17 +216,17 @@ impl Service for NodeService {
 
 /// A node with its caches.
 #[derive(Clone)]
-pub(crate) struct Node {
+pub(crate) struct CacheNode {
     pub(crate) server: ServerId,
     pub(crate) address: String,
     pub(crate) directory: PathBuf,
     pub(crate) caches: Arc<Caches>,
     pub(crate) counters: Counters,
-    pub(crate) lies: Arc<AtomicU64>,
+    pub(crate) false_replies: Arc<AtomicU64>,
 }
 
-impl Node {
-    pub(crate) fn count(&self, name: &str) -> u64 {
+impl CacheNode {
+    pub(crate) fn counter(&self, name: &str) -> u64 {
         self.counters
             .snapshot()
             .get(name)
@@ -235,8 +235,8 @@ impl Node {
     }
 
     /// What the node tells of a cache volume.
-    pub(crate) fn show(&self, volume: VolumeId) -> CacheStatus {
-        self.caches.show(volume).expect("works in tests")
+    pub(crate) fn status(&self, volume: VolumeId) -> CacheStatus {
+        self.caches.get_cache(volume).expect("works in tests")
     }
 
     /// Warms the node's share of a volume and waits until that is over.
@@ -250,7 +250,7 @@ impl Node {
         let mut warming = self.caches.warm(call).await.expect("works in tests");
         while warming.state == WarmState::Running {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            warming = self.show(volume).warming.expect("it has begun");
+            warming = self.status(volume).warming.expect("it has begun");
         }
         warming.state
     }
@@ -320,20 +320,20 @@ impl Node {
 }
 
 /// Everything.
-pub(crate) struct World {
+pub(crate) struct CacheCluster {
     pub(crate) network: Network,
-    pub(crate) home: Arc<Home>,
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) home: Arc<MemoryHome>,
+    pub(crate) nodes: Vec<CacheNode>,
     /// A node that the catalog names no more is believed in for so long; not at all, so that tests
     /// need not wait.
     pub(crate) ttl_ms: u64,
     directory: tempfile::TempDir,
 }
 
-impl World {
+impl CacheCluster {
     pub(crate) fn new(nodes: u64) -> Self {
         let network = Network::new();
-        let home = Arc::new(Home::default());
+        let home = Arc::new(MemoryHome::default());
         network.listen(HOME, home.clone());
         let directory = tempfile::tempdir().expect("works in tests");
         let mut world = Self {
@@ -346,7 +346,7 @@ impl World {
         for number in 1..=nodes {
             world.start(number);
         }
-        world.tell();
+        world.announce_nodes();
         world
     }
 
@@ -359,7 +359,7 @@ impl World {
         let server = ServerId(number * 1_000_003);
         let caches = Caches::open(
             directory.clone(),
-            Homes::servers_only(pool),
+            HomeClients::home_servers_only(pool),
             Token::none(),
             (server, address.clone()),
             counters.clone(),
@@ -368,30 +368,30 @@ impl World {
         let lies = Arc::new(AtomicU64::new(0));
         let service = NodeService {
             caches: caches.clone(),
-            lies: lies.clone(),
+            false_replies: lies.clone(),
         };
         self.network.listen(&address, Arc::new(service));
         // As a node that starts asks the catalog; the others hear of it later.
         caches.set_peers(self.adverts());
-        self.nodes.push(Node {
+        self.nodes.push(CacheNode {
             server,
             address,
             directory,
             caches,
             counters,
-            lies,
+            false_replies: lies,
         });
     }
 
     /// Kills a node: it no longer answers and nobody remembers its process.
-    pub(crate) fn kill(&mut self, index: usize) -> Node {
+    pub(crate) fn kill(&mut self, index: usize) -> CacheNode {
         let node = self.nodes.remove(index);
         self.network.kill(&node.address);
         node
     }
 
     /// Tells all nodes of all nodes, as the catalog does every second.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn announce_nodes(&self) {
         for node in &self.nodes {
             node.caches.set_peers(self.adverts());
         }
@@ -426,13 +426,13 @@ impl World {
     }
 
     /// Waits until the first node has so many blocks on disk.
-    pub(crate) async fn kept(&self, volume: VolumeId, blocks: u64) {
+    pub(crate) async fn wait_for_blocks(&self, volume: VolumeId, blocks: u64) {
         let node = &self.nodes[0];
         for _ in 0..10_000 {
             tokio::time::sleep(Duration::from_millis(1)).await;
             if node
                 .caches
-                .used(volume)
+                .usage(volume)
                 .expect("used")
                 .0
                 .div_ceil(u64::from(BLOCK))
@@ -445,16 +445,16 @@ impl World {
         }
         panic!(
             "{blocks} blocks are not kept: {:?}",
-            node.caches.used(volume)
+            node.caches.usage(volume)
         );
     }
 
-    pub(crate) fn total(&self, counter: &str) -> u64 {
-        self.nodes.iter().map(|node| node.count(counter)).sum()
+    pub(crate) fn counter_sum(&self, counter: &str) -> u64 {
+        self.nodes.iter().map(|node| node.counter(counter)).sum()
     }
 }
 
-fn advert(node: &Node) -> Advert {
+fn advert(node: &CacheNode) -> Advert {
     Advert {
         id: node.server,
         kind: ServerKind::Node,

@@ -14,7 +14,7 @@ use bafs_proto::net::mem::Network;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Signer, Token};
-use bafs_server::home::Home;
+use bafs_server::home::HomeServer;
 use bytes::Bytes;
 use tempfile::TempDir;
 
@@ -23,7 +23,7 @@ pub(crate) const BLOCK: u32 = 4096;
 /// When tokens expire.
 const NEVER: Time = Time(u64::MAX >> 2);
 
-pub(crate) struct World {
+pub(crate) struct HomeFixture {
     pub(crate) root: TempDir,
     pub(crate) signer: Signer,
     pub(crate) network: Network,
@@ -31,7 +31,7 @@ pub(crate) struct World {
     pub(crate) token: Token,
 }
 
-impl World {
+impl HomeFixture {
     pub(crate) fn new() -> Self {
         Self::with_limit(None)
     }
@@ -55,7 +55,7 @@ impl World {
 
     /// Starts the server, or starts it again as after a crash.
     pub(crate) fn start(&self, limit: Option<u64>) {
-        let home = Home::open(self.root.path(), self.signer.verifier(), limit).expect("home");
+        let home = HomeServer::open(self.root.path(), self.signer.verifier(), limit).expect("home");
         self.network.listen("home", home);
     }
 
@@ -108,7 +108,7 @@ impl World {
         .identity
     }
 
-    pub(crate) async fn range(&self, id: u128, offset: u64, data: &[u8]) -> Result<u64> {
+    pub(crate) async fn put_range(&self, id: u128, offset: u64, data: &[u8]) -> Result<u64> {
         let call = PutRange {
             extract: ExtractId(id),
             offset,
@@ -119,7 +119,7 @@ impl World {
 
     pub(crate) async fn put(&self, id: u128, path: &str, data: &[u8]) -> Result<CommitPut> {
         self.call(begin(id, path)).await?;
-        self.range(id, 0, data).await?;
+        self.put_range(id, 0, data).await?;
         let (extract, size) = (ExtractId(id), data.len() as u64);
         Ok(CommitPut {
             extract,
@@ -153,7 +153,7 @@ pub(crate) fn grant(signer: &Signer, path: &str, rights: &[Right]) -> Token {
     signer.grant(&[resource], rights, NEVER).expect("grant")
 }
 
-pub(crate) fn code<T: std::fmt::Debug>(result: Result<T>) -> ErrorCode {
+pub(crate) fn error_code<T: std::fmt::Debug>(result: Result<T>) -> ErrorCode {
     result.expect_err("must be refused").code
 }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 
-use super::proxy::Proxy;
-use super::servers::{Server, s3};
-use super::stage::{Stage, says};
-use crate::storage_world::noise;
+use super::proxy::DelayProxy;
+use super::servers::{ForeignServer, s3};
+use super::stage::{HomesFixture, check_error};
+use crate::storage_world::random_bytes;
 
 const HOME: &str = "s3://bucket";
 
@@ -25,7 +25,7 @@ fn anonymous(port: u16) -> String {
     )
 }
 
-fn settings(server: &Server, secret: &str) -> String {
+fn settings(server: &ForeignServer, secret: &str) -> String {
     format!(
         "[[home]]\nurl = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:{}\"\n\
          region = \"us-east-1\"\naccess_key_id = \"key\"\nsecret_access_key = \"{secret}\"\n",
@@ -33,7 +33,7 @@ fn settings(server: &Server, secret: &str) -> String {
     )
 }
 
-fn store(root: &Path, path: &str, content: &[u8]) {
+fn store_object(root: &Path, path: &str, content: &[u8]) {
     let path = root.join("bucket").join(path);
     std::fs::create_dir_all(path.parent().expect("parent")).expect("directory");
     std::fs::write(path, content).expect("object");
@@ -42,17 +42,17 @@ fn store(root: &Path, path: &str, content: &[u8]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_fills_volumes_and_is_cached_and_takes_results() {
     let root = tempfile::tempdir().expect("root");
-    let (large, small) = (noise(2_500_000, 2), noise(1_000, 3));
-    store(root.path(), "in/large", &large);
-    store(root.path(), "in/sub-1/small", &small);
-    store(root.path(), "in/sub/empty", b"");
+    let (large, small) = (random_bytes(2_500_000, 2), random_bytes(1_000, 3));
+    store_object(root.path(), "in/large", &large);
+    store_object(root.path(), "in/sub-1/small", &small);
+    store_object(root.path(), "in/sub/empty", b"");
     let test = "a_bucket_fills_volumes_and_is_cached_and_takes_results";
     let Some(server) = s3(test, root.path(), LOGIN) else {
         return;
     };
-    let stage = Stage::new(&settings(&server, "secret")).await;
+    let stage = HomesFixture::new(&settings(&server, "secret")).await;
 
-    let tree = stage.fill(1, HOME, "in").await.expect("fill");
+    let tree = stage.fill_volume(1, HOME, "in").await.expect("fill");
     let file = |path: &str| std::fs::read(tree.join(path)).expect("file");
     assert_eq!(file("large"), large);
     assert_eq!(file("sub-1/small"), small);
@@ -60,15 +60,15 @@ async fn a_bucket_fills_volumes_and_is_cached_and_takes_results() {
 
     stage.cache(2, HOME, "in").await.expect("cache");
     assert_eq!(stage.read(2, "large").await.expect("read"), large);
-    store(root.path(), "in/sub-1/small", &noise(1_001, 4));
+    store_object(root.path(), "in/sub-1/small", &random_bytes(1_001, 4));
     let changed = stage.read(2, "sub-1/small").await;
     assert_eq!(
-        says(changed, &["sub-1/small"]).code,
+        check_error(changed, &["sub-1/small"]).code,
         ErrorCode::SourceChanged
     );
 
     // More than one part, and none at all.
-    let result = noise(11_000_000, 5);
+    let result = random_bytes(11_000_000, 5);
     stage.volume_with(3, "result", &result).await;
     let receipt = stage.extract(1, (3, "result"), (HOME, "out/result")).await;
     assert_eq!(receipt.expect("extract").digest, Digest::of(&result));
@@ -85,46 +85,46 @@ async fn a_bucket_fills_volumes_and_is_cached_and_takes_results() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_says_what_is_wrong() {
     let root = tempfile::tempdir().expect("root");
-    store(root.path(), "a", b"a");
+    store_object(root.path(), "a", b"a");
     let Some(server) = s3("a_bucket_says_what_is_wrong", root.path(), LOGIN) else {
         return;
     };
-    let stage = Stage::new(&settings(&server, "wrong")).await;
-    let refused = stage.fill(1, HOME, "").await;
-    let refused = says(refused, &["permission refused", "homes.toml"]);
+    let stage = HomesFixture::new(&settings(&server, "wrong")).await;
+    let refused = stage.fill_volume(1, HOME, "").await;
+    let refused = check_error(refused, &["permission refused", "homes.toml"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
-    let unknown = stage.fill(2, "s3://other", "").await;
-    let unknown = says(unknown, &["no credentials for s3://other"]);
+    let unknown = stage.fill_volume(2, "s3://other", "").await;
+    let unknown = check_error(unknown, &["no credentials for s3://other"]);
     assert_eq!(unknown.code, ErrorCode::RightMissing);
 
-    let stage = Stage::new(&settings(&server, "secret")).await;
-    let missing = stage.fill(1, HOME, "nothing").await;
-    assert_eq!(says(missing, &["'nothing'"]).code, ErrorCode::NotFound);
+    let stage = HomesFixture::new(&settings(&server, "secret")).await;
+    let missing = stage.fill_volume(1, HOME, "nothing").await;
+    assert_eq!(check_error(missing, &["'nothing'"]).code, ErrorCode::NotFound);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_bucket_needs_no_key_and_a_closed_one_refuses_who_has_none() {
     let root = tempfile::tempdir().expect("root");
-    let content = noise(300_000, 6);
-    store(root.path(), "in/a", &content);
+    let content = random_bytes(300_000, 6);
+    store_object(root.path(), "in/a", &content);
     let test = "an_open_bucket_needs_no_key_and_a_closed_one_refuses_who_has_none";
     let Some(open) = s3(test, root.path(), None) else {
         return;
     };
-    let stage = Stage::new(&anonymous(open.port)).await;
-    let tree = stage.fill(1, HOME, "in").await.expect("fill");
+    let stage = HomesFixture::new(&anonymous(open.port)).await;
+    let tree = stage.fill_volume(1, HOME, "in").await.expect("fill");
     assert_eq!(std::fs::read(tree.join("a")).expect("file"), content);
     stage.cache(2, HOME, "in").await.expect("cache");
     assert_eq!(stage.read(2, "a").await.expect("read"), content);
-    let result = noise(9_000_000, 7);
+    let result = random_bytes(9_000_000, 7);
     stage.volume_with(3, "result", &result).await;
     let receipt = stage.extract(1, (3, "result"), (HOME, "out")).await;
     assert_eq!(receipt.expect("extract").digest, Digest::of(&result));
 
     let closed = s3(test, root.path(), LOGIN).expect("it is there");
-    let stage = Stage::new(&anonymous(closed.port)).await;
-    let refused = stage.fill(1, HOME, "in").await;
-    let refused = says(refused, &["permission refused", "homes.toml"]);
+    let stage = HomesFixture::new(&anonymous(closed.port)).await;
+    let refused = stage.fill_volume(1, HOME, "in").await;
+    let refused = check_error(refused, &["permission refused", "homes.toml"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
 }
 
@@ -138,7 +138,7 @@ async fn who_gives_up_while_a_bucket_puts_a_result_together_finds_it_later() {
     };
     let begun: Arc<AtomicU32> = Arc::default();
     let counted = begun.clone();
-    let proxy = Proxy::before(server.port, move |_, piece| {
+    let proxy = DelayProxy::in_front_of(server.port, move |_, piece| {
         let text = String::from_utf8_lossy(piece);
         let is_post = text.starts_with("POST ");
         if is_post && text.contains("uploads") {
@@ -148,13 +148,13 @@ async fn who_gives_up_while_a_bucket_puts_a_result_together_finds_it_later() {
         Duration::from_secs(if is_last { 5 } else { 0 })
     });
     let proxy = proxy.await;
-    let stage = Stage::new(&anonymous(proxy.port)).await;
-    let result = noise(9_000_000, 7);
+    let stage = HomesFixture::new(&anonymous(proxy.port)).await;
+    let result = random_bytes(9_000_000, 7);
     stage.volume_with(1, "result", &result).await;
     let (from, to) = ((1, "result"), (HOME, "out"));
     let token = stage.world.token.clone();
     let late = stage.extract_for((&token, 3_000), 1, from, to).await;
-    assert_eq!(says(late, &[]).code, ErrorCode::DeadlineExceeded);
+    assert_eq!(check_error(late, &[]).code, ErrorCode::DeadlineExceeded);
     let receipt = stage.extract(1, from, to).await.expect("extract");
     assert_eq!(receipt.digest, Digest::of(&result));
     let object = std::fs::read(root.path().join("bucket/out"));

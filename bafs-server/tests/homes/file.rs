@@ -6,8 +6,8 @@ use bafs_proto::ErrorCode;
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right};
 
-use super::stage::{Stage, says};
-use crate::storage_world::noise;
+use super::stage::{HomesFixture, check_error};
+use crate::storage_world::random_bytes;
 
 const HOME: &str = "file://";
 
@@ -15,18 +15,18 @@ const HOME: &str = "file://";
 async fn a_directory_is_a_home_as_far_as_it_is_permitted() {
     let root = tempfile::tempdir().expect("root");
     let root = root.path().canonicalize().expect("root");
-    let content = noise(300_000, 1);
+    let content = random_bytes(300_000, 1);
     std::fs::create_dir(root.join("in")).expect("directory");
     std::fs::write(root.join("in/a"), &content).expect("file");
     let settings = format!("[[home]]\nurl = \"file://{}\"\n", root.display());
-    let stage = Stage::new(&settings).await;
+    let stage = HomesFixture::new(&settings).await;
     let at = |path: &str| {
         format!("{}/{path}", root.display())
             .trim_start_matches('/')
             .to_owned()
     };
 
-    let tree = stage.fill(1, HOME, &at("in")).await.expect("fill");
+    let tree = stage.fill_volume(1, HOME, &at("in")).await.expect("fill");
     assert_eq!(std::fs::read(tree.join("a")).expect("file"), content);
     stage.cache(2, HOME, &at("in")).await.expect("cache");
     assert_eq!(stage.read(2, "a").await.expect("read"), content);
@@ -40,15 +40,15 @@ async fn a_directory_is_a_home_as_far_as_it_is_permitted() {
         content
     );
 
-    let outside = stage.fill(4, HOME, "etc").await;
-    let outside = says(outside, &["may not use file:///etc", "homes.toml"]);
+    let outside = stage.fill_volume(4, HOME, "etc").await;
+    let outside = check_error(outside, &["may not use file:///etc", "homes.toml"]);
     assert_eq!(outside.code, ErrorCode::RightMissing);
     let beside = stage
-        .fill(5, HOME, &format!("{}x", at("")).replace("/x", "x"))
+        .fill_volume(5, HOME, &format!("{}x", at("")).replace("/x", "x"))
         .await;
-    assert_eq!(says(beside, &["may not use"]).code, ErrorCode::RightMissing);
-    let kind = stage.fill(6, "gopher://h", "a").await;
-    let kind = says(kind, &["'gopher' is no kind of home"]);
+    assert_eq!(check_error(beside, &["may not use"]).code, ErrorCode::RightMissing);
+    let kind = stage.fill_volume(6, "gopher://h", "a").await;
+    let kind = check_error(kind, &["'gopher' is no kind of home"]);
     assert_eq!(kind.code, ErrorCode::Unsupported);
 }
 
@@ -63,7 +63,7 @@ async fn links_lead_no_further_than_the_token() {
     symlink("../bob", root.join("alice/x")).expect("link");
     symlink("alice", root.join("a")).expect("link");
     let settings = format!("[[home]]\nurl = \"file://{}\"\n", root.display());
-    let stage = Stage::new(&settings).await;
+    let stage = HomesFixture::new(&settings).await;
     let at = |path: &str| {
         let path = format!("{}/{path}", root.display());
         path.trim_start_matches('/').to_owned()
@@ -83,7 +83,7 @@ async fn links_lead_no_further_than_the_token() {
     put(1, "alice/own").await.expect("her own");
     put(2, "a/by-link").await.expect("her own, by a link");
     assert!(root.join("alice/by-link").exists());
-    let beside = says(put(3, "alice/x/beside").await, &["symbolic link", "bob"]);
+    let beside = check_error(put(3, "alice/x/beside").await, &["symbolic link", "bob"]);
     assert_eq!(beside.code, ErrorCode::RightMissing);
     assert!(!root.join("bob/beside").exists());
 }
@@ -96,7 +96,7 @@ async fn nothing_goes_where_the_directory_was_before() {
     let (root, away) = (base.join("shared"), base.join("away"));
     std::fs::create_dir(&root).expect("directory");
     let settings = format!("[[home]]\nurl = \"file://{}\"\n", root.display());
-    let stage = Stage::new(&settings).await;
+    let stage = HomesFixture::new(&settings).await;
     let target = |name: &str| {
         let path = format!("{}/{name}", root.display());
         path.trim_start_matches('/').to_owned()
@@ -111,7 +111,7 @@ async fn nothing_goes_where_the_directory_was_before() {
     put(1, "one").await.expect("there");
     std::fs::rename(&root, &away).expect("rename");
     std::fs::create_dir(&root).expect("directory");
-    let gone = says(put(2, "two").await, &["is gone", "put it back"]);
+    let gone = check_error(put(2, "two").await, &["is gone", "put it back"]);
     assert_eq!(gone.code, ErrorCode::ServerFault);
     assert!(!root.join("two").exists() && !away.join("two").exists());
     std::fs::remove_dir(&root).expect("remove");

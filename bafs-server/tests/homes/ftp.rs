@@ -13,40 +13,40 @@ use bafs_proto::message::SourceKind;
 use bafs_proto::path::from_bytes;
 use bafs_proto::source_warning::WarningReason;
 
-use super::proxy::Proxy;
+use super::proxy::DelayProxy;
 use super::servers::{pyftpdlib, pyftpdlib_without_restart, vsftpd};
-use super::stage::{Stage, says};
-use crate::storage_world::noise;
+use super::stage::{HomesFixture, check_error};
+use crate::storage_world::random_bytes;
 
 /// Fills `root`, which the server of `address` shows, and tries all that reads.
-async fn reads(stage: &Stage, root: &Path, address: &str) {
-    let (large, small) = (noise(3_000_000, 2), noise(1_000, 3));
+async fn check_reads(stage: &HomesFixture, root: &Path, address: &str) {
+    let (large, small) = (random_bytes(3_000_000, 2), random_bytes(1_000, 3));
     std::fs::create_dir_all(root.join("in/a dir")).expect("directory");
     std::fs::write(root.join("in/large"), &large).expect("file");
     std::fs::write(root.join("in/a dir/.small one"), &small).expect("file");
     std::fs::write(root.join("in/a dir/empty"), b"").expect("file");
     std::os::unix::fs::symlink("large", root.join("in/link")).expect("link");
 
-    let tree = stage.fill(1, address, "in").await.expect("fill");
+    let tree = stage.fill_volume(1, address, "in").await.expect("fill");
     let file = |path: &str| std::fs::read(tree.join(path)).expect("file");
     assert!(file("large") == large);
     assert!(file("link") == large);
     assert_eq!(file("a dir/.small one"), small);
     assert!(file("a dir/empty").is_empty());
-    let tree = stage.fill(2, address, "in/large").await.expect("fill");
+    let tree = stage.fill_volume(2, address, "in/large").await.expect("fill");
     assert!(std::fs::read(tree.join("large")).expect("file") == large);
 
     stage.cache(3, address, "").await.expect("cache");
     assert!(stage.read(3, "in/large").await.expect("read") == large);
-    std::fs::write(root.join("in/a dir/.small one"), noise(1_001, 4)).expect("file");
+    std::fs::write(root.join("in/a dir/.small one"), random_bytes(1_001, 4)).expect("file");
     let changed = stage.read(3, "in/a dir/.small one").await;
-    assert_eq!(says(changed, &["small one"]).code, ErrorCode::SourceChanged);
+    assert_eq!(check_error(changed, &["small one"]).code, ErrorCode::SourceChanged);
     std::fs::remove_file(root.join("in/a dir/.small one")).expect("file");
     let gone = stage.read(3, "in/a dir/.small one").await;
-    assert_eq!(says(gone, &["is gone"]).code, ErrorCode::SourceChanged);
-    let missing = stage.fill(4, address, "nothing").await;
+    assert_eq!(check_error(gone, &["is gone"]).code, ErrorCode::SourceChanged);
+    let missing = stage.fill_volume(4, address, "nothing").await;
     assert_eq!(
-        says(missing, &[address, "nothing"]).code,
+        check_error(missing, &[address, "nothing"]).code,
         ErrorCode::NotFound
     );
 }
@@ -59,10 +59,10 @@ async fn a_server_with_the_newer_commands_is_read_and_written() {
     let login = |password: &str| {
         format!("[[home]]\nurl = \"{address}\"\nuser = \"me\"\npassword = \"{password}\"\n")
     };
-    let stage = Stage::new(&login("hush")).await;
-    reads(&stage, root.path(), &address).await;
+    let stage = HomesFixture::new(&login("hush")).await;
+    check_reads(&stage, root.path(), &address).await;
 
-    let result = noise(2_500_000, 5);
+    let result = random_bytes(2_500_000, 5);
     stage.volume_with(11, "result", &result).await;
     for extract in [1, 2] {
         // The second one replaces the first.
@@ -73,7 +73,7 @@ async fn a_server_with_the_newer_commands_is_read_and_written() {
     let out = root.path().join("out/deep");
     assert!(std::fs::read(out.join("result")).expect("result") == result);
     assert_eq!(std::fs::read_dir(&out).expect("directory").count(), 1);
-    stage.resumes(&address, (root.path(), "")).await;
+    stage.check_resumption(&address, (root.path(), "")).await;
     stage.volume_with(12, "nothing", b"").await;
     let target = (address.as_str(), "nothing");
     let receipt = stage.extract(3, (12, "nothing"), target).await;
@@ -85,9 +85,9 @@ async fn a_server_with_the_newer_commands_is_read_and_written() {
         0
     );
 
-    let stage = Stage::new(&login("wrong")).await;
-    let refused = stage.fill(1, &address, "in").await;
-    let refused = says(refused, &["login of 'me' is refused", "homes.toml"]);
+    let stage = HomesFixture::new(&login("wrong")).await;
+    let refused = stage.fill_volume(1, &address, "in").await;
+    let refused = check_error(refused, &["login of 'me' is refused", "homes.toml"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
     assert!(!refused.detail.contains("wrong"), "{refused}");
 }
@@ -99,13 +99,13 @@ async fn a_server_without_the_newer_commands_is_read() {
     std::fs::set_permissions(root.path(), all).expect("mode");
     let server = vsftpd(root.path());
     let address = format!("ftp://127.0.0.1:{}", server.port);
-    let stage = Stage::new("").await;
-    reads(&stage, root.path(), &address).await;
+    let stage = HomesFixture::new("").await;
+    check_reads(&stage, root.path(), &address).await;
 
     stage.volume_with(11, "result", b"a").await;
     let target = (address.as_str(), "result");
     let refused = stage.extract(1, (11, "result"), target).await;
-    let refused = says(refused, &["ermission"]);
+    let refused = check_error(refused, &["ermission"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
 }
 
@@ -130,7 +130,7 @@ async fn ftp_shows_bytes_in_names_and_closed_directories() {
     mode(&at(b"in/closed"), 0o700);
     let server = vsftpd(root.path());
     let address = format!("ftp://127.0.0.1:{}", server.port);
-    let stage = Stage::new("").await;
+    let stage = HomesFixture::new("").await;
     stage.cache(1, &address, "in").await.expect("cache");
     let (directory, file) = (from_bytes(b"d\xe9"), from_bytes(b"d\xe9/\xff\xe9"));
     assert_eq!(stage.read(1, &file).await.expect("read"), b"bytes");
@@ -161,12 +161,12 @@ async fn ftp_shows_bytes_in_names_and_closed_directories() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_died_unheard_is_replaced() {
     let root = tempfile::tempdir().expect("root");
-    std::fs::write(root.path().join("a"), noise(1_000, 1)).expect("file");
+    std::fs::write(root.path().join("a"), random_bytes(1_000, 1)).expect("file");
     let server = pyftpdlib(root.path());
     let seen: Arc<[AtomicUsize; 2]> = Arc::default();
     let shared = seen.clone();
     // Connections before some number lead nowhere any more.
-    let proxy = Proxy::before(server.port, move |number, _| {
+    let proxy = DelayProxy::in_front_of(server.port, move |number, _| {
         let [connections, dead] = &*shared;
         connections.fetch_max(number + 1, Ordering::Relaxed);
         let is_dead = number < dead.load(Ordering::Relaxed);
@@ -175,12 +175,12 @@ async fn a_connection_that_died_unheard_is_replaced() {
     let proxy = proxy.await;
     let address = format!("ftp://127.0.0.1:{}", proxy.port);
     let login = format!("[[home]]\nurl = \"{address}\"\nuser = \"me\"\npassword = \"hush\"\n");
-    let stage = Stage::new(&login).await;
-    stage.fill(1, &address, "a").await.expect("fill");
+    let stage = HomesFixture::new(&login).await;
+    stage.fill_volume(1, &address, "a").await.expect("fill");
     let [connections, dead] = &*seen;
     dead.store(connections.load(Ordering::Relaxed), Ordering::Relaxed);
-    let tree = stage.fill(2, &address, "a").await.expect("fill");
-    assert!(std::fs::read(tree.join("a")).expect("file") == noise(1_000, 1));
+    let tree = stage.fill_volume(2, &address, "a").await.expect("fill");
+    assert!(std::fs::read(tree.join("a")).expect("file") == random_bytes(1_000, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -189,6 +189,6 @@ async fn a_server_that_restarts_no_upload_is_written() {
     let server = pyftpdlib_without_restart(root.path());
     let address = format!("ftp://127.0.0.1:{}", server.port);
     let login = format!("[[home]]\nurl = \"{address}\"\nuser = \"me\"\npassword = \"hush\"\n");
-    let stage = Stage::new(&login).await;
-    stage.resumes(&address, (root.path(), "")).await;
+    let stage = HomesFixture::new(&login).await;
+    stage.check_resumption(&address, (root.path(), "")).await;
 }

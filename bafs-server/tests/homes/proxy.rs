@@ -9,22 +9,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 /// A way to a server, which ends with this value.
-pub(crate) struct Proxy {
+pub(crate) struct DelayProxy {
     accepting: JoinHandle<()>,
     /// Where it listens, on 127.0.0.1.
     pub(crate) port: u16,
 }
 
-impl Drop for Proxy {
+impl Drop for DelayProxy {
     fn drop(&mut self) {
         self.accepting.abort();
     }
 }
 
-impl Proxy {
+impl DelayProxy {
     /// A way to the server at `port`. `wait` tells how long a piece is kept that a client sends, by
     /// the number of its connection.
-    pub(crate) async fn before(
+    pub(crate) async fn in_front_of(
         port: u16,
         wait: impl Fn(usize, &[u8]) -> Duration + Send + Sync + 'static,
     ) -> Self {

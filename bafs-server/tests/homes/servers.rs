@@ -7,14 +7,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// A server that ends with this value.
-pub(crate) struct Server {
+pub(crate) struct ForeignServer {
     child: Child,
     /// Where it listens, on 127.0.0.1.
     pub(crate) port: u16,
     _directory: tempfile::TempDir,
 }
 
-impl Drop for Server {
+impl Drop for ForeignServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -28,7 +28,7 @@ pub(crate) fn free_port() -> u16 {
 }
 
 /// Starts `command` and waits until it accepts connections.
-fn start(mut command: Command, port: u16, directory: tempfile::TempDir) -> Server {
+fn start(mut command: Command, port: u16, directory: tempfile::TempDir) -> ForeignServer {
     let log = std::fs::File::create(directory.path().join("log")).expect("log");
     let errors = log.try_clone().expect("log");
     let child = command
@@ -37,7 +37,7 @@ fn start(mut command: Command, port: u16, directory: tempfile::TempDir) -> Serve
         .stderr(errors)
         .spawn()
         .unwrap_or_else(|error| panic!("{command:?}: {error}; run `cargo xtask test`"));
-    let mut server = Server {
+    let mut server = ForeignServer {
         child,
         port,
         _directory: directory,
@@ -56,7 +56,7 @@ fn start(mut command: Command, port: u16, directory: tempfile::TempDir) -> Serve
 }
 
 /// nginx, which shows `root`; below `/private/` to who knows a password.
-pub(crate) fn nginx(root: &Path) -> Server {
+pub(crate) fn nginx(root: &Path) -> ForeignServer {
     let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
     let own = directory.path().display();
     let configuration = format!(
@@ -87,14 +87,14 @@ pub(crate) fn nginx(root: &Path) -> Server {
 
 /// s3s-fs with one bucket in `root`, for who has this key and secret, or for everybody; `None` when
 /// it could not be built here, which is announced.
-pub(crate) fn s3(test: &str, root: &Path, login: Option<(&str, &str)>) -> Option<Server> {
+pub(crate) fn s3(test: &str, root: &Path, login: Option<(&str, &str)>) -> Option<ForeignServer> {
     let beside = std::env::current_exe().expect("own path");
     let beside = beside.ancestors().nth(3).map(|it| it.join("tools/bin"));
     let told = std::env::var_os("BAFS_TOOLS").map(PathBuf::from);
     let programs = [told, beside].into_iter().flatten();
     let mut programs = programs.map(|directory| directory.join("s3s-fs"));
     let Some(program) = programs.find(|program| program.is_file()) else {
-        skip(test, "there is no s3s-fs; `cargo xtask test` builds it");
+        print_skip(test, "there is no s3s-fs; `cargo xtask test` builds it");
         return None;
     };
     let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
@@ -107,7 +107,7 @@ pub(crate) fn s3(test: &str, root: &Path, login: Option<(&str, &str)>) -> Option
     Some(start(command, port, directory))
 }
 
-fn skip(test: &str, reason: &str) {
+fn print_skip(test: &str, reason: &str) {
     let line = format!("SKIPPED: {test}: {reason}\n");
     eprint!("{line}");
     if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
@@ -117,12 +117,12 @@ fn skip(test: &str, reason: &str) {
 }
 
 /// sshd on a port of its own, for root by a key of this test.
-pub(crate) struct Ssh {
-    pub(crate) server: Server,
+pub(crate) struct SshServer {
+    pub(crate) server: ForeignServer,
     keys: tempfile::TempDir,
 }
 
-impl Ssh {
+impl SshServer {
     /// The lines of `homes.toml` for it.
     pub(crate) fn settings(&self, key: &str) -> String {
         self.settings_at(self.server.port, key)
@@ -148,7 +148,7 @@ fn user() -> String {
 }
 
 /// OpenSSH's server; its host key is known, and `key` but not `other` opens it.
-pub(crate) fn sshd() -> Ssh {
+pub(crate) fn sshd() -> SshServer {
     let (directory, keys) = (tempfile::tempdir(), tempfile::tempdir());
     let (directory, keys) = (directory.expect("directory"), keys.expect("directory"));
     let port = free_port();
@@ -176,11 +176,11 @@ pub(crate) fn sshd() -> Ssh {
     let mut command = Command::new("/usr/sbin/sshd");
     command.args(["-D", "-e", "-f"]).arg(at("sshd_config"));
     let server = start(command, port, directory);
-    Ssh { server, keys }
+    SshServer { server, keys }
 }
 
 /// vsftpd, which shows `root` to nobody but the anonymous, who may read; without MLSD.
-pub(crate) fn vsftpd(root: &Path) -> Server {
+pub(crate) fn vsftpd(root: &Path) -> ForeignServer {
     let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
     let configuration = format!(
         "listen=YES\nlisten_address=127.0.0.1\nlisten_port={port}\nbackground=NO\n\
@@ -198,7 +198,7 @@ pub(crate) fn vsftpd(root: &Path) -> Server {
 }
 
 /// pyftpdlib, which shows `root` to `me` with the password `hush`; the anonymous are refused.
-pub(crate) fn pyftpdlib(root: &Path) -> Server {
+pub(crate) fn pyftpdlib(root: &Path) -> ForeignServer {
     let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
     let mut command = Command::new("/usr/bin/python3");
     command
@@ -233,7 +233,7 @@ servers.FTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
 ";
 
 /// As [`pyftpdlib`], but no upload can be restarted.
-pub(crate) fn pyftpdlib_without_restart(root: &Path) -> Server {
+pub(crate) fn pyftpdlib_without_restart(root: &Path) -> ForeignServer {
     let (directory, port) = (tempfile::tempdir().expect("directory"), free_port());
     let mut command = Command::new("/usr/bin/python3");
     command

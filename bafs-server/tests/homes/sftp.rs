@@ -13,10 +13,10 @@ use bafs_proto::hash::Digest;
 use bafs_proto::path::from_bytes;
 use bafs_proto::source_warning::WarningReason;
 
-use super::proxy::Proxy;
+use super::proxy::DelayProxy;
 use super::servers::sshd;
-use super::stage::{Stage, says};
-use crate::storage_world::noise;
+use super::stage::{HomesFixture, check_error};
+use crate::storage_world::random_bytes;
 
 fn path(root: &Path, below: &str) -> String {
     let path = root.join(below).display().to_string();
@@ -33,8 +33,8 @@ async fn sftp_shows_and_takes_bytes_in_names() {
     std::fs::write(at(b"in/d\xe9/\xff"), b"bytes").expect("file");
     nix::unistd::mkfifo(&at(b"in/fifo"), nix::sys::stat::Mode::S_IRUSR).expect("fifo");
     let address = format!("sftp://127.0.0.1:{}", ssh.server.port);
-    let stage = Stage::new(&ssh.settings("key")).await;
-    let tree = stage.fill(1, &address, &path(root, "in")).await;
+    let stage = HomesFixture::new(&ssh.settings("key")).await;
+    let tree = stage.fill_volume(1, &address, &path(root, "in")).await;
     let tree = tree.expect("fill");
     let filled = tree.join(OsStr::from_bytes(b"d\xe9/\xff"));
     assert_eq!(std::fs::read(filled).expect("file"), b"bytes");
@@ -62,16 +62,16 @@ async fn sftp_shows_and_takes_bytes_in_names() {
 async fn a_host_behind_ssh_fills_volumes_and_is_cached_and_takes_results() {
     let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
     let root = root.path();
-    let (large, small) = (noise(3_000_000, 2), noise(1_000, 3));
+    let (large, small) = (random_bytes(3_000_000, 2), random_bytes(1_000, 3));
     std::fs::create_dir_all(root.join("in/sub")).expect("directory");
     std::fs::write(root.join("in/large"), &large).expect("file");
     std::fs::write(root.join("in/sub/small"), &small).expect("file");
     std::fs::write(root.join("in/sub/empty"), b"").expect("file");
     std::os::unix::fs::symlink("sub/small", root.join("in/link")).expect("link");
     let address = format!("sftp://127.0.0.1:{}", ssh.server.port);
-    let stage = Stage::new(&ssh.settings("key")).await;
+    let stage = HomesFixture::new(&ssh.settings("key")).await;
 
-    let tree = stage.fill(1, &address, &path(root, "in")).await;
+    let tree = stage.fill_volume(1, &address, &path(root, "in")).await;
     let tree = tree.expect("fill");
     let file = |path: &str| std::fs::read(tree.join(path)).expect("file");
     assert!(file("large") == large);
@@ -81,14 +81,14 @@ async fn a_host_behind_ssh_fills_volumes_and_is_cached_and_takes_results() {
     let source = path(root, "in");
     stage.cache(2, &address, &source).await.expect("cache");
     assert!(stage.read(2, "large").await.expect("read") == large);
-    std::fs::write(root.join("in/sub/small"), noise(1_001, 4)).expect("file");
+    std::fs::write(root.join("in/sub/small"), random_bytes(1_001, 4)).expect("file");
     let changed = stage.read(2, "sub/small").await;
-    assert_eq!(says(changed, &["sub/small"]).code, ErrorCode::SourceChanged);
+    assert_eq!(check_error(changed, &["sub/small"]).code, ErrorCode::SourceChanged);
     std::fs::remove_file(root.join("in/sub/small")).expect("file");
     let gone = stage.read(2, "sub/small").await;
-    assert_eq!(says(gone, &["is gone"]).code, ErrorCode::SourceChanged);
+    assert_eq!(check_error(gone, &["is gone"]).code, ErrorCode::SourceChanged);
 
-    let result = noise(2_500_000, 5);
+    let result = random_bytes(2_500_000, 5);
     stage.volume_with(3, "result", &result).await;
     let target = path(root, "out/deep/result");
     for extract in [1, 2] {
@@ -107,7 +107,7 @@ async fn a_host_behind_ssh_fills_volumes_and_is_cached_and_takes_results() {
         .mode();
     assert_eq!(mode & 0o777, 0o644);
     let at = format!("{}/", path(root, "in"));
-    stage.resumes(&address, (&root.join("in"), &at)).await;
+    stage.check_resumption(&address, (&root.join("in"), &at)).await;
     stage.volume_with(4, "nothing", b"").await;
     let target = path(root, "out/nothing");
     let receipt = stage.extract(3, (4, "nothing"), (&address, &target)).await;
@@ -124,19 +124,19 @@ async fn a_host_behind_ssh_fills_volumes_and_is_cached_and_takes_results() {
 async fn a_host_behind_ssh_says_what_is_wrong() {
     let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
     let address = format!("sftp://127.0.0.1:{}", ssh.server.port);
-    let stage = Stage::new(&ssh.settings("other")).await;
-    let refused = stage.fill(1, &address, "etc").await;
-    let refused = says(refused, &[&address, "Permission denied", "homes.toml"]);
+    let stage = HomesFixture::new(&ssh.settings("other")).await;
+    let refused = stage.fill_volume(1, &address, "etc").await;
+    let refused = check_error(refused, &[&address, "Permission denied", "homes.toml"]);
     assert_eq!(refused.code, ErrorCode::RightMissing);
-    let unknown = stage.fill(2, "sftp://elsewhere", "etc").await;
-    says(unknown, &["no credentials for sftp://elsewhere"]);
+    let unknown = stage.fill_volume(2, "sftp://elsewhere", "etc").await;
+    check_error(unknown, &["no credentials for sftp://elsewhere"]);
 
-    let stage = Stage::new(&ssh.settings("key")).await;
-    let missing = stage.fill(1, &address, &path(root.path(), "nothing")).await;
-    assert_eq!(says(missing, &["no such file"]).code, ErrorCode::NotFound);
+    let stage = HomesFixture::new(&ssh.settings("key")).await;
+    let missing = stage.fill_volume(1, &address, &path(root.path(), "nothing")).await;
+    assert_eq!(check_error(missing, &["no such file"]).code, ErrorCode::NotFound);
     stage.volume_with(2, "a", b"a").await;
     let target = stage.extract(1, (2, "a"), (&address, "proc/a")).await;
-    says(target, &["proc/a"]);
+    check_error(target, &["proc/a"]);
 }
 
 /// Files below `root` that anybody has open.
@@ -153,13 +153,13 @@ async fn whoever_gives_up_leaves_no_file_open_behind_ssh() {
     let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
     let is_slow: Arc<AtomicBool> = Arc::default();
     let slow = is_slow.clone();
-    let proxy = Proxy::before(ssh.server.port, move |_, _| {
+    let proxy = DelayProxy::in_front_of(ssh.server.port, move |_, _| {
         Duration::from_millis(if slow.load(Ordering::Relaxed) { 100 } else { 0 })
     });
     let proxy = proxy.await;
     let address = format!("sftp://127.0.0.1:{}", proxy.port);
-    let stage = Stage::new(&ssh.settings_at(proxy.port, "key")).await;
-    stage.volume_with(1, "result", &noise(300_000, 1)).await;
+    let stage = HomesFixture::new(&ssh.settings_at(proxy.port, "key")).await;
+    stage.volume_with(1, "result", &random_bytes(300_000, 1)).await;
     let token = stage.world.token.clone();
     let target = path(root.path(), "result");
     let to = (address.as_str(), target.as_str());

@@ -18,7 +18,7 @@ use bafs_server::homes::HomeSettings;
 use bafs_server::node::Node;
 use bytes::Bytes;
 
-use crate::storage_world::{World, noise, spec};
+use crate::storage_world::{NodeCluster, random_bytes, spec};
 
 pub(crate) const NODE: &str = "node:1";
 
@@ -26,16 +26,16 @@ pub(crate) const NODE: &str = "node:1";
 pub(crate) const BLOCK: u32 = 64 << 10;
 
 /// One node.
-pub(crate) struct Stage {
-    pub(crate) world: World,
+pub(crate) struct HomesFixture {
+    pub(crate) world: NodeCluster,
     store: tempfile::TempDir,
     _node: Arc<Node>,
 }
 
-impl Stage {
+impl HomesFixture {
     /// A node whose `homes.toml` is this text.
     pub(crate) async fn new(homes: &str) -> Self {
-        let (world, store) = (World::new(), tempfile::tempdir().expect("store"));
+        let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
         let mut config = world.config(store.path());
         let file = store.path().join("homes.toml");
         std::fs::write(&file, homes).expect("settings");
@@ -51,7 +51,7 @@ impl Stage {
     }
 
     /// Fills scratch volume `id` from a home; its directory.
-    pub(crate) async fn fill(&self, id: u128, address: &str, path: &str) -> Result<PathBuf> {
+    pub(crate) async fn fill_volume(&self, id: u128, address: &str, path: &str) -> Result<PathBuf> {
         let spec = spec(id, Some(source(address, path)));
         self.create(spec).await?;
         let volume = self.store.path().join("volumes");
@@ -124,7 +124,7 @@ impl Stage {
     }
 }
 
-impl Stage {
+impl HomesFixture {
     /// Sends a file of scratch volume `id` to a home, as upload `extract`.
     pub(crate) async fn extract(
         &self,
@@ -159,13 +159,13 @@ impl Stage {
 
     /// Extractions that find a part of an upload, `directory` being where `at` is for the server: a
     /// right part is gone on with, a wrong or overlong one is replaced.
-    pub(crate) async fn resumes(&self, address: &str, (directory, at): (&Path, &str)) {
-        let content = noise(2_500_000, 9);
+    pub(crate) async fn check_resumption(&self, address: &str, (directory, at): (&Path, &str)) {
+        let content = random_bytes(2_500_000, 9);
         self.volume_with(90, "result", &content).await;
         let parts = [
             &content[..1_500_000],
             b"something else",
-            &noise(3_000_000, 1),
+            &random_bytes(3_000_000, 1),
         ];
         for (extract, part) in (90..).zip(parts) {
             let upload = directory.join(format!(".bafs-put-{}", ExtractId(extract)));
@@ -191,7 +191,7 @@ impl Stage {
 }
 
 /// The text of an error, checked to say what it must.
-pub(crate) fn says<T>(result: Result<T>, words: &[&str]) -> Error {
+pub(crate) fn check_error<T>(result: Result<T>, words: &[&str]) -> Error {
     let error = result.err().expect("an error");
     for word in words {
         assert!(error.detail.contains(word), "'{word}' is not in: {error}");

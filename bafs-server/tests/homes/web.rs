@@ -6,13 +6,13 @@ use std::net::TcpListener;
 use bafs_proto::ErrorCode;
 
 use super::servers::nginx;
-use super::stage::{Stage, says};
-use crate::storage_world::noise;
+use super::stage::{HomesFixture, check_error};
+use crate::storage_world::random_bytes;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_of_a_web_server_fill_volumes_and_are_cached() {
     let root = tempfile::tempdir().expect("root");
-    let (large, small) = (noise(700_001, 1), noise(1_000, 2));
+    let (large, small) = (random_bytes(700_001, 1), random_bytes(1_000, 2));
     let put = |path: &str, content: &[u8]| {
         let path = root.path().join(path);
         std::fs::create_dir_all(path.parent().expect("parent")).expect("directory");
@@ -27,19 +27,19 @@ async fn files_of_a_web_server_fill_volumes_and_are_cached() {
     );
     let nginx = nginx(root.path());
     let address = format!("http://127.0.0.1:{}", nginx.port);
-    let stage = Stage::new("").await;
+    let stage = HomesFixture::new("").await;
 
     // One file, and those of a list.
-    let tree = stage.fill(1, &address, "d/a file").await.expect("fill");
+    let tree = stage.fill_volume(1, &address, "d/a file").await.expect("fill");
     assert!(std::fs::read(tree.join("a file")).expect("file") == large);
-    let tree = stage.fill(2, &address, "d").await.expect("fill");
+    let tree = stage.fill_volume(2, &address, "d").await.expect("fill");
     assert!(std::fs::read(tree.join("a file")).expect("file") == large);
     assert_eq!(std::fs::read(tree.join("sub/small")).expect("file"), small);
     assert_eq!(std::fs::read_dir(&tree).expect("directory").count(), 2);
     stage.cache(3, &address, "d").await.expect("cache");
     assert!(stage.read(3, "a file").await.expect("read") == large);
 
-    put("d/sub/small", &noise(1_000, 3));
+    put("d/sub/small", &random_bytes(1_000, 3));
     // The same size; nginx makes its ETag of the time in seconds and the size.
     let other = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
     let file = std::fs::File::options()
@@ -47,10 +47,10 @@ async fn files_of_a_web_server_fill_volumes_and_are_cached() {
         .open(root.path().join("d/sub/small"));
     file.expect("file").set_modified(other).expect("time");
     let changed = stage.read(3, "sub/small").await;
-    assert_eq!(says(changed, &["sub/small"]).code, ErrorCode::SourceChanged);
+    assert_eq!(check_error(changed, &["sub/small"]).code, ErrorCode::SourceChanged);
     std::fs::remove_file(root.path().join("d/sub/small")).expect("file");
     let gone = stage.read(3, "sub/small").await;
-    assert_eq!(says(gone, &["is gone"]).code, ErrorCode::SourceChanged);
+    assert_eq!(check_error(gone, &["is gone"]).code, ErrorCode::SourceChanged);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,28 +65,28 @@ async fn a_web_server_says_what_is_wrong() {
     let login = |password: &str| {
         format!("[[home]]\nurl = \"{address}\"\nuser = \"me\"\npassword = \"{password}\"\n")
     };
-    let stage = Stage::new("").await;
-    let missing = stage.fill(1, &address, "d/nothing").await;
-    let missing = says(missing, &["d/nothing", "no such file", "bafs.list"]);
+    let stage = HomesFixture::new("").await;
+    let missing = stage.fill_volume(1, &address, "d/nothing").await;
+    let missing = check_error(missing, &["d/nothing", "no such file", "bafs.list"]);
     assert_eq!(missing.code, ErrorCode::NotFound);
     for (id, path) in [(2, "private/a"), (3, "closed/a")] {
-        let refused = stage.fill(id, &address, path).await;
-        let refused = says(refused, &[path, "permission refused", "homes.toml"]);
+        let refused = stage.fill_volume(id, &address, path).await;
+        let refused = check_error(refused, &[path, "permission refused", "homes.toml"]);
         assert_eq!(refused.code, ErrorCode::RightMissing);
     }
     stage.volume_with(4, "a", b"a").await;
     let refused = stage.extract(1, (4, "a"), (&address, "d/a")).await;
-    let refused = says(refused, &["takes no files", "sftp"]);
+    let refused = check_error(refused, &["takes no files", "sftp"]);
     assert_eq!(refused.code, ErrorCode::Unsupported);
 
-    let stage = Stage::new(&login("wrong")).await;
-    let refused = stage.fill(1, &address, "private/a").await;
+    let stage = HomesFixture::new(&login("wrong")).await;
+    let refused = stage.fill_volume(1, &address, "private/a").await;
     assert_eq!(
-        says(refused, &["permission refused"]).code,
+        check_error(refused, &["permission refused"]).code,
         ErrorCode::RightMissing
     );
-    let stage = Stage::new(&login("hush")).await;
-    let tree = stage.fill(1, &address, "private/a").await.expect("fill");
+    let stage = HomesFixture::new(&login("hush")).await;
+    let tree = stage.fill_volume(1, &address, "private/a").await.expect("fill");
     assert_eq!(std::fs::read(tree.join("a")).expect("file"), b"secret");
 }
 
@@ -94,20 +94,20 @@ async fn a_web_server_says_what_is_wrong() {
 async fn a_bearer_token_opens_what_asks_for_it_and_is_never_told() {
     let root = tempfile::tempdir().expect("root");
     std::fs::create_dir(root.path().join("bearer")).expect("directory");
-    let content = noise(200_000, 8);
+    let content = random_bytes(200_000, 8);
     std::fs::write(root.path().join("bearer/a"), &content).expect("file");
     let nginx = nginx(root.path());
     let address = format!("http://127.0.0.1:{}", nginx.port);
     let token = |token: &str| format!("[[home]]\nurl = \"{address}\"\ntoken = \"{token}\"\n");
     for settings in [String::new(), token("opensaysme")] {
-        let stage = Stage::new(&settings).await;
-        let refused = stage.fill(1, &address, "bearer/a").await;
-        let refused = says(refused, &["bearer/a", "permission refused", "homes.toml"]);
+        let stage = HomesFixture::new(&settings).await;
+        let refused = stage.fill_volume(1, &address, "bearer/a").await;
+        let refused = check_error(refused, &["bearer/a", "permission refused", "homes.toml"]);
         assert_eq!(refused.code, ErrorCode::RightMissing);
         assert!(!refused.detail.contains("opensaysme"), "{refused}");
     }
-    let stage = Stage::new(&token("sesame")).await;
-    let tree = stage.fill(1, &address, "bearer/a").await.expect("fill");
+    let stage = HomesFixture::new(&token("sesame")).await;
+    let tree = stage.fill_volume(1, &address, "bearer/a").await.expect("fill");
     assert_eq!(std::fs::read(tree.join("a")).expect("file"), content);
     stage.cache(2, &address, "bearer/a").await.expect("cache");
     let (_, entries) = stage.manifest(2).await;
@@ -118,7 +118,7 @@ async fn a_bearer_token_opens_what_asks_for_it_and_is_never_told() {
 }
 
 /// A web server that answers everything with `head` and 300,000 bytes.
-fn careless(head: &'static str) -> u16 {
+fn careless_server(head: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("bound").port();
     std::thread::spawn(move || {
@@ -146,15 +146,15 @@ fn careless(head: &'static str) -> u16 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_that_cannot_be_guarded_or_asked_for_ranges_are_refused() {
-    let stage = Stage::new("").await;
-    let address = format!("http://127.0.0.1:{}", careless(""));
-    let unguarded = stage.fill(1, &address, "a").await;
-    let unguarded = says(unguarded, &["neither ETag nor Last-Modified"]);
+    let stage = HomesFixture::new("").await;
+    let address = format!("http://127.0.0.1:{}", careless_server(""));
+    let unguarded = stage.fill_volume(1, &address, "a").await;
+    let unguarded = check_error(unguarded, &["neither ETag nor Last-Modified"]);
     assert_eq!(unguarded.code, ErrorCode::Unsupported);
 
-    let address = format!("http://127.0.0.1:{}", careless("etag: \"x\"\r\n"));
+    let address = format!("http://127.0.0.1:{}", careless_server("etag: \"x\"\r\n"));
     stage.cache(2, &address, "a").await.expect("cache");
     let whole = stage.read(2, "a").await;
-    let whole = says(whole, &["cannot serve ranges"]);
+    let whole = check_error(whole, &["cannot serve ranges"]);
     assert_eq!(whole.code, ErrorCode::Unsupported);
 }

@@ -46,14 +46,14 @@ pub(crate) fn from_volume(id: u128) -> Option<Source> {
 }
 
 /// A cluster with one authority.
-pub(crate) struct World {
+pub(crate) struct NodeCluster {
     pub(crate) network: Network,
     pub(crate) authority: Authority,
     pub(crate) token: Token,
     pub(crate) pool: Pool,
 }
 
-impl World {
+impl NodeCluster {
     pub(crate) fn new() -> Self {
         let authority = Authority::generate().expect("authority");
         let token = authority
@@ -164,7 +164,7 @@ pub(crate) fn from_home(path: &str) -> Option<Source> {
     })
 }
 
-pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn random_bytes(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let next = |_| {
         state = state
@@ -177,43 +177,43 @@ pub(crate) fn noise(length: usize, seed: u64) -> Vec<u8> {
 
 /// An upload at the small home.
 #[derive(Default)]
-pub(crate) struct Put {
+pub(crate) struct HomeUploadState {
     path: String,
     received: Vec<u8>,
     receipt: Option<PutReceipt>,
 }
 
 /// Kind, content and permission bits of an entry of the small home.
-type Entry = (SourceKind, Vec<u8>, u32);
+type HomeEntry = (SourceKind, Vec<u8>, u32);
 
 /// A home in memory, with faults to order.
 #[derive(Default)]
-pub(crate) struct Home {
-    pub(crate) entries: Mutex<BTreeMap<String, Entry>>,
-    puts: Mutex<BTreeMap<ExtractId, Put>>,
+pub(crate) struct FaultyHome {
+    pub(crate) entries: Mutex<BTreeMap<String, HomeEntry>>,
+    puts: Mutex<BTreeMap<ExtractId, HomeUploadState>>,
     pub(crate) files: Mutex<BTreeMap<String, Vec<u8>>>,
     /// So many replies to reads carry damaged bytes.
-    pub(crate) damage: AtomicU32,
+    pub(crate) damaged_replies: AtomicU32,
     /// So many uploaded pieces arrive, but their replies are lost.
-    pub(crate) lose: AtomicU32,
+    pub(crate) lost_replies: AtomicU32,
     /// So many uploads cannot begin, as their directory is gone.
-    pub(crate) misplaced: AtomicU32,
+    pub(crate) misplaced_uploads: AtomicU32,
     pub(crate) reads: AtomicU32,
-    pub(crate) pieces: AtomicU32,
+    pub(crate) chunks: AtomicU32,
     pub(crate) commits: AtomicU32,
     pub(crate) begins: AtomicU32,
-    here: AtomicU32,
+    chunks_in_flight: AtomicU32,
     /// Most uploaded pieces that were here at once.
-    here_max: AtomicU32,
+    chunks_in_flight_max: AtomicU32,
     /// No piece is answered before so many have been here at once.
-    pub(crate) together: AtomicU32,
+    pub(crate) chunks_awaited: AtomicU32,
     /// Reads wait so long, in milliseconds.
     pub(crate) delay_ms: AtomicU32,
 }
 
 const MTIME_NS: i64 = 1_234_567_890_123_456_789;
 
-impl Home {
+impl FaultyHome {
     pub(crate) fn file(&self, path: &str, content: &[u8], mode: u32) {
         let entry = (SourceKind::File, content.to_vec(), mode);
         self.entries
@@ -231,7 +231,7 @@ impl Home {
 
     fn list(&self, path: &str, after: Option<&str>) -> Result<SourcePage> {
         let entries = self.entries.lock().expect("lock");
-        let entry = |(at, (kind, content, mode)): (&String, &Entry)| {
+        let entry = |(at, (kind, content, mode)): (&String, &HomeEntry)| {
             let below = if at == path {
                 Some("")
             } else {
@@ -300,7 +300,7 @@ impl Home {
                     .chunks(call.block_bytes as usize)
                     .map(Digest::of)
                     .collect();
-                if take(&self.damage) {
+                if take_fault(&self.damaged_replies) {
                     data[0] ^= 1;
                 }
                 Ok((Reply::ReadSource(SourceData { digests }), data.into()))
@@ -314,12 +314,12 @@ impl Home {
                     digests.extend(content.chunks(call.block_bytes as usize).map(Digest::of));
                     data.extend_from_slice(content);
                 }
-                if take(&self.damage) {
+                if take_fault(&self.damaged_replies) {
                     data[0] ^= 1;
                 }
                 Ok((Reply::ReadSources(SourceData { digests }), data.into()))
             }
-            Request::BeginPut(_) if take(&self.misplaced) => Err(misplaced()),
+            Request::BeginPut(_) if take_fault(&self.misplaced_uploads) => Err(misplaced_error()),
             Request::BeginPut(call) => {
                 self.begins.fetch_add(1, Ordering::Relaxed);
                 let mut puts = self.puts.lock().expect("lock");
@@ -342,8 +342,8 @@ impl Home {
                     return Err(Error::new(ErrorCode::Conflict, "wrong offset"));
                 }
                 put.received.extend_from_slice(body);
-                self.pieces.fetch_add(1, Ordering::Relaxed);
-                if take(&self.lose) {
+                self.chunks.fetch_add(1, Ordering::Relaxed);
+                if take_fault(&self.lost_replies) {
                     return Err(Error::new(ErrorCode::Unreachable, "reply lost"));
                 }
                 let received_bytes = put.received.len() as u64;
@@ -377,7 +377,7 @@ impl Home {
                     .lock()
                     .expect("lock")
                     .insert(put.path.clone(), content);
-                if take(&self.lose) {
+                if take_fault(&self.lost_replies) {
                     return Err(Error::new(ErrorCode::Unreachable, "reply lost"));
                 }
                 Ok((Reply::CommitPut(receipt), none))
@@ -401,8 +401,8 @@ impl Home {
     }
 
     fn put_file(&self, call: PutFile, data: &[u8]) -> Result<PutReceipt> {
-        if take(&self.misplaced) {
-            return Err(misplaced());
+        if take_fault(&self.misplaced_uploads) {
+            return Err(misplaced_error());
         }
         let mut puts = self.puts.lock().expect("lock");
         let put = puts.entry(call.extract).or_default();
@@ -419,14 +419,14 @@ impl Home {
         });
         let mut files = self.files.lock().expect("lock");
         files.insert(call.path, data.to_vec());
-        if take(&self.lose) {
+        if take_fault(&self.lost_replies) {
             return Err(Error::new(ErrorCode::Unreachable, "reply lost"));
         }
         Ok(receipt.clone())
     }
 
     /// Waits until it is the turn of a piece, and notes how many are here at once.
-    async fn order(&self, request: &Request) {
+    async fn wait_for_chunks(&self, request: &Request) {
         let Request::PutRange(call) = request else {
             return;
         };
@@ -434,34 +434,34 @@ impl Home {
             let puts = self.puts.lock().expect("lock");
             puts.get(&call.extract).expect("begun").received.len() as u64
         };
-        let here = self.here.fetch_add(1, Ordering::Relaxed) + 1;
-        self.here_max.fetch_max(here, Ordering::Relaxed);
-        let together = self.together.load(Ordering::Relaxed);
-        while received() < call.offset || self.here_max.load(Ordering::Relaxed) < together {
+        let here = self.chunks_in_flight.fetch_add(1, Ordering::Relaxed) + 1;
+        self.chunks_in_flight_max.fetch_max(here, Ordering::Relaxed);
+        let together = self.chunks_awaited.load(Ordering::Relaxed);
+        while received() < call.offset || self.chunks_in_flight_max.load(Ordering::Relaxed) < together {
             tokio::task::yield_now().await;
         }
-        self.here.fetch_sub(1, Ordering::Relaxed);
+        self.chunks_in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Service for Home {
+impl Service for FaultyHome {
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             let delay_ms = self.delay_ms.load(Ordering::Relaxed);
             if delay_ms > 0 {
                 tokio::time::sleep(std::time::Duration::from_millis(delay_ms.into())).await;
             }
-            self.order(&incoming.request).await;
+            self.wait_for_chunks(&incoming.request).await;
             self.answer(incoming.request, &incoming.body)
         })
     }
 }
 
-fn misplaced() -> Error {
+fn misplaced_error() -> Error {
     Error::new(ErrorCode::NotFound, "home has no such directory")
 }
 
-fn take(faults: &AtomicU32) -> bool {
+fn take_fault(faults: &AtomicU32) -> bool {
     faults
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
             left.checked_sub(1)
@@ -469,14 +469,14 @@ fn take(faults: &AtomicU32) -> bool {
         .is_ok()
 }
 
-pub(crate) fn rich_home(world: &World) -> Arc<Home> {
-    let home = Arc::new(Home::default());
+pub(crate) fn populated_home(world: &NodeCluster) -> Arc<FaultyHome> {
+    let home = Arc::new(FaultyHome::default());
     home.add("in", SourceKind::Directory);
     home.add("in/sub", SourceKind::Directory);
     home.add("in/link", SourceKind::Symlink(b"sub/small".to_vec()));
     home.add("in/out", SourceKind::Symlink(b"/etc/passwd".to_vec()));
     home.file("in/sub/small", b"hello", 0o640);
-    home.file("in/big", &noise(3_500_000, 7), 0o755);
+    home.file("in/big", &random_bytes(3_500_000, 7), 0o755);
     home.file("in/empty", b"", 0o600);
     let mut sparse = vec![0; 2 << 20];
     sparse[1_500_000] = 1;

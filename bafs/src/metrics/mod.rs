@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use bafs_sched::logic::Progress;
-use bafs_server::counters::{Figures, ReadFigures};
+use bafs_server::counters::{Metrics, ReadMetrics};
 
 /// First part of the names of counters of calls; the rest is the call.
 const CALLS: &str = "calls.";
@@ -210,7 +210,7 @@ fn help(name: &str) -> &'static str {
 ///
 /// # Errors
 /// When the address cannot be listened at.
-pub(crate) fn start(address: &str, read: ReadFigures) -> Result<SocketAddr> {
+pub(crate) fn start(address: &str, read: ReadMetrics) -> Result<SocketAddr> {
     let what =
         || format!("--metrics {address}: cannot listen there; it is HOST:PORT of this machine");
     let places: Vec<SocketAddr> = address.to_socket_addrs().with_context(what)?.collect();
@@ -234,7 +234,7 @@ impl Shown {
     }
 
     /// Reads it as figures.
-    pub(crate) fn figures(&self) -> ReadFigures {
+    pub(crate) fn figures(&self) -> ReadMetrics {
         let shown = self.0.clone();
         Arc::new(move || {
             let progress = *shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -243,7 +243,7 @@ impl Shown {
                 ("run_nodes_lost", progress.nodes_lost),
                 ("run_extracted_bytes", progress.extracted_bytes),
             ];
-            Figures {
+            Metrics {
                 counters: counters.map(|(name, n)| (name.to_owned(), n)).into(),
                 gauges: BTreeMap::from([
                     ("run_jobs", progress.jobs_total),
@@ -270,13 +270,13 @@ mod tests {
 
     use super::*;
 
-    fn figures() -> Figures {
+    fn figures() -> Metrics {
         let counters = [
             ("calls.ReadBlocks", 3),
             ("volumes.made", 2),
             ("no\"such\n", 1),
         ];
-        Figures {
+        Metrics {
             counters: counters.map(|(name, n)| (name.to_owned(), n)).into(),
             gauges: BTreeMap::from([("free_bytes", 7)]),
         }
@@ -328,12 +328,12 @@ mod tests {
 
     #[test]
     fn what_is_documented_of_a_server_is_told_from_its_start() {
-        use bafs_server::counters::{Counters, HOME, NODE};
+        use bafs_server::counters::{Counters, HOME_COUNTERS, NODE_COUNTERS};
         let document = include_str!("../../../docs/METRICS.md");
-        for (server, names) in [("node", NODE), ("home", HOME)] {
-            let started = Figures {
-                counters: Counters::zero(names).snapshot(),
-                ..Figures::default()
+        for (server, names) in [("node", NODE_COUNTERS), ("home", HOME_COUNTERS)] {
+            let started = Metrics {
+                counters: Counters::with_names(names).snapshot(),
+                ..Metrics::default()
             };
             let page = text::page(&started);
             let mut told: Vec<&str> = page

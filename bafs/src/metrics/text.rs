@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use bafs_server::counters::Figures;
+use bafs_server::counters::Metrics;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
 use prometheus_client::metrics::MetricType;
@@ -18,7 +18,7 @@ use super::{CALLS, help};
 const PREFIX: &str = "bafs";
 
 /// The page.
-pub(super) fn page(figures: &Figures) -> String {
+pub(super) fn page(figures: &Metrics) -> String {
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(Once(figures.clone())));
     let mut page = String::new();
@@ -35,7 +35,7 @@ pub(super) fn plain(name: &str) -> String {
 
 /// Figures of one moment.
 #[derive(Debug)]
-struct Once(Figures);
+struct Once(Metrics);
 
 impl Collector for Once {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {

@@ -18,36 +18,36 @@ const LINES_MAX: usize = 1_000;
 const LISTING_BYTES_MAX: u64 = 256 << 20;
 
 /// How vsftpd says, with a success, that it lists nothing of a directory as it may not.
-const NOT_OPENED: &str = "failed to open directory";
+const NOT_OPENED_TEXT: &str = "failed to open directory";
 
 /// A server that neither sends nor takes anything for so long hangs.
-const SILENCE: Duration = Duration::from_secs(30);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a server answers: a code and its lines, without the code.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct FtpReply {
     pub(super) code: u16,
     pub(super) lines: Vec<String>,
 }
 
 /// A connection that is logged in.
-pub(super) struct Control {
+pub(super) struct FtpConnection {
     stream: BufReader<TcpStream>,
     peer: SocketAddr,
     /// Whether the server knows the commands of RFC 3659.
     pub(super) has_facts: bool,
 }
 
-impl Control {
+impl FtpConnection {
     /// Connects to `host:port` and logs in.
     ///
     /// # Errors
     /// `Unreachable`; `RightMissing` when the login is refused.
     pub(super) async fn open(host: &str, user: &str, password: &str) -> Result<Self> {
-        let stream = heard(TcpStream::connect(host)).await?;
-        let peer = stream.peer_addr().map_err(|e| broken(&e))?;
+        let stream = with_silence_timeout(TcpStream::connect(host)).await?;
+        let peer = stream.peer_addr().map_err(|e| connection_error(&e))?;
         // Commands are small and each is waited for.
-        stream.set_nodelay(true).map_err(|e| broken(&e))?;
+        stream.set_nodelay(true).map_err(|e| connection_error(&e))?;
         let mut this = Self {
             stream: BufReader::new(stream),
             peer,
@@ -55,14 +55,14 @@ impl Control {
         };
         let greeting = this.reply().await?;
         if greeting.code != 220 {
-            return Err(greeting.refused());
+            return Err(greeting.refusal_error());
         }
-        let mut login = this.ask("USER", user).await?;
+        let mut login = this.send_command("USER", user).await?;
         if login.code == 331 {
-            login = this.ask("PASS", password).await?;
+            login = this.send_command("PASS", password).await?;
         }
         if !matches!(login.code, 202 | 230) {
-            let said = login.refused();
+            let said = login.refusal_error();
             let text = format!(
                 "the login of '{user}' is refused: check user and password in the node's \
                  homes.toml ({})",
@@ -75,8 +75,8 @@ impl Control {
             };
             return Err(Error::new(code, text));
         }
-        this.done("TYPE", "I").await?;
-        let features = this.ask("FEAT", "").await?;
+        this.run_command("TYPE", "I").await?;
+        let features = this.send_command("FEAT", "").await?;
         let has = |name: &str| {
             let mut lines = features
                 .lines
@@ -86,7 +86,7 @@ impl Control {
         };
         this.has_facts = features.code == 211 && has("MLST");
         if features.code == 211 && has("UTF8") {
-            this.ask("OPTS", "UTF8 ON").await?;
+            this.send_command("OPTS", "UTF8 ON").await?;
         }
         Ok(this)
     }
@@ -95,23 +95,23 @@ impl Control {
     ///
     /// # Errors
     /// `BadPath` for a name that would be two commands; `Unreachable`.
-    pub(super) async fn ask(&mut self, command: &str, argument: &str) -> Result<Reply> {
+    pub(super) async fn send_command(&mut self, command: &str, argument: &str) -> Result<FtpReply> {
         if argument.contains(['\r', '\n', '\0']) {
             let text = "a name with a line break cannot be said in FTP";
             return Err(Error::new(ErrorCode::BadPath, text));
         }
         let space = if argument.is_empty() { "" } else { " " };
         let line = format!("{command}{space}{argument}\r\n");
-        heard(self.stream.get_mut().write_all(&to_bytes(&line))).await?;
+        with_silence_timeout(self.stream.get_mut().write_all(&to_bytes(&line))).await?;
         self.reply().await
     }
 
     /// Sends a command that must succeed.
-    pub(super) async fn done(&mut self, command: &str, argument: &str) -> Result<Reply> {
-        let reply = self.ask(command, argument).await?;
+    pub(super) async fn run_command(&mut self, command: &str, argument: &str) -> Result<FtpReply> {
+        let reply = self.send_command(command, argument).await?;
         match reply.code {
             200..=299 => Ok(reply),
-            _ => Err(reply.refused()),
+            _ => Err(reply.refusal_error()),
         }
     }
 
@@ -119,7 +119,7 @@ impl Control {
     pub(super) async fn read(&mut self, path: &str, offset: u64, length: u64) -> Result<Vec<u8>> {
         let data = self.transfer(offset, "RETR", path).await?;
         let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
-        let taken = take(data, length, &mut bytes).await;
+        let taken = receive(data, length, &mut bytes).await;
         // A server that is cut short says so, or that it is done: either is right.
         self.reply().await?;
         taken?;
@@ -134,7 +134,7 @@ impl Control {
     ) -> Result<()> {
         let mut data = self.transfer(0, "RETR", path).await?;
         let mut piece = vec![0; 256 << 10];
-        while let count @ 1.. = heard(data.read(&mut piece)).await? {
+        while let count @ 1.. = with_silence_timeout(data.read(&mut piece)).await? {
             take(&piece[..count]);
         }
         self.end_of_transfer().await.map(drop)
@@ -151,30 +151,30 @@ impl Control {
                 .is_err_and(|e| e.code != ErrorCode::Unreachable)
         {
             // Some servers restart no upload.
-            self.ask("REST", "0").await?;
+            self.send_command("REST", "0").await?;
             begun = self.transfer(0, "APPE", path).await;
         }
         let mut data = begun?;
         let mut left = bytes;
         while !left.is_empty() {
-            let count = heard(data.write(left)).await?;
+            let count = with_silence_timeout(data.write(left)).await?;
             left = &left[count..];
         }
-        heard(data.shutdown()).await?;
+        with_silence_timeout(data.shutdown()).await?;
         drop(data);
         self.end_of_transfer().await.map(drop)
     }
 
     /// The lines that `command` lists.
-    pub(super) async fn lines(&mut self, command: &str, argument: &str) -> Result<Vec<String>> {
+    pub(super) async fn list_lines(&mut self, command: &str, argument: &str) -> Result<Vec<String>> {
         let data = self.transfer(0, command, argument).await?;
         let mut bytes = Vec::new();
-        take(data, LISTING_BYTES_MAX + 1, &mut bytes).await?;
+        receive(data, LISTING_BYTES_MAX + 1, &mut bytes).await?;
         if bytes.len() as u64 > LISTING_BYTES_MAX {
             return Err(Error::new(ErrorCode::Malformed, "a listing is too long"));
         }
         let reply = self.end_of_transfer().await?;
-        if bytes.is_empty() && reply.lines.iter().any(|line| line.contains(NOT_OPENED)) {
+        if bytes.is_empty() && reply.lines.iter().any(|line| line.contains(NOT_OPENED_TEXT)) {
             let text = format!("it says {}: {}", reply.code, reply.lines.join(" "));
             return Err(Error::new(ErrorCode::RightMissing, text));
         }
@@ -182,52 +182,52 @@ impl Control {
         Ok(text.lines().map(str::to_owned).collect())
     }
 
-    async fn end_of_transfer(&mut self) -> Result<Reply> {
+    async fn end_of_transfer(&mut self) -> Result<FtpReply> {
         let reply = self.reply().await?;
         match reply.code {
             200..=299 => Ok(reply),
-            _ => Err(reply.refused()),
+            _ => Err(reply.refusal_error()),
         }
     }
 
     /// Opens a data connection and begins a transfer on it.
     async fn transfer(&mut self, offset: u64, command: &str, path: &str) -> Result<TcpStream> {
-        let passive = self.ask("EPSV", "").await?;
+        let passive = self.send_command("EPSV", "").await?;
         let text = passive.lines.join(" ");
         let port = match passive.code {
-            229 => facts::extended_port(&text),
+            229 => facts::parse_extended_port(&text),
             _ => {
-                let passive = self.done("PASV", "").await?;
+                let passive = self.run_command("PASV", "").await?;
                 // The address that it tells is often that of its own network.
-                facts::passive_port(&passive.lines.join(" "))
+                facts::parse_passive_port(&passive.lines.join(" "))
             }
         };
         let port = port
             .ok_or_else(|| Error::new(ErrorCode::Malformed, format!("it tells no port: {text}")))?;
         let place = SocketAddr::new(self.peer.ip(), port);
-        let data = heard(TcpStream::connect(place)).await?;
+        let data = with_silence_timeout(TcpStream::connect(place)).await?;
         if offset > 0 {
-            let restart = self.ask("REST", &offset.to_string()).await?;
+            let restart = self.send_command("REST", &offset.to_string()).await?;
             if restart.code != 350 {
-                return Err(restart.refused());
+                return Err(restart.refusal_error());
             }
         }
-        let begun = self.ask(command, path).await?;
+        let begun = self.send_command(command, path).await?;
         match begun.code {
             125 | 150 => Ok(data),
-            _ => Err(begun.refused()),
+            _ => Err(begun.refusal_error()),
         }
     }
 
-    async fn reply(&mut self) -> Result<Reply> {
+    async fn reply(&mut self) -> Result<FtpReply> {
         let mut lines = Vec::new();
         let mut first: Option<String> = None;
         loop {
             let mut line = Vec::new();
             let mut limited = (&mut self.stream).take(LINE_BYTES_MAX);
-            let read = heard(limited.read_until(b'\n', &mut line)).await?;
+            let read = with_silence_timeout(limited.read_until(b'\n', &mut line)).await?;
             if read == 0 || line.last() != Some(&b'\n') {
-                return Err(broken(&"it ended the connection"));
+                return Err(connection_error(&"it ended the connection"));
             }
             let line = String::from_utf8_lossy(&line).trim_end().to_owned();
             let code = first.get_or_insert_with(|| line.chars().take(3).collect());
@@ -245,14 +245,14 @@ impl Control {
             let code = code.parse().map_err(|_| {
                 Error::new(ErrorCode::Malformed, format!("it speaks no FTP: {line}"))
             })?;
-            return Ok(Reply { code, lines });
+            return Ok(FtpReply { code, lines });
         }
     }
 }
 
-impl Reply {
+impl FtpReply {
     /// What a refusal means to the caller.
-    pub(super) fn refused(&self) -> Error {
+    pub(super) fn refusal_error(&self) -> Error {
         let said = self.lines.join(" ");
         let is_denied = ["ermission", "denied", "not permitted"]
             .iter()
@@ -271,24 +271,24 @@ impl Reply {
 }
 
 /// Takes what comes: `length` bytes, or fewer if it ends before.
-async fn take(data: TcpStream, length: u64, bytes: &mut Vec<u8>) -> Result<()> {
+async fn receive(data: TcpStream, length: u64, bytes: &mut Vec<u8>) -> Result<()> {
     let mut data = data.take(length);
-    while heard(data.read_buf(bytes)).await? > 0 {}
+    while with_silence_timeout(data.read_buf(bytes)).await? > 0 {}
     Ok(())
 }
 
 /// What comes of one step, if anything does before the server must be taken for dead.
-async fn heard<T>(step: impl Future<Output = std::io::Result<T>>) -> Result<T> {
-    match tokio::time::timeout(SILENCE, step).await {
-        Ok(done) => done.map_err(|e| broken(&e)),
+async fn with_silence_timeout<T>(step: impl Future<Output = std::io::Result<T>>) -> Result<T> {
+    match tokio::time::timeout(SILENCE_TIMEOUT, step).await {
+        Ok(done) => done.map_err(|e| connection_error(&e)),
         Err(_) => {
-            let text = format!("nothing was heard for {} s", SILENCE.as_secs());
-            Err(broken(&text))
+            let text = format!("nothing was heard for {} s", SILENCE_TIMEOUT.as_secs());
+            Err(connection_error(&text))
         }
     }
 }
 
-fn broken(error: &dyn std::fmt::Display) -> Error {
+fn connection_error(error: &dyn std::fmt::Display) -> Error {
     Error::new(
         ErrorCode::Unreachable,
         format!("the connection failed: {error}"),

@@ -17,19 +17,19 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use opendal::services::S3;
 
-use super::super::listing::{directory, file, page};
+use super::super::listing::{directory_entry, file_entry, make_page};
 use super::super::settings::HomeSetting;
-use super::super::{Home, Put};
-use super::uploads::Uploads;
-use super::{Objects, STATS_MAX};
+use super::super::{HomeBackend, HomeUpload};
+use super::uploads::BucketUploads;
+use super::{ObjectStore, CONCURRENT_STATS_MAX};
 
 /// A bucket.
-pub(crate) struct Bucket {
-    objects: Arc<Objects>,
-    uploads: Uploads,
+pub(crate) struct BucketHome {
+    objects: Arc<ObjectStore>,
+    uploads: BucketUploads,
 }
 
-impl Bucket {
+impl BucketHome {
     /// The bucket of `address`, which is `s3://BUCKET`.
     ///
     /// # Errors
@@ -49,17 +49,17 @@ impl Bucket {
             (Some(id), Some(secret)) => service.access_key_id(id).secret_access_key(secret),
             _ => service.skip_signature(),
         };
-        let objects = Arc::new(Objects::new(address, service)?);
+        let objects = Arc::new(ObjectStore::new(address, service)?);
         Ok(Self {
-            uploads: Uploads::new(objects.clone()),
+            uploads: BucketUploads::new(objects.clone()),
             objects,
         })
     }
 
     async fn list(&self, path: &str) -> Result<SourcePage> {
         let objects = &self.objects;
-        let fault = |error| objects.fault(path, &error);
-        let prefix = match &*objects.key(path)? {
+        let fault = |error| objects.store_error(path, &error);
+        let prefix = match &*objects.object_key(path)? {
             "" => String::new(),
             key => format!("{key}/"),
         };
@@ -69,15 +69,15 @@ impl Bucket {
         let described = found
             .map_err(fault)
             .map(async |entry| self.describe(&prefix, entry?).await)
-            .buffer_unordered(STATS_MAX);
+            .buffer_unordered(CONCURRENT_STATS_MAX);
         let entries: Vec<SourceEntry> = described.try_collect().await?;
         if !entries.is_empty() {
-            return page(entries, warnings);
+            return make_page(entries, warnings);
         }
         if path.is_empty() {
-            return page(vec![directory("")], warnings);
+            return make_page(vec![directory_entry("")], warnings);
         }
-        page(vec![file("", objects.stat(path).await?)], warnings)
+        make_page(vec![file_entry("", objects.stat(path).await?)], warnings)
     }
 
     async fn describe(&self, prefix: &str, entry: opendal::Entry) -> Result<SourceEntry> {
@@ -86,18 +86,18 @@ impl Bucket {
         let name = from_bytes(key.strip_prefix(prefix).unwrap_or(&key).as_bytes());
         // A key with a slash at its end stands for a directory.
         if found.is_dir() {
-            return Ok(directory(name.trim_end_matches('/')));
+            return Ok(directory_entry(name.trim_end_matches('/')));
         }
         let identity = match found.etag() {
             Some(_) => self.objects.identity(&path, &found)?,
             // Some stores leave it out of listings.
             None => self.objects.stat(&path).await?,
         };
-        Ok(file(&name, identity))
+        Ok(file_entry(&name, identity))
     }
 }
 
-impl Home for Bucket {
+impl HomeBackend for BucketHome {
     fn list<'a>(
         &'a self,
         _token: &'a Token,
@@ -116,13 +116,13 @@ impl Home for Bucket {
         Box::pin(self.objects.read(call))
     }
 
-    fn begin<'a>(&'a self, put: &'a Put, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+    fn begin<'a>(&'a self, put: &'a HomeUpload, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
         Box::pin(self.uploads.begin(put))
     }
 
     fn write<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         offset: u64,
         data: Bytes,
         _: Deadline,
@@ -132,7 +132,7 @@ impl Home for Bucket {
 
     fn commit<'a>(
         &'a self,
-        put: &'a Put,
+        put: &'a HomeUpload,
         digest: Digest,
         _: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {

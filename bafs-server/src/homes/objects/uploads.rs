@@ -14,8 +14,8 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::OwnedMutexGuard;
 
-use super::super::{CALL_MS, Put, slowest_ms};
-use super::{Objects, Writer};
+use super::super::{CALL_TIMEOUT_MS, HomeUpload, transfer_ms_max};
+use super::{ObjectStore, Writer};
 
 /// Bytes of a part, at least; each costs a request. The store takes 5 MiB or more.
 const PART_BYTES_MIN: u64 = 8 << 20;
@@ -27,45 +27,45 @@ const PARTS_MAX: u64 = 9_000;
 const UPLOADS_MAX: usize = 256;
 
 /// So long an upload is kept that nobody goes on with, in milliseconds, and until another begins.
-const KEPT_MS: u64 = 600_000;
+const UPLOAD_IDLE_MS: u64 = 600_000;
 
 /// A store may take minutes to put the parts of an upload together, so this long it has, in
 /// milliseconds (API reference of Amazon S3, `CompleteMultipartUpload`).
-const COMPLETE_MS: u64 = 600_000;
+const COMPLETE_TIMEOUT_MS: u64 = 600_000;
 
 /// The uploads of one bucket.
-pub(super) struct Uploads {
-    objects: Arc<Objects>,
-    list: Mutex<BTreeMap<ExtractId, Arc<Upload>>>,
+pub(super) struct BucketUploads {
+    objects: Arc<ObjectStore>,
+    list: Mutex<BTreeMap<ExtractId, Arc<BucketUpload>>>,
 }
 
 /// A file on its way.
-struct Upload {
+struct BucketUpload {
     path: String,
-    kept_until: Mutex<Deadline>,
+    expires: Mutex<Deadline>,
     /// All of it is sent, and the store puts it together.
     is_closing: AtomicBool,
     /// Whoever holds it does something with the upload.
-    state: Arc<tokio::sync::Mutex<State>>,
+    state: Arc<tokio::sync::Mutex<UploadState>>,
 }
 
-enum State {
-    Open(Box<Sending>),
+enum UploadState {
+    Open(Box<OpenUpload>),
     /// It is there; whoever asked for that may not have heard it.
     Done(PutReceipt),
     /// It failed, or was given up.
-    Over,
+    Ended,
 }
 
-struct Sending {
+struct OpenUpload {
     writer: Writer,
     hasher: Hasher,
     sent: u64,
     part_bytes: u64,
 }
 
-impl Uploads {
-    pub(super) fn new(objects: Arc<Objects>) -> Self {
+impl BucketUploads {
+    pub(super) fn new(objects: Arc<ObjectStore>) -> Self {
         Self {
             objects,
             list: Mutex::default(),
@@ -73,19 +73,19 @@ impl Uploads {
     }
 
     /// Begins an upload or shows where it is; waits for what is under way.
-    pub(super) async fn begin(&self, put: &Put) -> Result<PutProgress> {
-        self.give_up_old();
+    pub(super) async fn begin(&self, put: &HomeUpload) -> Result<PutProgress> {
+        self.abort_idle();
         let known = self.find(put).filter(|known| known.path == put.path);
         let sent = match known {
             // The commit waits for it, and has the time that this needs.
             Some(known) if known.is_closing.load(Ordering::Relaxed) => Some(put.size),
             Some(known) => match &*known.state.lock().await {
                 // Of a file that became shorter nothing can be used.
-                State::Open(sending) if sending.sent > put.size => None,
-                State::Open(sending) => Some(sending.sent),
+                UploadState::Open(sending) if sending.sent > put.size => None,
+                UploadState::Open(sending) => Some(sending.sent),
                 // The commit finds out whether it is the same.
-                State::Done(_) => Some(put.size),
-                State::Over => None,
+                UploadState::Done(_) => Some(put.size),
+                UploadState::Ended => None,
             },
             None => None,
         };
@@ -102,27 +102,27 @@ impl Uploads {
         })
     }
 
-    pub(super) async fn write(&self, put: &Put, offset: u64, data: Bytes) -> Result<PutProgress> {
-        let upload = self.find(put).ok_or_else(|| begun_anew(&put.path))?;
+    pub(super) async fn write(&self, put: &HomeUpload, offset: u64, data: Bytes) -> Result<PutProgress> {
+        let upload = self.find(put).ok_or_else(|| restarted_error(&put.path))?;
         let mut state = upload.state.clone().lock_owned().await;
         let objects = self.objects.clone();
         in_task(async move {
             let path = &upload.path;
-            let State::Open(sending) = &mut *state else {
-                return Err(begun_anew(path));
+            let UploadState::Open(sending) = &mut *state else {
+                return Err(restarted_error(path));
             };
             if offset != sending.sent {
-                return Err(begun_anew(path));
+                return Err(restarted_error(path));
             }
-            let ms = CALL_MS + slowest_ms(sending.part_bytes);
+            let ms = CALL_TIMEOUT_MS + transfer_ms_max(sending.part_bytes);
             let written = sending.writer.write(data.clone());
-            if let Err(error) = objects.within(ms, path, written).await {
-                tokio::spawn(give_up(state));
+            if let Err(error) = objects.with_timeout(ms, path, written).await {
+                tokio::spawn(abort(state));
                 return Err(error);
             }
             sending.hasher.update(&data);
             sending.sent += data.len() as u64;
-            upload.keep();
+            upload.renew();
             Ok(PutProgress {
                 received_bytes: sending.sent,
                 receipt: None,
@@ -131,14 +131,14 @@ impl Uploads {
         .await
     }
 
-    pub(super) async fn commit(&self, put: &Put, digest: Digest) -> Result<PutReceipt> {
-        let upload = self.find(put).ok_or_else(|| begun_anew(&put.path))?;
+    pub(super) async fn commit(&self, put: &HomeUpload, digest: Digest) -> Result<PutReceipt> {
+        let upload = self.find(put).ok_or_else(|| restarted_error(&put.path))?;
         let mut state = upload.state.clone().lock_owned().await;
         let result = match &*state {
-            State::Done(receipt) if (receipt.size, receipt.digest) == (put.size, digest) => {
+            UploadState::Done(receipt) if (receipt.size, receipt.digest) == (put.size, digest) => {
                 Ok(receipt.clone())
             }
-            State::Open(sending)
+            UploadState::Open(sending)
                 if (sending.sent, sending.hasher.digest()) == (put.size, digest) =>
             {
                 let receipt = PutReceipt {
@@ -150,19 +150,19 @@ impl Uploads {
                 upload.is_closing.store(true, Ordering::Relaxed);
                 let (objects, upload) = (self.objects.clone(), upload.clone());
                 in_task(async move {
-                    let closed = close(&objects, &mut state, receipt).await;
+                    let closed = complete(&objects, &mut state, receipt).await;
                     upload.is_closing.store(false, Ordering::Relaxed);
-                    upload.keep();
+                    upload.renew();
                     if closed.is_err() {
-                        tokio::spawn(give_up(state));
+                        tokio::spawn(abort(state));
                     }
                     closed
                 })
                 .await
             }
-            State::Over => Err(begun_anew(&put.path)),
-            State::Done(_) | State::Open(_) => {
-                tokio::spawn(give_up(state));
+            UploadState::Ended => Err(restarted_error(&put.path)),
+            UploadState::Done(_) | UploadState::Open(_) => {
+                tokio::spawn(abort(state));
                 let text = format!(
                     "what was sent of '{}' is damaged; it is sent again",
                     put.path
@@ -175,106 +175,106 @@ impl Uploads {
         result
     }
 
-    async fn add(&self, put: &Put) -> Result<()> {
+    async fn add(&self, put: &HomeUpload) -> Result<()> {
         let part_bytes = PART_BYTES_MIN.max(put.size.div_ceil(PARTS_MAX));
-        let key = self.objects.key(&put.path)?;
+        let key = self.objects.object_key(&put.path)?;
         let writer = self.objects.operator.writer_with(&key);
         let writer = writer.chunk(usize::try_from(part_bytes).unwrap_or(usize::MAX));
-        let sending = Sending {
+        let sending = OpenUpload {
             writer: writer
                 .await
-                .map_err(|e| self.objects.fault(&put.path, &e))?,
+                .map_err(|e| self.objects.store_error(&put.path, &e))?,
             hasher: Hasher::new(),
             sent: 0,
             part_bytes,
         };
-        let upload = Upload {
+        let upload = BucketUpload {
             path: put.path.clone(),
-            kept_until: Mutex::new(Deadline::after_ms(KEPT_MS)),
+            expires: Mutex::new(Deadline::after_ms(UPLOAD_IDLE_MS)),
             is_closing: AtomicBool::new(false),
-            state: Arc::new(tokio::sync::Mutex::new(State::Open(Box::new(sending)))),
+            state: Arc::new(tokio::sync::Mutex::new(UploadState::Open(Box::new(sending)))),
         };
         let mut list = self.list();
         if list.len() >= UPLOADS_MAX {
             let longest_unused = list
                 .iter()
-                .filter_map(|(id, upload)| Some((upload.kept_until(), *id, upload.idle()?)))
+                .filter_map(|(id, upload)| Some((upload.expires(), *id, upload.try_lock_state()?)))
                 .min_by_key(|(until, ..)| *until);
             if let Some((_, id, state)) = longest_unused {
                 list.remove(&id);
-                tokio::spawn(give_up(state));
+                tokio::spawn(abort(state));
             }
         }
         let replaced = list.insert(put.extract, Arc::new(upload));
-        if let Some(state) = replaced.and_then(|it| it.idle()) {
-            tokio::spawn(give_up(state));
+        if let Some(state) = replaced.and_then(|it| it.try_lock_state()) {
+            tokio::spawn(abort(state));
         }
         Ok(())
     }
 
-    fn give_up_old(&self) {
+    fn abort_idle(&self) {
         self.list().retain(|_, upload| {
-            if !upload.kept_until().left().is_zero() {
+            if !upload.expires().left().is_zero() {
                 return true;
             }
-            let idle = upload.idle();
+            let idle = upload.try_lock_state();
             let is_used = idle.is_none();
             if let Some(state) = idle {
-                tokio::spawn(give_up(state));
+                tokio::spawn(abort(state));
             }
             is_used
         });
     }
 
-    fn find(&self, put: &Put) -> Option<Arc<Upload>> {
+    fn find(&self, put: &HomeUpload) -> Option<Arc<BucketUpload>> {
         let found = self.list().get(&put.extract).cloned()?;
-        found.keep();
+        found.renew();
         Some(found)
     }
 
-    fn forget(&self, put: &Put, upload: &Arc<Upload>) {
+    fn forget(&self, put: &HomeUpload, upload: &Arc<BucketUpload>) {
         let mut list = self.list();
-        let is_it = |found: &Arc<Upload>| Arc::ptr_eq(found, upload);
+        let is_it = |found: &Arc<BucketUpload>| Arc::ptr_eq(found, upload);
         if list.get(&put.extract).is_some_and(is_it) {
             list.remove(&put.extract);
         }
     }
 
-    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractId, Arc<Upload>>> {
+    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractId, Arc<BucketUpload>>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Upload {
-    fn keep(&self) {
-        *self.kept() = Deadline::after_ms(KEPT_MS);
+impl BucketUpload {
+    fn renew(&self) {
+        *self.lock_expires() = Deadline::after_ms(UPLOAD_IDLE_MS);
     }
 
-    fn kept_until(&self) -> Deadline {
-        *self.kept()
+    fn expires(&self) -> Deadline {
+        *self.lock_expires()
     }
 
-    fn kept(&self) -> MutexGuard<'_, Deadline> {
-        let kept_until = self.kept_until.lock();
+    fn lock_expires(&self) -> MutexGuard<'_, Deadline> {
+        let kept_until = self.expires.lock();
         kept_until.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Its state, if nobody is doing anything with it.
-    fn idle(&self) -> Option<OwnedMutexGuard<State>> {
+    fn try_lock_state(&self) -> Option<OwnedMutexGuard<UploadState>> {
         self.state.clone().try_lock_owned().ok()
     }
 }
 
 /// Has the store put an upload in place.
-async fn close(objects: &Objects, state: &mut State, receipt: PutReceipt) -> Result<PutReceipt> {
-    let State::Open(sending) = state else {
-        return Err(begun_anew(&receipt.path));
+async fn complete(objects: &ObjectStore, state: &mut UploadState, receipt: PutReceipt) -> Result<PutReceipt> {
+    let UploadState::Open(sending) = state else {
+        return Err(restarted_error(&receipt.path));
     };
     let (path, size) = (&receipt.path, receipt.size);
-    let ms = COMPLETE_MS + slowest_ms(2 * sending.part_bytes);
-    objects.within(ms, path, sending.writer.close()).await?;
-    let key = objects.key(path)?;
-    let there = objects.within(CALL_MS, path, objects.operator.stat(&key));
+    let ms = COMPLETE_TIMEOUT_MS + transfer_ms_max(2 * sending.part_bytes);
+    objects.with_timeout(ms, path, sending.writer.close()).await?;
+    let key = objects.object_key(path)?;
+    let there = objects.with_timeout(CALL_TIMEOUT_MS, path, objects.operator.stat(&key));
     let there = there.await?.content_length();
     if there != size {
         let text = format!(
@@ -283,16 +283,16 @@ async fn close(objects: &Objects, state: &mut State, receipt: PutReceipt) -> Res
         );
         return Err(Error::new(ErrorCode::Conflict, text));
     }
-    *state = State::Done(receipt.clone());
+    *state = UploadState::Done(receipt.clone());
     Ok(receipt)
 }
 
 /// Has the store remove the parts that it has.
-async fn give_up(mut state: OwnedMutexGuard<State>) {
-    if let State::Open(mut sending) = std::mem::replace(&mut *state, State::Over) {
+async fn abort(mut state: OwnedMutexGuard<UploadState>) {
+    if let UploadState::Open(mut sending) = std::mem::replace(&mut *state, UploadState::Ended) {
         // Whoever comes meanwhile need not wait.
         drop(state);
-        let time = Duration::from_millis(CALL_MS);
+        let time = Duration::from_millis(CALL_TIMEOUT_MS);
         let _ = tokio::time::timeout(time, sending.writer.abort()).await;
     }
 }
@@ -305,7 +305,7 @@ async fn in_task<T: Send + 'static>(
     tokio::spawn(work).await.map_err(stopped)?
 }
 
-fn begun_anew(path: &str) -> Error {
+fn restarted_error(path: &str) -> Error {
     let text = format!("the upload of '{path}' was interrupted; it begins anew");
     Error::new(ErrorCode::Conflict, text)
 }

@@ -18,21 +18,21 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use opendal::ErrorKind;
 use opendal::services::Http;
 
-use super::super::listing::{directory, file, page};
+use super::super::listing::{directory_entry, file_entry, make_page};
 use super::super::settings::HomeSetting;
-use super::super::{Home, Put, read_only};
-use super::{Objects, STATS_MAX};
+use super::super::{HomeBackend, HomeUpload, read_only_error};
+use super::{ObjectStore, CONCURRENT_STATS_MAX};
 
 /// Name of the file that lists a directory.
-const LIST: &str = "bafs.list";
+const LIST_FILE: &str = "bafs.list";
 
 /// Most bytes of it.
 const LIST_BYTES_MAX: u64 = 256 << 20;
 
 /// A web server.
-pub(crate) struct Web(Objects);
+pub(crate) struct WebHome(ObjectStore);
 
-impl Web {
+impl WebHome {
     /// The web server at `address`, a URL without a path.
     ///
     /// # Errors
@@ -46,13 +46,13 @@ impl Web {
                 .password(&text(&setting.password))
                 .token(&text(&setting.token));
         }
-        Ok(Self(Objects::new(address, service)?))
+        Ok(Self(ObjectStore::new(address, service)?))
     }
 
     async fn list(&self, path: &str) -> Result<SourcePage> {
         let objects = &self.0;
-        let list = join(path, LIST);
-        let list = &objects.key(&list)?.into_owned();
+        let list = join(path, LIST_FILE);
+        let list = &objects.object_key(&list)?.into_owned();
         match objects.operator.stat(list).await {
             Ok(found) if found.content_length() <= LIST_BYTES_MAX => {}
             Ok(_) => {
@@ -64,33 +64,33 @@ impl Web {
                     let hint = "a directory of a web server is shown by its file bafs.list";
                     Error::new(error.code, format!("{}; {hint}", error.detail))
                 })?;
-                return page(vec![file("", found)], SourceWarnings::default());
+                return make_page(vec![file_entry("", found)], SourceWarnings::default());
             }
-            Err(error) => return Err(objects.fault(list, &error)),
+            Err(error) => return Err(objects.store_error(list, &error)),
         }
         let text = objects.operator.read(list).await;
-        let text = text.map_err(|error| objects.fault(list, &error))?.to_vec();
+        let text = text.map_err(|error| objects.store_error(list, &error))?.to_vec();
         // A name that is no text fails when it is asked for.
         let text = from_bytes(&text);
         let names = text.lines().map(|line| line.trim_start_matches("./"));
         let names = names.filter(|line| !line.is_empty() && !line.starts_with('#'));
         let described = stream::iter(names.map(str::to_owned).collect::<Vec<_>>())
             .map(|name| self.describe(path, name))
-            .buffer_unordered(STATS_MAX);
+            .buffer_unordered(CONCURRENT_STATS_MAX);
         let mut entries: Vec<SourceEntry> = described.try_collect().await?;
-        entries.push(directory(""));
-        page(entries, SourceWarnings::default())
+        entries.push(directory_entry(""));
+        make_page(entries, SourceWarnings::default())
     }
 
     async fn describe(&self, path: &str, name: String) -> Result<SourceEntry> {
         check_relative(&name)?;
         let found = self.0.stat(&join(path, &name)).await;
-        let found = found.map_err(|e| e.context(format!("named in {LIST}")))?;
-        Ok(file(&name, found))
+        let found = found.map_err(|e| e.context(format!("named in {LIST_FILE}")))?;
+        Ok(file_entry(&name, found))
     }
 }
 
-impl Home for Web {
+impl HomeBackend for WebHome {
     fn list<'a>(
         &'a self,
         _token: &'a Token,
@@ -109,26 +109,26 @@ impl Home for Web {
         Box::pin(self.0.read(call))
     }
 
-    fn begin<'a>(&'a self, _: &'a Put, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
-        Box::pin(async { Err(read_only(&self.0.address)) })
+    fn begin<'a>(&'a self, _: &'a HomeUpload, _: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+        Box::pin(async { Err(read_only_error(&self.0.address)) })
     }
 
     fn write<'a>(
         &'a self,
-        _: &'a Put,
+        _: &'a HomeUpload,
         _: u64,
         _: Bytes,
         _: Deadline,
     ) -> BoxFuture<'a, Result<PutProgress>> {
-        Box::pin(async { Err(read_only(&self.0.address)) })
+        Box::pin(async { Err(read_only_error(&self.0.address)) })
     }
 
     fn commit<'a>(
         &'a self,
-        _: &'a Put,
+        _: &'a HomeUpload,
         _: Digest,
         _: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {
-        Box::pin(async { Err(read_only(&self.0.address)) })
+        Box::pin(async { Err(read_only_error(&self.0.address)) })
     }
 }

@@ -6,7 +6,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 /// Requests, by their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum SftpRequestKind {
     Init = 1,
     Open = 3,
     Close = 4,
@@ -46,17 +46,17 @@ const WITH_TIMES: u32 = 8;
 const WITH_MORE: u32 = 1 << 31;
 
 /// A request in the making.
-pub(super) struct Packet(Vec<u8>);
+pub(super) struct SftpPacket(Vec<u8>);
 
-impl Packet {
-    pub(super) fn new(kind: Kind, id: u32) -> Self {
+impl SftpPacket {
+    pub(super) fn new(kind: SftpRequestKind, id: u32) -> Self {
         let mut packet = Self(vec![0, 0, 0, 0, kind as u8]);
         packet.number(id);
         packet
     }
 
     pub(super) fn hello(version: u32) -> Self {
-        Self::new(Kind::Init, version)
+        Self::new(SftpRequestKind::Init, version)
     }
 
     pub(super) fn number(&mut self, number: u32) -> &mut Self {
@@ -97,7 +97,7 @@ impl Packet {
 
 /// Attributes of a file; what the server does not say is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Attributes {
+pub(super) struct SftpAttributes {
     pub(super) size: u64,
     /// Kind and permission bits.
     pub(super) mode: u32,
@@ -107,18 +107,18 @@ pub(super) struct Attributes {
 
 /// What a server answers.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Reply {
+pub(super) enum SftpReply {
     Status(u32, String),
     Handle(Vec<u8>),
     Data(Vec<u8>),
-    Names(Vec<(Vec<u8>, Attributes)>),
-    Attributes(Attributes),
+    Names(Vec<(Vec<u8>, SftpAttributes)>),
+    Attributes(SftpAttributes),
 }
 
-impl Reply {
+impl SftpReply {
     /// The extensions in a greeting of this version.
-    pub(super) fn greeting(body: &[u8], version: u32) -> Option<Vec<String>> {
-        let mut rest = Rest(body);
+    pub(super) fn parse_greeting(body: &[u8], version: u32) -> Option<Vec<String>> {
+        let mut rest = PacketReader(body);
         if rest.byte()? != VERSION || rest.number()? < version {
             return None;
         }
@@ -132,7 +132,7 @@ impl Reply {
 
     /// A reply with the number of its request; `None` when it is none.
     pub(super) fn parse(body: Vec<u8>) -> Option<(u32, Self)> {
-        let mut rest = Rest(&body);
+        let mut rest = PacketReader(&body);
         let (kind, id) = (rest.byte()?, rest.number()?);
         let reply = match kind {
             STATUS => {
@@ -158,24 +158,24 @@ impl Reply {
         Some((id, reply))
     }
 
-    pub(super) fn done(self) -> Result<()> {
+    pub(super) fn check_status(self) -> Result<()> {
         match self {
             Self::Status(OK, _) => Ok(()),
-            other => Err(other.unexpected()),
+            other => Err(other.unexpected_error()),
         }
     }
 
     pub(super) fn handle(self) -> Result<Vec<u8>> {
         match self {
             Self::Handle(handle) => Ok(handle),
-            other => Err(other.unexpected()),
+            other => Err(other.unexpected_error()),
         }
     }
 
-    pub(super) fn attributes(self) -> Result<Attributes> {
+    pub(super) fn attributes(self) -> Result<SftpAttributes> {
         match self {
             Self::Attributes(attributes) => Ok(attributes),
-            other => Err(other.unexpected()),
+            other => Err(other.unexpected_error()),
         }
     }
 
@@ -184,20 +184,20 @@ impl Reply {
         match self {
             Self::Data(data) => Ok(data),
             Self::Status(END, _) => Ok(Vec::new()),
-            other => Err(other.unexpected()),
+            other => Err(other.unexpected_error()),
         }
     }
 
     /// Names; none at the end of the directory.
-    pub(super) fn names(self) -> Result<Vec<(Vec<u8>, Attributes)>> {
+    pub(super) fn names(self) -> Result<Vec<(Vec<u8>, SftpAttributes)>> {
         match self {
             Self::Names(names) => Ok(names),
             Self::Status(END, _) => Ok(Vec::new()),
-            other => Err(other.unexpected()),
+            other => Err(other.unexpected_error()),
         }
     }
 
-    fn unexpected(self) -> Error {
+    fn unexpected_error(self) -> Error {
         match self {
             Self::Status(NO_SUCH_FILE, _) => Error::new(ErrorCode::NotFound, "no such file"),
             Self::Status(PERMISSION_DENIED, _) => {
@@ -215,9 +215,9 @@ impl Reply {
 }
 
 /// What is left of a packet.
-struct Rest<'a>(&'a [u8]);
+struct PacketReader<'a>(&'a [u8]);
 
-impl<'a> Rest<'a> {
+impl<'a> PacketReader<'a> {
     fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
@@ -237,9 +237,9 @@ impl<'a> Rest<'a> {
         Some(bytes)
     }
 
-    fn attributes(&mut self) -> Option<Attributes> {
+    fn attributes(&mut self) -> Option<SftpAttributes> {
         let flags = self.number()?;
-        let mut found = Attributes::default();
+        let mut found = SftpAttributes::default();
         if flags & WITH_SIZE != 0 {
             found.size = u64::from(self.number()?) << 32 | u64::from(self.number()?);
         }
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     fn names() -> Vec<u8> {
-        let mut packet = Packet::new(Kind::Init, 7);
+        let mut packet = SftpPacket::new(SftpRequestKind::Init, 7);
         packet.number(1).text("a").text("-rw a");
         packet.number(WITH_SIZE | WITH_OWNER | WITH_MODE | WITH_TIMES | WITH_MORE);
         packet.long(5 << 32).number(0).number(0).number(0o100_644);
@@ -281,26 +281,26 @@ mod tests {
 
     #[test]
     fn a_name_has_its_attributes() {
-        let attributes = Attributes {
+        let attributes = SftpAttributes {
             size: 5 << 32,
             mode: 0o100_644,
             mtime_s: 9,
         };
-        let reply = Reply::Names(vec![(b"a".to_vec(), attributes)]);
-        assert_eq!(Reply::parse(names()), Some((7, reply)));
+        let reply = SftpReply::Names(vec![(b"a".to_vec(), attributes)]);
+        assert_eq!(SftpReply::parse(names()), Some((7, reply)));
     }
 
     #[test]
     fn cut_packets_are_refused() {
         let whole = names();
         for end in 0..whole.len() {
-            assert_eq!(Reply::parse(whole[..end].to_vec()), None, "{end}");
+            assert_eq!(SftpReply::parse(whole[..end].to_vec()), None, "{end}");
         }
         assert_eq!(
-            Reply::parse(vec![NAME, 0, 0, 0, 1, 255, 255, 255, 255]),
+            SftpReply::parse(vec![NAME, 0, 0, 0, 1, 255, 255, 255, 255]),
             None
         );
-        assert_eq!(Reply::greeting(&[VERSION, 0, 0, 0, 2], 3), None);
-        assert_eq!(Reply::greeting(&[VERSION, 0, 0, 0, 3], 3), Some(Vec::new()));
+        assert_eq!(SftpReply::parse_greeting(&[VERSION, 0, 0, 0, 2], 3), None);
+        assert_eq!(SftpReply::parse_greeting(&[VERSION, 0, 0, 0, 3], 3), Some(Vec::new()));
     }
 }

@@ -17,7 +17,7 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::packet::{Kind, Packet, Reply};
+use super::packet::{SftpRequestKind, SftpPacket, SftpReply};
 
 /// Version of the protocol.
 const VERSION: u32 = 3;
@@ -26,18 +26,18 @@ const VERSION: u32 = 3;
 const PACKET_BYTES_MAX: u32 = 1 << 20;
 
 /// Bytes of what `ssh` complains that are kept for messages.
-const COMPLAINT_BYTES_MAX: usize = 600;
+const STDERR_BYTES_MAX: usize = 600;
 
 /// A server that has sent nothing for so long, though it was asked, hangs: another session is
 /// better.
-const SILENCE: Duration = Duration::from_secs(30);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
-type Waiting = Option<BTreeMap<u32, oneshot::Sender<Reply>>>;
+type ReplyWaiters = Option<BTreeMap<u32, oneshot::Sender<SftpReply>>>;
 
 /// A connection to a server.
-pub(super) struct Session {
-    line: Arc<Line>,
-    complaint: Arc<Mutex<String>>,
+pub(super) struct SftpSession {
+    shared: Arc<SessionShared>,
+    stderr_text: Arc<Mutex<String>>,
     /// Names of what the server can beyond the version.
     extensions: Vec<String>,
     tasks: Vec<JoinHandle<()>>,
@@ -45,22 +45,22 @@ pub(super) struct Session {
 }
 
 /// What requests and replies share.
-struct Line {
+struct SessionShared {
     requests: mpsc::UnboundedSender<Vec<u8>>,
     /// Who waits for which reply; `None` after the end.
-    waiting: Mutex<Waiting>,
-    next: AtomicU32,
+    waiters: Mutex<ReplyWaiters>,
+    next_id: AtomicU32,
     /// Packets that came.
-    heard: AtomicU64,
+    packets_received: AtomicU64,
 }
 
-impl Drop for Session {
+impl Drop for SftpSession {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
-impl Session {
+impl SftpSession {
     /// Starts `ssh` with these arguments and greets the server.
     ///
     /// # Errors
@@ -84,21 +84,21 @@ impl Session {
             return Err(Error::new(ErrorCode::ServerFault, text));
         };
         let complaint = Arc::new(Mutex::new(String::new()));
-        let listening = tokio::spawn(listen(stderr, complaint.clone()));
+        let listening = tokio::spawn(read_stderr(stderr, complaint.clone()));
         let greeted = greet(&mut stdin, &mut stdout).await;
         let Some(extensions) = greeted else {
             // It said why before it closed its streams; one that goes on is no SFTP server.
             let _ = child.start_kill();
             let _ = child.wait().await;
             let _ = listening.await;
-            return Err(refused(&complaint));
+            return Err(connection_error(&complaint));
         };
         let (requests, outgoing) = mpsc::unbounded_channel();
-        let line = Arc::new(Line {
+        let line = Arc::new(SessionShared {
             requests,
-            waiting: Mutex::new(Some(BTreeMap::new())),
-            next: AtomicU32::new(1),
-            heard: AtomicU64::default(),
+            waiters: Mutex::new(Some(BTreeMap::new())),
+            next_id: AtomicU32::new(1),
+            packets_received: AtomicU64::default(),
         });
         let tasks = vec![
             tokio::spawn(send(stdin, outgoing)),
@@ -106,8 +106,8 @@ impl Session {
             listening,
         ];
         Ok(Self {
-            line,
-            complaint,
+            shared: line,
+            stderr_text: complaint,
             extensions,
             tasks,
             _child: child,
@@ -115,36 +115,36 @@ impl Session {
     }
 
     /// Whether the server has an extension.
-    pub(super) fn can(&self, extension: &str) -> bool {
+    pub(super) fn has_extension(&self, extension: &str) -> bool {
         self.extensions.iter().any(|known| known == extension)
     }
 
     /// Whether the connection has ended.
     pub(super) fn is_over(&self) -> bool {
-        self.line.waiting().is_none()
+        self.shared.waiters().is_none()
     }
 
     /// Sends a request now; the reply is waited for. Requests of one session are done in order by
     /// the servers that we know, and answered each by its number.
-    pub(super) fn ask(
+    pub(super) fn send_request(
         &self,
-        kind: Kind,
-        fill: impl FnOnce(&mut Packet) -> &mut Packet,
-    ) -> BoxFuture<'static, Result<Reply>> {
+        kind: SftpRequestKind,
+        fill: impl FnOnce(&mut SftpPacket) -> &mut SftpPacket,
+    ) -> BoxFuture<'static, Result<SftpReply>> {
         let (sender, reply) = oneshot::channel();
-        let id = self.line.send(kind, fill, Some(sender));
-        let line = self.line.clone();
-        let mut asked = Asked { line, id, reply };
-        let complaint = self.complaint.clone();
+        let id = self.shared.send(kind, fill, Some(sender));
+        let line = self.shared.clone();
+        let mut asked = PendingRequest { shared: line, id, reply };
+        let complaint = self.stderr_text.clone();
         Box::pin(async move {
             loop {
-                let before = asked.line.heard.load(Ordering::Relaxed);
-                if let Ok(reply) = tokio::time::timeout(SILENCE, &mut asked.reply).await {
-                    return reply.map_err(|_| refused(&complaint));
+                let before = asked.shared.packets_received.load(Ordering::Relaxed);
+                if let Ok(reply) = tokio::time::timeout(SILENCE_TIMEOUT, &mut asked.reply).await {
+                    return reply.map_err(|_| connection_error(&complaint));
                 }
-                if asked.line.heard.load(Ordering::Relaxed) == before {
+                if asked.shared.packets_received.load(Ordering::Relaxed) == before {
                     // Everybody's wait is over, and the next call opens another session.
-                    asked.line.waiting().take();
+                    asked.shared.waiters().take();
                     let text = "the SFTP server does not answer; another session is opened";
                     return Err(Error::new(ErrorCode::Unreachable, text));
                 }
@@ -154,26 +154,26 @@ impl Session {
 
     /// Closes what the server holds open, now; nobody waits for the reply.
     pub(super) fn close(&self, handle: &[u8]) {
-        self.line.close(handle);
+        self.shared.close(handle);
     }
 }
 
-impl Line {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+impl SessionShared {
+    fn waiters(&self) -> MutexGuard<'_, ReplyWaiters> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a request, whose reply goes to `waiter`; its number.
     fn send(
         &self,
-        kind: Kind,
-        fill: impl FnOnce(&mut Packet) -> &mut Packet,
-        waiter: Option<oneshot::Sender<Reply>>,
+        kind: SftpRequestKind,
+        fill: impl FnOnce(&mut SftpPacket) -> &mut SftpPacket,
+        waiter: Option<oneshot::Sender<SftpReply>>,
     ) -> u32 {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut packet = Packet::new(kind, id);
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mut packet = SftpPacket::new(kind, id);
         fill(&mut packet);
-        if let (Some(waiting), Some(waiter)) = (self.waiting().as_mut(), waiter) {
+        if let (Some(waiting), Some(waiter)) = (self.waiters().as_mut(), waiter) {
             waiting.insert(id, waiter);
         }
         let _ = self.requests.send(packet.finish());
@@ -181,33 +181,33 @@ impl Line {
     }
 
     fn close(&self, handle: &[u8]) {
-        self.send(Kind::Close, |it| it.bytes(handle), None);
+        self.send(SftpRequestKind::Close, |it| it.bytes(handle), None);
     }
 
     /// A reply that nobody took. The server would hold open for ever what it opened.
-    fn refuse(&self, reply: Reply) {
-        if let Reply::Handle(handle) = reply {
+    fn close_unclaimed(&self, reply: SftpReply) {
+        if let SftpReply::Handle(handle) = reply {
             self.close(&handle);
         }
     }
 }
 
 /// A request whose reply somebody may wait for; forgotten when nobody does.
-struct Asked {
-    line: Arc<Line>,
+struct PendingRequest {
+    shared: Arc<SessionShared>,
     id: u32,
-    reply: oneshot::Receiver<Reply>,
+    reply: oneshot::Receiver<SftpReply>,
 }
 
-impl Drop for Asked {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
-        if let Some(waiting) = self.line.waiting().as_mut() {
+        if let Some(waiting) = self.shared.waiters().as_mut() {
             waiting.remove(&self.id);
         }
         // It may have come between the last look and now.
         self.reply.close();
         if let Ok(reply) = self.reply.try_recv() {
-            self.line.refuse(reply);
+            self.shared.close_unclaimed(reply);
         }
     }
 }
@@ -215,11 +215,11 @@ impl Drop for Asked {
 /// Exchanges versions; the names of the server's extensions, `None` when it does not answer so.
 async fn greet(stdin: &mut ChildStdin, stdout: &mut ChildStdout) -> Option<Vec<String>> {
     stdin
-        .write_all(&Packet::hello(VERSION).finish())
+        .write_all(&SftpPacket::hello(VERSION).finish())
         .await
         .ok()?;
     let body = read_packet(stdout).await?;
-    Reply::greeting(&body, VERSION)
+    SftpReply::parse_greeting(&body, VERSION)
 }
 
 async fn send(mut stdin: ChildStdin, mut outgoing: mpsc::UnboundedReceiver<Vec<u8>>) {
@@ -230,20 +230,20 @@ async fn send(mut stdin: ChildStdin, mut outgoing: mpsc::UnboundedReceiver<Vec<u
     }
 }
 
-async fn receive(mut stdout: ChildStdout, line: Arc<Line>) {
+async fn receive(mut stdout: ChildStdout, line: Arc<SessionShared>) {
     while let Some(body) = read_packet(&mut stdout).await {
-        line.heard.fetch_add(1, Ordering::Relaxed);
-        let Some((id, reply)) = Reply::parse(body) else {
+        line.packets_received.fetch_add(1, Ordering::Relaxed);
+        let Some((id, reply)) = SftpReply::parse(body) else {
             break;
         };
-        let waiter = line.waiting().as_mut().and_then(|it| it.remove(&id));
+        let waiter = line.waiters().as_mut().and_then(|it| it.remove(&id));
         let left = match waiter {
             Some(waiter) => waiter.send(reply).err(),
             None => Some(reply),
         };
-        left.into_iter().for_each(|reply| line.refuse(reply));
+        left.into_iter().for_each(|reply| line.close_unclaimed(reply));
     }
-    *line.waiting() = None;
+    *line.waiters() = None;
 }
 
 async fn read_packet(stdout: &mut ChildStdout) -> Option<Vec<u8>> {
@@ -256,20 +256,20 @@ async fn read_packet(stdout: &mut ChildStdout) -> Option<Vec<u8>> {
     Some(body)
 }
 
-async fn listen(mut stderr: ChildStderr, complaint: Arc<Mutex<String>>) {
+async fn read_stderr(mut stderr: ChildStderr, complaint: Arc<Mutex<String>>) {
     let mut piece = [0; 512];
     while let Ok(count @ 1..) = stderr.read(&mut piece).await {
         let text = String::from_utf8_lossy(&piece[..count]).into_owned();
         let mut complaint = complaint.lock().unwrap_or_else(PoisonError::into_inner);
         complaint.push_str(&text);
-        let excess = complaint.len().saturating_sub(COMPLAINT_BYTES_MAX);
+        let excess = complaint.len().saturating_sub(STDERR_BYTES_MAX);
         let start = complaint.ceil_char_boundary(excess);
         complaint.drain(..start);
     }
 }
 
 /// Why `ssh` ended, as it said.
-fn refused(complaint: &Mutex<String>) -> Error {
+fn connection_error(complaint: &Mutex<String>) -> Error {
     let complaint = complaint.lock().unwrap_or_else(PoisonError::into_inner);
     let said = complaint.split_whitespace().collect::<Vec<_>>().join(" ");
     let (code, hint) = if said.contains("Host key verification failed") {

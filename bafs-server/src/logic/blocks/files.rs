@@ -6,42 +6,42 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::volume::Replacement;
 
-use super::{BlockKey, BlockTable, CopyClass, Held, Victim, charge};
+use super::{BlockKey, BlockTable, CopyClass, StoredBlock, Victim, charged_bytes};
 
 /// Most blocks that are looked at for a file that may leave, and while the table is held.
-const LOOKS_MAX: usize = 1 << 16;
+const SCANNED_BLOCKS_MAX: usize = 1 << 16;
 
 /// The files of which something is on disk.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct FileTable {
     capacity: u64,
-    files: BTreeMap<FileIndex, Blocks>,
+    files: BTreeMap<FileIndex, FileBlocks>,
     /// Files without blocks that are still on disk, and whether somebody is at it.
     empty: BTreeMap<FileIndex, bool>,
 }
 
 /// Blocks of a file, those on their way in or out as well.
 #[derive(Debug, Default)]
-struct Blocks {
+struct FileBlocks {
     count: u64,
     /// All of them are before this one.
     end: u64,
     /// All that were put since the file is here are before this one.
-    put_end: u64,
+    inserted_end: u64,
 }
 
 /// A file whose blocks must stay: somebody reads them without any way to be told.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct FileHold {
     holders: u32,
     /// One of its blocks is found damaged: nobody else may have it.
-    pub(super) hurt: bool,
+    pub(super) is_damaged: bool,
     pub(super) primary_bytes: u64,
     pub(super) secondary_bytes: u64,
     pinned_bytes: u64,
 }
 
-impl Kept {
+impl FileHold {
     pub(super) fn bytes(&mut self, class: CopyClass) -> &mut u64 {
         match class {
             CopyClass::Primary => &mut self.primary_bytes,
@@ -51,7 +51,7 @@ impl Kept {
     }
 }
 
-impl Files {
+impl FileTable {
     /// At most so many files.
     pub(super) fn new(capacity: u64) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl Files {
     }
 
     /// Whether a block of this file finds a place, as far as the number of files goes.
-    pub(super) fn admits(&self, file: FileIndex) -> bool {
+    pub(super) fn has_room_for(&self, file: FileIndex) -> bool {
         self.files.contains_key(&file)
             || (!self.empty.contains_key(&file) && self.len() < self.capacity)
     }
@@ -79,9 +79,9 @@ impl Files {
     }
 
     /// Takes note of a block that is on disk.
-    pub(super) fn note_put(&mut self, key: BlockKey) {
+    pub(super) fn note_insert(&mut self, key: BlockKey) {
         if let Some(blocks) = self.files.get_mut(&key.file) {
-            blocks.put_end = blocks.put_end.max(key.block.0 + 1);
+            blocks.inserted_end = blocks.inserted_end.max(key.block.0 + 1);
         }
     }
 
@@ -109,8 +109,8 @@ impl BlockTable {
     }
 
     /// Whether a block of a file finds no place because there are too many other files.
-    pub(crate) fn lacks_place(&self, file: FileIndex) -> bool {
-        !self.files.admits(file) && !self.files.empty.contains_key(&file)
+    pub(crate) fn has_no_file_slot(&self, file: FileIndex) -> bool {
+        !self.files.has_room_for(file) && !self.files.empty.contains_key(&file)
     }
 
     /// Files that have blocks here, from `first` on.
@@ -119,23 +119,23 @@ impl BlockTable {
     }
 
     /// Blocks that cannot be in a file of `size` bytes, because they end behind it.
-    pub(crate) fn behind(
+    pub(crate) fn blocks_beyond(
         &self,
         file: FileIndex,
         block_bytes: u32,
         size: u64,
-    ) -> Vec<(BlockKey, Held)> {
+    ) -> Vec<(BlockKey, StoredBlock)> {
         let put_end = self
             .files
             .files
             .get(&file)
-            .map_or(0, |blocks| blocks.put_end);
+            .map_or(0, |blocks| blocks.inserted_end);
         let block_bytes = u64::from(block_bytes);
         let keys = (size / block_bytes..put_end).map(|block| BlockKey {
             file,
             block: BlockIndex(block),
         });
-        let end = |key: BlockKey, held: &Held| key.block.0 * block_bytes + u64::from(held.length);
+        let end = |key: BlockKey, held: &StoredBlock| key.block.0 * block_bytes + u64::from(held.length);
         keys.filter_map(|key| Some((key, *self.peek(key)?)))
             .filter(|(key, held)| end(*key, held) > size)
             .collect()
@@ -153,12 +153,12 @@ impl BlockTable {
     }
 
     /// A file is off the disk.
-    pub(crate) fn file_gone(&mut self, file: FileIndex) {
+    pub(crate) fn finish_file_removal(&mut self, file: FileIndex) {
         self.files.empty.remove(&file);
     }
 
     /// A file could not be taken off the disk.
-    pub(crate) fn file_stays(&mut self, file: FileIndex) {
+    pub(crate) fn cancel_file_removal(&mut self, file: FileIndex) {
         if let Some(taken) = self.files.empty.get_mut(&file) {
             *taken = false;
         }
@@ -167,31 +167,31 @@ impl BlockTable {
     /// Takes out all blocks of a file, so that another one finds a place: that of the first block
     /// to go of which all may go for a block of this class. They stay charged until
     /// [`BlockTable::freed`]. Empty when there is none.
-    pub(crate) fn give_up_file(&mut self, for_class: CopyClass) -> Vec<Victim> {
-        let blocks = self.file_to_leave(for_class).unwrap_or_default();
+    pub(crate) fn evict_file(&mut self, for_class: CopyClass) -> Vec<Victim> {
+        let blocks = self.find_file_victim(for_class).unwrap_or_default();
         let mut victims = Vec::with_capacity(blocks.len());
         for (key, class) in blocks {
-            let (list, _) = self.list(class);
+            let (list, _) = self.class_list(class);
             if let Some(held) = list.pop(&key) {
-                let victim = self.evicted(key, held, class);
-                self.moving.insert(key, charge(victim.length));
+                let victim = self.note_evicted(key, held, class);
+                self.blocks_in_transit.insert(key, charged_bytes(victim.length));
                 victims.push(victim);
             }
         }
         victims
     }
 
-    fn file_to_leave(&self, for_class: CopyClass) -> Option<Vec<(BlockKey, CopyClass)>> {
+    fn find_file_victim(&self, for_class: CopyClass) -> Option<Vec<(BlockKey, CopyClass)>> {
         use CopyClass::{Pinned, Primary, Secondary};
-        self.file_of_first(Secondary, &[Secondary])
+        self.file_of_first_victim(Secondary, &[Secondary])
             .or_else(|| match for_class {
                 Secondary => None,
-                Primary | Pinned => self.file_of_first(Primary, &[Primary, Secondary]),
+                Primary | Pinned => self.file_of_first_victim(Primary, &[Primary, Secondary]),
             })
     }
 
     /// The file of the first block of a class to go of which all blocks are of some classes.
-    fn file_of_first(
+    fn file_of_first_victim(
         &self,
         class: CopyClass,
         may_leave: &[CopyClass],
@@ -208,21 +208,21 @@ impl BlockTable {
         };
         let mut seen = BTreeSet::new();
         std::iter::from_fn(next)
-            .take(LOOKS_MAX)
+            .take(SCANNED_BLOCKS_MAX)
             .filter(|(key, _)| seen.insert(key.file))
-            .find_map(|(key, _)| self.all_of(key.file, may_leave))
+            .find_map(|(key, _)| self.evictable_blocks(key.file, may_leave))
     }
 
     /// All blocks of a file, unless one must stay, is on its way, or is of another class.
-    fn all_of(
+    fn evictable_blocks(
         &self,
         file: FileIndex,
         may_leave: &[CopyClass],
     ) -> Option<Vec<(BlockKey, CopyClass)>> {
-        if self.is_held(file) {
+        if self.is_file_held(file) {
             return None;
         }
-        let Blocks { count, end, .. } = self.files.files.get(&file)?;
+        let FileBlocks { count, end, .. } = self.files.files.get(&file)?;
         let keys = (0..*end).map(|block| BlockKey {
             file,
             block: BlockIndex(block),
@@ -235,47 +235,47 @@ impl BlockTable {
     }
 
     /// Whether all `blocks` blocks of a file are here, or on their way in or out.
-    pub(crate) fn has_all(&self, file: FileIndex, blocks: u64) -> bool {
+    pub(crate) fn has_all_blocks(&self, file: FileIndex, blocks: u64) -> bool {
         let there = self.files.files.get(&file);
         there.is_some_and(|there| there.count == blocks)
     }
 
     /// Makes all `blocks` blocks of a file stay until [`BlockTable::let_go`], as often as this
     /// was called. Refuses, and does nothing, unless all of them are here and were checked.
-    pub(crate) fn hold(&mut self, file: FileIndex, blocks: u64) -> bool {
-        if let Some(kept) = self.kept.get_mut(&file) {
-            kept.holders += u32::from(!kept.hurt);
-            return !kept.hurt;
+    pub(crate) fn hold_file(&mut self, file: FileIndex, blocks: u64) -> bool {
+        if let Some(kept) = self.file_holds.get_mut(&file) {
+            kept.holders += u32::from(!kept.is_damaged);
+            return !kept.is_damaged;
         }
-        let mut kept = Kept {
+        let mut kept = FileHold {
             holders: 1,
-            ..Kept::default()
+            ..FileHold::default()
         };
         for block in (0..blocks).map(BlockIndex) {
             let key = BlockKey { file, block };
-            let Some(held) = self.peek(key).filter(|held| held.verified) else {
+            let Some(held) = self.peek(key).filter(|held| held.is_verified) else {
                 return false;
             };
-            let bytes = charge(held.length);
+            let bytes = charged_bytes(held.length);
             if let Some(class) = self.class_of(key) {
                 *kept.bytes(class) += bytes;
             }
         }
-        self.kept.insert(file, kept);
+        self.file_holds.insert(file, kept);
         true
     }
 
     /// Undoes one [`BlockTable::hold`]. Who had the whole file may have read it, which nobody saw:
     /// with the last one, that counts as a use of each block.
-    pub(crate) fn let_go(&mut self, file: FileIndex) {
-        let Some(kept) = self.kept.get_mut(&file) else {
+    pub(crate) fn release_file(&mut self, file: FileIndex) {
+        let Some(kept) = self.file_holds.get_mut(&file) else {
             return;
         };
         kept.holders -= 1;
         if kept.holders > 0 {
             return;
         }
-        self.kept.remove(&file);
+        self.file_holds.remove(&file);
         let end = self.files.files.get(&file).map_or(0, |blocks| blocks.end);
         for block in (0..end).map(BlockIndex) {
             self.promote(BlockKey { file, block });
@@ -283,17 +283,17 @@ impl BlockTable {
     }
 
     /// Whether the blocks of a file must stay where they are.
-    pub(crate) fn is_held(&self, file: FileIndex) -> bool {
-        self.kept.contains_key(&file)
+    pub(crate) fn is_file_held(&self, file: FileIndex) -> bool {
+        self.file_holds.contains_key(&file)
     }
 
     /// How often a file is held.
-    pub(crate) fn holders(&self, file: FileIndex) -> u32 {
-        self.kept.get(&file).map_or(0, |kept| kept.holders)
+    pub(crate) fn hold_count(&self, file: FileIndex) -> u32 {
+        self.file_holds.get(&file).map_or(0, |kept| kept.holders)
     }
 
     /// Number of files whose blocks must stay.
-    pub(crate) fn files_held(&self) -> usize {
-        self.kept.len()
+    pub(crate) fn held_file_count(&self) -> usize {
+        self.file_holds.len()
     }
 }
