@@ -14,7 +14,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
-pub(crate) use wrong_use::{EXIT_WRONG_USE, WrongUse};
+pub(crate) use wrong_use::{EXIT_USAGE_ERROR, UsageError};
 
 /// A path, or a URL with one, whose names need not be UTF-8.
 fn path_text() -> impl TypedValueParser<Value = String> {
@@ -50,7 +50,7 @@ pub(crate) struct Cli {
     pub(crate) channel: ChannelChoice,
 
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: CliCommand,
 }
 
 /// What carries calls, always encrypted, both ends known.
@@ -66,7 +66,7 @@ pub(crate) enum ChannelChoice {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     /// Run a real workload on a throw-away cluster on this machine, beside remote I/O.
     Demo(DemoArgs),
     /// Create the authority of a new cluster and the identities of its parts.
@@ -169,13 +169,13 @@ pub(crate) struct DemoArgs {
     pub(crate) database_mib: u32,
     /// Rate of the link to home.
     #[arg(long, default_value = "1MB/s")]
-    pub(crate) limit: String,
+    pub(crate) home_rate: String,
     /// Seed of the synthetic sequences: the same seed gives the same bytes.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Kill one node (SIGKILL) when this many jobs are done.
     #[arg(long, value_name = "JOBS")]
-    pub(crate) kill_node: Option<u32>,
+    pub(crate) kill_node_after: Option<u32>,
     /// Keep the cluster's directory for inspection and say where it is.
     #[arg(long)]
     pub(crate) keep: bool,
@@ -265,7 +265,7 @@ pub(crate) struct VolumeArgs {
 
 /// How the limits of a scratch volume are kept.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum LimitArg {
+pub(crate) enum LimitEnforcement {
     Exact,
     Watched,
 }
@@ -289,7 +289,7 @@ pub(crate) struct VolumeCreateArgs {
     /// How the limits are kept: `exact`, or `watched`, where jobs on the node work on the directory
     /// itself, as fast as its disk, and a job past a limit is ended (exit code 75).
     #[arg(long, default_value = "exact", conflicts_with = "cache")]
-    pub(crate) limit: LimitArg,
+    pub(crate) limit: LimitEnforcement,
     /// Fill the scratch volume from this home path.
     #[arg(long, value_name = "URL", conflicts_with = "cache", value_parser = path_text())]
     pub(crate) from: Option<String>,
@@ -302,7 +302,7 @@ pub(crate) struct VolumeCreateArgs {
     pub(crate) cooperative: Option<String>,
     /// Delete the volume when nobody shows interest for so many hours.
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=87_600))]
-    pub(crate) hours: u64,
+    pub(crate) lifetime_hours: u64,
 }
 
 #[derive(Debug, Args)]
@@ -378,7 +378,7 @@ pub(crate) struct MountArgs {
         default_value_t = 30,
         value_parser = clap::value_parser!(u64).range(1..)
     )]
-    pub(crate) op_deadline: u64,
+    pub(crate) operation_timeout: u64,
     /// Say on standard error how each volume is reached, and why not better.
     #[arg(long)]
     pub(crate) explain: bool,
@@ -405,7 +405,7 @@ pub(crate) struct ExecArgs {
         default_value_t = 30,
         value_parser = clap::value_parser!(u64).range(1..)
     )]
-    pub(crate) op_deadline: u64,
+    pub(crate) operation_timeout: u64,
     /// Say on standard error how each volume is reached, and why not better.
     #[arg(long)]
     pub(crate) explain: bool,
@@ -446,7 +446,7 @@ pub(crate) struct RunArgs {
     pub(crate) node_size: Option<String>,
     /// With --local: rate of the link to home.
     #[arg(long, value_name = "RATE", requires = "local")]
-    pub(crate) limit: Option<String>,
+    pub(crate) home_rate: Option<String>,
     /// Directory that `bafs init` made.
     #[arg(long, env = "BAFS_IDENTITY", value_name = "DIR")]
     pub(crate) identity: Option<PathBuf>,
@@ -471,7 +471,7 @@ pub(crate) struct RunArgs {
     /// failed; 1 min for the first node and 5 s for further ones on which the workflow fits, later
     /// 30 s, and 12 h for a home if not given.
     #[arg(long, value_name = "TIME")]
-    pub(crate) patience: Option<String>,
+    pub(crate) resource_timeout: Option<String>,
     /// Whose run it is, where others use the nodes too: each user gets as much as any other. Your
     /// login name when not given; of no meaning with `--local`.
     #[arg(long, env = "BAFS_USER", value_name = "NAME")]
@@ -481,7 +481,7 @@ pub(crate) struct RunArgs {
     pub(crate) order: StartOrder,
     /// When to copy what jobs wrote to another node, in case theirs is lost.
     #[arg(long, value_enum, default_value = "cost-benefit")]
-    pub(crate) checkpoint: Checkpoint,
+    pub(crate) checkpoint: CheckpointTiming,
     /// Follow the allocation strategy that `bafs plan` chooses for this environment, and another
     /// one when what is left goes faster with it. Jobs run on the nodes of the catalog; where these
     /// are others than those of the file, the model chooses with its links.
@@ -502,7 +502,7 @@ pub(crate) enum StartOrder {
 
 /// When what jobs wrote is copied to another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Checkpoint {
+pub(crate) enum CheckpointTiming {
     /// What is lost is computed again.
     Never,
     /// After each stage, as far as there is room.
@@ -511,12 +511,12 @@ pub(crate) enum Checkpoint {
     CostBenefit,
 }
 
-impl From<Checkpoint> for CheckpointPolicy {
-    fn from(wanted: Checkpoint) -> Self {
+impl From<CheckpointTiming> for CheckpointPolicy {
+    fn from(wanted: CheckpointTiming) -> Self {
         match wanted {
-            Checkpoint::Never => Self::Never,
-            Checkpoint::Always => Self::Always,
-            Checkpoint::CostBenefit => Self::CostBenefit,
+            CheckpointTiming::Never => Self::Never,
+            CheckpointTiming::Always => Self::Always,
+            CheckpointTiming::CostBenefit => Self::CostBenefit,
         }
     }
 }
@@ -551,7 +551,7 @@ pub(crate) struct LogsArgs {
     /// Journal of the run, which may be under way, or its workflow if the journal is beside it;
     /// then the name of the job.
     #[arg(value_name = "[RUN] JOB", num_args = 1..=2, required = true)]
-    pub(crate) words: Vec<String>,
+    pub(crate) run_and_job: Vec<String>,
     /// This attempt of those that ended, from 1 on; the last one when not given.
     #[arg(long, value_name = "N")]
     pub(crate) attempt: Option<u32>,
@@ -672,13 +672,13 @@ pub(crate) struct AgentArgs {
     pub(crate) identity: PathBuf,
     /// Directory for the temporary files of its job; the host's when not given.
     #[arg(long, value_name = "DIR", requires = "shared_memory")]
-    pub(crate) temporary: Option<PathBuf>,
+    pub(crate) temporary_directory: Option<PathBuf>,
     /// Memory that processes of the job may share by name.
     #[arg(long, value_name = "SIZE")]
     pub(crate) shared_memory: Option<String>,
     /// What files with the job's output begin with.
     #[arg(long, value_name = "PREFIX")]
-    pub(crate) printed: Option<PathBuf>,
+    pub(crate) output_prefix: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) delegate: DelegateArgs,
 }
@@ -703,7 +703,7 @@ mod tests {
     use super::*;
 
     /// What a user reads: README and the files of `docs`, without its folders.
-    fn documents() -> String {
+    fn read_documents() -> String {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let docs = fs::read_dir(root.join("docs")).expect("docs");
         let docs = docs.map(|entry| entry.expect("an entry").path());
@@ -723,7 +723,7 @@ mod tests {
     }
 
     /// What the documents do not name, and commands whose help has no example.
-    fn untold(command: &clap::Command, called: &str, documents: &str) -> Vec<String> {
+    fn undocumented_words(command: &clap::Command, called: &str, documents: &str) -> Vec<String> {
         let mut untold = Vec::new();
         let options = command.get_arguments().filter(|it| !it.is_hide_set());
         for option in options.filter_map(|option| option.get_long()) {
@@ -743,14 +743,14 @@ mod tests {
         }
         for below in command.get_subcommands().filter(|it| !it.is_hide_set()) {
             let called = format!("{called} {}", below.get_name());
-            untold.extend(self::untold(below, &called, documents));
+            untold.extend(self::undocumented_words(below, &called, documents));
         }
         untold
     }
 
     #[test]
     fn every_command_has_an_example_and_every_option_is_documented() {
-        let untold = untold(&Cli::command(), "bafs", &documents());
+        let untold = undocumented_words(&Cli::command(), "bafs", &read_documents());
         assert!(untold.is_empty(), "{}", untold.join("\n"));
     }
 

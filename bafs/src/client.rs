@@ -20,29 +20,29 @@ use crate::args::ClientArgs;
 use crate::init;
 
 /// Time for a command's single calls, in milliseconds.
-const CALL_MS: u64 = 10_000;
+const CALL_TIMEOUT_MS: u64 = 10_000;
 
 /// What is given away ends with the token that it was made of: the largest time that one can name.
-const NEVER: Time = Time(i64::MAX as u64);
+const LATEST_TIME: Time = Time(i64::MAX as u64);
 
 /// A connection to a cluster with a person's rights.
 #[derive(Debug, Clone)]
-pub(crate) struct Client {
+pub(crate) struct ClusterClient {
     pub(crate) identity: Identity,
     pub(crate) pool: Pool,
     pub(crate) catalog: String,
     bearer: Arc<Bearer>,
 }
 
-impl Client {
+impl ClusterClient {
     /// Connects as the command line says.
     pub(crate) fn new(args: &ClientArgs) -> Result<Self> {
-        Self::with(&args.identity, &args.catalog)
+        Self::connect(&args.identity, &args.catalog)
     }
 
     /// Connects with the identities in `cluster` to the catalog at an address.
-    pub(crate) fn with(cluster: &Path, catalog: &str) -> Result<Self> {
-        let identity = own_identity(cluster)?;
+    pub(crate) fn connect(cluster: &Path, catalog: &str) -> Result<Self> {
+        let identity = load_user_identity(cluster)?;
         let pool = Pool::new(Arc::new(Dialer::new(&identity)?));
         let bearer = Bearer::new(identity.token.clone(), identity.verifier.clone());
         Ok(Self {
@@ -54,26 +54,26 @@ impl Client {
     }
 
     /// A token for others to use, on one thing.
-    pub(crate) fn give(&self, resource: Resource, rights: &[Right]) -> Result<Token> {
-        Ok(self.bearer.give(resource, rights, NEVER)?)
+    pub(crate) fn issue_token(&self, resource: Resource, rights: &[Right]) -> Result<Token> {
+        Ok(self.bearer.give(resource, rights, LATEST_TIME)?)
     }
 
     /// A token for a node that is to read a source.
-    pub(crate) fn give_source(&self, source: &Source) -> Result<Token> {
+    pub(crate) fn issue_source_token(&self, source: &Source) -> Result<Token> {
         let resource = match source {
             Source::Home { path, .. } => Resource::Home(path.clone()),
             Source::Volume { volume, .. } => Resource::Volume(*volume),
         };
-        self.give(resource, &[Right::Read])
+        self.issue_token(resource, &[Right::Read])
     }
 
     /// Makes a call that ends soon.
     pub(crate) async fn call<C: Call + Clone>(&self, address: &str, call: C) -> Result<C::Reply> {
-        self.call_within(address, call, CALL_MS).await
+        self.call_with_timeout(address, call, CALL_TIMEOUT_MS).await
     }
 
     /// Makes a call that may take `ms` milliseconds.
-    pub(crate) async fn call_within<C: Call + Clone>(
+    pub(crate) async fn call_with_timeout<C: Call + Clone>(
         &self,
         address: &str,
         call: C,
@@ -87,7 +87,7 @@ impl Client {
     }
 
     /// Live servers of a kind, or all.
-    pub(crate) async fn servers(&self, kind: Option<ServerKind>) -> Result<Vec<Advert>> {
+    pub(crate) async fn list_servers(&self, kind: Option<ServerKind>) -> Result<Vec<Advert>> {
         let query = QueryServers {
             kind,
             ..QueryServers::default()
@@ -100,17 +100,17 @@ impl Client {
     }
 
     /// The node of this name or address.
-    pub(crate) async fn node(&self, name: &str) -> Result<Advert> {
-        one_node(self.servers(Some(ServerKind::Node)).await?, name)
+    pub(crate) async fn find_node(&self, name: &str) -> Result<Advert> {
+        select_node(self.list_servers(Some(ServerKind::Node)).await?, name)
     }
 
     /// Every volume with the node that holds it. Nodes that do not tell theirs are passed over and
     /// named in the second list, with why.
-    pub(crate) async fn volumes(&self) -> Result<(Vec<(Advert, VolumeStatus)>, Vec<String>)> {
+    pub(crate) async fn list_volumes(&self) -> Result<(Vec<(Advert, VolumeStatus)>, Vec<String>)> {
         let mut found = Vec::new();
         let mut silent = Vec::new();
-        for node in self.servers(Some(ServerKind::Node)).await? {
-            match self.volumes_of(&node).await {
+        for node in self.list_servers(Some(ServerKind::Node)).await? {
+            match self.list_node_volumes(&node).await {
                 Ok(volumes) => found.extend(volumes.into_iter().map(|v| (node.clone(), v))),
                 Err(error) => silent.push(format!("{}: {error:#}", node.name)),
             }
@@ -119,7 +119,7 @@ impl Client {
     }
 
     /// Every volume of a node.
-    pub(crate) async fn volumes_of(&self, node: &Advert) -> Result<Vec<VolumeStatus>> {
+    pub(crate) async fn list_node_volumes(&self, node: &Advert) -> Result<Vec<VolumeStatus>> {
         let (mut volumes, mut after) = (Vec::new(), None);
         loop {
             let page = self.call(&node.address, ListVolumes { after }).await?;
@@ -132,8 +132,8 @@ impl Client {
     }
 
     /// The volume of this id or name, and its node.
-    pub(crate) async fn volume(&self, wanted: &str) -> Result<(Advert, VolumeStatus)> {
-        let mut matching = self.volumes_named(wanted).await?;
+    pub(crate) async fn find_volume(&self, wanted: &str) -> Result<(Advert, VolumeStatus)> {
+        let mut matching = self.find_volumes(wanted).await?;
         if matching.len() > 1 {
             let one = |(node, v): &(Advert, VolumeStatus)| {
                 let failed = match v.state {
@@ -152,8 +152,8 @@ impl Client {
     }
 
     /// All volumes of this id or name, with their nodes: one at least.
-    pub(crate) async fn volumes_named(&self, wanted: &str) -> Result<Vec<(Advert, VolumeStatus)>> {
-        let (mut volumes, silent) = self.volumes().await?;
+    pub(crate) async fn find_volumes(&self, wanted: &str) -> Result<Vec<(Advert, VolumeStatus)>> {
+        let (mut volumes, silent) = self.list_volumes().await?;
         let id = wanted.parse::<VolumeId>().ok();
         volumes.retain(|(_, v)| Some(v.spec.id) == id || v.spec.name == wanted);
         if volumes.is_empty() {
@@ -170,7 +170,7 @@ impl Client {
     }
 
     /// A home URL as the wire knows it.
-    pub(crate) async fn home_source(&self, text: &str) -> Result<Source> {
+    pub(crate) async fn resolve_source(&self, text: &str) -> Result<Source> {
         let url: Url = text.parse().map_err(|e| anyhow::anyhow!("'{text}': {e}"))?;
         if url.scheme != Scheme::Bafs {
             let (address, path) = url.foreign_place()?;
@@ -178,7 +178,7 @@ impl Client {
             return Ok(Source::Home { address, path, id });
         }
         let path = url.path.trim_matches('/').to_owned();
-        let homes = self.servers(Some(ServerKind::Home)).await;
+        let homes = self.list_servers(Some(ServerKind::Home)).await;
         if url.host.contains(':') {
             let address = url.host;
             let homes = homes.unwrap_or_default().into_iter();
@@ -188,7 +188,7 @@ impl Client {
                 .next();
             return Ok(Source::Home { address, path, id });
         }
-        let home = named(homes?, &url.host).with_context(|| {
+        let home = select_home(homes?, &url.host).with_context(|| {
             format!(
                 "no live home '{}'; start one with `bafs home --name {0}`",
                 url.host
@@ -203,7 +203,7 @@ impl Client {
 }
 
 /// The node of this name or address. Names are what their owners chose, and may be of several.
-fn one_node(nodes: Vec<Advert>, wanted: &str) -> Result<Advert> {
+fn select_node(nodes: Vec<Advert>, wanted: &str) -> Result<Advert> {
     let known: Vec<_> = nodes.iter().map(|node| node.name.clone()).collect();
     let is_meant = |node: &Advert| node.name == wanted || node.address == wanted;
     let mut meant: Vec<Advert> = nodes.into_iter().filter(is_meant).collect();
@@ -222,34 +222,34 @@ fn one_node(nodes: Vec<Advert>, wanted: &str) -> Result<Advert> {
 }
 
 /// The home of this name, whose letters are small in a URL.
-fn named(homes: Vec<Advert>, host: &str) -> Option<Advert> {
+fn select_home(homes: Vec<Advert>, host: &str) -> Option<Advert> {
     let is_named = |home: &Advert| home.name.eq_ignore_ascii_case(host);
     homes.into_iter().find(is_named)
 }
 
 /// The identity of the person: the scheduler's, or what `bafs grant` made, which is an agent's that
 /// holds a token.
-fn own_identity(cluster: &Path) -> Result<Identity> {
-    match granted_identity(cluster) {
+fn load_user_identity(cluster: &Path) -> Result<Identity> {
+    match load_granted_identity(cluster) {
         Some(granted) => Ok(granted),
-        None => init::load(cluster, Role::Scheduler),
+        None => init::load_identity(cluster, Role::Scheduler),
     }
 }
 
-fn granted_identity(cluster: &Path) -> Option<Identity> {
-    if init::directory_of(cluster, Role::Scheduler).exists() {
+fn load_granted_identity(cluster: &Path) -> Option<Identity> {
+    if init::identity_directory(cluster, Role::Scheduler).exists() {
         return None;
     }
-    let granted = init::load(cluster, Role::Agent).ok();
+    let granted = init::load_identity(cluster, Role::Agent).ok();
     granted.filter(|granted| granted.token != Token::none())
 }
 
 /// Whether a directory has identities of a machine only, which may be a node and asks for nothing.
-pub(crate) fn is_of_a_node(cluster: &Path) -> bool {
-    let has = |role| init::directory_of(cluster, role).exists();
+pub(crate) fn is_node_identity(cluster: &Path) -> bool {
+    let has = |role| init::identity_directory(cluster, role).exists();
     !has(Role::Scheduler)
         && (has(Role::Server) || has(Role::Agent))
-        && granted_identity(cluster).is_none()
+        && load_granted_identity(cluster).is_none()
 }
 
 #[cfg(test)]
@@ -258,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    fn server(kind: ServerKind, name: &str, address: &str) -> Advert {
+    fn test_advert(kind: ServerKind, name: &str, address: &str) -> Advert {
         Advert {
             id: ServerId::random(),
             kind,
@@ -278,20 +278,20 @@ mod tests {
 
     #[test]
     fn a_home_is_found_whatever_capitals_its_name_has() {
-        let home = |name: &str| server(ServerKind::Home, name, "");
+        let home = |name: &str| test_advert(ServerKind::Home, name, "");
         let homes = vec![home("other"), home("MyData")];
         let url: Url = "bafs://MyData/out".parse().expect("a URL");
-        let found = named(homes.clone(), &url.host).expect("it lives");
+        let found = select_home(homes.clone(), &url.host).expect("it lives");
         assert_eq!(found.id, homes[1].id);
-        assert!(named(homes, "my").is_none());
+        assert!(select_home(homes, "my").is_none());
     }
 
     #[test]
     fn a_name_of_several_nodes_means_none_of_them() {
-        let node = |name: &str, address: &str| server(ServerKind::Node, name, address);
+        let node = |name: &str, address: &str| test_advert(ServerKind::Node, name, address);
         let nodes = || vec![node("n1", "a:1"), node("n2", "b:2"), node("n1", "c:3")];
         let found = |wanted: &str| {
-            let found = one_node(nodes(), wanted).map(|node| node.address);
+            let found = select_node(nodes(), wanted).map(|node| node.address);
             found.map_err(|refusal| refusal.to_string())
         };
         assert_eq!(found("n2").unwrap(), "b:2");
@@ -305,11 +305,11 @@ mod tests {
     #[test]
     fn a_node_is_who_has_no_identity_that_may_ask() {
         let cluster = tempfile::tempdir().expect("a directory");
-        assert!(!is_of_a_node(cluster.path()), "nothing is there");
-        init::create(cluster.path(), NEVER).expect("identities");
-        assert!(!is_of_a_node(cluster.path()));
-        let scheduler = init::directory_of(cluster.path(), Role::Scheduler);
+        assert!(!is_node_identity(cluster.path()), "nothing is there");
+        init::create_identities(cluster.path(), LATEST_TIME).expect("identities");
+        assert!(!is_node_identity(cluster.path()));
+        let scheduler = init::identity_directory(cluster.path(), Role::Scheduler);
         std::fs::rename(scheduler, cluster.path().join("elsewhere")).expect("it is there");
-        assert!(is_of_a_node(cluster.path()));
+        assert!(is_node_identity(cluster.path()));
     }
 }

@@ -15,14 +15,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::init;
-use crate::own_directory::OwnDirectory;
+use crate::own_directory::LockedDirectory;
 use crate::rate::parse_bytes;
 
 /// Tokens of a throw-away cluster are good for a week: longer than any demo.
-const TOKENS_MS: u64 = 7 * 24 * 3600 * 1000;
+const TOKEN_LIFETIME_MS: u64 = 7 * 24 * 3600 * 1000;
 
 /// Time for a process to end when it is asked to.
-const STOP_MS: u64 = 3_000;
+const STOP_TIMEOUT_MS: u64 = 3_000;
 
 /// What the cluster shall be.
 #[derive(Debug, Clone)]
@@ -32,27 +32,27 @@ pub struct ClusterSpec {
     /// Directory that the home exports.
     pub export: PathBuf,
     /// Rate of the link to home, as on the command line.
-    pub limit: Option<String>,
+    pub home_rate: Option<String>,
     /// Size of each node, as on the command line.
     pub node_sizes: Vec<String>,
     /// Jobs that each node runs at once.
     pub slots: u32,
     /// Every server publishes figures for Prometheus on loopback.
-    pub metrics: bool,
+    pub has_metrics: bool,
     /// Keep the directory at the end.
-    pub keep: bool,
+    pub is_kept: bool,
 }
 
 /// A running cluster. Dropping it ends every process and removes every file.
 #[derive(Debug)]
 pub struct Cluster {
     program: PathBuf,
-    metrics: bool,
+    has_metrics: bool,
     export: PathBuf,
     /// Whether this cluster is why the home's own directory is in the export.
     made_home_state: bool,
     processes: Vec<Process>,
-    directory: OwnDirectory,
+    directory: LockedDirectory,
 }
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ struct Process {
     name: String,
     args: Vec<String>,
     address: String,
-    metrics: String,
+    metrics_address: String,
     child: Child,
 }
 
@@ -70,30 +70,30 @@ impl Cluster {
     /// # Errors
     /// A process that does not start, with what it said.
     pub fn start(spec: &ClusterSpec) -> Result<Self> {
-        let directory = OwnDirectory::create("cluster", spec.keep)?;
-        init::create(
+        let directory = LockedDirectory::create("cluster", spec.is_kept)?;
+        init::create_identities(
             &directory.path().join("identity"),
-            clock::now().plus_ms(TOKENS_MS),
+            clock::now().plus_ms(TOKEN_LIFETIME_MS),
         )?;
         let home_state = spec.export.join(home::OWN_DIRECTORY);
         let mut cluster = Self {
             program: spec.program.clone(),
-            metrics: spec.metrics,
+            has_metrics: spec.has_metrics,
             export: spec.export.clone(),
             made_home_state: !home_state.exists(),
             processes: Vec::new(),
             directory,
         };
-        cluster.spawn("catalog", vec!["catalog".to_owned()])?;
-        let catalog = cluster.catalog().to_owned();
+        cluster.spawn_server("catalog", vec!["catalog".to_owned()])?;
+        let catalog = cluster.catalog_address().to_owned();
         let export = path_text(&spec.export)?;
-        let mut home = words(&["home", "--export", &export, "--catalog", &catalog]);
-        if let Some(limit) = &spec.limit {
-            home.extend(words(&["--limit", limit]));
+        let mut home = to_strings(&["home", "--export", &export, "--catalog", &catalog]);
+        if let Some(limit) = &spec.home_rate {
+            home.extend(to_strings(&["--limit", limit]));
         }
-        cluster.spawn("home", home)?;
+        cluster.spawn_server("home", home)?;
         let slots = spec.slots.to_string();
-        let share = temporary_share(spec, cluster.directory.path())?;
+        let share = slot_temporary_space(spec, cluster.directory.path())?;
         let (tmp, memory) = (
             format!("{} B", share.bytes),
             format!("{} B", share.memory_bytes),
@@ -101,10 +101,10 @@ impl Cluster {
         for (index, size) in spec.node_sizes.iter().enumerate() {
             let name = format!("n{}", index + 1);
             let store = path_text(&cluster.directory.path().join(&name))?;
-            let mut args = words(&["node", "--store", &store, "--size", size, "--name", &name]);
-            args.extend(words(&["--slots", &slots, "--catalog", &catalog]));
-            args.extend(words(&["--tmp", &tmp, "--shared-memory", &memory]));
-            cluster.spawn(&name, args)?;
+            let mut args = to_strings(&["node", "--store", &store, "--size", size, "--name", &name]);
+            args.extend(to_strings(&["--slots", &slots, "--catalog", &catalog]));
+            args.extend(to_strings(&["--tmp", &tmp, "--shared-memory", &memory]));
+            cluster.spawn_server(&name, args)?;
         }
         Ok(cluster)
     }
@@ -115,20 +115,20 @@ impl Cluster {
     /// As [`Cluster::start`].
     pub fn add_node(&mut self, name: &str, more: &[&str]) -> Result<()> {
         let store = path_text(&self.directory.path().join(name))?;
-        let catalog = self.catalog().to_owned();
-        let mut args = words(&["node", "--store", &store, "--name", name]);
-        args.extend(words(&["--catalog", &catalog]));
-        args.extend(words(more));
-        self.spawn(name, args)
+        let catalog = self.catalog_address().to_owned();
+        let mut args = to_strings(&["node", "--store", &store, "--name", name]);
+        args.extend(to_strings(&["--catalog", &catalog]));
+        args.extend(to_strings(more));
+        self.spawn_server(name, args)
     }
 
     /// Address of the catalog.
-    pub fn catalog(&self) -> &str {
+    pub fn catalog_address(&self) -> &str {
         self.address("catalog")
     }
 
     /// Address of the home server.
-    pub fn home(&self) -> &str {
+    pub fn home_address(&self) -> &str {
         self.address("home")
     }
 
@@ -146,11 +146,11 @@ impl Cluster {
     }
 
     /// Address of a process' metrics; empty when there are none.
-    pub fn metrics(&self, name: &str) -> &str {
+    pub fn metrics_address(&self, name: &str) -> &str {
         self.processes
             .iter()
             .find(|p| p.name == name)
-            .map_or("", |p| &p.metrics)
+            .map_or("", |p| &p.metrics_address)
     }
 
     /// Process id of a process.
@@ -174,8 +174,8 @@ impl Cluster {
     ///
     /// # Errors
     /// An I/O error: then they go with it.
-    pub fn keep(&mut self) -> Result<()> {
-        self.directory.keep()
+    pub fn keep_files(&mut self) -> Result<()> {
+        self.directory.keep_files()
     }
 
     /// The cluster's directory: stores (`n1`, …), logs (`n1.log`, …) and identities are in it.
@@ -217,15 +217,15 @@ impl Cluster {
             .remove(index.with_context(|| format!("no process '{name}'"))?);
         let mut args = old.args;
         if !args.iter().any(|arg| arg == "--listen") {
-            args.extend(words(&["--listen", &old.address]));
+            args.extend(to_strings(&["--listen", &old.address]));
         }
-        self.spawn(name, args)
+        self.spawn_server(name, args)
     }
 
-    fn spawn(&mut self, name: &str, args: Vec<String>) -> Result<()> {
+    fn spawn_server(&mut self, name: &str, args: Vec<String>) -> Result<()> {
         let log = self.directory.path().join(format!("{name}.log"));
         let identity = path_text(&self.identity())?;
-        let metrics: &[&str] = if self.metrics {
+        let metrics: &[&str] = if self.has_metrics {
             &["--metrics", "127.0.0.1:0"]
         } else {
             &[]
@@ -260,7 +260,7 @@ impl Cluster {
             name: name.to_owned(),
             args,
             address: address.clone().unwrap_or_default(),
-            metrics: text("metrics").unwrap_or_default(),
+            metrics_address: text("metrics").unwrap_or_default(),
             child,
         };
         self.processes.push(process);
@@ -284,7 +284,7 @@ impl Drop for Cluster {
         }
         for process in &mut self.processes {
             let mut waited_ms = 0;
-            while matches!(process.child.try_wait(), Ok(None)) && waited_ms < STOP_MS {
+            while matches!(process.child.try_wait(), Ok(None)) && waited_ms < STOP_TIMEOUT_MS {
                 std::thread::sleep(Duration::from_millis(20));
                 waited_ms += 20;
             }
@@ -299,12 +299,12 @@ impl Drop for Cluster {
     }
 }
 
-fn words(text: &[&str]) -> Vec<String> {
+fn to_strings(text: &[&str]) -> Vec<String> {
     text.iter().map(|word| (*word).to_owned()).collect()
 }
 
 /// What each slot has for temporary files: all nodes are on one disk and in one memory.
-fn temporary_share(spec: &ClusterSpec, directory: &Path) -> Result<TemporaryQuota> {
+fn slot_temporary_space(spec: &ClusterSpec, directory: &Path) -> Result<TemporaryQuota> {
     let sizes = spec.node_sizes.iter().map(|size| parse_bytes(size));
     let offered = sizes.sum::<Result<u64>>().context("the size of a node")?;
     let nodes = u32::try_from(spec.node_sizes.len())?;

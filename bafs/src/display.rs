@@ -11,35 +11,35 @@ use bafs_sched::logic::Progress;
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 use tokio::task::JoinHandle;
 
-use crate::client::Client;
-use crate::output::Output;
+use crate::client::ClusterClient;
+use crate::output::Printer;
 
-const BYTES_MS: u64 = 1_000;
+const POLL_INTERVAL_MS: u64 = 1_000;
 
 /// Shows how far a run is. Gone when dropped.
 #[derive(Debug)]
-pub(crate) struct Display {
+pub(crate) struct ProgressDisplay {
     bar: ProgressBar,
-    first: OnceLock<First>,
-    bytes: Option<JoinHandle<()>>,
+    initial_progress: OnceLock<InitialProgress>,
+    traffic_task: Option<JoinHandle<()>>,
 }
 
 /// How far the run was when this display looked first: it may have gone on from a journal.
 #[derive(Debug, Clone, Copy)]
-struct First {
+struct InitialProgress {
     jobs_done: u64,
     elapsed: Duration,
 }
 
-impl Display {
+impl ProgressDisplay {
     /// Starts to show, if standard error is a terminal and people are reading.
-    pub(crate) fn start(output: Output, client: Client) -> Self {
+    pub(crate) fn start(output: Printer, client: ClusterClient) -> Self {
         let first = OnceLock::new();
         if output.is_json() || !std::io::stderr().is_terminal() {
             return Self {
                 bar: ProgressBar::hidden(),
-                first,
-                bytes: None,
+                initial_progress: first,
+                traffic_task: None,
             };
         }
         let bar = ProgressBar::new(0);
@@ -49,29 +49,29 @@ impl Display {
         }
         bar.enable_steady_tick(Duration::from_millis(500));
         bar.set_message("starting");
-        bar.set_prefix(TIME_UNKNOWN);
+        bar.set_prefix(TIME_LEFT_UNKNOWN);
         let showing = bar.clone();
         let bytes = tokio::spawn(async move {
-            let mut moved = Moved::default();
+            let mut moved = TrafficTotals::default();
             loop {
-                look(&client, &mut moved).await;
-                let (link, nodes) = moved.sums();
+                poll_servers(&client, &mut moved).await;
+                let (link, nodes) = moved.total_bytes();
                 let (link, nodes) = (HumanBytes(link), HumanBytes(nodes));
                 showing.set_message(format!("{link} over the home link, {nodes} between nodes"));
-                tokio::time::sleep(Duration::from_millis(BYTES_MS)).await;
+                tokio::time::sleep(Duration::from_millis(POLL_INTERVAL_MS)).await;
             }
         });
         Self {
             bar,
-            first,
-            bytes: Some(bytes),
+            initial_progress: first,
+            traffic_task: Some(bytes),
         }
     }
 
     /// Shows these numbers.
-    pub(crate) fn show(&self, progress: &Progress) {
+    pub(crate) fn show_progress(&self, progress: &Progress) {
         let elapsed = self.bar.elapsed();
-        let first = self.first.get_or_init(|| First {
+        let first = self.initial_progress.get_or_init(|| InitialProgress {
             jobs_done: progress.jobs_done,
             elapsed,
         });
@@ -82,14 +82,14 @@ impl Display {
 }
 
 /// Until a job is done nothing is known about how long one takes.
-const TIME_UNKNOWN: &str = "time left not known yet";
+const TIME_LEFT_UNKNOWN: &str = "time left not known yet";
 
 /// The time that the jobs still to do take if they go on as those that were done since the first
 /// look.
-fn time_left(progress: &Progress, first: &First, elapsed: Duration) -> String {
+fn time_left(progress: &Progress, first: &InitialProgress, elapsed: Duration) -> String {
     let to_do = progress.jobs_total.saturating_sub(progress.jobs_done);
     match progress.jobs_done.saturating_sub(first.jobs_done) {
-        0 => TIME_UNKNOWN.to_owned(),
+        0 => TIME_LEFT_UNKNOWN.to_owned(),
         done => {
             let elapsed = elapsed.saturating_sub(first.elapsed);
             let seconds = elapsed.as_secs_f64() * to_do as f64 / done as f64;
@@ -101,9 +101,9 @@ fn time_left(progress: &Progress, first: &First, elapsed: Duration) -> String {
     }
 }
 
-impl Drop for Display {
+impl Drop for ProgressDisplay {
     fn drop(&mut self) {
-        if let Some(bytes) = &self.bytes {
+        if let Some(bytes) = &self.traffic_task {
             bytes.abort();
         }
         self.bar.finish_and_clear();
@@ -112,47 +112,47 @@ impl Drop for Display {
 
 /// Bytes that servers moved since they were looked at first.
 #[derive(Debug, Default)]
-struct Moved {
-    servers: BTreeMap<ServerId, Counted>,
+struct TrafficTotals {
+    servers: BTreeMap<ServerId, ServerTraffic>,
 }
 
 #[derive(Debug)]
-struct Counted {
+struct ServerTraffic {
     kind: ServerKind,
     /// What its counter said last; it begins anew with each start of the server.
-    last: u64,
-    since: u64,
+    last_value: u64,
+    transferred_bytes: u64,
 }
 
-impl Moved {
+impl TrafficTotals {
     /// Takes what the counter of a server says now. What a server without an answer said stays.
-    fn note(&mut self, server: ServerId, kind: ServerKind, value: u64) {
-        let new = || Counted {
+    fn record_counter(&mut self, server: ServerId, kind: ServerKind, value: u64) {
+        let new = || ServerTraffic {
             kind,
-            last: value,
-            since: 0,
+            last_value: value,
+            transferred_bytes: 0,
         };
         let counted = self.servers.entry(server).or_insert_with(new);
-        let more = value.checked_sub(counted.last).unwrap_or(value);
-        counted.since = counted.since.saturating_add(more);
-        counted.last = value;
+        let more = value.checked_sub(counted.last_value).unwrap_or(value);
+        counted.transferred_bytes = counted.transferred_bytes.saturating_add(more);
+        counted.last_value = value;
     }
 
     /// What crossed the link to home, and what nodes gave each other.
-    fn sums(&self) -> (u64, u64) {
+    fn total_bytes(&self) -> (u64, u64) {
         let sum = |kind: ServerKind| {
             let servers = self.servers.values().filter(|server| server.kind == kind);
-            servers.map(|server| server.since).sum()
+            servers.map(|server| server.transferred_bytes).sum()
         };
         (sum(ServerKind::Home), sum(ServerKind::Node))
     }
 }
 
 /// Asks the servers that live what they moved.
-async fn look(client: &Client, moved: &mut Moved) {
-    for server in client.servers(None).await.unwrap_or_default() {
+async fn poll_servers(client: &ClusterClient, moved: &mut TrafficTotals) {
+    for server in client.list_servers(None).await.unwrap_or_default() {
         let Ok(counters) = client
-            .call_within(&server.address, ReadCounters, BYTES_MS)
+            .call_with_timeout(&server.address, ReadCounters, POLL_INTERVAL_MS)
             .await
         else {
             continue;
@@ -162,7 +162,7 @@ async fn look(client: &Client, moved: &mut Moved) {
             ServerKind::Home => value("home_read_bytes") + value("home_written_bytes"),
             ServerKind::Node => value("cache_served_bytes"),
         };
-        moved.note(server.id, server.kind, value);
+        moved.record_counter(server.id, server.kind, value);
     }
 }
 
@@ -177,29 +177,29 @@ mod tests {
             jobs_done,
             ..Progress::default()
         };
-        let first = First {
+        let first = InitialProgress {
             jobs_done: 90,
             elapsed: Duration::from_secs(3),
         };
         let left = |done, s| time_left(&progress(done), &first, Duration::from_secs(s));
-        assert_eq!(left(90, 60), TIME_UNKNOWN);
+        assert_eq!(left(90, 60), TIME_LEFT_UNKNOWN);
         // A job whose data are lost is not done any more.
-        assert_eq!(left(89, 60), TIME_UNKNOWN);
+        assert_eq!(left(89, 60), TIME_LEFT_UNKNOWN);
         assert_eq!(left(92, 23), "about 80 seconds left");
     }
 
     #[test]
     fn only_what_moves_since_the_first_look_is_shown_and_it_is_not_forgotten() {
         let (home, node) = (ServerId::random(), ServerId::random());
-        let mut moved = Moved::default();
-        moved.note(home, ServerKind::Home, 5_000);
-        moved.note(node, ServerKind::Node, 700);
-        assert_eq!(moved.sums(), (0, 0));
-        moved.note(home, ServerKind::Home, 5_020);
-        moved.note(node, ServerKind::Node, 701);
-        assert_eq!(moved.sums(), (20, 1));
+        let mut moved = TrafficTotals::default();
+        moved.record_counter(home, ServerKind::Home, 5_000);
+        moved.record_counter(node, ServerKind::Node, 700);
+        assert_eq!(moved.total_bytes(), (0, 0));
+        moved.record_counter(home, ServerKind::Home, 5_020);
+        moved.record_counter(node, ServerKind::Node, 701);
+        assert_eq!(moved.total_bytes(), (20, 1));
         // The node does not answer; the home was started anew.
-        moved.note(home, ServerKind::Home, 4);
-        assert_eq!(moved.sums(), (24, 1));
+        moved.record_counter(home, ServerKind::Home, 4);
+        assert_eq!(moved.total_bytes(), (24, 1));
     }
 }

@@ -13,21 +13,21 @@ use bafs_server::clock;
 use bafs_server::home::{UnfinishedUpload, list_unfinished_uploads};
 
 use crate::args::DoctorArgs;
-use crate::client::{Client, is_of_a_node};
-use crate::output::Output;
+use crate::client::{ClusterClient, is_node_identity};
+use crate::output::Printer;
 
 /// Exit codes: jobs cannot run; something is left that `--repair` may mend.
-const MISSING: u8 = 1;
-const BROKEN: u8 = 3;
+const EXIT_MISSING: u8 = 1;
+const EXIT_BROKEN: u8 = 3;
 
 /// Time for one server to answer, in milliseconds.
-const ANSWER_MS: u64 = 3_000;
+const CALL_TIMEOUT_MS: u64 = 3_000;
 
 const MINUTE_MS: u64 = 60_000;
 const HOUR_MS: u64 = 3_600_000;
 
 /// Runs the command.
-pub(crate) fn run(args: &DoctorArgs, output: Output) -> Result<ExitCode> {
+pub(crate) fn run(args: &DoctorArgs, output: Printer) -> Result<ExitCode> {
     let treatment = if args.repair {
         Treatment::Repair
     } else {
@@ -44,42 +44,42 @@ pub(crate) fn run(args: &DoctorArgs, output: Output) -> Result<ExitCode> {
     if let Some(identity) = &args.identity {
         checks.extend(check_identity(identity, treatment));
         if let Some(catalog) = &args.catalog {
-            checks.extend(look_at_cluster(identity, catalog, treatment)?);
+            checks.extend(examine_cluster(identity, catalog, treatment)?);
         }
     }
-    show(&checks, output)?;
+    print_checks(&checks, output)?;
     let any = |standing| checks.iter().any(|check| check.standing == standing);
     Ok(match (any(Standing::Missing), any(Standing::Broken)) {
-        (true, _) => ExitCode::from(MISSING),
-        (false, true) => ExitCode::from(BROKEN),
+        (true, _) => ExitCode::from(EXIT_MISSING),
+        (false, true) => ExitCode::from(EXIT_BROKEN),
         (false, false) => ExitCode::SUCCESS,
     })
 }
 
-fn look_at_cluster(identity: &Path, catalog: &str, treatment: Treatment) -> Result<Vec<Check>> {
-    if is_of_a_node(identity) {
+fn examine_cluster(identity: &Path, catalog: &str, treatment: Treatment) -> Result<Vec<Check>> {
+    if is_node_identity(identity) {
         // Nodes are started with a catalog, and have nobody who may ask it.
         let found = format!(
             "the catalog at {catalog} was not looked at, as {} has neither `scheduler` nor an \
              identity of `bafs grant`",
             identity.display()
         );
-        return Ok(vec![told("cluster", Standing::Fine, found, "")]);
+        return Ok(vec![new_check("cluster", Standing::Fine, found, "")]);
     }
     let runtime = tokio::runtime::Runtime::new()?;
     let looked = runtime.block_on(async {
-        let client = Client::with(identity, catalog)?;
+        let client = ClusterClient::connect(identity, catalog)?;
         Ok::<_, anyhow::Error>(check_cluster(&client, treatment).await)
     });
     runtime.shutdown_background();
     Ok(looked.unwrap_or_else(|error| {
         let remedy = "check --identity, --catalog, and that the catalog runs";
         let found = format!("{error:#}");
-        vec![told("cluster", Standing::Broken, found, remedy)]
+        vec![new_check("cluster", Standing::Broken, found, remedy)]
     }))
 }
 
-fn show(checks: &[Check], output: Output) -> Result<()> {
+fn print_checks(checks: &[Check], output: Printer) -> Result<()> {
     for check in checks {
         let mark = match check.standing {
             Standing::Fine => "ok      ",
@@ -88,23 +88,23 @@ fn show(checks: &[Check], output: Output) -> Result<()> {
             Standing::Broken => "BROKEN  ",
             Standing::Repaired => "repaired",
         };
-        output.remark(&format!("{mark} {}: {}", check.subject, check.found))?;
+        output.print_remark(&format!("{mark} {}: {}", check.subject, check.found))?;
         if !check.remedy.is_empty() {
-            output.remark(&format!("         to do: {}", check.remedy))?;
+            output.print_remark(&format!("         to do: {}", check.remedy))?;
         }
     }
     if output.is_json() {
-        output.say("", &checks)?;
+        output.print_result("", &checks)?;
     }
     Ok(())
 }
 
-async fn check_cluster(client: &Client, treatment: Treatment) -> Vec<Check> {
-    let servers = match client.servers(None).await {
+async fn check_cluster(client: &ClusterClient, treatment: Treatment) -> Vec<Check> {
+    let servers = match client.list_servers(None).await {
         Ok(servers) => servers,
         Err(error) => {
             let remedy = "start `bafs catalog`, or check --catalog and --identity";
-            return vec![told(
+            return vec![new_check(
                 "catalog",
                 Standing::Broken,
                 format!("{error:#}"),
@@ -113,19 +113,19 @@ async fn check_cluster(client: &Client, treatment: Treatment) -> Vec<Check> {
         }
     };
     let found = format!("it lists {} servers", servers.len());
-    let mut checks = vec![told("catalog", Standing::Fine, found, "")];
+    let mut checks = vec![new_check("catalog", Standing::Fine, found, "")];
     for server in &servers {
         let subject = format!("server {} at {}", server.name, server.address);
-        let asked = client.call_within(&server.address, ReadCounters, ANSWER_MS);
+        let asked = client.call_with_timeout(&server.address, ReadCounters, CALL_TIMEOUT_MS);
         checks.push(match asked.await {
-            Ok(_) => told(subject, Standing::Fine, "answers", ""),
+            Ok(_) => new_check(subject, Standing::Fine, "answers", ""),
             Err(error) => {
                 let remedy = "is it stopped, and are its UDP and TCP ports open from here?";
-                told(subject, Standing::Broken, format!("{error:#}"), remedy)
+                new_check(subject, Standing::Broken, format!("{error:#}"), remedy)
             }
         });
     }
-    let (volumes, _) = client.volumes().await.unwrap_or_default();
+    let (volumes, _) = client.list_volumes().await.unwrap_or_default();
     for (node, volume) in &volumes {
         checks.extend(check_volume(client, node, volume, treatment).await);
     }
@@ -134,7 +134,7 @@ async fn check_cluster(client: &Client, treatment: Treatment) -> Vec<Check> {
 
 /// A volume that nobody can or does use; nothing to say about any other.
 async fn check_volume(
-    client: &Client,
+    client: &ClusterClient,
     node: &Advert,
     volume: &VolumeStatus,
     treatment: Treatment,
@@ -144,7 +144,7 @@ async fn check_volume(
     if volume.state == VolumeState::Failed {
         let call = DeleteVolume { volume: id };
         if treatment == Treatment::Repair && client.call(&node.address, call).await.is_ok() {
-            return Some(told(
+            return Some(new_check(
                 subject,
                 Standing::Repaired,
                 "it had failed; deleted",
@@ -153,7 +153,7 @@ async fn check_volume(
         }
         let why = volume.fault.as_ref().map(ToString::to_string);
         let found = format!("it could not be made: {}", why.unwrap_or_default());
-        return Some(told(
+        return Some(new_check(
             subject,
             Standing::Broken,
             found,
@@ -170,7 +170,7 @@ async fn check_volume(
         left_ms / HOUR_MS
     );
     let remedy = format!("to have its space now: bafs volume delete {id}");
-    Some(told(subject, Standing::Lacking, found, remedy))
+    Some(new_check(subject, Standing::Lacking, found, remedy))
 }
 
 /// What unfinished uploads hold in the directory that a home exports.
@@ -180,13 +180,13 @@ fn check_export(export: &Path, treatment: Treatment) -> Vec<Check> {
         Ok(uploads) => uploads,
         Err(error) => {
             let remedy = "name the directory that `bafs home --export` names";
-            return vec![told(subject, Standing::Broken, error.to_string(), remedy)];
+            return vec![new_check(subject, Standing::Broken, error.to_string(), remedy)];
         }
     };
     let bytes: u64 = uploads.iter().map(|upload| upload.bytes).sum();
     let found = format!("{} unfinished uploads hold {bytes} bytes", uploads.len());
     let checks = uploads.iter().map(|upload| check_upload(upload, treatment));
-    let whole = told(subject, Standing::Fine, found, "");
+    let whole = new_check(subject, Standing::Fine, found, "");
     std::iter::once(whole).chain(checks).collect()
 }
 
@@ -199,17 +199,17 @@ fn check_upload(upload: &UnfinishedUpload, treatment: Treatment) -> Check {
         upload.idle_ms / MINUTE_MS
     );
     if !upload.is_stale() {
-        return told(subject, Standing::Fine, found, "");
+        return new_check(subject, Standing::Fine, found, "");
     }
     if treatment == Treatment::Repair && upload.remove().is_ok() {
-        return told(subject, Standing::Repaired, format!("{found}; removed"), "");
+        return new_check(subject, Standing::Repaired, format!("{found}; removed"), "");
     }
     let remedy = "if nobody sends it any more: bafs doctor --export DIR --repair; it is removed \
                   after 7 days, and earlier when the disk is full";
-    told(subject, Standing::Lacking, found, remedy)
+    new_check(subject, Standing::Lacking, found, remedy)
 }
 
-fn told(
+fn new_check(
     subject: impl Into<String>,
     standing: Standing,
     found: impl Into<String>,

@@ -8,22 +8,22 @@ use bafs_proto::token::{Resource, Right};
 use bafs_server::clock;
 
 use crate::args::GrantArgs;
-use crate::client::Client;
+use crate::client::ClusterClient;
 use crate::init::{self, DAY_MS};
-use crate::output::Output;
+use crate::output::Printer;
 
 /// Runs the command.
-pub(crate) async fn grant(args: GrantArgs, output: Output) -> Result<()> {
+pub(crate) async fn grant(args: GrantArgs, output: Printer) -> Result<()> {
     if args.to.exists() {
         bail!(
             "--to {}: it exists already; choose a directory that does not",
             args.to.display()
         );
     }
-    let client = Client::new(&args.client)?;
+    let client = ClusterClient::new(&args.client)?;
     let mut volumes = Vec::with_capacity(args.volumes.len());
     for name in &args.volumes {
-        let (_, status) = client.volume(name).await?;
+        let (_, status) = client.find_volume(name).await?;
         volumes.push(Resource::Volume(status.spec.id));
     }
     let rights: &[Right] = if args.read_only {
@@ -45,10 +45,10 @@ pub(crate) async fn grant(args: GrantArgs, output: Output) -> Result<()> {
         true => ", when the identity that it was made with expires",
         false => "",
     };
-    let agent = init::load(&args.client.identity, Role::Agent)?;
+    let agent = init::load_identity(&args.client.identity, Role::Agent)?;
     let narrow = Identity { token, ..agent };
-    narrow.save(&init::directory_of(&args.to, Role::Agent))?;
-    output.say(
+    narrow.save(&init::identity_directory(&args.to, Role::Agent))?;
+    output.print_result(
         &format!(
             "made {0}, which can {1} {2} until {3}{7}\n\
              Next: copy {0} to the machine, and there\n  \

@@ -11,13 +11,13 @@ use bafs_sched::workflow::{JobIndex, VolumeKind, Workflow};
 
 use crate::args::GraphArgs;
 use crate::history;
-use crate::output::{self, Output};
+use crate::output::{self, Printer};
 use crate::workflow_file;
 
 /// Prints the graph, or writes it to a file.
-pub(crate) fn run(args: &GraphArgs, output: Output) -> Result<()> {
+pub(crate) fn run(args: &GraphArgs, output: Printer) -> Result<()> {
     let is_journal = history::is_journal(&args.workflow).map_err(|error| {
-        let here = history::journals_here();
+        let here = history::describe_journals();
         anyhow!("{error:#}; name a workflow file, or the journal of a run: {here}")
     })?;
     let (workflow, states) = if is_journal {
@@ -29,33 +29,33 @@ pub(crate) fn run(args: &GraphArgs, output: Output) -> Result<()> {
             Some(states.collect::<Vec<_>>()),
         )
     } else {
-        let start = history::start_of(&args.workflow, 4_096)?;
+        let start = history::read_prefix(&args.workflow, 4_096)?;
         if start.is_empty() || start.contains(&0) {
             bail!(
                 "{} is no workflow and no journal: name the one or the other",
                 args.workflow.display()
             );
         }
-        (workflow_file::load(&args.workflow)?, None)
+        (workflow_file::load_workflow(&args.workflow)?, None)
     };
-    let dot = dot(&workflow, states.as_deref())?;
+    let dot = render_dot(&workflow, states.as_deref())?;
     match &args.output {
-        Some(path) if !output::is_standard(path) => {
+        Some(path) if !output::is_stdout(path) => {
             std::fs::write(path, dot).with_context(|| format!("cannot write {}", path.display()))
         }
-        _ => output.say(dot.trim_end(), &serde_json::json!({ "dot": dot })),
+        _ => output.print_result(dot.trim_end(), &serde_json::json!({ "dot": dot })),
     }
 }
 
 /// The graph: jobs as boxes, in the colour of their state where there is one; volumes as ellipses;
 /// files that go home as notes.
-pub(crate) fn dot(workflow: &Workflow, states: Option<&[JobState]>) -> Result<String> {
-    let mut dot = format!("digraph {} {{\n", quoted(&workflow.name));
+pub(crate) fn render_dot(workflow: &Workflow, states: Option<&[JobState]>) -> Result<String> {
+    let mut dot = format!("digraph {} {{\n", quote_dot(&workflow.name));
     dot += "  rankdir=LR;\n  node [fontname=\"sans-serif\", style=filled, fillcolor=white];\n";
     for (at, job) in workflow.jobs.iter().enumerate() {
         let state = states.and_then(|states| states.get(at));
-        let colour = state.map_or("white", |state| colour(*state));
-        let label = quoted(&job.name);
+        let colour = state.map_or("white", |state| state_colour(*state));
+        let label = quote_dot(&job.name);
         writeln!(
             dot,
             "  j{at} [shape=box, fillcolor={colour}, label={label}];"
@@ -66,7 +66,7 @@ pub(crate) fn dot(workflow: &Workflow, states: Option<&[JobState]>) -> Result<St
         for mount in &job.mounts {
             let volume = mount.volume.0;
             let (path, from_to) = (
-                quoted(&mount.path),
+                quote_dot(&mount.path),
                 (format!("v{volume}"), format!("j{at}")),
             );
             let ends = if mount.writable { "both" } else { "forward" };
@@ -87,14 +87,14 @@ pub(crate) fn dot(workflow: &Workflow, states: Option<&[JobState]>) -> Result<St
             bytes => format!("{bytes} bytes"),
         };
         let label = format!("{}\n{kind}, {size}", volume.name);
-        let label = quoted(&label);
+        let label = quote_dot(&label);
         writeln!(
             dot,
             "  v{at} [shape=ellipse, fillcolor={colour}, label={label}];"
         )?;
     }
     for (at, extract) in workflow.extracts.iter().enumerate() {
-        let label = quoted(&extract.target.to_string());
+        let label = quote_dot(&extract.target.to_string());
         writeln!(dot, "  e{at} [shape=note, label={label}];")?;
         writeln!(dot, "  v{} -> e{at};", extract.volume.0)?;
     }
@@ -102,7 +102,7 @@ pub(crate) fn dot(workflow: &Workflow, states: Option<&[JobState]>) -> Result<St
     Ok(dot)
 }
 
-fn colour(state: JobState) -> &'static str {
+fn state_colour(state: JobState) -> &'static str {
     match state {
         JobState::Waiting => "white",
         JobState::Ready => "lightyellow",
@@ -115,7 +115,7 @@ fn colour(state: JobState) -> &'static str {
 }
 
 /// A string of the DOT language that shows the text, whatever is in it.
-fn quoted(text: &str) -> String {
+fn quote_dot(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
         match c {
@@ -146,7 +146,7 @@ mod tests {
             .expect("it parses")
             .workflow;
         workflow.jobs[0].name = "a\"]; evil [x=\"\\".to_owned();
-        let plain = dot(&workflow, None).expect("a graph");
+        let plain = render_dot(&workflow, None).expect("a graph");
         for part in [
             "j0 -> j1;",
             "v0 -> j0 [style=dashed, dir=forward",
@@ -158,7 +158,7 @@ mod tests {
         }
         assert!(!plain.contains("palegreen"));
         let states = [JobState::Done, JobState::Failed];
-        let coloured = dot(&workflow, Some(&states)).expect("a graph");
+        let coloured = render_dot(&workflow, Some(&states)).expect("a graph");
         assert!(coloured.contains("j0 [shape=box, fillcolor=palegreen"));
         assert!(coloured.contains("j1 [shape=box, fillcolor=tomato"));
     }

@@ -10,27 +10,27 @@ use bafs_sched::replay::{Line, replay, standing};
 
 use crate::args::{ReplayArgs, WhyArgs};
 use crate::input_file;
-use crate::output::Output;
+use crate::output::Printer;
 
 /// Tells all that happened in a run.
-pub(crate) fn replay_all(args: &ReplayArgs, output: Output) -> Result<()> {
+pub(crate) fn print_history(args: &ReplayArgs, output: Printer) -> Result<()> {
     let Some(run) = &args.run else {
-        bail!("of which run? Name its journal; {}", journals_here());
+        bail!("of which run? Name its journal; {}", describe_journals());
     };
-    say(&lines(run)?, output)
+    print_lines(&read_lines(run)?, output)
 }
 
 /// Tells what happened to one job, volume or node of a run.
-pub(crate) fn why(args: &WhyArgs, output: Output) -> Result<()> {
+pub(crate) fn explain_name(args: &WhyArgs, output: Printer) -> Result<()> {
     let Some(name) = &args.name else {
         let run = args.run.display();
         bail!(
             "`bafs why` needs two words: the journal of a run and the name of a job, a volume or a \
              node of it, not '{run}' alone; {}",
-            journals_here()
+            describe_journals()
         );
     };
-    let path = journal_of(&args.run)?;
+    let path = find_journal(&args.run)?;
     let (all, scheduler) = replay(journal::read(&path)?);
     let is_about = |line: &Line| line.about.contains(name);
     let mut told: Vec<Line> = all.iter().filter(|line| is_about(line)).cloned().collect();
@@ -46,13 +46,13 @@ pub(crate) fn why(args: &WhyArgs, output: Output) -> Result<()> {
             path.display()
         );
     }
-    say(&told, output)
+    print_lines(&told, output)
 }
 
 /// Where journals are, and which are here.
-pub(crate) fn journals_here() -> String {
+pub(crate) fn describe_journals() -> String {
     /// More are not named.
-    const SHOWN: usize = 3;
+    const JOURNALS_SHOWN_MAX: usize = 3;
     let entries = std::fs::read_dir(".").into_iter().flatten().flatten();
     let names = entries.map(|entry| PathBuf::from(entry.file_name()));
     let is_named = |path: &PathBuf| path.extension().is_some_and(|it| it == "journal");
@@ -60,7 +60,7 @@ pub(crate) fn journals_here() -> String {
         .filter(|path| is_named(path) && is_journal(path).unwrap_or(false))
         .collect();
     found.sort();
-    let named = found.iter().take(SHOWN).map(|path| path.display());
+    let named = found.iter().take(JOURNALS_SHOWN_MAX).map(|path| path.display());
     let named: Vec<String> = named.map(|name| name.to_string()).collect();
     let here = match named.is_empty() {
         true => String::new(),
@@ -70,18 +70,18 @@ pub(crate) fn journals_here() -> String {
 }
 
 /// How every journal begins, of whatever version.
-const BEGINNING: &[u8] = b"bafs-journal ";
+const JOURNAL_MAGIC: &[u8] = b"bafs-journal ";
 
 /// Whether a file is a journal.
 pub(crate) fn is_journal(path: &Path) -> Result<bool> {
-    Ok(start_of(path, BEGINNING.len() as u64)? == BEGINNING)
+    Ok(read_prefix(path, JOURNAL_MAGIC.len() as u64)? == JOURNAL_MAGIC)
 }
 
 /// The first bytes of a file, at most so many.
-pub(crate) fn start_of(path: &Path, bytes: u64) -> Result<Vec<u8>> {
+pub(crate) fn read_prefix(path: &Path, bytes: u64) -> Result<Vec<u8>> {
     let failed = || format!("cannot read {}", path.display());
     let mut start = Vec::new();
-    input_file::open(path)?
+    input_file::open_regular(path)?
         .take(bytes)
         .read_to_end(&mut start)
         .with_context(failed)?;
@@ -89,9 +89,9 @@ pub(crate) fn start_of(path: &Path, bytes: u64) -> Result<Vec<u8>> {
 }
 
 /// The journal that a user means who names it, or the workflow that it is beside.
-pub(crate) fn journal_of(path: &Path) -> Result<PathBuf> {
+pub(crate) fn find_journal(path: &Path) -> Result<PathBuf> {
     let is_journal = is_journal(path);
-    if is_journal.map_err(|error| anyhow!("{error:#}; name a journal: {}", journals_here()))? {
+    if is_journal.map_err(|error| anyhow!("{error:#}; name a journal: {}", describe_journals()))? {
         return Ok(path.to_owned());
     }
     let mut name = path.to_owned().into_os_string();
@@ -109,24 +109,24 @@ pub(crate) fn journal_of(path: &Path) -> Result<PathBuf> {
 }
 
 /// Whether a scheduler has a journal open.
-pub(crate) fn is_being_written(path: &Path) -> bool {
+pub(crate) fn is_journal_open(path: &Path) -> bool {
     let locked = File::open(path).map(|file| file.try_lock_shared());
     matches!(locked, Ok(Err(TryLockError::WouldBlock)))
 }
 
-fn lines(path: &Path) -> Result<Vec<Line>> {
-    let path = journal_of(path)?;
+fn read_lines(path: &Path) -> Result<Vec<Line>> {
+    let path = find_journal(path)?;
     let history = journal::read(&path)?;
     Ok(replay(history).0)
 }
 
-fn say(lines: &[Line], output: Output) -> Result<()> {
+fn print_lines(lines: &[Line], output: Printer) -> Result<()> {
     let text = |line: &Line| {
         let (seconds, ms) = (line.at_ms / 1_000, line.at_ms % 1_000);
         format!("{seconds:>6}.{ms:03} s  {}", line.text)
     };
     let text: Vec<String> = lines.iter().map(text).collect();
-    output.say(&text.join("\n"), &lines)
+    output.print_result(&text.join("\n"), &lines)
 }
 
 #[cfg(test)]
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_said_before_what_to_name() {
         let path = Path::new("/nowhere/nosuch");
-        let said = format!("{:#}", journal_of(path).expect_err("it is not there"));
+        let said = format!("{:#}", find_journal(path).expect_err("it is not there"));
         let begin = "cannot read /nowhere/nosuch: No such file or directory";
         assert!(said.starts_with(begin), "{said}");
         assert!(

@@ -10,27 +10,27 @@ use bafs_proto::token::{Resource, Right, Token};
 use bafs_server::clock;
 
 use crate::args::InitArgs;
-use crate::output::Output;
+use crate::output::Printer;
 
 pub(crate) const DAY_MS: u64 = 24 * 3600 * 1000;
 
 /// What a cluster's directory may hold.
-const PARTS: [&str; 4] = ["authority", "server", "scheduler", "agent"];
+const IDENTITY_DIRECTORIES: [&str; 4] = ["authority", "server", "scheduler", "agent"];
 
 /// Runs the command.
-pub(crate) fn init(args: &InitArgs, output: Output) -> Result<()> {
-    if let Some(there) = PARTS.iter().find(|part| args.directory.join(part).exists()) {
+pub(crate) fn init(args: &InitArgs, output: Printer) -> Result<()> {
+    if let Some(there) = IDENTITY_DIRECTORIES.iter().find(|part| args.directory.join(part).exists()) {
         bail!(
             "{0} holds '{there}' of a cluster already; a new cluster's would cut this machine off \
              from it. Choose another directory, or remove {0} if that cluster is over",
             args.directory.display()
         );
     }
-    create(
+    create_identities(
         &args.directory,
         clock::now().plus_ms(args.days.saturating_mul(DAY_MS)),
     )?;
-    output.say(
+    output.print_result(
         &format!(
             "created the authority and the identities in {0}\n\
              Next: copy only {0}/server and {0}/agent to your nodes ('scheduler' may do \
@@ -43,7 +43,7 @@ pub(crate) fn init(args: &InitArgs, output: Output) -> Result<()> {
 }
 
 /// Creates authority and identities in `directory`; tokens are good until `expires`.
-pub(crate) fn create(directory: &Path, expires: Time) -> Result<()> {
+pub(crate) fn create_identities(directory: &Path, expires: Time) -> Result<()> {
     let authority = Authority::generate()?;
     authority.save(&directory.join("authority"))?;
     let signer = authority.signer();
@@ -61,13 +61,13 @@ pub(crate) fn create(directory: &Path, expires: Time) -> Result<()> {
     ] {
         authority
             .issue(role, token)?
-            .save(&directory_of(directory, role))?;
+            .save(&identity_directory(directory, role))?;
     }
     Ok(())
 }
 
 /// Where the identity of a role is in a cluster's directory.
-pub(crate) fn directory_of(cluster: &Path, role: Role) -> PathBuf {
+pub(crate) fn identity_directory(cluster: &Path, role: Role) -> PathBuf {
     cluster.join(match role {
         Role::Server => "server",
         Role::Scheduler => "scheduler",
@@ -76,8 +76,8 @@ pub(crate) fn directory_of(cluster: &Path, role: Role) -> PathBuf {
 }
 
 /// Loads the identity of a role from a cluster's directory.
-pub(crate) fn load(cluster: &Path, role: Role) -> Result<Identity> {
-    Identity::load(&directory_of(cluster, role), role)
+pub(crate) fn load_identity(cluster: &Path, role: Role) -> Result<Identity> {
+    Identity::load(&identity_directory(cluster, role), role)
         .with_context(|| format!("--identity {}", cluster.display()))
 }
 
@@ -88,7 +88,7 @@ mod tests {
     /// A node's machine has no authority, and must not lose what it has.
     #[test]
     fn a_directory_with_any_identity_is_left_as_it_is() {
-        for part in PARTS {
+        for part in IDENTITY_DIRECTORIES {
             let directory = tempfile::tempdir().expect("a directory");
             let kept = directory.path().join(part);
             std::fs::create_dir(&kept).expect("a directory");
@@ -97,7 +97,7 @@ mod tests {
                 directory: directory.path().to_owned(),
                 days: 1,
             };
-            let refused = init(&args, Output::new(true)).expect_err("it holds an identity");
+            let refused = init(&args, Printer::new(true)).expect_err("it holds an identity");
             assert!(refused.to_string().contains(part), "{refused}");
             let left: Vec<_> = std::fs::read_dir(directory.path())
                 .expect("it is there")

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 /// Opens a file for reading. A pipe, a directory or a device is refused: nobody may ever write into
 /// the pipe, and some devices have no end.
-pub(crate) fn open(path: &Path) -> Result<File> {
+pub(crate) fn open_regular(path: &Path) -> Result<File> {
     let failed = || format!("cannot read {}", path.display());
     // A pipe would be waited for as soon as it is opened.
     if !path.metadata().with_context(failed)?.is_file() {
@@ -25,7 +25,7 @@ pub(crate) fn open(path: &Path) -> Result<File> {
 pub(crate) fn read_text(path: &Path, bytes_max: usize) -> Result<String> {
     let shown = path.display();
     let mut bytes = Vec::new();
-    let read = open(path)?
+    let read = open_regular(path)?
         .take(bytes_max as u64 + 1)
         .read_to_end(&mut bytes);
     read.with_context(|| format!("cannot read {shown}"))?;
@@ -50,7 +50,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    fn refusal(path: &Path) -> String {
+    fn open_error(path: &Path) -> String {
         format!("{:#}", read_text(path, MIB).unwrap_err())
     }
 
@@ -60,10 +60,10 @@ mod tests {
         let socket = directory.path().join("socket");
         let _listener = UnixListener::bind(&socket).unwrap();
         for path in [directory.path(), Path::new("/dev/zero"), &socket] {
-            let said = refusal(path);
+            let said = open_error(path);
             assert!(said.contains("is no regular file"), "{said}");
         }
-        let said = refusal(&directory.path().join("none"));
+        let said = open_error(&directory.path().join("none"));
         assert!(
             said.contains("cannot read") && said.contains("No such file"),
             "{said}"
@@ -76,7 +76,7 @@ mod tests {
         file.as_file().set_len(1 << 20).unwrap();
         assert_eq!(read_text(file.path(), MIB).unwrap().len(), 1 << 20);
         file.as_file().set_len((1 << 20) + 1).unwrap();
-        let said = refusal(file.path());
+        let said = open_error(file.path());
         assert!(said.contains("has more than 1 MiB"), "{said}");
     }
 
@@ -84,7 +84,7 @@ mod tests {
     fn what_is_no_text_is_named_by_its_line() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"fine\nfine\nna\xefve\n").unwrap();
-        let said = refusal(file.path());
+        let said = open_error(file.path());
         assert!(said.ends_with(": line 3 is not text in UTF-8"), "{said}");
     }
 }

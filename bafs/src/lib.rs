@@ -43,27 +43,27 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use args::{
-    AgentArgs, CatalogArgs, ChannelChoice, Cli, Command, EXIT_WRONG_USE, ExecArgs, HomeArgs,
-    MountArgs, NodeArgs, WrongUse,
+    AgentArgs, CatalogArgs, ChannelChoice, Cli, CliCommand, EXIT_USAGE_ERROR, ExecArgs, HomeArgs,
+    MountArgs, NodeArgs, UsageError,
 };
-use output::{Output, ReaderGone};
+use output::{Printer, StdoutClosed};
 
 /// What is told without `BAFS_LOG`. A reply that nobody waits for any more is no news: its program
 /// was ended.
-const FILTER: &str = "warn,fuser::reply=off";
+const LOG_FILTER_DEFAULT: &str = "warn,fuser::reply=off";
 
 /// Exit code of a command that failed.
-const FAILED: u8 = 1;
+const EXIT_FAILED: u8 = 1;
 
 /// Exit code of a command whose reader has gone: what a shell says of one that SIGPIPE ended.
-const READER_GONE: u8 = 128 + 13;
+const EXIT_STDOUT_CLOSED: u8 = 128 + 13;
 
 /// Runs the program as the command line says, and returns its exit code.
 pub fn main() -> ExitCode {
     // A job's first process is this program, too, re-executed; it must not parse anything.
     bafs_client::sandbox::dispatch_job_init();
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(FILTER));
+    let filter = EnvFilter::try_from_env("BAFS_LOG").unwrap_or_else(|_| EnvFilter::new(LOG_FILTER_DEFAULT));
     // https://no-color.org
     let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     tracing_subscriber::fmt()
@@ -73,74 +73,74 @@ pub fn main() -> ExitCode {
         // Nobody hears of it where standard error is gone, and to say so there would be a panic.
         .log_internal_errors(false)
         .init();
-    match dispatch(cli) {
+    match run_command(cli) {
         Ok(code) => code,
-        Err(error) if error.downcast_ref::<ReaderGone>().is_some() => ExitCode::from(READER_GONE),
+        Err(error) if error.downcast_ref::<StdoutClosed>().is_some() => ExitCode::from(EXIT_STDOUT_CLOSED),
         Err(error) => {
-            eprintln!("{}", visible::lines(&format!("bafs: {error:#}")));
-            let is_wrong_use = WrongUse::is_why(&error);
-            ExitCode::from(if is_wrong_use { EXIT_WRONG_USE } else { FAILED })
+            eprintln!("{}", visible::sanitize_lines(&format!("bafs: {error:#}")));
+            let is_wrong_use = UsageError::is_cause_of(&error);
+            ExitCode::from(if is_wrong_use { EXIT_USAGE_ERROR } else { EXIT_FAILED })
         }
     }
 }
 
-fn dispatch(cli: Cli) -> Result<ExitCode> {
-    let output = Output::new(cli.json);
+fn run_command(cli: Cli) -> Result<ExitCode> {
+    let output = Printer::new(cli.json);
     channel::choose(match cli.channel {
         ChannelChoice::Auto => Channel::Auto,
         ChannelChoice::Quic => Channel::Quic,
         ChannelChoice::Tcp => Channel::Tcp,
     });
-    if let Command::Agent(AgentArgs { memory, .. })
-    | Command::Exec(ExecArgs { memory, .. })
-    | Command::Mount(MountArgs { memory, .. }) = &cli.command
+    if let CliCommand::Agent(AgentArgs { memory, .. })
+    | CliCommand::Exec(ExecArgs { memory, .. })
+    | CliCommand::Mount(MountArgs { memory, .. }) = &cli.command
     {
         bafs_client::memory::bound(rate::parse_bytes(&memory.memory).context("--memory")?);
     }
-    if let Command::Home(HomeArgs { server, .. })
-    | Command::Catalog(CatalogArgs { server, .. })
-    | Command::Node(NodeArgs { server, .. }) = &cli.command
+    if let CliCommand::Home(HomeArgs { server, .. })
+    | CliCommand::Catalog(CatalogArgs { server, .. })
+    | CliCommand::Node(NodeArgs { server, .. }) = &cli.command
     {
         let bytes_max = rate::parse_bytes(&server.memory).context("--memory")?;
         bafs_proto::net::bound_requests(bytes_max);
     }
     match cli.command {
         // These three enter a private name space, which a process with threads may not.
-        Command::Agent(args) => return Ok(job::agent(&args)),
-        Command::Exec(args) => return job::exec(&args),
-        Command::Mount(args) => return job::mount(&args),
-        Command::Init(args) => init::init(&args, output)?,
-        Command::Check(args) => workflow_file::check(&args.workflow, output)?,
-        Command::Sim(args) => sim::run(&args, output)?,
-        Command::Prefer(args) => steer::prefer(&args, output)?,
-        Command::Cancel(args) => steer::cancel(&args, output)?,
-        Command::Replay(args) => history::replay_all(&args, output)?,
-        Command::Status(args) => status::run(&args, output)?,
-        Command::Report(args) => report::run(&args, output)?,
-        Command::Graph(args) => graph::run(&args, output)?,
-        Command::Why(args) => history::why(&args, output)?,
-        Command::Logs(args) => logs::logs(&args, output)?,
-        Command::Doctor(args) => return doctor::run(&args, output),
-        command => return run_async(command, output),
+        CliCommand::Agent(args) => return Ok(job::run_agent(&args)),
+        CliCommand::Exec(args) => return job::run_exec(&args),
+        CliCommand::Mount(args) => return job::run_mount(&args),
+        CliCommand::Init(args) => init::init(&args, output)?,
+        CliCommand::Check(args) => workflow_file::check_workflow(&args.workflow, output)?,
+        CliCommand::Sim(args) => sim::run_simulations(&args, output)?,
+        CliCommand::Prefer(args) => steer::prefer_pipeline(&args, output)?,
+        CliCommand::Cancel(args) => steer::cancel_pipeline(&args, output)?,
+        CliCommand::Replay(args) => history::print_history(&args, output)?,
+        CliCommand::Status(args) => status::show_status(&args, output)?,
+        CliCommand::Report(args) => report::run_report(&args, output)?,
+        CliCommand::Graph(args) => graph::run(&args, output)?,
+        CliCommand::Why(args) => history::explain_name(&args, output)?,
+        CliCommand::Logs(args) => logs::print_logs(&args, output)?,
+        CliCommand::Doctor(args) => return doctor::run(&args, output),
+        command => return run_async_command(command, output),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_async(command: Command, output: Output) -> Result<ExitCode> {
+fn run_async_command(command: CliCommand, output: Printer) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     let result = runtime.block_on(async {
         match command {
-            Command::Home(args) => serve::home(args, output).await,
-            Command::Catalog(args) => serve::catalog(args, output).await,
-            Command::Node(args) => serve::node(args, output).await,
-            Command::Servers(args) => volume::servers(args, output).await,
-            Command::Volume(command) => volume::run(command, output).await,
-            Command::Grant(args) => grant::grant(args, output).await,
-            Command::Plan(args) => plan::run(&args, output).await,
-            Command::Run(args) => return run::run(args, output).await,
-            Command::Demo(args) => return demo::demo(args, output).await,
+            CliCommand::Home(args) => serve::run_home(args, output).await,
+            CliCommand::Catalog(args) => serve::run_catalog(args, output).await,
+            CliCommand::Node(args) => serve::run_node(args, output).await,
+            CliCommand::Servers(args) => volume::print_servers(args, output).await,
+            CliCommand::Volume(command) => volume::run_volume_command(command, output).await,
+            CliCommand::Grant(args) => grant::grant(args, output).await,
+            CliCommand::Plan(args) => plan::run_plan(&args, output).await,
+            CliCommand::Run(args) => return run::run_workflow(args, output).await,
+            CliCommand::Demo(args) => return demo::run_demo(args, output).await,
             _ => Ok(()),
         }
         .map(|()| ExitCode::SUCCESS)

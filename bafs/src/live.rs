@@ -11,20 +11,20 @@ use bafs_sched::past;
 use bafs_sched::planner::{Environment, NodeClass, RESTART_S};
 
 use crate::args::PlanArgs;
-use crate::client::Client;
+use crate::client::ClusterClient;
 use crate::history;
 use crate::rate::parse_rate;
 
 /// Bytes per second of the link to home, and of each node's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Rates {
+pub(crate) struct LinkRates {
     pub(crate) home: Option<u64>,
     pub(crate) local: Option<u64>,
 }
 
-impl Rates {
+impl LinkRates {
     /// Those that `--home-rate` and `--local-rate` declare.
-    pub(crate) fn read(home: &Option<String>, local: &Option<String>) -> Result<Self> {
+    pub(crate) fn parse_rates(home: &Option<String>, local: &Option<String>) -> Result<Self> {
         let rate = |text: &Option<String>, name: &str| {
             let text = text.as_deref();
             let rate = text.map(|text| parse_rate(text).with_context(|| format!("--{name}")));
@@ -37,11 +37,11 @@ impl Rates {
     }
 
     /// The declared ones, else those that a run measured.
-    fn or_measured(self, args: &PlanArgs) -> Result<Self> {
+    fn or_from_run(self, args: &PlanArgs) -> Result<Self> {
         let Some(run) = &args.rates_from else {
             return Ok(self);
         };
-        let path = history::journal_of(run)?;
+        let path = history::find_journal(run)?;
         let past = past::from_journal(journal::read(&path)?);
         let site = past.with_context(|| path.display().to_string())?.site;
         Ok(Self {
@@ -52,22 +52,22 @@ impl Rates {
 }
 
 /// The nodes that the catalog lists, with what is free on them now.
-pub(crate) async fn environment(args: &PlanArgs) -> Result<Environment> {
+pub(crate) async fn load_environment(args: &PlanArgs) -> Result<Environment> {
     let (Some(identity), Some(catalog)) = (&args.identity, &args.catalog) else {
         bail!(
             "say what to plan for: --environment FILE, or --identity DIR and --catalog HOST:PORT \
              for the nodes of a cluster that is there"
         );
     };
-    let rates = Rates::read(&args.home_rate, &args.local_rate)?.or_measured(args)?;
+    let rates = LinkRates::parse_rates(&args.home_rate, &args.local_rate)?.or_from_run(args)?;
     let (Some(home), Some(local)) = (rates.home, rates.local) else {
         bail!(
             "no catalog knows rates of links: give --home-rate and --local-rate, or with \
              --rates-from a run of this cluster that is over and moved enough to tell both"
         );
     };
-    let client = Client::with(identity, catalog)?;
-    let adverts = client.servers(Some(ServerKind::Node)).await?;
+    let client = ClusterClient::connect(identity, catalog)?;
+    let adverts = client.list_servers(Some(ServerKind::Node)).await?;
     if adverts.is_empty() {
         bail!(
             "the catalog at {catalog} lists no node: start some (`bafs node`), or give \
@@ -75,7 +75,7 @@ pub(crate) async fn environment(args: &PlanArgs) -> Result<Environment> {
         );
     }
     let environment = Environment {
-        nodes: classes(&adverts),
+        nodes: group_nodes(&adverts),
         home_bytes_per_s: home,
         local_bytes_per_s: local,
         mtbf_s: None,
@@ -86,7 +86,7 @@ pub(crate) async fn environment(args: &PlanArgs) -> Result<Environment> {
 }
 
 /// Nodes with what a run would find free on them, equal ones together.
-fn classes(adverts: &[Advert]) -> Vec<NodeClass> {
+fn group_nodes(adverts: &[Advert]) -> Vec<NodeClass> {
     let slack = u128::from(Settings::default().slack_permille);
     let mut kinds: BTreeMap<(u32, u64, u64, &str), u32> = BTreeMap::new();
     for advert in adverts {
@@ -111,7 +111,7 @@ fn classes(adverts: &[Advert]) -> Vec<NodeClass> {
 }
 
 /// What was planned for, in a sentence.
-pub(crate) fn told(environment: &Environment) -> String {
+pub(crate) fn describe_environment(environment: &Environment) -> String {
     format!(
         "planned for what is free now on the {} nodes of the catalog: {} slots, {} bytes",
         environment.node_count(),

@@ -14,32 +14,32 @@ use serde::Serialize;
 
 use crate::args::LogsArgs;
 use crate::history;
-use crate::output::Output;
+use crate::output::Printer;
 use crate::workflow_file;
 
 /// How the directory is called that a run keeps its logs in.
-const ENDING: &str = "logs";
+const LOGS_EXTENSION: &str = "logs";
 
 /// Most names of jobs that are listed.
-const NAMES_SHOWN: usize = 5;
+const NAMES_SHOWN_MAX: usize = 5;
 
 /// The directory that takes what the jobs of a run print whose journal this is.
-pub(crate) fn directory_of(journal: &Path) -> PathBuf {
+pub(crate) fn logs_directory(journal: &Path) -> PathBuf {
     match journal.extension() {
-        Some(extension) if extension == "journal" => journal.with_extension(ENDING),
-        _ => beside(journal, ENDING),
+        Some(extension) if extension == "journal" => journal.with_extension(LOGS_EXTENSION),
+        _ => sibling_path(journal, LOGS_EXTENSION),
     }
 }
 
 /// A path beside a file: its name with an ending more.
-pub(crate) fn beside(file: &Path, ending: &str) -> PathBuf {
+pub(crate) fn sibling_path(file: &Path, ending: &str) -> PathBuf {
     let mut name = file.to_owned().into_os_string();
     name.push(format!(".{ending}"));
     PathBuf::from(name)
 }
 
 /// Where the logs of a run are, and what else tells of it.
-struct Run {
+struct RunFiles {
     logs: PathBuf,
     journal: Option<PathBuf>,
     workflow: Option<PathBuf>,
@@ -47,21 +47,21 @@ struct Run {
 
 /// What is told of an attempt.
 #[derive(Debug, Serialize)]
-struct Told {
+struct AttemptLog {
     job: String,
     attempt: u32,
     node: String,
-    ended: String,
+    outcome: String,
     stdout: Option<String>,
     stderr: Option<String>,
-    missing: Option<String>,
+    missing_reason: Option<String>,
 }
 
 /// Prints what a job printed.
-pub(crate) fn logs(args: &LogsArgs, output: Output) -> Result<()> {
-    let (run, name) = match args.words.as_slice() {
-        [run, job] => (run_of(Path::new(run))?, job),
-        [job] => (only_run_here()?, job),
+pub(crate) fn print_logs(args: &LogsArgs, output: Printer) -> Result<()> {
+    let (run, name) = match args.run_and_job.as_slice() {
+        [run, job] => (find_run(Path::new(run))?, job),
+        [job] => (find_only_run()?, job),
         _ => bail!("name a run and a job of it: bafs logs WORKFLOW JOB"),
     };
     let attempts = match read_index(&run.logs) {
@@ -70,7 +70,7 @@ pub(crate) fn logs(args: &LogsArgs, output: Output) -> Result<()> {
     };
     let of_job: Vec<&Attempt> = attempts.iter().filter(|it| it.job == *name).collect();
     let Some(last) = of_job.last() else {
-        return Err(anyhow!(why_none(&run, name, &attempts)?));
+        return Err(anyhow!(explain_missing_log(&run, name, &attempts)?));
     };
     let attempt = match args.attempt {
         None => last,
@@ -88,26 +88,26 @@ pub(crate) fn logs(args: &LogsArgs, output: Output) -> Result<()> {
         true => read_log(file, bytes).map(Some),
         false => Ok(None),
     };
-    let told = Told {
+    let told = AttemptLog {
         job: attempt.job.clone(),
         attempt: attempt.attempt,
         node: attempt.node.clone(),
-        ended: attempt.ended.clone(),
+        outcome: attempt.ended.clone(),
         stdout: read(args.stdout, &stdout, attempt.stdout_bytes)?,
         stderr: read(args.stderr, &stderr, attempt.stderr_bytes)?,
-        missing: attempt.missing.clone(),
+        missing_reason: attempt.missing.clone(),
     };
-    output.say(&text_of(&told), &told)?;
-    if args.attempt.is_none() && is_running(&run, name) {
+    output.print_result(&format_attempt(&told), &told)?;
+    if args.attempt.is_none() && is_job_running(&run, name) {
         eprintln!("bafs: job '{name}' runs again now; what it prints is kept when it has ended");
     }
     Ok(())
 }
 
-fn text_of(told: &Told) -> String {
-    let (job, attempt, node, ended) = (&told.job, told.attempt, &told.node, &told.ended);
+fn format_attempt(told: &AttemptLog) -> String {
+    let (job, attempt, node, ended) = (&told.job, told.attempt, &told.node, &told.outcome);
     let mut text = format!("job {job}, attempt {attempt} on node {node}: {ended}");
-    if let Some(why) = &told.missing {
+    if let Some(why) = &told.missing_reason {
         return text + &format!("\nwhat it printed is not kept: {why}");
     }
     let streams = [
@@ -143,11 +143,11 @@ fn read_log(file: &Path, bytes: u64) -> Result<String> {
 }
 
 /// The run that a user means who names its journal, its workflow or its logs.
-fn run_of(path: &Path) -> Result<Run> {
+fn find_run(path: &Path) -> Result<RunFiles> {
     if path.is_dir() {
         let workflow = path.with_extension("");
-        let journal = beside(&workflow, "journal");
-        return Ok(Run {
+        let journal = sibling_path(&workflow, "journal");
+        return Ok(RunFiles {
             logs: path.to_owned(),
             journal: journal.is_file().then_some(journal),
             workflow: workflow.is_file().then_some(workflow),
@@ -156,13 +156,13 @@ fn run_of(path: &Path) -> Result<Run> {
     let told = |error| anyhow!("{error:#}; name a workflow that was run, or its journal");
     if history::is_journal(path).map_err(told)? {
         let workflow = path.with_extension("");
-        return Ok(Run {
-            logs: directory_of(path),
+        return Ok(RunFiles {
+            logs: logs_directory(path),
             journal: Some(path.to_owned()),
             workflow: workflow.is_file().then_some(workflow),
         });
     }
-    let (logs, journal) = (beside(path, ENDING), beside(path, "journal"));
+    let (logs, journal) = (sibling_path(path, LOGS_EXTENSION), sibling_path(path, "journal"));
     if !logs.is_dir() && !journal.is_file() {
         bail!(
             "there is neither {} nor {}: `bafs run {}` makes them; where it was given --journal, \
@@ -172,7 +172,7 @@ fn run_of(path: &Path) -> Result<Run> {
             path.display()
         );
     }
-    Ok(Run {
+    Ok(RunFiles {
         logs,
         journal: journal.is_file().then_some(journal),
         workflow: Some(path.to_owned()),
@@ -180,16 +180,16 @@ fn run_of(path: &Path) -> Result<Run> {
 }
 
 /// The run whose logs are here, if there is one only.
-fn only_run_here() -> Result<Run> {
+fn find_only_run() -> Result<RunFiles> {
     let entries = fs::read_dir(".").into_iter().flatten().flatten();
     let paths = entries.map(|entry| PathBuf::from(entry.file_name()));
     let is_such = |path: &PathBuf| {
-        path.extension().is_some_and(|it| it == ENDING) && read_index(path).is_ok()
+        path.extension().is_some_and(|it| it == LOGS_EXTENSION) && read_index(path).is_ok()
     };
     let mut found: Vec<PathBuf> = paths.filter(is_such).collect();
     found.sort();
     match found.as_slice() {
-        [only] => run_of(only),
+        [only] => find_run(only),
         [] => bail!(
             "no logs of a run are in this directory: name its workflow or journal too, as in \
              `bafs logs WORKFLOW JOB`"
@@ -203,13 +203,13 @@ fn only_run_here() -> Result<Run> {
 }
 
 /// Why there is no log of a job.
-fn why_none(run: &Run, name: &str, attempts: &[Attempt]) -> Result<String> {
+fn explain_missing_log(run: &RunFiles, name: &str, attempts: &[Attempt]) -> Result<String> {
     if let Some(path) = &run.journal {
         let scheduler = replay(journal::read(path)?).1;
         let workflow = scheduler.workflow();
         let Some(job) = steer::find(workflow, name) else {
             let names = workflow.jobs.iter().map(|job| job.name.as_str());
-            return Ok(unknown(name, names.collect()));
+            return Ok(unknown_job_message(name, names.collect()));
         };
         return Ok(match scheduler.job_state(job) {
             JobState::Active => {
@@ -225,7 +225,7 @@ fn why_none(run: &Run, name: &str, attempts: &[Attempt]) -> Result<String> {
         });
     }
     let workflow = run.workflow.as_deref();
-    let workflow = workflow.and_then(workflow_file::load_quietly);
+    let workflow = workflow.and_then(workflow_file::load_without_warnings);
     let names: Vec<&str> = match &workflow {
         Some(workflow) => workflow.jobs.iter().map(|job| job.name.as_str()).collect(),
         None => attempts.iter().map(|it| it.job.as_str()).collect(),
@@ -235,19 +235,19 @@ fn why_none(run: &Run, name: &str, attempts: &[Attempt]) -> Result<String> {
             "nothing of job '{name}' is in {}: it still runs, or has not run",
             run.logs.display()
         ),
-        false => unknown(name, names),
+        false => unknown_job_message(name, names),
     })
 }
 
-fn unknown(name: &str, mut names: Vec<&str>) -> String {
+fn unknown_job_message(name: &str, mut names: Vec<&str>) -> String {
     names.sort_unstable();
     names.dedup();
     let hint = match nearest(name, names.iter().copied()) {
         Some(nearest) => format!("did you mean '{nearest}'?"),
         None if names.is_empty() => "it had none that ended".to_owned(),
         None => {
-            let shown = names.iter().take(NAMES_SHOWN).copied();
-            let more = if names.len() > NAMES_SHOWN {
+            let shown = names.iter().take(NAMES_SHOWN_MAX).copied();
+            let more = if names.len() > NAMES_SHOWN_MAX {
                 ", …"
             } else {
                 ""
@@ -260,9 +260,9 @@ fn unknown(name: &str, mut names: Vec<&str>) -> String {
 }
 
 /// Whether a job of a run that goes on is under way.
-fn is_running(run: &Run, name: &str) -> bool {
+fn is_job_running(run: &RunFiles, name: &str) -> bool {
     let journal = run.journal.as_deref();
-    let written = journal.filter(|path| history::is_being_written(path));
+    let written = journal.filter(|path| history::is_journal_open(path));
     let history = written.and_then(|path| journal::read(path).ok());
     history.is_some_and(|history| {
         let scheduler = replay(history).1;
@@ -277,35 +277,35 @@ mod tests {
 
     #[test]
     fn logs_are_beside_the_journal() {
-        let directory = |journal: &str| directory_of(Path::new(journal));
+        let directory = |journal: &str| logs_directory(Path::new(journal));
         assert_eq!(directory("a/w.bafs.journal"), Path::new("a/w.bafs.logs"));
         assert_eq!(directory("a/night"), Path::new("a/night.logs"));
     }
 
     #[test]
     fn unknown_job_gets_a_suggestion() {
-        let told = unknown("serach", vec!["search", "align"]);
+        let told = unknown_job_message("serach", vec!["search", "align"]);
         assert!(told.ends_with("did you mean 'search'?"), "{told}");
-        let told = unknown("x", vec!["search", "align", "align"]);
+        let told = unknown_job_message("x", vec!["search", "align", "align"]);
         assert!(told.ends_with("it has align, search"), "{told}");
     }
 
     #[test]
     fn header_names_node_attempt_and_end() {
-        let mut told = Told {
+        let mut told = AttemptLog {
             job: "a".to_owned(),
             attempt: 2,
             node: "n1".to_owned(),
-            ended: "exits with code 1 after 0.2 s".to_owned(),
+            outcome: "exits with code 1 after 0.2 s".to_owned(),
             stdout: Some("one\ntwo\n".to_owned()),
             stderr: Some(String::new()),
-            missing: None,
+            missing_reason: None,
         };
         let text = "job a, attempt 2 on node n1: exits with code 1 after 0.2 s\n--- standard \
                     output:\none\ntwo\n--- standard error: nothing";
-        assert_eq!(text_of(&told), text);
-        told.missing = Some("node n1 did not tell it".to_owned());
-        let text = text_of(&told);
+        assert_eq!(format_attempt(&told), text);
+        told.missing_reason = Some("node n1 did not tell it".to_owned());
+        let text = format_attempt(&told);
         assert!(
             text.ends_with("is not kept: node n1 did not tell it"),
             "{text}"

@@ -10,23 +10,23 @@ use crate::visible;
 
 /// How to print results.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Output {
+pub(crate) struct Printer {
     json: bool,
 }
 
 /// Whoever read standard output has gone, as `head` does: there is nothing to complain of.
 #[derive(Debug)]
-pub(crate) struct ReaderGone;
+pub(crate) struct StdoutClosed;
 
-impl std::fmt::Display for ReaderGone {
+impl std::fmt::Display for StdoutClosed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("nobody reads standard output any more")
     }
 }
 
-impl std::error::Error for ReaderGone {}
+impl std::error::Error for StdoutClosed {}
 
-impl Output {
+impl Printer {
     /// Prints JSON if `json`, text otherwise.
     pub(crate) fn new(json: bool) -> Self {
         Self { json }
@@ -38,36 +38,36 @@ impl Output {
     }
 
     /// Prints a result in the chosen form, and at once (readers may wait for the line).
-    pub(crate) fn say(self, text: &str, value: &impl Serialize) -> Result<()> {
+    pub(crate) fn print_result(self, text: &str, value: &impl Serialize) -> Result<()> {
         let mut line = if self.json {
             serde_json::to_vec(value)?
         } else {
-            visible::lines(text).into_bytes()
+            visible::sanitize_lines(text).into_bytes()
         };
         line.push(b'\n');
-        print(&line)
+        print_bytes(&line)
     }
 
     /// Prints text for people only.
-    pub(crate) fn remark(self, text: &str) -> Result<()> {
+    pub(crate) fn print_remark(self, text: &str) -> Result<()> {
         if self.json {
             return Ok(());
         }
-        print(format!("{}\n", visible::lines(text)).as_bytes())
+        print_bytes(format!("{}\n", visible::sanitize_lines(text)).as_bytes())
     }
 }
 
 /// Whether a path stands for standard output.
-pub(crate) fn is_standard(path: &Path) -> bool {
+pub(crate) fn is_stdout(path: &Path) -> bool {
     path == Path::new("-")
 }
 
 /// Prints bytes as they are, and at once.
-pub(crate) fn print(bytes: &[u8]) -> Result<()> {
+pub(crate) fn print_bytes(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     let printed = out.write_all(bytes).and_then(|()| out.flush());
     printed.map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => ReaderGone.into(),
+        io::ErrorKind::BrokenPipe => StdoutClosed.into(),
         _ => Error::new(error).context("cannot write to standard output"),
     })
 }

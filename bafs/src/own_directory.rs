@@ -11,20 +11,20 @@ use nix::unistd::geteuid;
 use tempfile::TempDir;
 
 /// First part of the names of all directories.
-const PREFIX: &str = "bafs-";
+const NAME_PREFIX: &str = "bafs-";
 
 /// File that its owner holds locked; the kernel unlocks it when the owner dies in any way.
-const OWNER: &str = "owner.lock";
+const OWNER_LOCK_NAME: &str = "owner.lock";
 
 /// A temporary directory of this process, removed when it is dropped.
 #[derive(Debug)]
-pub(crate) struct OwnDirectory {
+pub(crate) struct LockedDirectory {
     // Dropped first: who finds the lock free must find nothing to remove.
     directory: TempDir,
-    _owner: Option<File>,
+    _owner_lock: Option<File>,
 }
 
-impl OwnDirectory {
+impl LockedDirectory {
     /// Makes a directory, and removes those that dead processes of this user left beside it. One
     /// that shall be kept is never removed by anybody.
     ///
@@ -32,8 +32,8 @@ impl OwnDirectory {
     /// An I/O error, naming the place.
     pub(crate) fn create(purpose: &str, keep: bool) -> Result<Self> {
         let place = std::env::temp_dir();
-        sweep(&place);
-        let prefix = format!("{PREFIX}{purpose}-{}-", std::process::id());
+        remove_stale(&place);
+        let prefix = format!("{NAME_PREFIX}{purpose}-{}-", std::process::id());
         let mut directory = tempfile::Builder::new()
             .prefix(&prefix)
             .permissions(Permissions::from_mode(0o700))
@@ -43,11 +43,11 @@ impl OwnDirectory {
         let owner = if keep {
             None
         } else {
-            Some(lock(directory.path()).context("cannot lock a directory")?)
+            Some(create_lock(directory.path()).context("cannot lock a directory")?)
         };
         Ok(Self {
             directory,
-            _owner: owner,
+            _owner_lock: owner,
         })
     }
 
@@ -55,8 +55,8 @@ impl OwnDirectory {
     ///
     /// # Errors
     /// An I/O error: then it is removed as before.
-    pub(crate) fn keep(&mut self) -> Result<()> {
-        let owner = self.directory.path().join(OWNER);
+    pub(crate) fn keep_files(&mut self) -> Result<()> {
+        let owner = self.directory.path().join(OWNER_LOCK_NAME);
         if owner.exists() {
             fs::remove_file(&owner).with_context(|| owner.display().to_string())?;
         }
@@ -71,19 +71,19 @@ impl OwnDirectory {
 }
 
 /// The lock exists under its name only when it is held.
-fn lock(directory: &Path) -> std::io::Result<File> {
+fn create_lock(directory: &Path) -> std::io::Result<File> {
     let draft = directory.join("owner.draft");
     let file = File::create_new(&draft)?;
     file.lock()?;
-    fs::rename(draft, directory.join(OWNER))?;
+    fs::rename(draft, directory.join(OWNER_LOCK_NAME))?;
     Ok(file)
 }
 
 /// Removes what dead owners left. What cannot be looked at or removed stays: it may be another's.
-fn sweep(place: &Path) {
+fn remove_stale(place: &Path) {
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         // Nothing of what others put there is opened.
-        let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
+        let is_ours = entry.file_name().to_string_lossy().starts_with(NAME_PREFIX)
             && entry
                 .metadata()
                 .is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());
@@ -91,7 +91,7 @@ fn sweep(place: &Path) {
             continue;
         }
         let path = entry.path();
-        let Some(owner) = open_lock(&path.join(OWNER)) else {
+        let Some(owner) = open_lock(&path.join(OWNER_LOCK_NAME)) else {
             continue;
         };
         if owner.try_lock().is_ok() {
@@ -135,13 +135,13 @@ mod tests {
         };
         let (dead, live) = (make("bafs-demo-1-a"), make("bafs-demo-1-b"));
         let (unmarked, other) = (make("bafs-demo-1-c"), make("other-1-d"));
-        drop(lock(&dead).expect("lock"));
-        drop(lock(&other).expect("lock"));
-        let held = lock(&live).expect("lock");
-        sweep(place.path());
+        drop(create_lock(&dead).expect("lock"));
+        drop(create_lock(&other).expect("lock"));
+        let held = create_lock(&live).expect("lock");
+        remove_stale(place.path());
         assert!(!dead.exists() && live.exists() && unmarked.exists() && other.exists());
         drop(held);
-        sweep(place.path());
+        remove_stale(place.path());
         assert!(!live.exists());
     }
 
@@ -151,12 +151,12 @@ mod tests {
         for name in ["bafs-demo-1-a", "other-1-b"] {
             let path = place.path().join(name);
             fs::create_dir(&path).expect("directory");
-            mkfifo(&path.join(OWNER), Mode::S_IRWXU).expect("pipe");
+            mkfifo(&path.join(OWNER_LOCK_NAME), Mode::S_IRWXU).expect("pipe");
         }
         let (swept, done) = channel();
         let path = place.path().to_owned();
         std::thread::spawn(move || {
-            sweep(&path);
+            remove_stale(&path);
             swept.send(())
         });
         let waited = done.recv_timeout(Duration::from_secs(20));

@@ -17,13 +17,13 @@ const ROWS_MAX: usize = 400;
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 320;
 /// Height of a row of a Gantt chart, and of what is above and below, in pixels.
-const ROW: u32 = 14;
-const ROWS_FRAME: u32 = 90;
+const ROW_HEIGHT: u32 = 14;
+const FRAME_HEIGHT: u32 = 90;
 /// Room for the names of rows and for numbers, in pixels.
-const LEFT: u32 = 110;
+const LEFT_MARGIN: u32 = 110;
 /// Letters of numbers and names, which fit a row, and of titles; sizes in pixels.
-const FONT: (&str, i32) = ("sans-serif", 12);
-const TITLE: (&str, i32) = ("sans-serif", 16);
+const LABEL_FONT: (&str, i32) = ("sans-serif", 12);
+const TITLE_FONT: (&str, i32) = ("sans-serif", 16);
 
 /// Colours that people with any eyes tell apart (Okabe and Ito, 2008).
 const PALETTE: [RGBColor; 8] = [
@@ -43,13 +43,13 @@ pub struct Colour(pub usize);
 
 impl Colour {
     /// What was done.
-    pub const GOOD: Self = Self(2);
+    pub const SUCCESS: Self = Self(2);
     /// What failed.
-    pub const BAD: Self = Self(5);
+    pub const FAILURE: Self = Self(5);
     /// What was lost after it was done.
-    pub const WASTED: Self = Self(1);
+    pub const LOST: Self = Self(1);
     /// What is under way.
-    pub const OPEN: Self = Self(4);
+    pub const ACTIVE: Self = Self(4);
     /// What was given up.
     pub const NEUTRAL: Self = Self(6);
 
@@ -60,10 +60,10 @@ impl Colour {
 
 /// How the points of a curve are joined.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Joined {
+pub enum CurveStyle {
     /// By straight lines, with a mark at each point.
     #[default]
-    Straight,
+    Lines,
     /// Each value holds until the next.
     Steps,
 }
@@ -95,7 +95,7 @@ impl Axis {
         }
     }
 
-    fn place(&self, value: f64) -> f64 {
+    fn position(&self, value: f64) -> f64 {
         if self.is_logarithmic {
             value.max(f64::MIN_POSITIVE).log10()
         } else {
@@ -103,8 +103,8 @@ impl Axis {
         }
     }
 
-    fn label(&self, place: f64) -> String {
-        number(if self.is_logarithmic {
+    fn format_label(&self, place: f64) -> String {
+        format_number(if self.is_logarithmic {
             10f64.powf(place)
         } else {
             place
@@ -122,7 +122,7 @@ pub struct Chart {
     /// Up; begins at zero unless it is logarithmic.
     pub y: Axis,
     /// How points are joined.
-    pub joined: Joined,
+    pub curve_style: CurveStyle,
     /// The curves.
     pub curves: Vec<Curve>,
 }
@@ -157,7 +157,7 @@ pub struct Gantt {
 
 /// Squares over two axes, each of one of few kinds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Map {
+pub struct CategoryMap {
     /// Above it.
     pub title: String,
     /// Across.
@@ -171,7 +171,7 @@ pub struct Map {
     /// For each row, for each column, a position in `kinds`; or none.
     pub cells: Vec<Vec<Option<usize>>>,
     /// Names of the kinds.
-    pub kinds: Vec<String>,
+    pub categories: Vec<String>,
 }
 
 impl Chart {
@@ -179,11 +179,11 @@ impl Chart {
     ///
     /// # Errors
     /// When the library cannot draw it.
-    pub fn svg(&self) -> Result<String> {
-        let curves: Vec<Curve> = self.curves.iter().map(|curve| self.placed(curve)).collect();
+    pub fn render_svg(&self) -> Result<String> {
+        let curves: Vec<Curve> = self.curves.iter().map(|curve| self.scale_curve(curve)).collect();
         let all = || curves.iter().flat_map(|curve| &curve.points);
-        let (x_low, x_high) = range(all().map(|(x, _)| *x));
-        let (y_low, y_high) = range(all().map(|(_, y)| *y));
+        let (x_low, x_high) = axis_range(all().map(|(x, _)| *x));
+        let (y_low, y_high) = axis_range(all().map(|(_, y)| *y));
         let y_low = if self.y.is_logarithmic {
             y_low
         } else {
@@ -193,65 +193,65 @@ impl Chart {
         let mut text = String::new();
         {
             let root = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
-            drawn(root.fill(&WHITE))?;
-            let mut chart = drawn(
+            map_draw_error(root.fill(&WHITE))?;
+            let mut chart = map_draw_error(
                 ChartBuilder::on(&root)
-                    .caption(visible::line(&self.title), TITLE)
+                    .caption(visible::sanitize_line(&self.title), TITLE_FONT)
                     .margin(8)
                     .margin_right(20)
                     .x_label_area_size(40)
                     .y_label_area_size(80)
                     .build_cartesian_2d(x_low..x_high, y_low..y_high),
             )?;
-            drawn(
+            map_draw_error(
                 chart
                     .configure_mesh()
                     .light_line_style(WHITE)
                     .bold_line_style(BLACK.mix(0.12))
-                    .x_desc(visible::line(&self.x.title))
-                    .y_desc(visible::line(&self.y.title))
-                    .x_label_formatter(&|x| self.x.label(*x))
-                    .y_label_formatter(&|y| self.y.label(*y))
-                    .label_style(FONT)
+                    .x_desc(visible::sanitize_line(&self.x.title))
+                    .y_desc(visible::sanitize_line(&self.y.title))
+                    .x_label_formatter(&|x| self.x.format_label(*x))
+                    .y_label_formatter(&|y| self.y.format_label(*y))
+                    .label_style(LABEL_FONT)
                     .draw(),
             )?;
             for (at, curve) in curves.iter().enumerate() {
                 let colour = Colour(at).rgb();
                 let series = LineSeries::new(curve.points.iter().copied(), colour.stroke_width(2));
-                let drawn_series = drawn(chart.draw_series(series))?;
+                let drawn_series = map_draw_error(chart.draw_series(series))?;
                 drawn_series
-                    .label(visible::line(&curve.name))
+                    .label(visible::sanitize_line(&curve.name))
                     .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour));
-                if self.joined == Joined::Straight {
+                if self.curve_style == CurveStyle::Lines {
                     let marks = curve.points.iter();
                     let marks = marks.map(|point| Circle::new(*point, 3, colour.filled()));
-                    drawn(chart.draw_series(marks))?;
+                    map_draw_error(chart.draw_series(marks))?;
                 }
             }
-            drawn(
+            map_draw_error(
                 chart
                     .configure_series_labels()
                     .position(SeriesLabelPosition::UpperLeft)
                     .background_style(WHITE.mix(0.8))
                     .border_style(BLACK.mix(0.2))
-                    .label_font(FONT)
+                    .label_font(LABEL_FONT)
                     .draw(),
             )?;
-            drawn(root.present())?;
+            map_draw_error(root.present())?;
         }
         Ok(text)
     }
 
     /// The curve with few enough points, in the places of the axes, as steps if it is to be so.
-    fn placed(&self, curve: &Curve) -> Curve {
+    fn scale_curve(&self, curve: &Curve) -> Curve {
         let every = curve.points.len().div_ceil(POINTS_MAX).max(1);
         let last = curve.points.len().saturating_sub(1);
         let kept = curve.points.iter().enumerate();
         let kept = kept.filter(|(at, _)| at % every == 0 || *at == last);
         let mut points: Vec<(f64, f64)> = Vec::new();
         for (_, (x, y)) in kept.filter(|(_, (x, y))| x.is_finite() && y.is_finite()) {
-            let (x, y) = (self.x.place(*x), self.y.place(*y));
-            if let (Joined::Steps, Some(&(_, before))) = (self.joined, points.last()) {
+            let (x, y) = (self.x.position(*x), self.y.position(*y));
+            if let (CurveStyle::Steps, Some(&(_, before))) = (self.curve_style, points.last()) {
                 points.push((x, before));
             }
             points.push((x, y));
@@ -268,7 +268,7 @@ impl Gantt {
     ///
     /// # Errors
     /// When the library cannot draw it.
-    pub fn svg(&self) -> Result<String> {
+    pub fn render_svg(&self) -> Result<String> {
         let rows = self.rows.len().clamp(1, ROWS_MAX);
         let bars: Vec<&Bar> = self.bars.iter().filter(|bar| bar.row < rows).collect();
         let bars = &bars[..bars.len().min(BARS_MAX)];
@@ -278,36 +278,36 @@ impl Gantt {
             more => format!("{} ({more} more are not shown)", self.title),
         };
         let end = self.bars.iter().map(|bar| bar.until).fold(1e-3, f64::max);
-        let height = rows as u32 * ROW + ROWS_FRAME;
+        let height = rows as u32 * ROW_HEIGHT + FRAME_HEIGHT;
         let mut text = String::new();
         {
             let root = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
-            drawn(root.fill(&WHITE))?;
-            let mut chart = drawn(
+            map_draw_error(root.fill(&WHITE))?;
+            let mut chart = map_draw_error(
                 ChartBuilder::on(&root)
-                    .caption(visible::line(&title), TITLE)
+                    .caption(visible::sanitize_line(&title), TITLE_FONT)
                     .margin(8)
                     .margin_right(20)
                     .x_label_area_size(40)
-                    .y_label_area_size(LEFT)
+                    .y_label_area_size(LEFT_MARGIN)
                     .build_cartesian_2d(0.0..end, 0.0..rows as f64),
             )?;
-            drawn(
+            map_draw_error(
                 chart
                     .configure_mesh()
                     .disable_y_mesh()
                     .y_labels(0)
                     .light_line_style(WHITE)
                     .bold_line_style(BLACK.mix(0.12))
-                    .x_desc(visible::line(&self.x))
-                    .x_label_formatter(&|x| number(*x))
-                    .label_style(FONT)
+                    .x_desc(visible::sanitize_line(&self.x))
+                    .x_label_formatter(&|x| format_number(*x))
+                    .label_style(LABEL_FONT)
                     .draw(),
             )?;
             let low = |row: usize| (rows - row) as f64;
             // A gap lets people tell bars apart that follow each other at once.
             let gap = end / 800.0;
-            drawn(chart.draw_series(bars.iter().map(|bar| {
+            map_draw_error(chart.draw_series(bars.iter().map(|bar| {
                 let until = bar.until.max(bar.from);
                 let seen = if until - bar.from > 2.0 * gap {
                     until - gap
@@ -319,103 +319,103 @@ impl Gantt {
             })))?;
             for (row, name) in self.rows.iter().take(rows).enumerate() {
                 let (_, y) = chart.backend_coord(&(0.0, low(row) - 0.5));
-                let name: String = visible::line(name).chars().take(16).collect();
-                drawn(root.draw(&Text::new(name, (8, y - 6), FONT)))?;
+                let name: String = visible::sanitize_line(name).chars().take(16).collect();
+                map_draw_error(root.draw(&Text::new(name, (8, y - 6), LABEL_FONT)))?;
             }
             for (name, colour) in &self.legend {
-                legend(&mut chart, visible::line(name), *colour)?;
+                add_legend_entry(&mut chart, visible::sanitize_line(name), *colour)?;
             }
-            drawn(
+            map_draw_error(
                 chart
                     .configure_series_labels()
                     .position(SeriesLabelPosition::UpperRight)
                     .background_style(WHITE.mix(0.7))
-                    .label_font(FONT)
+                    .label_font(LABEL_FONT)
                     .draw(),
             )?;
-            drawn(root.present())?;
+            map_draw_error(root.present())?;
         }
         Ok(text)
     }
 }
 
-impl Map {
+impl CategoryMap {
     /// Draws it.
     ///
     /// # Errors
     /// When the library cannot draw it.
-    pub fn svg(&self) -> Result<String> {
+    pub fn render_svg(&self) -> Result<String> {
         let (columns, rows) = (self.columns.len().max(1), self.rows.len().max(1));
         let of = |values: &[f64], place: f64| {
             let at = (place.floor().max(0.0) as usize).min(values.len().saturating_sub(1));
             values
                 .get(at)
-                .map_or_else(String::new, |value| number(*value))
+                .map_or_else(String::new, |value| format_number(*value))
         };
         let mut text = String::new();
         {
             let root = SVGBackend::with_string(&mut text, (WIDTH, 480)).into_drawing_area();
-            drawn(root.fill(&WHITE))?;
-            let mut chart = drawn(
+            map_draw_error(root.fill(&WHITE))?;
+            let mut chart = map_draw_error(
                 ChartBuilder::on(&root)
-                    .caption(visible::line(&self.title), TITLE)
+                    .caption(visible::sanitize_line(&self.title), TITLE_FONT)
                     .margin(8)
                     .margin_right(20)
                     .x_label_area_size(40)
                     .y_label_area_size(80)
                     .build_cartesian_2d(0.0..columns as f64, 0.0..rows as f64),
             )?;
-            drawn(
+            map_draw_error(
                 chart
                     .configure_mesh()
                     .disable_mesh()
-                    .x_desc(visible::line(&self.x.title))
-                    .y_desc(visible::line(&self.y.title))
+                    .x_desc(visible::sanitize_line(&self.x.title))
+                    .y_desc(visible::sanitize_line(&self.y.title))
                     .x_label_formatter(&|x| of(&self.columns, *x))
                     .y_label_formatter(&|y| of(&self.rows, *y))
-                    .label_style(FONT)
+                    .label_style(LABEL_FONT)
                     .draw(),
             )?;
             let cells = self.cells.iter().enumerate().flat_map(|(row, cells)| {
                 let cells = cells.iter().enumerate();
                 cells.filter_map(move |(column, kind)| kind.map(|kind| (row, column, kind)))
             });
-            drawn(chart.draw_series(cells.map(|(row, column, kind)| {
+            map_draw_error(chart.draw_series(cells.map(|(row, column, kind)| {
                 let low = (column as f64, row as f64);
                 let high = (low.0 + 1.0, low.1 + 1.0);
                 Rectangle::new([low, high], Colour(kind).rgb().filled())
             })))?;
-            for (kind, name) in self.kinds.iter().enumerate() {
-                legend(&mut chart, visible::line(name), Colour(kind))?;
+            for (kind, name) in self.categories.iter().enumerate() {
+                add_legend_entry(&mut chart, visible::sanitize_line(name), Colour(kind))?;
             }
-            drawn(
+            map_draw_error(
                 chart
                     .configure_series_labels()
                     .position(SeriesLabelPosition::UpperRight)
                     .background_style(WHITE.mix(0.9))
-                    .label_font(FONT)
+                    .label_font(LABEL_FONT)
                     .draw(),
             )?;
-            drawn(root.present())?;
+            map_draw_error(root.present())?;
         }
         Ok(text)
     }
 }
 
-type Plane<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type PlotArea<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// An entry of the legend without anything drawn.
-fn legend(chart: &mut Plane<'_, '_>, name: String, colour: Colour) -> Result<()> {
+fn add_legend_entry(chart: &mut PlotArea<'_, '_>, name: String, colour: Colour) -> Result<()> {
     let nothing = std::iter::empty::<Rectangle<(f64, f64)>>();
     let rgb = colour.rgb();
-    drawn(chart.draw_series(nothing))?
+    map_draw_error(chart.draw_series(nothing))?
         .label(name)
         .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], rgb.filled()));
     Ok(())
 }
 
 /// A range that is never empty.
-fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+fn axis_range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
     for value in values {
         (low, high) = (low.min(value), high.max(value));
@@ -428,7 +428,7 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
 }
 
 /// A number as people read it at an axis.
-fn number(value: f64) -> String {
+fn format_number(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
         v if v >= 1e12 => (value / 1e12, "T"),
         v if v >= 1e9 => (value / 1e9, "G"),
@@ -444,7 +444,7 @@ fn number(value: f64) -> String {
     format!("{scaled:.digits$}{unit}")
 }
 
-fn drawn<T, E: Debug>(result: std::result::Result<T, E>) -> Result<T> {
+fn map_draw_error<T, E: Debug>(result: std::result::Result<T, E>) -> Result<T> {
     result.map_err(|error| anyhow!("a chart cannot be drawn: {error:?}"))
 }
 
@@ -462,25 +462,25 @@ mod tests {
             title: "<script>alert(1)</script>\u{1b}".to_owned(),
             x: Axis::new("time, s"),
             y: Axis::new("bytes"),
-            joined: Joined::Steps,
+            curve_style: CurveStyle::Steps,
             curves: vec![Curve {
                 name: "a\"><b>".to_owned(),
                 points: vec![(0.0, 1.0), (5.0, 3.0), (f64::NAN, 1.0)],
             }],
         };
-        let text = chart.svg().expect("it is drawn");
+        let text = chart.render_svg().expect("it is drawn");
         assert!(is_svg(&text), "{text}");
         assert!(text.contains("&lt;script&gt;") && !text.contains("<script"));
         assert!(!text.contains("<b>") && !text.contains('\u{1b}'));
         chart.curves.clear();
-        assert!(is_svg(&chart.svg().expect("an empty one is drawn as well")));
+        assert!(is_svg(&chart.render_svg().expect("an empty one is drawn as well")));
         chart.x.is_logarithmic = true;
-        chart.joined = Joined::Straight;
+        chart.curve_style = CurveStyle::Lines;
         chart.curves.push(Curve {
             name: "all".to_owned(),
             points: (0..10_000).map(|x| (f64::from(x), 2.0)).collect(),
         });
-        let text = chart.svg().expect("it is drawn");
+        let text = chart.render_svg().expect("it is drawn");
         assert!(text.matches("<circle").count() <= POINTS_MAX + 1);
     }
 
@@ -490,19 +490,19 @@ mod tests {
             row,
             from: 1.0,
             until: 2.0,
-            colour: Colour::GOOD,
+            colour: Colour::SUCCESS,
         };
         let mut gantt = Gantt {
             title: "jobs".to_owned(),
             x: "s".to_owned(),
             rows: vec!["n1".to_owned(), "n2".to_owned()],
             bars: vec![bar(0), bar(1)],
-            legend: vec![("done".to_owned(), Colour::GOOD)],
+            legend: vec![("done".to_owned(), Colour::SUCCESS)],
         };
-        let text = gantt.svg().expect("it is drawn");
+        let text = gantt.render_svg().expect("it is drawn");
         assert!(is_svg(&text) && text.contains("n2") && text.contains("done"));
         gantt.bars.push(bar(2));
-        let text = gantt.svg().expect("it is drawn");
+        let text = gantt.render_svg().expect("it is drawn");
         assert!(text.contains("1 more are not shown"), "{text}");
     }
 
@@ -514,7 +514,7 @@ mod tests {
             (12_000.0, "12k"),
             (1.5e9, "1.5G"),
         ] {
-            assert_eq!(number(value), text);
+            assert_eq!(format_number(value), text);
         }
     }
 }

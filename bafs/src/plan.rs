@@ -15,24 +15,24 @@ use serde::Serialize;
 
 use crate::args::PlanArgs;
 use crate::input_file;
-use crate::live::{self, Rates};
-use crate::output::Output;
-use crate::rate::show_bytes;
+use crate::live::{self, LinkRates};
+use crate::output::Printer;
+use crate::rate::format_bytes;
 use crate::workflow_file;
 
 /// Plans a workflow or a canonical workload, and prints the strategies and the choice.
-pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
-    let environment = machines(args).await?;
-    let Asked {
+pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
+    let environment = load_machines(args).await?;
+    let PlanRequest {
         shape,
-        work,
+        workload: work,
         mut remarks,
-    } = asked(args)?;
-    if let Work::Given(workflow, _) = &work {
+    } = parse_request(args)?;
+    if let PlanWorkload::Workflow(workflow, _) = &work {
         check_processors(workflow, &environment)?;
     }
     if args.environment.is_none() {
-        remarks.push(live::told(&environment));
+        remarks.push(live::describe_environment(&environment));
     }
     if !environment.is_even() {
         remarks.push(
@@ -49,37 +49,37 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
             "-"
         }
     };
-    let doubts = match args.model {
+    let doubts = match args.model_only {
         true => Doubts::None,
-        false => simulated(&mut plan, work, &environment)?,
+        false => simulate_candidates(&mut plan, work, &environment)?,
     };
     let tried = match doubts {
         Doubts::Tried(tried) => tried,
         Doubts::None => Vec::new(),
         Doubts::TooLarge => {
-            remarks.push(too_many(&environment));
+            remarks.push(too_many_jobs_message(&environment));
             Vec::new()
         }
     };
-    remarks.extend(remote_is_faster(&plan, &tried));
+    remarks.extend(remote_io_remark(&plan, &tried));
     let mut text = String::new();
     for remark in &remarks {
         writeln!(text, "{remark}")?;
     }
-    text.push_str(&table(&plan, untimed)?);
+    text.push_str(&format_table(&plan, untimed)?);
     for tried in &tried {
-        text.push_str(&told(tried));
+        text.push_str(&describe_trial(tried));
     }
     if let Some(choice) = &plan.choice {
         write!(text, "\nchoice: {}: {}", choice.strategy, choice.reason)?;
     }
-    let shown = Shown {
+    let shown = PlanOutput {
         plan: &plan,
         environment: &environment,
         remarks: &remarks,
-        simulated: &tried,
+        trials: &tried,
     };
-    output.say(&text, &shown)?;
+    output.print_result(&text, &shown)?;
     match (&plan.choice, &plan.refusal) {
         (None, Some(refusal)) => bail!("no choice: {refusal}"),
         _ => Ok(()),
@@ -87,7 +87,7 @@ pub(crate) async fn run(args: &PlanArgs, output: Output) -> Result<()> {
 }
 
 /// What is said of a workload that is too large to be simulated.
-fn too_many(environment: &Environment) -> String {
+fn too_many_jobs_message(environment: &Environment) -> String {
     let caveat = match environment.mtbf_s {
         None => "",
         Some(_) => ", whose times do not hold where nodes fail",
@@ -96,7 +96,7 @@ fn too_many(environment: &Environment) -> String {
 }
 
 /// What is never chosen, but may be what the user wants.
-fn remote_is_faster(plan: &Plan, tried: &[Tried]) -> Option<String> {
+fn remote_io_remark(plan: &Plan, tried: &[Tried]) -> Option<String> {
     let chosen = plan.choice.as_ref()?.strategy;
     let predicted = |strategy| {
         let mut candidates = plan.candidates.iter();
@@ -124,18 +124,18 @@ fn remote_is_faster(plan: &Plan, tried: &[Tried]) -> Option<String> {
 }
 
 /// Those of the file, else those that the catalog lists.
-async fn machines(args: &PlanArgs) -> Result<Environment> {
+async fn load_machines(args: &PlanArgs) -> Result<Environment> {
     let Some(path) = &args.environment else {
-        return live::environment(args).await;
+        return live::load_environment(args).await;
     };
-    check_one_source(args)?;
-    let declared = Rates::read(&args.home_rate, &args.local_rate)?;
-    Ok(environment(path)?.with_rates(declared.home, declared.local))
+    check_exclusive_sources(args)?;
+    let declared = LinkRates::parse_rates(&args.home_rate, &args.local_rate)?;
+    Ok(read_environment(path)?.with_rates(declared.home, declared.local))
 }
 
 /// Refuses arguments that name a cluster beside those that say what it is like. Variables, which
 /// are for all commands, do not count.
-fn check_one_source(args: &PlanArgs) -> Result<()> {
+fn check_exclusive_sources(args: &PlanArgs) -> Result<()> {
     let identity = args.identity.as_deref().map(Path::as_os_str);
     let catalog = args.catalog.as_deref().map(OsStr::new);
     for (name, variable, given) in [
@@ -153,16 +153,16 @@ fn check_one_source(args: &PlanArgs) -> Result<()> {
 
 /// What machines get.
 #[derive(Serialize)]
-struct Shown<'p> {
+struct PlanOutput<'p> {
     environment: &'p Environment,
     remarks: &'p [String],
     /// What was simulated, because the model alone cannot tell.
-    simulated: &'p [Tried],
+    trials: &'p [Tried],
     #[serde(flatten)]
     plan: &'p Plan,
 }
 
-pub(crate) fn environment(path: &Path) -> Result<Environment> {
+pub(crate) fn read_environment(path: &Path) -> Result<Environment> {
     let text = input_file::read_text(path, Environment::FILE_BYTES_MAX);
     let text = text.context("the environment")?;
     Environment::parse(&text).map_err(|e| anyhow!("{}: {e}", path.display()))
@@ -170,14 +170,14 @@ pub(crate) fn environment(path: &Path) -> Result<Environment> {
 
 /// Refuses a workflow of which a job fits on no node.
 pub(crate) fn check_processors(workflow: &Workflow, environment: &Environment) -> Result<()> {
-    match too_wide(workflow, environment) {
+    match find_oversized_job(workflow, environment) {
         Some((_, why)) => bail!(why),
         None => Ok(()),
     }
 }
 
 /// The place of the first job that fits on no node, and why.
-pub(crate) fn too_wide(workflow: &Workflow, environment: &Environment) -> Option<(usize, String)> {
+pub(crate) fn find_oversized_job(workflow: &Workflow, environment: &Environment) -> Option<(usize, String)> {
     let largest = environment.nodes.iter().map(|kind| kind.cpus).max();
     let largest = largest.unwrap_or(0);
     let at = workflow.jobs.iter().position(|job| job.cpus > largest)?;
@@ -190,55 +190,55 @@ pub(crate) fn too_wide(workflow: &Workflow, environment: &Environment) -> Option
 }
 
 /// What is planned.
-struct Asked {
+struct PlanRequest {
     shape: Shape,
     /// To simulate candidates with.
-    work: Work,
+    workload: PlanWorkload,
     /// What there is to say about how the shape was found.
     remarks: Vec<String>,
 }
 
-enum Work {
+enum PlanWorkload {
     /// Its workflow is made when it is needed: it may be large.
     Canonical(Canonical),
     /// A workflow, and what its shape leaves in doubt.
-    Given(Workflow, Doubt),
+    Workflow(Workflow, Doubt),
 }
 
-fn asked(args: &PlanArgs) -> Result<Asked> {
+fn parse_request(args: &PlanArgs) -> Result<PlanRequest> {
     let path = match (&args.canonical, &args.workflow) {
         (Some(text), _) => {
             let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
-            return Ok(Asked {
+            return Ok(PlanRequest {
                 shape: canonical.shape(),
-                work: Work::Canonical(canonical),
+                workload: PlanWorkload::Canonical(canonical),
                 remarks: Vec::new(),
             });
         }
         (None, Some(path)) => path,
         (None, None) => bail!("give a workflow file or --canonical"),
     };
-    let workflow = workflow_file::load(path)?;
+    let workflow = workflow_file::load_workflow(path)?;
     if workflow.jobs.is_empty() {
         bail!("{} has no jobs to plan", path.display());
     }
-    let mut planned = shaped(workflow, args.variability);
-    if let Work::Given(workflow, _) = &planned.work {
-        planned.remarks.extend(unknown_sizes(workflow));
+    let mut planned = request_for_workflow(workflow, args.variability);
+    if let PlanWorkload::Workflow(workflow, _) = &planned.workload {
+        planned.remarks.extend(unknown_sizes_remark(workflow));
     }
     Ok(planned)
 }
 
-fn shaped(workflow: Workflow, variability: f64) -> Asked {
+fn request_for_workflow(workflow: Workflow, variability: f64) -> PlanRequest {
     match Canonical::recognise(&workflow, variability) {
         Ok(canonical) => {
             let found = format!(
                 "canonical: {} pipelines of {} jobs",
                 canonical.width, canonical.depth
             );
-            Asked {
+            PlanRequest {
                 shape: canonical.shape(),
-                work: Work::Given(workflow, Doubt::Ties),
+                workload: PlanWorkload::Workflow(workflow, Doubt::Ties),
                 remarks: vec![found],
             }
         }
@@ -246,23 +246,23 @@ fn shaped(workflow: Workflow, variability: f64) -> Asked {
             let (shape, approximations) = Shape::bottleneck(&workflow, variability);
             let mut remarks = vec![format!("{why}; predicted by its largest stage")];
             remarks.extend(approximations);
-            Asked {
+            PlanRequest {
                 shape,
-                work: Work::Given(workflow, Doubt::All),
+                workload: PlanWorkload::Workflow(workflow, Doubt::All),
                 remarks,
             }
         }
     }
 }
 
-fn unknown_sizes(workflow: &Workflow) -> Option<String> {
+fn unknown_sizes_remark(workflow: &Workflow) -> Option<String> {
     /// More are not named.
-    const SHOWN: usize = 3;
+    const VOLUMES_SHOWN_MAX: usize = 3;
     let unknown = workflow.volumes.iter().filter(|v| v.size_bytes == 0);
-    let names = unknown.clone().take(SHOWN).map(|v| format!("'{}'", v.name));
+    let names = unknown.clone().take(VOLUMES_SHOWN_MAX).map(|v| format!("'{}'", v.name));
     let mut names = names.collect::<Vec<_>>().join(", ");
     let unknown = unknown.count();
-    if unknown > SHOWN {
+    if unknown > VOLUMES_SHOWN_MAX {
         names += ", …";
     }
     (unknown > 0).then(|| {
@@ -274,17 +274,17 @@ fn unknown_sizes(workflow: &Workflow) -> Option<String> {
 }
 
 /// The candidates that are in doubt, simulated, and remote I/O beside them where it is faster.
-fn simulated(plan: &mut Plan, work: Work, environment: &Environment) -> Result<Doubts> {
+fn simulate_candidates(plan: &mut Plan, work: PlanWorkload, environment: &Environment) -> Result<Doubts> {
     let load = Load::Declared {
         variability_ppm: (plan.shape.variability * 1e6).round() as u64,
     };
     let (jobs, doubt) = match &work {
-        Work::Canonical(canonical) => (canonical.jobs(), Doubt::Ties),
-        Work::Given(workflow, doubt) => (workflow.jobs.len() as u64, *doubt),
+        PlanWorkload::Canonical(canonical) => (canonical.jobs(), Doubt::Ties),
+        PlanWorkload::Workflow(workflow, doubt) => (workflow.jobs.len() as u64, *doubt),
     };
     let workflow = || match &work {
-        Work::Canonical(canonical) => workflow_of(canonical),
-        Work::Given(workflow, _) => workflow.clone(),
+        PlanWorkload::Canonical(canonical) => workflow_of(canonical),
+        PlanWorkload::Workflow(workflow, _) => workflow.clone(),
     };
     let doubts = decide(plan, doubt, (jobs, workflow), environment, &load);
     let doubts = doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?;
@@ -296,7 +296,7 @@ fn simulated(plan: &mut Plan, work: Work, environment: &Environment) -> Result<D
     Ok(Doubts::Tried(tried))
 }
 
-fn told(tried: &Tried) -> String {
+fn describe_trial(tried: &Tried) -> String {
     let name = tried.strategy;
     match (tried.simulated_s, &tried.failed) {
         (Some(seconds), _) => format!("simulated {name:<11} {seconds:.0} s\n"),
@@ -306,7 +306,7 @@ fn told(tried: &Tried) -> String {
 }
 
 /// The strategies; `untimed` stands where no time is predicted.
-fn table(plan: &Plan, untimed: &str) -> Result<String> {
+fn format_table(plan: &Plan, untimed: &str) -> Result<String> {
     let mut text = String::new();
     writeln!(
         text,
@@ -314,12 +314,12 @@ fn table(plan: &Plan, untimed: &str) -> Result<String> {
         "strategy", "possible", "order", "concurrency", "running", "barriers", "refetches", "time"
     )?;
     for candidate in &plan.candidates {
-        row(&mut text, candidate, untimed)?;
+        write_row(&mut text, candidate, untimed)?;
     }
     Ok(text)
 }
 
-fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
+fn write_row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
     let allocation = &candidate.allocation;
     let order = match allocation.traversal {
         Traversal::Any if allocation.strategy == Strategy::Need => "no plan",
@@ -332,12 +332,12 @@ fn row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
         None if allocation.strategy == Strategy::Remote => "on request".to_owned(),
         None if allocation.is_certain => "yes".to_owned(),
         None => "likely".to_owned(),
-        Some(Shortage::Total { missing_bytes }) => format!("lacks {}", show_bytes(missing_bytes)),
+        Some(Shortage::Total { missing_bytes }) => format!("lacks {}", format_bytes(missing_bytes)),
         Some(Shortage::Node { missing_bytes }) => {
-            format!("node lacks {}", show_bytes(missing_bytes))
+            format!("node lacks {}", format_bytes(missing_bytes))
         }
         Some(Shortage::Cluster { missing_bytes }) => {
-            format!("cluster lacks {}", show_bytes(missing_bytes))
+            format!("cluster lacks {}", format_bytes(missing_bytes))
         }
         Some(Shortage::Files { batch_files }) => format!("no room for {batch_files} files"),
         Some(Shortage::Places { missing_volumes }) => format!("{missing_volumes} have no place"),
@@ -377,9 +377,9 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{Cli, CliCommand};
 
-    fn workflow(text: &str) -> Workflow {
+    fn parse_test_workflow(text: &str) -> Workflow {
         let none = |_: &str| Err("no files".to_owned());
         let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
         parsed.unwrap().workflow
@@ -389,7 +389,7 @@ mod tests {
     fn a_job_wider_than_every_node_is_refused_by_name() {
         let text = include_str!("../../examples/environments/thesis.toml");
         let environment = Environment::parse(text).unwrap();
-        let wide = workflow("job wide {\nexecutable = x\nrequest_cpus = 2\n}\n");
+        let wide = parse_test_workflow("job wide {\nexecutable = x\nrequest_cpus = 2\n}\n");
         let error = check_processors(&wide, &environment).unwrap_err();
         let expected = "job 'wide' needs 2 processors, and the largest node there is has 1";
         assert_eq!(error.to_string(), expected);
@@ -400,10 +400,10 @@ mod tests {
         let check = |more: &[&str]| {
             let words = ["bafs", "plan", "w.bafs", "--environment", "e.toml"];
             let cli = Cli::try_parse_from(words.iter().chain(more)).unwrap();
-            let Command::Plan(args) = cli.command else {
+            let CliCommand::Plan(args) = cli.command else {
                 panic!("another command");
             };
-            check_one_source(&args)
+            check_exclusive_sources(&args)
         };
         check(&[]).unwrap();
         for name in ["--identity", "--catalog"] {
@@ -427,10 +427,10 @@ mod tests {
             "--environment",
             path,
         ];
-        let Command::Plan(args) = Cli::try_parse_from(words).unwrap().command else {
+        let CliCommand::Plan(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("another command");
         };
-        let error = run(&args, Output::new(false))
+        let error = run_plan(&args, Printer::new(false))
             .await
             .unwrap_err()
             .to_string();
@@ -444,15 +444,15 @@ mod tests {
     fn unknown_sizes_are_told() {
         let text = "volume v scratch unknown\njob a {\nexecutable = x\nruntime = 9 s\n}\n\
                     mount v a /v\n";
-        let told = unknown_sizes(&workflow(text)).unwrap();
+        let told = unknown_sizes_remark(&parse_test_workflow(text)).unwrap();
         assert!(told.starts_with("1 volumes of unknown size"), "{told}");
-        let known = workflow(&text.replace("unknown", "1 MB"));
-        assert_eq!(unknown_sizes(&known), None);
+        let known = parse_test_workflow(&text.replace("unknown", "1 MB"));
+        assert_eq!(unknown_sizes_remark(&known), None);
     }
 
     #[test]
     fn an_endless_environment_is_not_read_to_its_end() {
-        let error = environment(Path::new("/dev/zero")).unwrap_err();
+        let error = read_environment(Path::new("/dev/zero")).unwrap_err();
         let error = format!("{error:#}");
         assert!(error.contains("is no regular file"), "{error}");
     }
@@ -465,8 +465,8 @@ mod tests {
             seeds: 0,
             failed: failed.map(str::to_owned),
         };
-        assert!(told(&tried(Some("no node"))).contains("failed: no node"));
-        assert!(told(&tried(None)).contains("slower than the best"));
+        assert!(describe_trial(&tried(Some("no node"))).contains("failed: no node"));
+        assert!(describe_trial(&tried(None)).contains("slower than the best"));
     }
 
     #[test]
@@ -475,7 +475,7 @@ mod tests {
         let mut environment = Environment::parse(thesis).unwrap();
         let told = |environment: &Environment, text: &str| {
             let shape = Canonical::parse(text).unwrap().shape();
-            remote_is_faster(&plan(shape, environment), &[])
+            remote_io_remark(&plan(shape, environment), &[])
         };
         let mixed = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
         assert_eq!(told(&environment, mixed), None);
@@ -496,7 +496,7 @@ mod tests {
             Environment::parse(include_str!("../../examples/environments/thesis.toml"));
         let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
         let shape = Canonical::parse(text).unwrap().shape();
-        let table = table(&plan(shape, &environment.unwrap()), "never").unwrap();
+        let table = format_table(&plan(shape, &environment.unwrap()), "never").unwrap();
         for (strategy, expected) in [
             ("All ", "lacks 1.025 TB"),
             ("AllBatch", "25       25        0         0"),

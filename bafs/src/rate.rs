@@ -3,19 +3,19 @@
 use anyhow::{Context, Result};
 use bafs_sched::workflow::{self, parse_size};
 
-use crate::args::WrongUse;
+use crate::args::UsageError;
 
 /// Bytes per second from text such as `1MB/s`, `12 MiB/s` or `500KB`; not from bits.
 pub(crate) fn parse_rate(text: &str) -> Result<u64> {
     workflow::parse_rate(text)
-        .map_err(|e| WrongUse::because(format!("'{text}' is no rate such as 1MB/s: {e}")))
+        .map_err(|e| UsageError::from_reason(format!("'{text}' is no rate such as 1MB/s: {e}")))
 }
 
 /// The rate that a server keeps to, from its argument.
-pub(crate) fn parse_limit(text: Option<&str>) -> Result<Option<u64>> {
+pub(crate) fn parse_rate_limit(text: Option<&str>) -> Result<Option<u64>> {
     let rate = text.map(|text| match parse_rate(text) {
         // A limit might be of bytes in all as well.
-        Ok(_) if !text.trim_end().ends_with("/s") => Err(WrongUse::because(format!(
+        Ok(_) if !text.trim_end().ends_with("/s") => Err(UsageError::from_reason(format!(
             "'{text}' is no rate: say how much in a second, as {}/s",
             text.trim()
         ))),
@@ -27,11 +27,11 @@ pub(crate) fn parse_limit(text: Option<&str>) -> Result<Option<u64>> {
 
 /// Bytes from text such as `10GB`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64> {
-    parse_size(text.trim()).map_err(|e| WrongUse::because(format!("'{text}' is no size: {e}")))
+    parse_size(text.trim()).map_err(|e| UsageError::from_reason(format!("'{text}' is no size: {e}")))
 }
 
 /// Bytes for people, to three decimals of the unit; the exact number is in the JSON.
-pub(crate) fn show_bytes(bytes: u128) -> String {
+pub(crate) fn format_bytes(bytes: u128) -> String {
     const UNITS: [(&str, u128); 5] = [
         ("PB", 1_000_000_000_000_000),
         ("TB", 1_000_000_000_000),
@@ -56,15 +56,15 @@ mod tests {
             said.contains("nothing would ever arrive") && !said.contains("--limit"),
             "{said}"
         );
-        let said = format!("{:#}", parse_limit(Some("0MB/s")).unwrap_err());
+        let said = format!("{:#}", parse_rate_limit(Some("0MB/s")).unwrap_err());
         assert!(said.contains("--limit (leave it out"), "{said}");
-        assert_eq!(parse_limit(None).unwrap(), None);
+        assert_eq!(parse_rate_limit(None).unwrap(), None);
     }
 
     #[test]
     fn a_limit_says_that_it_is_one_of_a_second() {
-        assert_eq!(parse_limit(Some("5 MB/s")).unwrap(), Some(5_000_000));
-        let said = format!("{:#}", parse_limit(Some("5MB")).unwrap_err());
+        assert_eq!(parse_rate_limit(Some("5 MB/s")).unwrap(), Some(5_000_000));
+        let said = format!("{:#}", parse_rate_limit(Some("5MB")).unwrap_err());
         assert!(said.contains("as 5MB/s"), "{said}");
     }
 
@@ -76,7 +76,7 @@ mod tests {
             (1_025_000_000_000, "1.025 TB"),
             (500_000_000, "500.000 MB"),
         ] {
-            assert_eq!(show_bytes(bytes), text);
+            assert_eq!(format_bytes(bytes), text);
         }
     }
 }

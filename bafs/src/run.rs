@@ -20,16 +20,16 @@ use bafs_sched::report::RunReport;
 use bafs_sched::sim::{Load, advise};
 use bafs_sched::workflow::{Workflow, parse_duration};
 
-use crate::args::{RunArgs, StartOrder, WrongUse};
-use crate::client::Client;
+use crate::args::{RunArgs, StartOrder, UsageError};
+use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
-use crate::display::Display;
+use crate::display::ProgressDisplay;
 use crate::init;
 use crate::logs;
-use crate::metrics::{self, Shown};
-use crate::output::Output;
+use crate::metrics::{self, PublishedProgress};
+use crate::output::Printer;
 use crate::plan;
-use crate::rate::{parse_bytes, parse_limit};
+use crate::rate::{parse_bytes, parse_rate_limit};
 use crate::serve;
 use crate::visible;
 use crate::workflow_file;
@@ -38,21 +38,21 @@ use crate::workflow_file;
 const LOCAL_NODES_MAX: u32 = 256;
 
 /// Space of each node of a throw-away cluster when nobody says otherwise.
-const NODE_SIZE: &str = "10 GB";
+const NODE_SIZE_DEFAULT: &str = "10 GB";
 
 /// Most lines, and characters of each, that a report shows of a failed job's output.
-const LINES_SHOWN: usize = 20;
-const COLUMNS_SHOWN: usize = 500;
+const LINES_SHOWN_MAX: usize = 20;
+const COLUMNS_SHOWN_MAX: usize = 500;
 
 /// Most warnings about declarations that a report shows.
-const WARNINGS_SHOWN: usize = 20;
+const WARNINGS_SHOWN_MAX: usize = 20;
 
 /// What computing times of jobs are taken to deviate from their mean, in millionths of it.
 const VARIABILITY_PPM: u64 = 100_000;
 
 /// How a workflow is run on a throw-away cluster.
 #[derive(Debug, Clone)]
-pub(crate) struct Way {
+pub(crate) struct ThrowAwayRun {
     /// File of the journal.
     pub(crate) journal: PathBuf,
     /// Directory for what jobs print, if that is kept.
@@ -60,26 +60,26 @@ pub(crate) struct Way {
     /// How it is run.
     pub(crate) settings: Settings,
     /// For people or for machines.
-    pub(crate) output: Output,
+    pub(crate) output: Printer,
     /// Kill a node when so many jobs are done.
     pub(crate) kill_after_jobs: Option<u32>,
     /// Where progress is published.
-    pub(crate) shown: Shown,
+    pub(crate) published_progress: PublishedProgress,
     /// Gives the run up.
     pub(crate) cancel: Cancel,
 }
 
 /// Runs the command.
-pub(crate) async fn run(args: RunArgs, output: Output) -> Result<ExitCode> {
+pub(crate) async fn run_workflow(args: RunArgs, output: Printer) -> Result<ExitCode> {
     // Before anything is asked for or started.
-    args.patience.as_deref().map(patience_ms).transpose()?;
-    let workflow = workflow_file::load(&args.workflow)?;
+    args.resource_timeout.as_deref().map(parse_timeout_ms).transpose()?;
+    let workflow = workflow_file::load_workflow(&args.workflow)?;
     let report = match args.local {
-        Some(nodes) => run_local(&args, workflow, nodes, output).await?,
-        None => run_remote(&args, workflow, output).await?,
+        Some(nodes) => run_on_throw_away_cluster(&args, workflow, nodes, output).await?,
+        None => run_on_existing_cluster(&args, workflow, output).await?,
     };
-    output.say(
-        &(explain(&report) + &where_logs_are(&args, &report)),
+    output.print_result(
+        &(describe_outcome(&report) + &logs_hint(&args, &report)),
         &report,
     )?;
     Ok(if report.outcome == Outcome::Complete {
@@ -90,18 +90,18 @@ pub(crate) async fn run(args: RunArgs, output: Output) -> Result<ExitCode> {
 }
 
 /// The journal of a run on a cluster that is there.
-fn journal_of(args: &RunArgs) -> PathBuf {
+fn journal_path(args: &RunArgs) -> PathBuf {
     let named = args.journal.clone();
-    named.unwrap_or_else(|| logs::beside(&args.workflow, "journal"))
+    named.unwrap_or_else(|| logs::sibling_path(&args.workflow, "journal"))
 }
 
 /// How to see all that a job printed which failed.
-fn where_logs_are(args: &RunArgs, report: &RunReport) -> String {
+fn logs_hint(args: &RunArgs, report: &RunReport) -> String {
     let Outcome::Failed { jobs, .. } = &report.outcome else {
         return String::new();
     };
     let run = args.journal.as_ref().unwrap_or(&args.workflow).display();
-    let directory = logs::directory_of(&journal_of(args));
+    let directory = logs::logs_directory(&journal_path(args));
     match jobs.first() {
         Some(failure) if directory.is_dir() => {
             let name = &failure.name;
@@ -111,17 +111,17 @@ fn where_logs_are(args: &RunArgs, report: &RunReport) -> String {
     }
 }
 
-fn settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
+fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
     let usual = Settings::default();
-    let patience_ms = args.patience.as_deref().map(patience_ms).transpose()?;
+    let patience_ms = args.resource_timeout.as_deref().map(parse_timeout_ms).transpose()?;
     Ok(Settings {
         io: match (args.remote_io, args.cache_only) {
             (true, _) => Io::Remote,
             (false, true) => Io::CachesOnly,
             (false, false) => Io::Volumes,
         },
-        user: args.local.is_none().then(|| user(args)),
-        rules: rules(args.order),
+        user: args.local.is_none().then(|| user_name(args)),
+        rules: order_rules(args.order),
         nodes_wait_ms: patience_ms.unwrap_or(usual.nodes_wait_ms),
         settle_ms: patience_ms.map_or(usual.settle_ms, |ms| ms.max(usual.settle_ms)),
         stuck_wait_ms: patience_ms.unwrap_or(usual.stuck_wait_ms),
@@ -129,25 +129,25 @@ fn settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
         guide: args
             .plan
             .as_deref()
-            .map(|path| guide(path, workflow))
+            .map(|path| build_strategy_selector(path, workflow))
             .transpose()?,
         checkpoint: args.checkpoint.into(),
         ..usual
     })
 }
 
-fn patience_ms(text: &str) -> Result<u64> {
+fn parse_timeout_ms(text: &str) -> Result<u64> {
     match parse_duration(text) {
         Ok(seconds) => Ok(seconds.saturating_mul(1000)),
-        Err(error) => Err(WrongUse::because(format!(
+        Err(error) => Err(UsageError::from_reason(format!(
             "--patience cannot be read: {error}"
         ))),
     }
 }
 
 /// What the scheduler cannot see of an environment, and what is simulated of the workflow there.
-fn guide(path: &Path, workflow: &Workflow) -> Result<Guide> {
-    let environment = plan::environment(path)?;
+fn build_strategy_selector(path: &Path, workflow: &Workflow) -> Result<Guide> {
+    let environment = plan::read_environment(path)?;
     let load = Load::Declared {
         variability_ppm: VARIABILITY_PPM,
     };
@@ -164,14 +164,14 @@ fn guide(path: &Path, workflow: &Workflow) -> Result<Guide> {
 }
 
 /// Whose run it is.
-fn user(args: &RunArgs) -> String {
+fn user_name(args: &RunArgs) -> String {
     let named = |name| std::env::var(name).ok().filter(|user| !user.is_empty());
     let user = args.user.clone();
     let user = user.or_else(|| named("USER")).or_else(|| named("LOGNAME"));
     user.unwrap_or_else(|| "nobody".to_owned())
 }
 
-fn rules(order: StartOrder) -> Option<Rules> {
+fn order_rules(order: StartOrder) -> Option<Rules> {
     Rules::in_order(match order {
         StartOrder::Need => Order::Need,
         StartOrder::BreadthFirst => Order::BreadthFirst,
@@ -179,62 +179,62 @@ fn rules(order: StartOrder) -> Option<Rules> {
     })
 }
 
-async fn run_local(
+async fn run_on_throw_away_cluster(
     args: &RunArgs,
     workflow: Workflow,
     nodes: u32,
-    output: Output,
+    output: Printer,
 ) -> Result<RunReport> {
-    let spec = cluster_spec(args, nodes)?;
+    let spec = build_cluster_spec(args, nodes)?;
     tokio::task::block_in_place(check_machine)?;
     let asked = asked_to_end();
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
-    let way = Way {
+    let way = ThrowAwayRun {
         // The cluster does not outlive this run, and so neither does its journal.
         journal: args
             .journal
             .clone()
             .unwrap_or_else(|| cluster.directory().join("journal")),
-        logs: local::place_of_logs(
-            logs::directory_of(&journal_of(args)),
+        logs: local::choose_logs_directory(
+            logs::logs_directory(&journal_path(args)),
             &spec.export,
             &workflow,
         ),
-        settings: tokio::task::block_in_place(|| settings(args, &workflow))?,
+        settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
         output,
         kill_after_jobs: None,
-        shown: publish(args)?,
+        published_progress: publish_progress(args)?,
         cancel: Cancel::default(),
     };
-    let run = on_cluster(workflow, &mut cluster, &way);
+    let run = run_on_cluster(workflow, &mut cluster, &way);
     let hear = |_| {
-        complain(
+        print_notice(
             "stopping the jobs and the throw-away cluster; once more to end at once, and to lose \
              all results that are not at home",
         );
     };
-    let Some(report) = stop::until_over(run, &way.cancel, asked, hear).await else {
+    let Some(report) = stop::run_until_stopped(run, &way.cancel, asked, hear).await else {
         bail!("interrupted; the throw-away cluster was removed");
     };
     let mut report = report?;
-    let places = local::places_of_results(&report, cluster.directory());
-    let is_kept = !places.is_empty() && cluster.keep().is_ok();
+    let places = local::unsent_result_paths(&report, cluster.directory());
+    let is_kept = !places.is_empty() && cluster.keep_files().is_ok();
     let kept = is_kept.then(|| cluster.directory());
     if let Some(kept) = kept {
-        complain(&local::what_stays(&places, kept));
+        print_notice(&local::describe_kept_results(&places, kept));
     }
-    local::reword(&mut report, kept);
+    local::rewrite_report(&mut report, kept);
     Ok(report)
 }
 
 /// Says something to who reads standard error; the terminal may have gone, and then nobody does.
-fn complain(text: &str) {
+fn print_notice(text: &str) {
     let _ = writeln!(std::io::stderr(), "bafs: {text}");
 }
 
 /// The throw-away cluster that is asked for.
-fn cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
-    let refused = |why: String| WrongUse::because(format!("--local {nodes}: {why}"));
+fn build_cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
+    let refused = |why: String| UsageError::from_reason(format!("--local {nodes}: {why}"));
     if nodes == 0 {
         return Err(refused("a cluster needs a node".to_owned()));
     }
@@ -245,9 +245,9 @@ fn cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
     let size = args
         .node_size
         .clone()
-        .unwrap_or_else(|| NODE_SIZE.to_owned());
+        .unwrap_or_else(|| NODE_SIZE_DEFAULT.to_owned());
     let size_bytes = parse_bytes(&size).context("--node-size")?;
-    parse_limit(args.limit.as_deref())?;
+    parse_rate_limit(args.home_rate.as_deref())?;
     let file = args.workflow.canonicalize()?;
     let beside = || {
         file.parent()
@@ -255,38 +255,38 @@ fn cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
             .context("a file has a directory")
     };
     let export = match &args.export {
-        Some(directory) => serve::exported(directory)?,
+        Some(directory) => serve::resolve_export(directory)?,
         None => beside()?,
     };
     let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
-    warn_of_disk(nodes, size_bytes);
+    warn_of_small_disk(nodes, size_bytes);
     Ok(ClusterSpec {
         program: std::env::current_exe().context("cannot find the bafs program")?,
         export,
-        limit: args.limit.clone(),
+        home_rate: args.home_rate.clone(),
         node_sizes: vec![size; nodes as usize],
         slots: cores.div_ceil(nodes),
-        metrics: false,
-        keep: false,
+        has_metrics: false,
+        is_kept: false,
     })
 }
 
 /// Tells of nodes that offer more than the disk has where their stores will be. Each would say so
 /// in its own log only.
-fn warn_of_disk(nodes: u32, size_bytes: u64) {
+fn warn_of_small_disk(nodes: u32, size_bytes: u64) {
     let place = std::env::temp_dir();
     let all = serve::disk_bytes(&place);
-    let told = all.and_then(|all| local::too_much_offered(nodes, size_bytes, &place, all));
+    let told = all.and_then(|all| local::oversubscription_message(nodes, size_bytes, &place, all));
     if let Some(told) = told {
         eprintln!("warning: {told}");
     }
 }
 
 /// Publishes the progress of a run, if it shall be.
-fn publish(args: &RunArgs) -> Result<Shown> {
-    let shown = Shown::default();
+fn publish_progress(args: &RunArgs) -> Result<PublishedProgress> {
+    let shown = PublishedProgress::default();
     if let Some(at) = &args.metrics {
-        let at = metrics::start(at, shown.figures())?;
+        let at = metrics::start_endpoint(at, shown.read_figures())?;
         eprintln!("metrics at http://{at}/metrics");
     }
     Ok(shown)
@@ -311,40 +311,40 @@ pub(crate) fn check_machine() -> Result<()> {
 }
 
 /// Runs a workflow on a throw-away cluster.
-pub(crate) async fn on_cluster(
+pub(crate) async fn run_on_cluster(
     workflow: Workflow,
     cluster: &mut Cluster,
-    way: &Way,
+    way: &ThrowAwayRun,
 ) -> Result<RunReport> {
-    let client = Client::with(&cluster.identity(), cluster.catalog())?;
+    let client = ClusterClient::connect(&cluster.identity(), cluster.catalog_address())?;
     let root = cluster.export().to_string_lossy().into_owned();
     let options = RunOptions {
-        catalog: cluster.catalog().to_owned(),
+        catalog: cluster.catalog_address().to_owned(),
         identity: client.identity.clone(),
         journal: way.journal.clone(),
         logs: way.logs.clone(),
         settings: way.settings.clone(),
         file_home: Some(FileHome {
-            address: cluster.home().to_owned(),
+            address: cluster.home_address().to_owned(),
             root,
         }),
         cancel: way.cancel.clone(),
     };
-    let display = Display::start(way.output, client);
+    let display = ProgressDisplay::start(way.output, client);
     let mut kill_at = way.kill_after_jobs.map(u64::from);
     let progress = |progress: &Progress| {
-        display.show(progress);
-        way.shown.set(progress);
+        display.show_progress(progress);
+        way.published_progress.publish(progress);
         if kill_at.is_some_and(|jobs| progress.jobs_done >= jobs) {
             kill_at = None;
-            kill_a_node(cluster);
+            kill_one_node(cluster);
         }
     };
     Ok(driver::run(workflow, options, progress).await?)
 }
 
 /// Kills the second node, or the only one: what `bafs demo --kill-node` promises.
-fn kill_a_node(cluster: &mut Cluster) {
+fn kill_one_node(cluster: &mut Cluster) {
     let name = if cluster.address("n2").is_empty() {
         "n1"
     } else {
@@ -356,47 +356,47 @@ fn kill_a_node(cluster: &mut Cluster) {
     }
 }
 
-async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Result<RunReport> {
+async fn run_on_existing_cluster(args: &RunArgs, workflow: Workflow, output: Printer) -> Result<RunReport> {
     let (Some(identity_dir), Some(catalog)) = (&args.identity, &args.catalog) else {
         bail!(
             "say where to run: --local 4 for a throw-away cluster on this machine, or --identity \
              DIR and --catalog HOST:PORT for one that is there"
         );
     };
-    let identity: Identity = init::load(identity_dir, Role::Scheduler)?;
-    let journal = journal_of(args);
+    let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
+    let journal = journal_path(args);
     let cancel = Cancel::default();
     let options = RunOptions {
         catalog: catalog.clone(),
         identity,
-        logs: Some(logs::directory_of(&journal)),
+        logs: Some(logs::logs_directory(&journal)),
         journal,
-        settings: tokio::task::block_in_place(|| settings(args, &workflow))?,
+        settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
         file_home: None,
         cancel: cancel.clone(),
     };
-    let display = Display::start(output, Client::with(identity_dir, catalog)?);
-    let left_ms = surely_left_ms(&options.settings);
+    let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
+    let left_ms = volume_lifetime_left_ms(&options.settings);
     let hear = |asked: Asked| {
         if asked != Asked::Interrupt {
             // Nobody has given the run up: a terminal was closed, or the machine stops.
-            complain(&format!(
+            print_notice(&format!(
                 "the run was left as it is: start it again within {} minutes and it goes on, or \
                  give it up with Ctrl-C then",
                 left_ms / 60_000
             ));
             std::process::exit(asked.exit_code());
         }
-        complain("stopping the jobs and deleting the volumes; once more to leave at once");
+        print_notice("stopping the jobs and deleting the volumes; once more to leave at once");
     };
     let asked = asked_to_end();
-    let shown = publish(args)?;
+    let shown = publish_progress(args)?;
     let progress = |progress: &Progress| {
-        display.show(progress);
-        shown.set(progress);
+        display.show_progress(progress);
+        shown.publish(progress);
     };
     let run = driver::run(workflow, options, progress);
-    match stop::until_over(run, &cancel, asked, hear).await {
+    match stop::run_until_stopped(run, &cancel, asked, hear).await {
         Some(report) => Ok(report?),
         None => std::process::exit(130),
     }
@@ -404,12 +404,12 @@ async fn run_remote(args: &RunArgs, workflow: Workflow, output: Output) -> Resul
 
 /// For how long nodes surely keep the volumes of a run whose scheduler has just ended: its last
 /// sign of interest may be as old as the pause between two, a quarter of what a volume then lives.
-fn surely_left_ms(settings: &Settings) -> u64 {
+fn volume_lifetime_left_ms(settings: &Settings) -> u64 {
     settings.volume_lifetime_ms - settings.volume_lifetime_ms / 4
 }
 
 /// How a run ended, in words.
-pub(crate) fn explain(report: &RunReport) -> String {
+pub(crate) fn describe_outcome(report: &RunReport) -> String {
     let totals = &report.totals;
     let took = Duration::from_millis(report.wall_ms).as_secs_f64();
     let mut text = match &report.outcome {
@@ -421,10 +421,10 @@ pub(crate) fn explain(report: &RunReport) -> String {
         "; {} of {} jobs done, {} of {} files at home, {took:.1} s",
         totals.jobs_done, totals.jobs_total, totals.extracts_done, totals.extracts_total
     );
-    for warning in report.warnings.iter().take(WARNINGS_SHOWN) {
+    for warning in report.warnings.iter().take(WARNINGS_SHOWN_MAX) {
         text += &format!("\nwarning: {warning}");
     }
-    let more = report.warnings.len().saturating_sub(WARNINGS_SHOWN) as u64;
+    let more = report.warnings.len().saturating_sub(WARNINGS_SHOWN_MAX) as u64;
     if more + report.warnings_omitted > 0 {
         text += &format!("\n{} further warnings", more + report.warnings_omitted);
     }
@@ -457,9 +457,9 @@ pub(crate) fn explain(report: &RunReport) -> String {
 /// all that was kept.
 fn last_lines(output: &str) -> Vec<String> {
     let lines: Vec<&str> = output.lines().collect();
-    lines[lines.len().saturating_sub(LINES_SHOWN)..]
+    lines[lines.len().saturating_sub(LINES_SHOWN_MAX)..]
         .iter()
-        .map(|line| visible::lines(&line.chars().take(COLUMNS_SHOWN).collect::<String>()))
+        .map(|line| visible::sanitize_lines(&line.chars().take(COLUMNS_SHOWN_MAX).collect::<String>()))
         .collect()
 }
 
@@ -468,16 +468,16 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{Cli, CliCommand};
 
     /// Options of `bafs run`, as the command line understands them.
-    fn run_args(options: &[&str]) -> RunArgs {
+    fn parse_run_args(options: &[&str]) -> RunArgs {
         let words = [&["bafs", "run", "a.bafs"], options].concat();
         match Cli::try_parse_from(words)
             .expect("it is understood")
             .command
         {
-            Command::Run(args) => args,
+            CliCommand::Run(args) => args,
             other => panic!("{other:?}"),
         }
     }
@@ -489,7 +489,7 @@ mod tests {
         let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
         let workflow = parsed.expect("a workflow").workflow;
         let waits = |options: &[&str]| {
-            let settings = settings(&run_args(options), &workflow).expect("settings");
+            let settings = build_settings(&parse_run_args(options), &workflow).expect("settings");
             [
                 settings.nodes_wait_ms,
                 settings.settle_ms,
@@ -499,19 +499,19 @@ mod tests {
         };
         assert_eq!(waits(&["--patience", "2h"]), [7_200_000; 4]);
         assert_eq!(waits(&[]), [60_000, 5_000, 30_000, 12 * 3_600_000]);
-        assert!(settings(&run_args(&["--patience", "long"]), &workflow).is_err());
+        assert!(build_settings(&parse_run_args(&["--patience", "long"]), &workflow).is_err());
     }
 
     /// What README says, too.
     #[test]
     fn a_run_that_was_left_goes_on_within_seven_minutes() {
-        assert_eq!(surely_left_ms(&Settings::default()) / 60_000, 7);
+        assert_eq!(volume_lifetime_left_ms(&Settings::default()) / 60_000, 7);
     }
 
     /// The environment may name a cluster while a throw-away one is asked for.
     #[test]
     fn a_throw_away_cluster_may_be_asked_for_whatever_cluster_is_named() {
-        let args = run_args(&["--local", "4", "--identity", "x", "--catalog", "y:1"]);
+        let args = parse_run_args(&["--local", "4", "--identity", "x", "--catalog", "y:1"]);
         assert_eq!(args.local, Some(4));
     }
 
@@ -520,8 +520,8 @@ mod tests {
         let flood = "x".repeat(60_000);
         let output = format!("{}{flood}\n\u{1b}[2Jthe end\n", "line\n".repeat(1_000));
         let shown = last_lines(&output);
-        assert_eq!(shown.len(), LINES_SHOWN);
-        assert_eq!(shown[LINES_SHOWN - 2].len(), COLUMNS_SHOWN);
-        assert_eq!(shown[LINES_SHOWN - 1], "\u{fffd}[2Jthe end");
+        assert_eq!(shown.len(), LINES_SHOWN_MAX);
+        assert_eq!(shown[LINES_SHOWN_MAX - 2].len(), COLUMNS_SHOWN_MAX);
+        assert_eq!(shown[LINES_SHOWN_MAX - 1], "\u{fffd}[2Jthe end");
     }
 }

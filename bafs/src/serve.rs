@@ -17,33 +17,33 @@ use nix::sys::signal::Signal;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs, WrongUse};
+use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs, UsageError};
 use crate::init;
 use crate::metrics;
-use crate::output::Output;
-use crate::rate::{parse_bytes, parse_limit, show_bytes};
+use crate::output::Printer;
+use crate::rate::{parse_bytes, parse_rate_limit, format_bytes};
 
 /// Runs a home server.
-pub(crate) async fn home(args: HomeArgs, output: Output) -> Result<()> {
+pub(crate) async fn run_home(args: HomeArgs, output: Printer) -> Result<()> {
     check_home_name(&args.name)?;
     check_listen(&args.server.listen)?;
     check_reachable(&args.server.listen, args.catalog.as_deref())?;
-    let root = exported(&args.export)?;
+    let root = resolve_export(&args.export)?;
     let config = HomeConfig {
         listen: args.server.listen.clone(),
-        identity: init::load(&args.server.identity, Role::Server)?,
+        identity: init::load_identity(&args.server.identity, Role::Server)?,
         root,
         name: args.name,
         catalog: args.catalog,
         group: String::new(),
-        limit_bytes_per_s: parse_limit(args.limit.as_deref())?,
+        limit_bytes_per_s: parse_rate_limit(args.rate_limit.as_deref())?,
     };
-    let server = started(home::start(config).await)?;
-    until_stopped(server, &args.server, output).await
+    let server = explain_start_error(home::start(config).await)?;
+    serve_until_stopped(server, &args.server, output).await
 }
 
 /// The directory that `--export` names, whole.
-pub(crate) fn exported(directory: &Path) -> Result<PathBuf> {
+pub(crate) fn resolve_export(directory: &Path) -> Result<PathBuf> {
     directory.canonicalize().map_err(|error| {
         anyhow!(
             "cannot export {}: {error}; --export names a directory that is there",
@@ -53,7 +53,7 @@ pub(crate) fn exported(directory: &Path) -> Result<PathBuf> {
 }
 
 /// What `--homes` says.
-fn home_settings(path: &Path) -> Result<HomeSettings> {
+fn read_home_settings(path: &Path) -> Result<HomeSettings> {
     HomeSettings::load(path).map_err(|error| match error.code {
         ErrorCode::NotFound => anyhow!("{error}; --homes (BAFS_HOMES) names a file that is there"),
         _ => error.into(),
@@ -61,15 +61,15 @@ fn home_settings(path: &Path) -> Result<HomeSettings> {
 }
 
 /// What a server said that did not start, with what helps.
-fn started(started: bafs_proto::Result<RunningServer>) -> Result<RunningServer> {
-    started.map_err(|error| match remedy(&error.detail) {
+fn explain_start_error(started: bafs_proto::Result<RunningServer>) -> Result<RunningServer> {
+    started.map_err(|error| match start_error_remedy(&error.detail) {
         Some(remedy) => anyhow!("{error}; {remedy}"),
         None => error.into(),
     })
 }
 
 /// What helps where the system refused something to a server that starts.
-fn remedy(refusal: &str) -> Option<&'static str> {
+fn start_error_remedy(refusal: &str) -> Option<&'static str> {
     let of_listening = [
         (
             "Address already in use",
@@ -105,18 +105,18 @@ fn remedy(refusal: &str) -> Option<&'static str> {
 }
 
 /// Runs a catalog.
-pub(crate) async fn catalog(args: CatalogArgs, output: Output) -> Result<()> {
+pub(crate) async fn run_catalog(args: CatalogArgs, output: Printer) -> Result<()> {
     check_listen(&args.server.listen)?;
     let config = CatalogConfig {
         listen: args.server.listen.clone(),
-        identity: init::load(&args.server.identity, Role::Server)?,
+        identity: init::load_identity(&args.server.identity, Role::Server)?,
     };
-    let server = started(catalog::start(config).await)?;
-    until_stopped(server, &args.server, output).await
+    let server = explain_start_error(catalog::start(config).await)?;
+    serve_until_stopped(server, &args.server, output).await
 }
 
 /// Runs a node.
-pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
+pub(crate) async fn run_node(args: NodeArgs, output: Printer) -> Result<()> {
     check_listen(&args.server.listen)?;
     check_reachable(&args.server.listen, args.catalog.as_deref())?;
     let slots = match args.slots {
@@ -132,10 +132,10 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
     {
         tracing::warn!("it stores volumes, but {error:#}");
     }
-    let homes = args.homes.as_deref().map(home_settings).transpose()?;
+    let homes = args.homes.as_deref().map(read_home_settings).transpose()?;
     let config = NodeConfig {
         listen: args.server.listen.clone(),
-        identity: init::load(&args.server.identity, Role::Server)?,
+        identity: init::load_identity(&args.server.identity, Role::Server)?,
         store: args.store,
         capacity_bytes: parse_bytes(&args.size).context("--size")?,
         capacity_files: args.files,
@@ -162,26 +162,26 @@ pub(crate) async fn node(args: NodeArgs, output: Output) -> Result<()> {
             .map(parse_bytes)
             .transpose()
             .context("--shared-memory")?,
-        agent_identity: init::directory_of(&args.server.identity, Role::Agent),
+        agent_identity: init::identity_directory(&args.server.identity, Role::Agent),
         homes: homes.unwrap_or_default(),
     };
     let (store, offered) = (config.store.clone(), config.capacity_bytes);
-    let server = started(node::start(config).await)?;
-    check_offer(&store, offered);
-    until_stopped(server, &args.server, output).await
+    let server = explain_start_error(node::start(config).await)?;
+    warn_of_oversized_offer(&store, offered);
+    serve_until_stopped(server, &args.server, output).await
 }
 
 /// Tells of a node that offers more than its disk has in all.
-fn check_offer(store: &Path, offered: u64) {
+fn warn_of_oversized_offer(store: &Path, offered: u64) {
     let Some(all) = disk_bytes(store) else {
         return;
     };
     if offered > all {
         tracing::warn!(
             "--size: it offers {}, but the disk of {} has {} in all, and jobs will meet its end",
-            show_bytes(offered.into()),
+            format_bytes(offered.into()),
             store.display(),
-            show_bytes(all.into())
+            format_bytes(all.into())
         );
     }
 }
@@ -198,7 +198,7 @@ fn check_home_name(name: &str) -> Result<()> {
     if url.is_ok_and(|url| !url.host.contains(':') && url.host.eq_ignore_ascii_case(name)) {
         return Ok(());
     }
-    Err(WrongUse::because(format!(
+    Err(UsageError::from_reason(format!(
         "--name '{}': no URL bafs://NAME/path can carry it; take letters from A to Z, digits and \
          '-', '_', '.', without blanks, ':', '/' and control characters",
         name.escape_debug()
@@ -209,11 +209,11 @@ fn check_home_name(name: &str) -> Result<()> {
 fn check_listen(listen: &str) -> Result<()> {
     let mut addresses = listen.to_socket_addrs().map_err(|error| {
         let why = format!("--listen {listen} is no address such as 10.0.0.1:7000: {error}");
-        WrongUse::because(why)
+        UsageError::from_reason(why)
     })?;
     if addresses.any(|address| address.ip().is_unspecified()) {
         let why = "name the address by which others reach this machine";
-        return Err(WrongUse::because(format!("--listen {listen}: {why}")));
+        return Err(UsageError::from_reason(format!("--listen {listen}: {why}")));
     }
     Ok(())
 }
@@ -228,7 +228,7 @@ fn check_reachable(listen: &str, catalog: Option<&str>) -> Result<()> {
         return Ok(());
     };
     if is_loopback(listen) == Some(true) && is_loopback(catalog) == Some(false) {
-        return Err(WrongUse::because(format!(
+        return Err(UsageError::from_reason(format!(
             "--listen {listen}: the cluster of the catalog {catalog} cannot reach this address; \
              name this machine's own (`--listen ADDRESS:0`)"
         )));
@@ -236,18 +236,18 @@ fn check_reachable(listen: &str, catalog: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-async fn until_stopped(mut server: RunningServer, args: &ServerArgs, output: Output) -> Result<()> {
+async fn serve_until_stopped(mut server: RunningServer, args: &ServerArgs, output: Printer) -> Result<()> {
     // Before anybody is told that it listens, and may want it to end.
     let asked = asked_to_end();
     let address = server.address().to_string();
     let metrics = match &args.metrics {
-        Some(at) => Some(metrics::start(at, server.read_metrics())?.to_string()),
+        Some(at) => Some(metrics::start_endpoint(at, server.read_metrics())?.to_string()),
         None => None,
     };
     let also = metrics
         .as_ref()
         .map(|at| format!("; metrics at http://{at}/metrics"));
-    output.say(
+    output.print_result(
         &format!("listening at {address}{}", also.unwrap_or_default()),
         &serde_json::json!({ "listening": address, "metrics": metrics }),
     )?;
@@ -255,14 +255,14 @@ async fn until_stopped(mut server: RunningServer, args: &ServerArgs, output: Out
     let _ = signal(SignalKind::from_raw(Signal::SIGXFSZ as i32))?;
     let over = tokio::select! {
         _ = asked => None,
-        () = stdin_closed(), if args.until_stdin_closes => None,
+        () = wait_for_stdin_end(), if args.until_stdin_closes => None,
         why = server.wait_for_fatal() => Some(why),
     };
     server.stop().await;
     over.map_or(Ok(()), |why| Err(why.into()))
 }
 
-async fn stdin_closed() {
+async fn wait_for_stdin_end() {
     let mut stdin = tokio::io::stdin();
     let mut ignored = [0; 256];
     while stdin.read(&mut ignored).await.is_ok_and(|count| count > 0) {}
@@ -288,11 +288,11 @@ mod tests {
     #[test]
     fn a_server_that_does_not_start_says_what_helps() {
         let taken = "cannot listen at 10.0.0.1:1 (TCP): Address already in use (os error 98)";
-        assert!(remedy(taken).is_some_and(|it| it.contains("choose another --listen")));
-        let file = remedy("store env.sh: Not a directory (os error 20)");
+        assert!(start_error_remedy(taken).is_some_and(|it| it.contains("choose another --listen")));
+        let file = start_error_remedy("store env.sh: Not a directory (os error 20)");
         assert!(file.is_some_and(|it| it.contains("--store takes a directory")));
-        assert_eq!(remedy("store a: Not enough memory"), None);
-        assert_eq!(remedy("the cluster is Not a directory"), None);
+        assert_eq!(start_error_remedy("store a: Not enough memory"), None);
+        assert_eq!(start_error_remedy("the cluster is Not a directory"), None);
     }
 
     #[test]

@@ -12,51 +12,51 @@ use bafs_sched::planner::{Candidate, Canonical, Choice, Environment, Shortage, S
 use bafs_sched::sim::{Policy, Run, Scenario, Simulation, Stuck};
 use serde::Serialize;
 
-use self::workload::{Before, Workload};
+use self::workload::{MeasuredRun, Workload};
 use crate::args::SimArgs;
-use crate::output::Output;
-use crate::rate::show_bytes;
+use crate::output::Printer;
+use crate::rate::format_bytes;
 
 /// Simulates a workload, and prints how it went.
-pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
-    let workload = Workload::of(args)?;
-    let environment = workload.environment(args)?;
+pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
+    let workload = Workload::from_args(args)?;
+    let environment = workload.build_environment(args)?;
     let mut plan = plan(workload.shape.clone(), &environment);
     let chosen = plan.choice.as_ref().map(|choice| choice.strategy);
     // A run of our own went by need.
     let is_planned = !args.all && args.strategy.is_none() && args.from_journal.is_none();
     if is_planned {
-        workload.decide(&mut plan, &environment)?;
+        workload.simulate_candidates(&mut plan, &environment)?;
     }
     let planned = plan.choice.as_ref().filter(|_| is_planned);
-    let policies = policies(args, &plan.candidates, planned.map(|it| it.strategy))?;
+    let policies = select_policies(args, &plan.candidates, planned.map(|it| it.strategy))?;
     if let Some(directory) = &args.plot {
-        plot::prepare(directory)?;
+        plot::create_directory(directory)?;
     }
     let (mut rows, mut endless) = (Vec::new(), Vec::new());
     for policy in policies {
-        match simulate(args, &workload, &environment, &plan.candidates, policy)? {
+        match simulate_policy(args, &workload, &environment, &plan.candidates, policy)? {
             Ok(row) => rows.push(row),
-            Err(stuck) => endless.push(Endless {
+            Err(stuck) => endless.push(StalledPolicy {
                 policy: policy.to_string(),
-                why: stuck.to_string(),
+                reason: stuck.to_string(),
             }),
         }
     }
-    let shown = Shown {
+    let shown = SimOutput {
         environment: &environment,
         seed: args.seed,
-        chosen,
-        planned,
-        before: workload.before.as_ref(),
-        rows: &rows,
-        endless: &endless,
+        model_choice: chosen,
+        planned_choice: planned,
+        measured_run: workload.measured_run.as_ref(),
+        runs: &rows,
+        stalled: &endless,
     };
     let mut text = String::new();
-    if let Some(before) = &workload.before {
-        text = told(before)?;
+    if let Some(before) = &workload.measured_run {
+        text = describe_measured_run(before)?;
     }
-    text.push_str(&table(&rows, &endless, chosen)?);
+    text.push_str(&format_table(&rows, &endless, chosen)?);
     match (planned, &plan.refusal) {
         (Some(choice), _) => {
             write!(text, "\nas planned: {}: {}", choice.strategy, choice.reason)?;
@@ -64,72 +64,72 @@ pub(crate) fn run(args: &SimArgs, output: Output) -> Result<()> {
         (None, Some(why)) if is_planned => write!(text, "\nnothing is planned: {why}")?,
         _ => {}
     }
-    output.say(&text, &shown)?;
+    output.print_result(&text, &shown)?;
     if let Some(directory) = &args.plot {
-        let written = pictures(args, &workload, &environment, &rows, directory)?;
+        let written = write_charts(args, &workload, &environment, &rows, directory)?;
         let directory = directory.display();
-        output.remark(&format!("in {directory}: {}", written.join(", ")))?;
+        output.print_remark(&format!("in {directory}: {}", written.join(", ")))?;
     }
     // Of several policies one may well be impossible: that is what they are compared for.
     if rows.iter().all(|row| row.simulated_s.is_none()) {
-        let why = first_failure(&rows, &endless);
+        let why = describe_first_failure(&rows, &endless);
         bail!("no simulated run came to its end{why}");
     }
     Ok(())
 }
 
 /// Why the first run did not come to its end, behind what is said of all.
-fn first_failure(rows: &[Row], endless: &[Endless]) -> String {
-    let failure = |row: &Row| Some((row.policy.clone(), row.run.failure()?));
+fn describe_first_failure(rows: &[SimulatedRun], endless: &[StalledPolicy]) -> String {
+    let failure = |row: &SimulatedRun| Some((row.policy.clone(), row.run.failure()?));
     let failures = rows.iter().filter_map(failure);
-    let endless = endless.iter().map(|it| (it.policy.clone(), it.why.clone()));
+    let endless = endless.iter().map(|it| (it.policy.clone(), it.reason.clone()));
     let first = failures.chain(endless).next();
     first.map_or_else(String::new, |(policy, why)| {
         format!(": policy {policy}: {why}")
     })
 }
 
-fn pictures(
+fn write_charts(
     args: &SimArgs,
     workload: &Workload,
     environment: &Environment,
-    rows: &[Row],
+    rows: &[SimulatedRun],
     directory: &Path,
 ) -> Result<Vec<String>> {
-    let mut written = plot::write(directory, &workload.workflow, rows)?;
+    let mut written = plot::write_run_charts(directory, &workload.workflow, rows)?;
     if let Some(text) = &args.canonical {
         let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
-        written.extend(plot::write_canonical(directory, &canonical, environment)?);
+        written.extend(plot::write_canonical_charts(directory, &canonical, environment)?);
     }
     Ok(written)
 }
 
 /// What machines get.
 #[derive(Serialize)]
-struct Shown<'s> {
+struct SimOutput<'s> {
     environment: &'s Environment,
     seed: u64,
     /// What the planner chooses by its model alone.
-    chosen: Option<Strategy>,
+    model_choice: Option<Strategy>,
     /// What `bafs plan` chooses, where no policy was asked for.
-    planned: Option<&'s Choice>,
+    planned_choice: Option<&'s Choice>,
     /// How it really went.
-    before: Option<&'s Before>,
-    rows: &'s [Row],
+    measured_run: Option<&'s MeasuredRun>,
+    runs: &'s [SimulatedRun],
     /// Policies without an end.
-    endless: &'s [Endless],
+    stalled: &'s [StalledPolicy],
 }
 
 /// A policy under which nothing goes on before all is done, and why.
 #[derive(Serialize)]
-struct Endless {
+struct StalledPolicy {
     policy: String,
-    why: String,
+    reason: String,
 }
 
 /// One policy.
 #[derive(Serialize)]
-struct Row {
+struct SimulatedRun {
     policy: String,
     predicted_s: Option<f64>,
     /// How long it took, when every job was done.
@@ -139,9 +139,9 @@ struct Row {
 }
 
 /// How it really went.
-fn told(before: &Before) -> Result<String> {
+fn describe_measured_run(before: &MeasuredRun) -> Result<String> {
     let mut text = String::new();
-    if let Some(seconds) = before.took_s {
+    if let Some(seconds) = before.duration_s {
         writeln!(text, "it really took {seconds:.1} s")?;
     }
     for remark in &before.remarks {
@@ -150,7 +150,7 @@ fn told(before: &Before) -> Result<String> {
     Ok(text)
 }
 
-fn policies(
+fn select_policies(
     args: &SimArgs,
     candidates: &[Candidate],
     planned: Option<Strategy>,
@@ -185,16 +185,16 @@ fn policies(
         None => return Ok(vec![Policy::from(candidate.allocation.strategy)]),
         Some(Shortage::Total { missing_bytes }) => format!(
             "needs {} of storage, {} more than there are",
-            show_bytes(candidate.allocation.required_bytes),
-            show_bytes(missing_bytes)
+            format_bytes(candidate.allocation.required_bytes),
+            format_bytes(missing_bytes)
         ),
         Some(Shortage::Node { missing_bytes }) => format!(
             "keeps each scratch volume on one node, and the largest node lacks {} for one",
-            show_bytes(missing_bytes)
+            format_bytes(missing_bytes)
         ),
         Some(Shortage::Cluster { missing_bytes }) => format!(
             "keeps batch data in one cluster, and the largest lacks {} for them",
-            show_bytes(missing_bytes)
+            format_bytes(missing_bytes)
         ),
         Some(Shortage::Files { batch_files }) => format!(
             "keeps batch data in one cluster, and none has enough nodes with room for their \
@@ -207,19 +207,19 @@ fn policies(
     bail!("--strategy {name} {why}: `bafs plan` says what is possible")
 }
 
-fn simulate(
+fn simulate_policy(
     args: &SimArgs,
     workload: &Workload,
     environment: &Environment,
     candidates: &[Candidate],
     policy: Policy,
-) -> Result<Result<Row, Stuck>> {
+) -> Result<Result<SimulatedRun, Stuck>> {
     // Strategies are planned to the last byte; without one the scheduler leaves some.
     let is_planned = matches!(policy, Policy::Strategy(_));
     let slack_permille = workload.slack_permille().filter(|_| !is_planned);
     let load = workload.load.clone();
     let advice = match policy {
-        Policy::Guided => workload.advice(environment)?,
+        Policy::Guided => workload.simulate_plan(environment)?,
         _ => None,
     };
     let scenario = Scenario {
@@ -237,7 +237,7 @@ fn simulate(
     let predicted = candidates
         .iter()
         .find(|c| Policy::from(c.allocation.strategy) == policy);
-    Ok(Ok(Row {
+    Ok(Ok(SimulatedRun {
         policy: policy.to_string(),
         predicted_s: predicted.and_then(|candidate| candidate.predicted_s),
         simulated_s: run.is_complete().then(|| run.seconds()),
@@ -245,7 +245,7 @@ fn simulate(
     }))
 }
 
-fn table(rows: &[Row], endless: &[Endless], chosen: Option<Strategy>) -> Result<String> {
+fn format_table(rows: &[SimulatedRun], endless: &[StalledPolicy], chosen: Option<Strategy>) -> Result<String> {
     let mut text = format!(
         "{:<11} {:>12} {:>12} {:>11} {:>11} {:>9} {:>9}\n",
         "strategy", "simulated", "predicted", "home link", "peers", "runs", "failures"
@@ -259,8 +259,8 @@ fn table(rows: &[Row], endless: &[Endless], chosen: Option<Strategy>) -> Result<
             text,
             "{:<11} {simulated:>12} {predicted:>12} {:>11} {:>11} {:>9} {:>9}",
             row.policy,
-            show_bytes(row.run.home_bytes),
-            show_bytes(row.run.peer_bytes),
+            format_bytes(row.run.home_bytes),
+            format_bytes(row.run.peer_bytes),
             row.run.executions,
             row.run.failures,
         )?;
@@ -275,7 +275,7 @@ fn table(rows: &[Row], endless: &[Endless], chosen: Option<Strategy>) -> Result<
             writeln!(text, "  FAILED: {why}")?;
         }
     }
-    for Endless { policy, why } in endless {
+    for StalledPolicy { policy, reason: why } in endless {
         writeln!(text, "{policy:<11} {:>12}\n  FAILED: {why}", "-")?;
     }
     match chosen {
@@ -290,9 +290,9 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{Cli, CliCommand};
 
-    fn sim_args(more: &[&str]) -> SimArgs {
+    fn parse_sim_args(more: &[&str]) -> SimArgs {
         let canonical = "width=350,depth=5,batch=45GB,private=0.5GB,run=50s";
         let usual = [
             "bafs",
@@ -304,27 +304,27 @@ mod tests {
         ];
         let cli = Cli::parse_from(usual.iter().chain(more));
         match cli.command {
-            Command::Sim(args) => args,
+            CliCommand::Sim(args) => args,
             other => panic!("{other:?}"),
         }
     }
 
-    fn chosen(more: &[&str]) -> Result<Vec<String>> {
+    fn choose_policies(more: &[&str]) -> Result<Vec<String>> {
         let text = include_str!("../../examples/environments/thesis.toml");
-        let (args, environment) = (sim_args(more), Environment::parse(text)?);
-        let plan = plan(Workload::of(&args)?.shape, &environment);
-        let policies = policies(&args, &plan.candidates, Some(Strategy::Slice))?;
+        let (args, environment) = (parse_sim_args(more), Environment::parse(text)?);
+        let plan = plan(Workload::from_args(&args)?.shape, &environment);
+        let policies = select_policies(&args, &plan.candidates, Some(Strategy::Slice))?;
         Ok(policies.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn strategies_are_named_or_chosen_and_must_fit() {
-        assert_eq!(chosen(&[]).unwrap(), ["Slice"]);
-        assert_eq!(chosen(&["--strategy", "minimal"]).unwrap(), ["Minimal"]);
-        let all = chosen(&["--all"]).unwrap();
+        assert_eq!(choose_policies(&[]).unwrap(), ["Slice"]);
+        assert_eq!(choose_policies(&["--strategy", "minimal"]).unwrap(), ["Minimal"]);
+        let all = choose_policies(&["--all"]).unwrap();
         assert_eq!(all, ["need", "AllBatch", "Slice", "Minimal", "Remote"]);
         for (name, expected) in [("Sliced", "known are"), ("All", "needs 1.275 TB")] {
-            let error = chosen(&["--strategy", name]).unwrap_err().to_string();
+            let error = choose_policies(&["--strategy", name]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }
@@ -335,8 +335,8 @@ mod tests {
         let environment = Environment::parse(text).unwrap();
         let large = Canonical::parse("width=2,depth=1,batch=1GB,private=6GB,run=5s");
         let candidates = plan(large.unwrap().shape(), &environment).candidates;
-        let args = sim_args(&["--strategy", "Minimal"]);
-        let error = policies(&args, &candidates, None).unwrap_err().to_string();
+        let args = parse_sim_args(&["--strategy", "Minimal"]);
+        let error = select_policies(&args, &candidates, None).unwrap_err().to_string();
         assert!(error.contains("largest node lacks 1.000 GB"), "{error}");
     }
 
@@ -345,17 +345,17 @@ mod tests {
         let text = include_str!("../../examples/environments/thesis.toml");
         let mut environment = Environment::parse(text).unwrap();
         environment.mtbf_s = Some(10);
-        let mut args = sim_args(&[]);
+        let mut args = parse_sim_args(&[]);
         args.canonical = Some("width=10,depth=2,batch=1GB,private=0.1GB,run=5000s".to_owned());
-        let workload = Workload::of(&args).unwrap();
-        let row = simulate(&args, &workload, &environment, &[], Policy::Need)
+        let workload = Workload::from_args(&args).unwrap();
+        let row = simulate_policy(&args, &workload, &environment, &[], Policy::Need)
             .unwrap()
             .unwrap();
         assert_eq!(row.simulated_s, None);
         let rows = [row];
-        let table = table(&rows, &[], None).unwrap();
+        let table = format_table(&rows, &[], None).unwrap();
         assert!(table.contains("FAILED: given up after"), "{table}");
-        let said = first_failure(&rows, &[]);
+        let said = describe_first_failure(&rows, &[]);
         assert!(said.starts_with(": policy need: given up after"), "{said}");
     }
 
@@ -365,22 +365,22 @@ mod tests {
         let text = "home-rate = \"1 MB/s\"\nlocal-rate = \"100 MB/s\"\n\n\
                     [[nodes]]\ncount = 4\ncpus = 1\nstorage = \"50 GB\"\nuntil = \"10 h\"\n";
         let environment = Environment::parse(text).unwrap();
-        let mut args = sim_args(&["--all"]);
+        let mut args = parse_sim_args(&["--all"]);
         args.canonical = Some("width=40,depth=1,batch=1GB,private=1MB,run=1000s".to_owned());
-        let workload = Workload::of(&args).unwrap();
+        let workload = Workload::from_args(&args).unwrap();
         let remote = Policy::Strategy(Strategy::Remote);
-        let left = simulate(&args, &workload, &environment, &[], remote).unwrap();
+        let left = simulate_policy(&args, &workload, &environment, &[], remote).unwrap();
         let why = left.unwrap().run.failure().unwrap();
         assert!(why.contains("no node is left"), "{why}");
         // No run is known that comes to no end.
-        let endless = [Endless {
+        let endless = [StalledPolicy {
             policy: remote.to_string(),
-            why: "nothing is under way".to_owned(),
+            reason: "nothing is under way".to_owned(),
         }];
-        let row = simulate(&args, &workload, &environment, &[], Policy::Need)
+        let row = simulate_policy(&args, &workload, &environment, &[], Policy::Need)
             .unwrap()
             .unwrap();
-        let table = table(&[row], &endless, None).unwrap();
+        let table = format_table(&[row], &endless, None).unwrap();
         assert!(
             table.contains("need ") && table.contains("FAILED: nothing"),
             "{table}"
@@ -391,13 +391,13 @@ mod tests {
     fn small_amounts_of_data_are_shown() {
         let text = include_str!("../../examples/environments/thesis.toml");
         let environment = Environment::parse(text).unwrap();
-        let mut args = sim_args(&[]);
+        let mut args = parse_sim_args(&[]);
         args.canonical = Some("width=1,depth=1,batch=0B,private=3KB,run=5s".to_owned());
-        let workload = Workload::of(&args).unwrap();
-        let row = simulate(&args, &workload, &environment, &[], Policy::Need)
+        let workload = Workload::from_args(&args).unwrap();
+        let row = simulate_policy(&args, &workload, &environment, &[], Policy::Need)
             .unwrap()
             .unwrap();
-        let table = table(&[row], &[], None).unwrap();
+        let table = format_table(&[row], &[], None).unwrap();
         assert!(table.contains("6.000 KB"), "in and out: {table}");
     }
 
@@ -408,16 +408,16 @@ mod tests {
         let canonical = Canonical::parse("width=20,depth=2,batch=45GB,private=0.5GB,run=50s");
         let canonical = canonical.unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let mut args = sim_args(&["--plot", &directory.path().to_string_lossy()]);
+        let mut args = parse_sim_args(&["--plot", &directory.path().to_string_lossy()]);
         args.canonical = Some("width=20,depth=2,batch=45GB,private=0.5GB,run=50s".to_owned());
-        let workload = Workload::of(&args).unwrap();
+        let workload = Workload::from_args(&args).unwrap();
         let plan = plan(workload.shape.clone(), &environment);
         let policy = Policy::Strategy(Strategy::Slice);
         let candidates = &plan.candidates;
-        let row = simulate(&args, &workload, &environment, candidates, policy)
+        let row = simulate_policy(&args, &workload, &environment, candidates, policy)
             .unwrap()
             .unwrap();
-        let written = plot::write(directory.path(), &workload.workflow, &[row]).unwrap();
+        let written = plot::write_run_charts(directory.path(), &workload.workflow, &[row]).unwrap();
         let names = [
             "workflow.dot",
             "processors.svg",
@@ -429,8 +429,8 @@ mod tests {
         // A bar for each of forty jobs beside the frame's own rectangles.
         assert!(read("gantt-slice.svg").matches("<rect").count() > 40);
         assert!(read("processors.svg").contains("Slice"));
-        let map = plot::map(&canonical, &environment);
+        let map = plot::choice_map(&canonical, &environment);
         let chosen = map.cells.iter().flatten().flatten().count();
-        assert!(chosen > 0 && map.kinds.len() > 1, "{:?}", map.kinds);
+        assert!(chosen > 0 && map.categories.len() > 1, "{:?}", map.categories);
     }
 }

@@ -15,20 +15,20 @@ use serde::Serialize;
 
 use crate::args::StatusArgs;
 use crate::history;
-use crate::output::Output;
-use crate::visible::line as visible;
+use crate::output::Printer;
+use crate::visible::sanitize_line as visible;
 
 /// Time between looks, and the least part of the time that is not spent looking.
-const LOOK: Duration = Duration::from_millis(500);
-const PAUSE_PER_LOOK: u32 = 9;
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const POLL_PAUSE_FACTOR: u32 = 9;
 
 /// Executions that are shown at most.
-const SHOWN: usize = 12;
-const BAR: usize = 30;
+const ROWS_SHOWN_MAX: usize = 12;
+const BAR_WIDTH: usize = 30;
 
 /// How far a run is.
 #[derive(Debug, Serialize)]
-struct Status {
+struct RunStatus {
     workflow: String,
     /// From the run's first fact to now, while a scheduler has the journal open, else to the last
     /// one that the journal has, in milliseconds.
@@ -39,9 +39,9 @@ struct Status {
     is_running: bool,
     progress: Progress,
     /// For each stage: its jobs that are done, and all.
-    stages: Vec<(u64, u64)>,
+    levels: Vec<(u64, u64)>,
     nodes: Vec<NodeStatus>,
-    running: Vec<Running>,
+    running_executions: Vec<RunningExecution>,
     /// What the scheduler warned of.
     warnings: Vec<String>,
     ledger: Account,
@@ -60,17 +60,17 @@ struct NodeStatus {
 
 /// An execution that is under way.
 #[derive(Debug, Serialize)]
-struct Running {
+struct RunningExecution {
     job: String,
     node: String,
-    for_ms: u64,
+    elapsed_ms: u64,
 }
 
 /// Shows how far a run is: on a terminal until it is over, otherwise once.
-pub(crate) fn run(args: &StatusArgs, output: Output) -> Result<()> {
-    let path = history::journal_of(&args.run)?;
-    let look = || -> Result<Status> {
-        let is_running = history::is_being_written(&path);
+pub(crate) fn show_status(args: &StatusArgs, output: Printer) -> Result<()> {
+    let path = history::find_journal(&args.run)?;
+    let look = || -> Result<RunStatus> {
+        let is_running = history::is_journal_open(&path);
         let history = journal::read(&path)?;
         let workflow = history.header.workflow.clone();
         let has_begun = !history.records.is_empty();
@@ -81,23 +81,23 @@ pub(crate) fn run(args: &StatusArgs, output: Output) -> Result<()> {
             timeline.wall_ms = timeline.wall_ms.max(so_far_ms);
         }
         let ledger = goodput(&workflow, &timeline).total;
-        Ok(status(&timeline, is_running, ledger))
+        Ok(build_status(&timeline, is_running, ledger))
     };
     if output.is_json() || args.once || !std::io::stdout().is_terminal() {
         let status = look()?;
-        return output.say(&text(&status)?, &status);
+        return output.print_result(&format_status(&status)?, &status);
     }
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
     bar.set_style(ProgressStyle::with_template("{msg}")?);
     loop {
         let start = now();
         let status = look()?;
-        bar.set_message(text(&status)?);
+        bar.set_message(format_status(&status)?);
         bar.tick();
         if status.outcome.is_some() || !status.is_running {
             break;
         }
-        std::thread::sleep(LOOK.max(start.elapsed() * PAUSE_PER_LOOK));
+        std::thread::sleep(POLL_INTERVAL.max(start.elapsed() * POLL_PAUSE_FACTOR));
     }
     bar.abandon();
     Ok(())
@@ -108,7 +108,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-fn status(timeline: &Timeline, is_running: bool, ledger: Account) -> Status {
+fn build_status(timeline: &Timeline, is_running: bool, ledger: Account) -> RunStatus {
     let mut stages: Vec<(u64, u64)> = Vec::new();
     for job in &timeline.jobs {
         let at = job.stage as usize;
@@ -136,26 +136,26 @@ fn status(timeline: &Timeline, is_running: bool, ledger: Account) -> Status {
             reserved_bytes: volumes.map(|volume| volume.bytes).sum(),
         }
     });
-    let running = open().map(|execution| Running {
+    let running = open().map(|execution| RunningExecution {
         job: timeline.jobs[execution.job.as_usize()].name.clone(),
         node: execution.node.clone(),
-        for_ms: timeline.wall_ms.saturating_sub(execution.asked_ms),
+        elapsed_ms: timeline.wall_ms.saturating_sub(execution.asked_ms),
     });
-    Status {
+    RunStatus {
         workflow: timeline.workflow.clone(),
         wall_ms: timeline.wall_ms,
         outcome: timeline.outcome.clone(),
         is_running,
         progress: timeline.progress,
-        stages,
+        levels: stages,
         nodes: nodes.collect(),
-        running: running.collect(),
+        running_executions: running.collect(),
         warnings: timeline.warnings.clone(),
         ledger,
     }
 }
 
-fn text(status: &Status) -> Result<String> {
+fn format_status(status: &RunStatus) -> Result<String> {
     let progress = &status.progress;
     let how = match (&status.outcome, status.is_running) {
         (Some(Outcome::Complete), _) => "complete",
@@ -168,27 +168,27 @@ fn text(status: &Status) -> Result<String> {
     };
     let seconds = status.wall_ms as f64 / 1e3;
     let mut text = format!("{}: {how}; {seconds:.1} s\n", visible(&status.workflow));
-    let jobs = bar(progress.jobs_done, progress.jobs_total);
+    let jobs = format_bar(progress.jobs_done, progress.jobs_total);
     let (done, total) = (progress.jobs_done, progress.jobs_total);
     let (running, failed) = (progress.jobs_running, progress.jobs_failed);
     writeln!(
         text,
         "jobs   {jobs} {done}/{total} done, {running} running, {failed} failed"
     )?;
-    let files = bar(progress.extracts_done, progress.extracts_total);
+    let files = format_bar(progress.extracts_done, progress.extracts_total);
     let (done, total) = (progress.extracts_done, progress.extracts_total);
     let bytes = HumanBytes(progress.extracted_bytes);
     writeln!(text, "files  {files} {done}/{total} at home, {bytes}")?;
-    for (stage, (done, all)) in status.stages.iter().enumerate().take(SHOWN) {
-        writeln!(text, "stage {stage:<2} {} {done}/{all}", bar(*done, *all))?;
+    for (stage, (done, all)) in status.levels.iter().enumerate().take(ROWS_SHOWN_MAX) {
+        writeln!(text, "stage {stage:<2} {} {done}/{all}", format_bar(*done, *all))?;
     }
-    for node in status.nodes.iter().take(SHOWN) {
+    for node in status.nodes.iter().take(ROWS_SHOWN_MAX) {
         let name = visible(&node.name);
         if node.is_lost {
             writeln!(text, "node {name} is lost")?;
             continue;
         }
-        let space = bar(node.reserved_bytes, node.capacity_bytes);
+        let space = format_bar(node.reserved_bytes, node.capacity_bytes);
         let (used, all) = (
             HumanBytes(node.reserved_bytes),
             HumanBytes(node.capacity_bytes),
@@ -199,16 +199,16 @@ fn text(status: &Status) -> Result<String> {
             "node {name} {space} {used} of {all} reserved, {jobs}/{slots} jobs"
         )?;
     }
-    for running in status.running.iter().take(SHOWN) {
+    for running in status.running_executions.iter().take(ROWS_SHOWN_MAX) {
         let (job, node) = (visible(&running.job), visible(&running.node));
-        let seconds = running.for_ms as f64 / 1e3;
+        let seconds = running.elapsed_ms as f64 / 1e3;
         writeln!(text, "  {job} on {node} for {seconds:.1} s")?;
     }
-    if status.running.len() > SHOWN {
-        writeln!(text, "  and {} more", status.running.len() - SHOWN)?;
+    if status.running_executions.len() > ROWS_SHOWN_MAX {
+        writeln!(text, "  and {} more", status.running_executions.len() - ROWS_SHOWN_MAX)?;
     }
-    failures(&mut text, status)?;
-    for warning in status.warnings.iter().rev().take(SHOWN).rev() {
+    write_failures(&mut text, status)?;
+    for warning in status.warnings.iter().rev().take(ROWS_SHOWN_MAX).rev() {
         writeln!(text, "warning: {}", visible(warning))?;
     }
     let ledger = &status.ledger;
@@ -228,15 +228,15 @@ fn text(status: &Status) -> Result<String> {
 }
 
 /// What failed for good, if the run did.
-fn failures(text: &mut String, status: &Status) -> Result<()> {
+fn write_failures(text: &mut String, status: &RunStatus) -> Result<()> {
     let Some(Outcome::Failed { jobs, messages }) = &status.outcome else {
         return Ok(());
     };
-    for failure in jobs.iter().take(SHOWN) {
+    for failure in jobs.iter().take(ROWS_SHOWN_MAX) {
         writeln!(text, "{}", visible(&failure.to_string()))?;
     }
-    if jobs.len() > SHOWN {
-        writeln!(text, "and {} more failed", jobs.len() - SHOWN)?;
+    if jobs.len() > ROWS_SHOWN_MAX {
+        writeln!(text, "and {} more failed", jobs.len() - ROWS_SHOWN_MAX)?;
     }
     for message in messages {
         writeln!(text, "{}", visible(message))?;
@@ -244,11 +244,11 @@ fn failures(text: &mut String, status: &Status) -> Result<()> {
     Ok(())
 }
 
-fn bar(part: u64, whole: u64) -> String {
-    let filled = (u128::from(part.min(whole)) * BAR as u128)
+fn format_bar(part: u64, whole: u64) -> String {
+    let filled = (u128::from(part.min(whole)) * BAR_WIDTH as u128)
         .checked_div(u128::from(whole))
         .unwrap_or(0) as usize;
-    format!("[{}{}]", "=".repeat(filled), " ".repeat(BAR - filled))
+    format!("[{}{}]", "=".repeat(filled), " ".repeat(BAR_WIDTH - filled))
 }
 
 #[cfg(test)]
@@ -258,8 +258,8 @@ mod tests {
     #[test]
     fn bars_are_of_one_length() {
         for (part, whole) in [(0, 0), (0, 3), (1, 3), (3, 3), (9, 3), (u64::MAX, u64::MAX)] {
-            assert_eq!(bar(part, whole).len(), BAR + 2);
+            assert_eq!(format_bar(part, whole).len(), BAR_WIDTH + 2);
         }
-        assert_eq!(bar(1, 2).matches('=').count(), BAR / 2);
+        assert_eq!(format_bar(1, 2).matches('=').count(), BAR_WIDTH / 2);
     }
 }

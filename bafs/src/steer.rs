@@ -10,39 +10,39 @@ use bafs_sched::workflow::JobIndex;
 
 use crate::args::{CancelArgs, PreferArgs};
 use crate::history;
-use crate::output::Output;
+use crate::output::Printer;
 
 /// Lets a pipeline go before others.
-pub(crate) fn prefer(args: &PreferArgs, output: Output) -> Result<()> {
+pub(crate) fn prefer_pipeline(args: &PreferArgs, output: Printer) -> Result<()> {
     let priority = args.priority;
     let wish = |job| Wish::Prefer { job, priority };
-    tell(&args.run, &args.pipeline, wish)?;
+    send_command(&args.run, &args.pipeline, wish)?;
     let text = format!(
         "the pipeline of job {} gets priority {priority} within two seconds",
         args.pipeline
     );
-    output.say(
+    output.print_result(
         &text,
         &serde_json::json!({"job": args.pipeline, "priority": priority}),
     )
 }
 
 /// Gives up the rest of a pipeline.
-pub(crate) fn cancel(args: &CancelArgs, output: Output) -> Result<()> {
-    tell(&args.run, &args.pipeline, |job| Wish::Cancel { job })?;
+pub(crate) fn cancel_pipeline(args: &CancelArgs, output: Printer) -> Result<()> {
+    send_command(&args.run, &args.pipeline, |job| Wish::Cancel { job })?;
     let text = format!(
         "the pipeline of job {} is given up within two seconds, unless it ends before",
         args.pipeline
     );
-    output.say(
+    output.print_result(
         &text,
         &serde_json::json!({"job": args.pipeline, "cancelled": true}),
     )
 }
 
-fn tell(run: &Path, name: &str, wish: impl FnOnce(JobIndex) -> Wish) -> Result<()> {
-    let path = history::journal_of(run)?;
-    if !history::is_being_written(&path) {
+fn send_command(run: &Path, name: &str, wish: impl FnOnce(JobIndex) -> Wish) -> Result<()> {
+    let path = history::find_journal(run)?;
+    if !history::is_journal_open(&path) {
         bail!(
             "no scheduler runs with the journal {}: start it with `bafs run`, then wish",
             path.display()

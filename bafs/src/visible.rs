@@ -5,18 +5,18 @@ use bafs_proto::path::{self, steers_text};
 
 /// One line without control and bidirectional characters, which would move, colour, clear or turn
 /// round what is shown.
-pub(crate) fn line(text: &str) -> String {
-    path::shown(text).chars().map(shown).collect()
+pub(crate) fn sanitize_line(text: &str) -> String {
+    path::shown(text).chars().map(sanitize_char).collect()
 }
 
 /// Several lines, perhaps with tabs, without the other control characters.
-pub(crate) fn lines(text: &str) -> String {
+pub(crate) fn sanitize_lines(text: &str) -> String {
     let is_layout = |c: char| matches!(c, '\n' | '\t');
-    let shown = |c: char| if is_layout(c) { c } else { shown(c) };
+    let shown = |c: char| if is_layout(c) { c } else { sanitize_char(c) };
     path::shown(text).chars().map(shown).collect()
 }
 
-fn shown(c: char) -> char {
+fn sanitize_char(c: char) -> char {
     if steers_text(c) {
         char::REPLACEMENT_CHARACTER
     } else {
@@ -31,13 +31,13 @@ mod tests {
     #[test]
     fn names_steer_no_terminal() {
         let bidi = "ok\u{202e}gnp\u{2066}.\u{2028}";
-        assert_eq!(lines(bidi), "ok\u{fffd}gnp\u{fffd}.\u{fffd}");
+        assert_eq!(sanitize_lines(bidi), "ok\u{fffd}gnp\u{fffd}.\u{fffd}");
         let name = "n\u{1b}[31m1\n\t\u{7}\u{9b}größe";
         assert_eq!(
-            line(name),
+            sanitize_line(name),
             "n\u{fffd}[31m1\u{fffd}\u{fffd}\u{fffd}\u{fffd}größe"
         );
-        assert_eq!(lines(name), "n\u{fffd}[31m1\n\t\u{fffd}\u{fffd}größe");
-        assert_eq!(line(&path::from_bytes(b"\xe9\x1b")), "\\xE9\u{fffd}");
+        assert_eq!(sanitize_lines(name), "n\u{fffd}[31m1\n\t\u{fffd}\u{fffd}größe");
+        assert_eq!(sanitize_line(&path::from_bytes(b"\xe9\x1b")), "\\xE9\u{fffd}");
     }
 }

@@ -17,41 +17,41 @@ use bafs_proto::volume::{
 use serde_json::json;
 
 use crate::args::{
-    ClientArgs, LimitArg, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeReplicateArgs,
-    WrongUse,
+    ClientArgs, LimitEnforcement, VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeReplicateArgs,
+    UsageError,
 };
-use crate::client::Client;
-use crate::output::Output;
+use crate::client::ClusterClient;
+use crate::output::Printer;
 use crate::rate::parse_bytes;
 
 const HOUR_MS: u64 = 3600 * 1000;
 
 /// Time for calls that move the bytes of a volume, in milliseconds.
-const TRANSFER_MS: u64 = 24 * HOUR_MS;
+const TRANSFER_TIMEOUT_MS: u64 = 24 * HOUR_MS;
 
 /// After so long it is said what a volume waits for.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PROGRESS_NOTICE_DELAY: Duration = Duration::from_secs(5);
 
 /// Runs a volume command.
-pub(crate) async fn run(command: VolumeCommand, output: Output) -> Result<()> {
+pub(crate) async fn run_volume_command(command: VolumeCommand, output: Printer) -> Result<()> {
     match command {
-        VolumeCommand::Create(args) => create(args, output).await,
-        VolumeCommand::List(args) => list(args, output).await,
-        VolumeCommand::Show(args) => show(args, output).await,
-        VolumeCommand::Delete(args) => delete(args, output).await,
-        VolumeCommand::Replicate(args) => replicate(args, output).await,
-        VolumeCommand::Extract(args) => extract::extract(args, output).await,
-        VolumeCommand::Invalidate(args) => invalidate(args, output).await,
-        VolumeCommand::Warm(args) => warm::warm(args, output).await,
+        VolumeCommand::Create(args) => create_volume(args, output).await,
+        VolumeCommand::List(args) => list_volumes(args, output).await,
+        VolumeCommand::Show(args) => show_volume(args, output).await,
+        VolumeCommand::Delete(args) => delete_volume(args, output).await,
+        VolumeCommand::Replicate(args) => replicate_volume(args, output).await,
+        VolumeCommand::Extract(args) => extract::extract_file(args, output).await,
+        VolumeCommand::Invalidate(args) => invalidate_volume(args, output).await,
+        VolumeCommand::Warm(args) => warm::warm_cache(args, output).await,
     }
 }
 
-async fn create(args: VolumeCreateArgs, output: Output) -> Result<()> {
-    let client = Client::new(&args.client)?;
-    let node = client.node(&args.node).await?;
+async fn create_volume(args: VolumeCreateArgs, output: Printer) -> Result<()> {
+    let client = ClusterClient::new(&args.client)?;
+    let node = client.find_node(&args.node).await?;
     let kind = match &args.cache {
         Some(url) => VolumeKind::Cache {
-            source: client.home_source(url).await?,
+            source: client.resolve_source(url).await?,
             cooperative: args
                 .cooperative
                 .clone()
@@ -61,7 +61,7 @@ async fn create(args: VolumeCreateArgs, output: Output) -> Result<()> {
         },
         None => VolumeKind::Scratch {
             fill: match &args.from {
-                Some(url) => Some(client.home_source(url).await?),
+                Some(url) => Some(client.resolve_source(url).await?),
                 None => None,
             },
         },
@@ -69,38 +69,38 @@ async fn create(args: VolumeCreateArgs, output: Output) -> Result<()> {
     let spec = VolumeSpec {
         id: VolumeId::random(),
         name: args.name.clone(),
-        owner: owner(),
+        owner: owner_name(),
         kind,
-        size_bytes: size_of(&args)?,
+        size_bytes: requested_size(&args)?,
         size_files: args.files,
         limit: match args.limit {
-            LimitArg::Exact => LimitKind::Exact,
-            LimitArg::Watched => LimitKind::Watched,
+            LimitEnforcement::Exact => LimitKind::Exact,
+            LimitEnforcement::Watched => LimitKind::Watched,
         },
-        lifetime_ms: args.hours.saturating_mul(HOUR_MS),
+        lifetime_ms: args.lifetime_hours.saturating_mul(HOUR_MS),
     };
-    let status = create_at(&client, &node, spec).await?;
-    say_status(&node, &status, output)
+    let status = create_on_node(&client, &node, spec).await?;
+    print_status(&node, &status, output)
 }
 
-fn size_of(args: &VolumeCreateArgs) -> Result<u64> {
+fn requested_size(args: &VolumeCreateArgs) -> Result<u64> {
     match args.size.trim() {
         "0" => Ok(0),
         size => parse_bytes(size),
     }
     .and_then(|bytes| match bytes {
-        0 => Err(WrongUse::because(
+        0 => Err(UsageError::from_reason(
             "a volume of 0 bytes holds nothing; say how much it needs, as --size 10GB",
         )),
         bytes => Ok(bytes),
     })
 }
 
-async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<VolumeStatus> {
+async fn create_on_node(client: &ClusterClient, node: &Advert, spec: VolumeSpec) -> Result<VolumeStatus> {
     let source_token = match &spec.kind {
         VolumeKind::Scratch { fill: None } => Token::none(),
         VolumeKind::Scratch { fill: Some(source) } | VolumeKind::Cache { source, .. } => {
-            client.give_source(source)?
+            client.issue_source_token(source)?
         }
     };
     let call = CreateVolume {
@@ -109,10 +109,10 @@ async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<V
         base: None,
         source_token,
     };
-    let (volume, waits) = (call.spec.id, waits_for(&call.spec.kind));
-    let made = client.call_within(&node.address, call, TRANSFER_MS);
+    let (volume, waits) = (call.spec.id, describe_wait(&call.spec.kind));
+    let made = client.call_with_timeout(&node.address, call, TRANSFER_TIMEOUT_MS);
     tokio::pin!(made);
-    let early = tokio::time::timeout(PATIENCE, &mut made).await;
+    let early = tokio::time::timeout(PROGRESS_NOTICE_DELAY, &mut made).await;
     let made = match (early, waits) {
         (Ok(made), _) => made,
         (Err(_), Some(waits)) => {
@@ -144,13 +144,13 @@ async fn create_at(client: &Client, node: &Advert, spec: VolumeSpec) -> Result<V
 }
 
 /// Whether a node knows a volume no more.
-async fn is_gone(client: &Client, node: &Advert, volume: VolumeId) -> bool {
-    let volumes = client.volumes_of(node).await;
+async fn is_gone(client: &ClusterClient, node: &Advert, volume: VolumeId) -> bool {
+    let volumes = client.list_node_volumes(node).await;
     volumes.is_ok_and(|volumes| volumes.iter().all(|v| v.spec.id != volume))
 }
 
 /// What a volume waits for that is not made yet.
-fn waits_for(kind: &VolumeKind) -> Option<String> {
+fn describe_wait(kind: &VolumeKind) -> Option<String> {
     match kind {
         VolumeKind::Cache {
             source: Source::Home { address, path, .. },
@@ -169,21 +169,21 @@ fn waits_for(kind: &VolumeKind) -> Option<String> {
     }
 }
 
-async fn list(args: ClientArgs, output: Output) -> Result<()> {
-    let (volumes, silent) = Client::new(&args)?.volumes().await?;
+async fn list_volumes(args: ClientArgs, output: Printer) -> Result<()> {
+    let (volumes, silent) = ClusterClient::new(&args)?.list_volumes().await?;
     for node in silent {
         eprintln!("warning: the volumes of a node are not listed: {node}");
     }
     if output.is_json() {
-        let all: Vec<_> = volumes.iter().map(|(node, v)| describe(node, v)).collect();
-        return output.say("", &all);
+        let all: Vec<_> = volumes.iter().map(|(node, v)| status_json(node, v)).collect();
+        return output.print_result("", &all);
     }
-    output.remark(&format!(
+    output.print_remark(&format!(
         "{:<32}  {:<16} {:<10} {:<8} {:<9} {:>14} {:>14}",
         "ID", "NAME", "NODE", "KIND", "STATE", "USED BYTES", "SIZE BYTES"
     ))?;
     for (node, v) in volumes {
-        output.remark(&format!(
+        output.print_remark(&format!(
             "{:<32}  {:<16} {:<10} {:<8} {:<9} {:>14} {:>14}",
             v.spec.id,
             v.spec.name,
@@ -197,23 +197,23 @@ async fn list(args: ClientArgs, output: Output) -> Result<()> {
     Ok(())
 }
 
-async fn show(args: VolumeArgs, output: Output) -> Result<()> {
-    let client = Client::new(&args.client)?;
+async fn show_volume(args: VolumeArgs, output: Printer) -> Result<()> {
+    let client = ClusterClient::new(&args.client)?;
     let (mut texts, mut all) = (Vec::new(), Vec::new());
-    for (node, status) in client.volumes_named(&args.volume).await? {
-        let (text, described) = shown(&client, &node, &status).await?;
+    for (node, status) in client.find_volumes(&args.volume).await? {
+        let (text, described) = describe_volume(&client, &node, &status).await?;
         texts.push(text);
         all.push(described);
     }
     match all.as_slice() {
-        [one] => output.say(&texts.join("\n"), one),
-        several => output.say(&texts.join("\n"), &several),
+        [one] => output.print_result(&texts.join("\n"), one),
+        several => output.print_result(&texts.join("\n"), &several),
     }
 }
 
 /// What is told of a volume, for people and for machines.
-async fn shown(
-    client: &Client,
+async fn describe_volume(
+    client: &ClusterClient,
     node: &Advert,
     status: &VolumeStatus,
 ) -> Result<(String, serde_json::Value)> {
@@ -225,24 +225,24 @@ async fn shown(
         // There is nothing to show of it yet.
         _ => None,
     };
-    let mut described = describe(node, status);
-    let mut text = status_text(node, status);
+    let mut described = status_json(node, status);
+    let mut text = format_status(node, status);
     if status.state == VolumeState::Creating
-        && let Some(waits) = waits_for(&status.spec.kind)
+        && let Some(waits) = describe_wait(&status.spec.kind)
     {
         text.push_str(&format!("\n  {waits}"));
         described["waits"] = json!(waits);
     }
     if let Some(cache) = &cache {
-        described["cache"] = warm::describe(cache);
-        text.push_str(&warm::text(cache));
+        described["cache"] = warm::cache_json(cache);
+        text.push_str(&warm::format_cache(cache));
     }
     Ok((text, described))
 }
 
-async fn delete(args: VolumeArgs, output: Output) -> Result<()> {
-    let client = Client::new(&args.client)?;
-    let (node, status) = client.volume(&args.volume).await?;
+async fn delete_volume(args: VolumeArgs, output: Printer) -> Result<()> {
+    let client = ClusterClient::new(&args.client)?;
+    let (node, status) = client.find_volume(&args.volume).await?;
     client
         .call(
             &node.address,
@@ -251,16 +251,16 @@ async fn delete(args: VolumeArgs, output: Output) -> Result<()> {
             },
         )
         .await?;
-    output.say(
+    output.print_result(
         &format!("deleted {} ({})", status.spec.name, status.spec.id),
         &json!({ "deleted": status.spec.id.to_string() }),
     )
 }
 
-async fn replicate(args: VolumeReplicateArgs, output: Output) -> Result<()> {
-    let client = Client::new(&args.client)?;
-    let (holder, status) = client.volume(&args.volume).await?;
-    let target = client.node(&args.to).await?;
+async fn replicate_volume(args: VolumeReplicateArgs, output: Printer) -> Result<()> {
+    let client = ClusterClient::new(&args.client)?;
+    let (holder, status) = client.find_volume(&args.volume).await?;
+    let target = client.find_node(&args.to).await?;
     if !matches!(status.spec.kind, VolumeKind::Scratch { .. }) {
         bail!(
             "{} is a cache volume; create one on the other node instead",
@@ -280,19 +280,19 @@ async fn replicate(args: VolumeReplicateArgs, output: Output) -> Result<()> {
     };
     let spec = VolumeSpec {
         id: VolumeId::random(),
-        owner: owner(),
+        owner: owner_name(),
         kind: VolumeKind::Scratch { fill: Some(source) },
         ..status.spec
     };
-    let copy = create_at(&client, &target, spec).await?;
-    say_status(&target, &copy, output)
+    let copy = create_on_node(&client, &target, spec).await?;
+    print_status(&target, &copy, output)
 }
 
-async fn invalidate(args: VolumeArgs, output: Output) -> Result<()> {
-    let client = Client::new(&args.client)?;
-    let (node, status) = client.volume(&args.volume).await?;
+async fn invalidate_volume(args: VolumeArgs, output: Printer) -> Result<()> {
+    let client = ClusterClient::new(&args.client)?;
+    let (node, status) = client.find_volume(&args.volume).await?;
     let source_token = match &status.spec.kind {
-        VolumeKind::Cache { source, .. } => client.give_source(source)?,
+        VolumeKind::Cache { source, .. } => client.issue_source_token(source)?,
         // The node says what is wrong with that.
         VolumeKind::Scratch { .. } => Token::none(),
     };
@@ -301,21 +301,21 @@ async fn invalidate(args: VolumeArgs, output: Output) -> Result<()> {
         source_token,
     };
     let status = client.call(&node.address, call).await?;
-    say_status(&node, &status, output)
+    print_status(&node, &status, output)
 }
 
 /// `bafs servers`.
-pub(crate) async fn servers(args: ClientArgs, output: Output) -> Result<()> {
-    let servers = Client::new(&args)?.servers(None).await?;
+pub(crate) async fn print_servers(args: ClientArgs, output: Printer) -> Result<()> {
+    let servers = ClusterClient::new(&args)?.list_servers(None).await?;
     if output.is_json() {
-        return output.say("", &servers);
+        return output.print_result("", &servers);
     }
-    output.remark(&format!(
+    output.print_remark(&format!(
         "{:<16} {:<6} {:<22} {:<10} {:>16} {:>16} {:>7}",
         "NAME", "KIND", "ADDRESS", "GROUP", "FREE BYTES", "CAPACITY", "JOBS"
     ))?;
     for s in servers {
-        output.remark(&format!(
+        output.print_remark(&format!(
             "{:<16} {:<6} {:<22} {:<10} {:>16} {:>16} {:>7}",
             s.name,
             format!("{:?}", s.kind).to_lowercase(),
@@ -329,11 +329,11 @@ pub(crate) async fn servers(args: ClientArgs, output: Output) -> Result<()> {
     Ok(())
 }
 
-fn say_status(node: &Advert, status: &VolumeStatus, output: Output) -> Result<()> {
-    output.say(&status_text(node, status), &describe(node, status))
+fn print_status(node: &Advert, status: &VolumeStatus, output: Printer) -> Result<()> {
+    output.print_result(&format_status(node, status), &status_json(node, status))
 }
 
-fn status_text(node: &Advert, status: &VolumeStatus) -> String {
+fn format_status(node: &Advert, status: &VolumeStatus) -> String {
     let kept = match status.state {
         // Its time begins when it is made.
         VolumeState::Creating => String::new(),
@@ -364,7 +364,7 @@ fn status_text(node: &Advert, status: &VolumeStatus) -> String {
     text
 }
 
-fn describe(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
+fn status_json(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
     json!({
         "id": status.spec.id.to_string(),
         "name": status.spec.name,
@@ -392,7 +392,7 @@ fn kind_name(kind: &VolumeKind) -> &'static str {
     }
 }
 
-fn owner() -> String {
+fn owner_name() -> String {
     std::env::var("USER").unwrap_or_else(|_| format!("uid {}", nix::unistd::getuid()))
 }
 
@@ -428,7 +428,7 @@ mod tests {
             spec: VolumeSpec {
                 id: VolumeId::random(),
                 name: "work".to_owned(),
-                owner: owner(),
+                owner: owner_name(),
                 kind: VolumeKind::Scratch { fill: None },
                 size_bytes: 1,
                 size_files: 1,
@@ -444,13 +444,13 @@ mod tests {
             warnings: SourceWarnings::default(),
             expires: Time(1_785_765_901_000),
         };
-        let told = status_text(&node, &status);
+        let told = format_status(&node, &status);
         assert!(
             told.contains("kept until 2026-08-03 14:05:01 UTC"),
             "{told}"
         );
         status.state = VolumeState::Creating;
-        let told = status_text(&node, &status);
+        let told = format_status(&node, &status);
         assert!(!told.contains("kept until"), "{told}");
     }
 

@@ -8,44 +8,44 @@ use bafs_sched::workflow::{
 };
 
 use crate::input_file;
-use crate::output::Output;
+use crate::output::Printer;
 use crate::visible;
 
 /// Reads and checks a workflow; its warnings go to standard error.
-pub(crate) fn load(path: &Path) -> Result<Workflow> {
+pub(crate) fn load_workflow(path: &Path) -> Result<Workflow> {
     let text = input_file::read_text(path, FILE_BYTES_MAX).context("the workflow")?;
     let file = path.to_string_lossy();
-    match parse_workflow(&file, &text, &read) {
+    match parse_workflow(&file, &text, &read_description) {
         Ok(checked) => {
             for warning in &checked.warnings {
-                eprintln!("{}", visible::lines(&explain(warning, &file, &text)));
+                eprintln!("{}", visible::sanitize_lines(&format_diagnostic(warning, &file, &text)));
             }
             Ok(checked.workflow)
         }
         Err(rejected) => {
-            eprintln!("{}", visible::lines(&explain_all(&rejected, &file, &text)));
+            eprintln!("{}", visible::sanitize_lines(&format_rejection(&rejected, &file, &text)));
             bail!("{file} has errors: correct what is named above");
         }
     }
 }
 
 /// The same of one that is read for its names only: nothing is said of it.
-pub(crate) fn load_quietly(path: &Path) -> Option<Workflow> {
+pub(crate) fn load_without_warnings(path: &Path) -> Option<Workflow> {
     let text = input_file::read_text(path, FILE_BYTES_MAX).ok()?;
-    let checked = parse_workflow(&path.to_string_lossy(), &text, &read);
+    let checked = parse_workflow(&path.to_string_lossy(), &text, &read_description);
     checked.ok().map(|checked| checked.workflow)
 }
 
 /// A job description file.
-fn read(path: &str) -> Result<String, String> {
+fn read_description(path: &str) -> Result<String, String> {
     let text = input_file::read_text(Path::new(path), DESCRIPTION_BYTES_MAX);
     text.map_err(|e| format!("{e:#}"))
 }
 
 /// All that is listed of what is wrong, and how much more there is.
-fn explain_all(rejected: &Rejected, file: &str, text: &str) -> String {
+fn format_rejection(rejected: &Rejected, file: &str, text: &str) -> String {
     let listed = rejected.diagnostics.iter();
-    let listed = listed.map(|diagnostic| explain(diagnostic, file, text));
+    let listed = listed.map(|diagnostic| format_diagnostic(diagnostic, file, text));
     listed
         .chain(rejected.omitted())
         .collect::<Vec<_>>()
@@ -53,22 +53,22 @@ fn explain_all(rejected: &Rejected, file: &str, text: &str) -> String {
 }
 
 /// A diagnostic with the line that it is about, which may be in a job description file.
-fn explain(diagnostic: &Diagnostic, file: &str, text: &str) -> String {
+fn format_diagnostic(diagnostic: &Diagnostic, file: &str, text: &str) -> String {
     if diagnostic.file == file {
         return diagnostic.with_source(text);
     }
-    match read(&diagnostic.file) {
+    match read_description(&diagnostic.file) {
         Ok(other) => diagnostic.with_source(&other),
         Err(_) => diagnostic.to_string(),
     }
 }
 
 /// `bafs check`: says what a workflow consists of.
-pub(crate) fn check(path: &Path, output: Output) -> Result<()> {
-    let workflow = load(path)?;
+pub(crate) fn check_workflow(path: &Path, output: Printer) -> Result<()> {
+    let workflow = load_workflow(path)?;
     let (jobs, volumes) = (workflow.jobs.len(), workflow.volumes.len());
     let extracts = workflow.extracts.len();
-    output.say(
+    output.print_result(
         &format!(
             "{}: {jobs} jobs, {volumes} volumes, {extracts} extracted files",
             workflow.name
@@ -85,9 +85,9 @@ mod tests {
     fn errors_that_are_not_listed_are_counted() {
         let told = |lines: usize| {
             let text = "nonsense here\n".repeat(lines);
-            let rejected = parse_workflow("w.bafs", &text, &read).expect_err("nonsense");
+            let rejected = parse_workflow("w.bafs", &text, &read_description).expect_err("nonsense");
             let omitted = rejected.errors_omitted;
-            (explain_all(&rejected, "w.bafs", &text), omitted)
+            (format_rejection(&rejected, "w.bafs", &text), omitted)
         };
         let (few, none) = told(2);
         assert!(

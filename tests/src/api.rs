@@ -25,17 +25,17 @@ use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 /// One call may take so long, in milliseconds.
-const CALL_MS: u64 = 120_000;
+const CALL_TIMEOUT_MS: u64 = 120_000;
 
 /// Bytes that a reader asks for at once, as the kernel does at most.
-pub const READ_BYTES: u32 = 1 << 20;
+pub const READ_BYTES_MAX: u32 = 1 << 20;
 
 /// Day and night: no volume of a test expires by itself.
-const LIFETIME_MS: u64 = 24 * 3600 * 1000;
+const VOLUME_LIFETIME_MS: u64 = 24 * 3600 * 1000;
 
 /// What a cache volume shall be.
 #[derive(Debug, Clone)]
-pub struct CacheWish {
+pub struct CacheSpec {
     /// Path below the home's export.
     pub path: String,
     /// Cooperative cache; empty for one that stands alone.
@@ -48,9 +48,9 @@ pub struct CacheWish {
     pub block_bytes: u32,
 }
 
-impl CacheWish {
+impl CacheSpec {
     /// A cooperative cache of usual blocks, named after its path.
-    pub fn of(path: &str, size_bytes: u64) -> Self {
+    pub fn new(path: &str, size_bytes: u64) -> Self {
         Self {
             path: path.to_owned(),
             cooperative: path.to_owned(),
@@ -72,7 +72,7 @@ pub struct CacheVolume {
 
 impl CacheVolume {
     /// It, as a job mounts it.
-    pub fn target(&self) -> MountTarget {
+    pub fn mount_target(&self) -> MountTarget {
         MountTarget::Cache {
             server: self.node.clone(),
             volume: self.id,
@@ -82,7 +82,7 @@ impl CacheVolume {
 
 /// A cache volume's list of files, as a reader knows it.
 #[derive(Debug, Clone)]
-pub struct Listing {
+pub struct CacheListing {
     /// State of the source.
     pub manifest: Digest,
     /// Size of a block in bytes.
@@ -91,9 +91,9 @@ pub struct Listing {
     pub entries: Vec<SourceEntry>,
 }
 
-impl Listing {
+impl CacheListing {
     /// Regular files with their places.
-    pub fn files(&self) -> impl Iterator<Item = (FileIndex, &SourceEntry)> {
+    pub fn regular_files(&self) -> impl Iterator<Item = (FileIndex, &SourceEntry)> {
         let numbered = (0..).map(FileIndex).zip(&self.entries);
         numbered.filter(|(_, entry)| entry.kind == SourceKind::File)
     }
@@ -101,12 +101,12 @@ impl Listing {
 
 /// Who speaks: connections of its own, and a person's rights. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Speaker {
+pub struct ApiClient {
     pool: Pool,
     token: Token,
 }
 
-impl Speaker {
+impl ApiClient {
     /// Connections of its own, with the identities in a cluster's directory. Must be called within
     /// a runtime.
     ///
@@ -133,7 +133,7 @@ impl Speaker {
         address: &str,
         call: C,
     ) -> bafs_proto::Result<C::Reply> {
-        let deadline = Deadline::after_ms(CALL_MS);
+        let deadline = Deadline::after_ms(CALL_TIMEOUT_MS);
         let token = &self.token;
         let asked = self
             .pool
@@ -145,9 +145,9 @@ impl Speaker {
     ///
     /// # Errors
     /// What the node answers, also as the volume's fault.
-    pub async fn create(&self, node: &str, home: &str, wish: &CacheWish) -> Result<CacheVolume> {
+    pub async fn create_cache(&self, node: &str, home: &str, wish: &CacheSpec) -> Result<CacheVolume> {
         let id = VolumeId::random();
-        let known = self.pool.connection(home, Deadline::after_ms(CALL_MS));
+        let known = self.pool.connection(home, Deadline::after_ms(CALL_TIMEOUT_MS));
         let source = Source::Home {
             address: home.to_owned(),
             path: wish.path.clone(),
@@ -166,7 +166,7 @@ impl Speaker {
             size_bytes: wish.size_bytes,
             size_files: 1_000,
             limit: LimitKind::Exact,
-            lifetime_ms: LIFETIME_MS,
+            lifetime_ms: VOLUME_LIFETIME_MS,
         };
         let source_token = self.token.clone();
         let status = self
@@ -189,7 +189,7 @@ impl Speaker {
     ///
     /// # Errors
     /// What the node answers.
-    pub async fn invalidate(&self, volume: &CacheVolume) -> Result<VolumeStatus> {
+    pub async fn invalidate_cache(&self, volume: &CacheVolume) -> Result<VolumeStatus> {
         let call = InvalidateVolume {
             volume: volume.id,
             source_token: self.token.clone(),
@@ -201,7 +201,7 @@ impl Speaker {
     ///
     /// # Errors
     /// What the node answers.
-    pub async fn delete(&self, volume: &CacheVolume) -> Result<()> {
+    pub async fn delete_volume(&self, volume: &CacheVolume) -> Result<()> {
         let id = volume.id;
         self.call(&volume.node, DeleteVolume { volume: id }).await?;
         Ok(())
@@ -211,7 +211,7 @@ impl Speaker {
     ///
     /// # Errors
     /// What the node answers.
-    pub async fn show(&self, volume: &CacheVolume) -> Result<VolumeStatus> {
+    pub async fn read_status(&self, volume: &CacheVolume) -> Result<VolumeStatus> {
         let id = volume.id;
         Ok(self.call(&volume.node, ShowVolume { volume: id }).await?)
     }
@@ -220,7 +220,7 @@ impl Speaker {
     ///
     /// # Errors
     /// What the server answers.
-    pub async fn counters(&self, address: &str) -> Result<BTreeMap<String, u64>> {
+    pub async fn read_counters(&self, address: &str) -> Result<BTreeMap<String, u64>> {
         Ok(self.call(address, ReadCounters).await?.values)
     }
 
@@ -228,7 +228,7 @@ impl Speaker {
     ///
     /// # Errors
     /// What the node answers.
-    pub async fn list(&self, volume: &CacheVolume) -> Result<Listing> {
+    pub async fn list_files(&self, volume: &CacheVolume) -> Result<CacheListing> {
         let mut entries: Vec<SourceEntry> = Vec::new();
         loop {
             let first = FileIndex(u32::try_from(entries.len())?);
@@ -239,7 +239,7 @@ impl Speaker {
             let page = self.call(&volume.node, call).await?;
             entries.extend(page.entries);
             if !page.more {
-                return Ok(Listing {
+                return Ok(CacheListing {
                     manifest: page.manifest,
                     block_bytes: page.block_bytes,
                     entries,
@@ -253,10 +253,10 @@ impl Speaker {
     ///
     /// # Errors
     /// What the node answers; bytes that do not match.
-    pub async fn read(
+    pub async fn read_blocks(
         &self,
         volume: &CacheVolume,
-        listing: &Listing,
+        listing: &CacheListing,
         file: FileIndex,
         first: u64,
         count: u32,
@@ -270,7 +270,7 @@ impl Speaker {
             reader: Reader::Agent,
             doubted: false,
         };
-        let deadline = Deadline::after_ms(CALL_MS);
+        let deadline = Deadline::after_ms(CALL_TIMEOUT_MS);
         let asked = self
             .pool
             .call_until(&volume.node, &self.token, call, Bytes::new(), deadline);
@@ -288,19 +288,19 @@ impl Speaker {
     ///
     /// # Errors
     /// As [`Speaker::read`].
-    pub async fn scan(
+    pub async fn scan_files(
         &self,
         volume: &CacheVolume,
         mut show: impl FnMut(&str, u64, &[u8]),
     ) -> Result<u64> {
-        let listing = self.list(volume).await?;
-        let step = READ_BYTES / listing.block_bytes;
+        let listing = self.list_files(volume).await?;
+        let step = READ_BYTES_MAX / listing.block_bytes;
         let mut total = 0;
-        for (file, entry) in listing.files() {
+        for (file, entry) in listing.regular_files() {
             let mut offset = 0;
             while offset < entry.identity.size {
                 let first = offset / u64::from(listing.block_bytes);
-                let bytes = self.read(volume, &listing, file, first, step).await?;
+                let bytes = self.read_blocks(volume, &listing, file, first, step).await?;
                 ensure!(!bytes.is_empty(), "{} ends at {offset}", entry.path);
                 show(&entry.path, offset, &bytes);
                 offset += bytes.len() as u64;
@@ -320,14 +320,14 @@ impl Speaker {
         target: MountTarget,
         script: &str,
     ) -> Result<ExecutionId> {
-        self.start_job_as(node, target, script, |_| ()).await
+        self.start_job_with(node, target, script, |_| ()).await
     }
 
     /// The same, after `change` has changed what the job shall be.
     ///
     /// # Errors
     /// What the node answers.
-    pub async fn start_job_as(
+    pub async fn start_job_with(
         &self,
         node: &str,
         target: MountTarget,
@@ -370,7 +370,7 @@ impl Speaker {
     ///
     /// # Errors
     /// What the node answers; a job that it does not know.
-    pub async fn wait_job(&self, node: &str, execution: ExecutionId) -> Result<JobReport> {
+    pub async fn wait_for_job(&self, node: &str, execution: ExecutionId) -> Result<JobReport> {
         loop {
             let call = WatchJobs {
                 executions: vec![execution],
@@ -388,12 +388,12 @@ impl Speaker {
 
 /// A speaker with a runtime of its own, for code that waits.
 #[derive(Debug)]
-pub struct Api {
+pub struct BlockingClient {
     runtime: Runtime,
-    speaker: Speaker,
+    client: ApiClient,
 }
 
-impl Api {
+impl BlockingClient {
     /// Speaks with the identities in a cluster's directory.
     ///
     /// # Errors
@@ -402,17 +402,17 @@ impl Api {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()?;
-        let speaker = runtime.block_on(async { Speaker::new(identity) })?;
-        Ok(Self { runtime, speaker })
+        let speaker = runtime.block_on(async { ApiClient::new(identity) })?;
+        Ok(Self { runtime, client: speaker })
     }
 
     /// Who speaks.
-    pub fn speaker(&self) -> &Speaker {
-        &self.speaker
+    pub fn client(&self) -> &ApiClient {
+        &self.client
     }
 
     /// Waits for something.
-    pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(future)
     }
 
@@ -420,7 +420,7 @@ impl Api {
     ///
     /// # Errors
     /// The first failure, in their order.
-    pub fn all<T: Send + 'static>(
+    pub fn run_all<T: Send + 'static>(
         &self,
         futures: impl IntoIterator<Item: Future<Output = Result<T>> + Send + 'static>,
     ) -> Result<Vec<T>> {
@@ -428,7 +428,7 @@ impl Api {
             .into_iter()
             .map(|future| self.runtime.spawn(future))
             .collect();
-        self.wait(async {
+        self.block_on(async {
             let mut done = Vec::with_capacity(started.len());
             for handle in started {
                 done.push(handle.await.context("a task broke off")?);

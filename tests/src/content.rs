@@ -37,13 +37,13 @@ impl Content {
     ///
     /// # Errors
     /// An I/O error, with the path.
-    pub fn write(&self, path: &Path) -> Result<()> {
+    pub fn write_file(&self, path: &Path) -> Result<()> {
         let written = File::create(path).and_then(|mut file| file.write_all(&self.bytes));
         written.with_context(|| path.display().to_string())
     }
 
     /// How many bytes of what was read at an offset are wrong; what is beyond the end is.
-    pub fn wrong_bytes(&self, offset: u64, found: &[u8]) -> u64 {
+    pub fn count_wrong_bytes(&self, offset: u64, found: &[u8]) -> u64 {
         let start = usize::try_from(offset).map_or(self.bytes.len(), |o| o.min(self.bytes.len()));
         let expected = &self.bytes[start..(start + found.len()).min(self.bytes.len())];
         if expected == found {
@@ -64,10 +64,10 @@ mod tests {
         assert_eq!(content.bytes().len(), 1003);
         assert_ne!(content, Content::new(2, 1003));
         let mut part = content.bytes()[500..].to_vec();
-        assert_eq!(content.wrong_bytes(500, &part), 0);
+        assert_eq!(content.count_wrong_bytes(500, &part), 0);
         part[7] ^= 1;
         part.push(0);
-        assert_eq!(content.wrong_bytes(500, &part), 2);
-        assert_eq!(content.wrong_bytes(5000, &part), part.len() as u64);
+        assert_eq!(content.count_wrong_bytes(500, &part), 2);
+        assert_eq!(content.count_wrong_bytes(5000, &part), part.len() as u64);
     }
 }

@@ -4,9 +4,9 @@ use bafs_sched::dice;
 
 /// A source of random numbers.
 #[derive(Debug, Clone)]
-pub struct Dice(dice::Dice);
+pub struct SeededRng(dice::Dice);
 
-impl Dice {
+impl SeededRng {
     /// A source that follows `SEED` if the environment has it, else `seed`; it says which.
     ///
     /// # Panics
@@ -23,7 +23,7 @@ impl Dice {
     }
 
     /// The next number below `end`, which is not 0.
-    pub fn below(&mut self, end: u64) -> u64 {
+    pub fn next_below(&mut self, end: u64) -> u64 {
         self.0.below(end)
     }
 
@@ -31,7 +31,7 @@ impl Dice {
     ///
     /// # Panics
     /// When there is none.
-    pub fn pick<T: Copy>(&mut self, things: &[T]) -> T {
-        things[self.below(things.len() as u64) as usize]
+    pub fn choose<T: Copy>(&mut self, things: &[T]) -> T {
+        things[self.next_below(things.len() as u64) as usize]
     }
 }

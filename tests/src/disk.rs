@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{World, program};
+use crate::{TestCluster, bafs_program};
 
 /// Starts a node named `small` that offers 500 MB. Its store is in `store`, on a file system that
 /// nobody else sees, mounted as `disk` says (words for `mount`; root may do that). It ends with its
@@ -15,7 +15,7 @@ use crate::{World, program};
 ///
 /// # Errors
 /// The node does not start.
-pub fn node_on(disk: &str, world: &World, store: &str) -> Result<Child> {
+pub fn start_node_on_disk(disk: &str, world: &TestCluster, store: &str) -> Result<Child> {
     let script = format!(
         "mount {disk} {store} && exec \"$0\" node --store {store}/node \
          --size 500MB --name small --until-stdin-closes"
@@ -23,9 +23,9 @@ pub fn node_on(disk: &str, world: &World, store: &str) -> Result<Child> {
     let mut command = Command::new("unshare");
     command
         .args(["-m", "sh", "-c", &script])
-        .arg(program())
+        .arg(bafs_program())
         .env("BAFS_IDENTITY", world.cluster.identity())
-        .env("BAFS_CATALOG", world.cluster.catalog())
+        .env("BAFS_CATALOG", world.cluster.catalog_address())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
     let mut node = command.spawn()?;
@@ -37,7 +37,7 @@ pub fn node_on(disk: &str, world: &World, store: &str) -> Result<Child> {
 }
 
 /// A path as a process sees it that has mounts of its own.
-pub fn seen_by(node: &Child, path: &str) -> PathBuf {
+pub fn path_in_namespace(node: &Child, path: &str) -> PathBuf {
     let root = Path::new("/proc").join(node.id().to_string()).join("root");
     root.join(path.trim_start_matches('/'))
 }
@@ -46,7 +46,7 @@ pub fn seen_by(node: &Child, path: &str) -> PathBuf {
 ///
 /// # Errors
 /// The file cannot be made.
-pub fn fill(path: &Path) -> Result<()> {
+pub fn fill_disk(path: &Path) -> Result<()> {
     let mut file = File::create(path)?;
     while file.write_all(&[0; 4096]).is_ok() {}
     Ok(())

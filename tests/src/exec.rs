@@ -8,33 +8,33 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::{World, cannot_mount, said, skip};
+use crate::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// A cluster of one node of this size; `None` where a test must skip itself.
 ///
 /// # Errors
 /// What does not start.
-pub fn ready(test: &str, size: &str) -> Result<Option<World>> {
-    if let Some(reason) = cannot_mount() {
-        skip(test, &reason);
+pub fn start_cluster(test: &str, size: &str) -> Result<Option<TestCluster>> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip(test, &reason);
         return Ok(None);
     }
-    let world = World::start(&[size])?;
+    let world = TestCluster::start(&[size])?;
     world.wait_for_servers(2)?;
     Ok(Some(world))
 }
 
 /// A job that runs a script in a shell.
-pub fn job(world: &World, options: &[&str], script: &str) -> Command {
-    job_with(world, "v:/vol", options, script)
+pub fn job_command(world: &TestCluster, options: &[&str], script: &str) -> Command {
+    job_command_with_mount(world, "v:/vol", options, script)
 }
 
 /// As [`job`], with the volume mounted as `mount` says.
-pub fn job_with(world: &World, mount: &str, options: &[&str], script: &str) -> Command {
+pub fn job_command_with_mount(world: &TestCluster, mount: &str, options: &[&str], script: &str) -> Command {
     let mut args = vec!["exec", "--explain", "--mount", mount];
     args.extend(options);
     args.extend(["--", "/bin/sh", "-ec", script]);
-    let mut command = world.bafs(&args);
+    let mut command = world.bafs_command(&args);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -43,26 +43,26 @@ pub fn job_with(world: &World, mount: &str, options: &[&str], script: &str) -> C
 ///
 /// # Errors
 /// What differs.
-pub fn check(
-    world: &World,
+pub fn check_job(
+    world: &TestCluster,
     options: &[&str],
     way: &str,
     script: &str,
     expected: &str,
 ) -> Result<()> {
-    check_of(job(world, options, script), way, script, expected)
+    check_command(job_command(world, options, script), way, script, expected)
 }
 
 /// As [`check`], of a job that is given.
 ///
 /// # Errors
 /// What differs.
-pub fn check_of(mut job: Command, way: &str, script: &str, expected: &str) -> Result<()> {
-    let output = job.output().context("bafs exec runs")?;
+pub fn check_command(mut job: Command, way: &str, script: &str, expected: &str) -> Result<()> {
+    let output = job_command.output().context("bafs exec runs")?;
     let found = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "{script}: {}", said(&output));
-    ensure!(found.trim() == expected, "{script}: {}", said(&output));
-    ensure!(said(&output).contains(way), said(&output));
+    ensure!(output.status.success(), "{script}: {}", printed_text(&output));
+    ensure!(found.trim() == expected, "{script}: {}", printed_text(&output));
+    ensure!(printed_text(&output).contains(way), printed_text(&output));
     Ok(())
 }
 
@@ -71,10 +71,10 @@ pub fn check_of(mut job: Command, way: &str, script: &str, expected: &str) -> Re
 ///
 /// # Errors
 /// What differs.
-pub fn check_direct_appends(world: &World, way: &str) -> Result<()> {
+pub fn check_direct_appends(world: &TestCluster, way: &str) -> Result<()> {
     let script = "cd /vol; head -c 12M /dev/urandom > a; for turn in 1 2 3; do rm -f b; \
         dd if=a of=b bs=6M oflag=append,direct conv=notrunc 2>/dev/null; cmp a b; done; echo same";
-    check(world, &[], way, script, "same")
+    check_job(world, &[], way, script, "same")
 }
 
 /// Has processes open, make and remove the same few names at once: every call does what it does on
@@ -82,7 +82,7 @@ pub fn check_direct_appends(world: &World, way: &str) -> Result<()> {
 ///
 /// # Errors
 /// What differs.
-pub fn check_races(world: &World, way: &str) -> Result<()> {
+pub fn check_name_races(world: &TestCluster, way: &str) -> Result<()> {
     let script = "cd /vol; mkdir races; cd races; \
         write() { i=0; while [ $i -lt 600 ]; do i=$((i+1)); \
             for n in a b c; do echo x >> $n || echo \"append $n\"; done; done; }; \
@@ -91,34 +91,34 @@ pub fn check_races(world: &World, way: &str) -> Result<()> {
         read() { i=0; while [ $i -lt 600 ]; do i=$((i+1)); cat old > /dev/null || echo cat; \
             done; }; \
         : > old; write & write & unlink & unlink & replace & read & read & wait; echo over";
-    check(world, &[], way, script, "over")
+    check_job(world, &[], way, script, "over")
 }
 
 /// A job that has said `ready` and goes on.
 #[derive(Debug)]
-pub struct Busy(Child);
+pub struct ExecJob(Child);
 
-impl Busy {
+impl ExecJob {
     /// Starts it.
     ///
     /// # Errors
     /// When it does not say so.
-    pub fn start(world: &World, options: &[&str], script: &str) -> Result<Self> {
-        Self::of(job(world, options, script))
+    pub fn start(world: &TestCluster, options: &[&str], script: &str) -> Result<Self> {
+        Self::from_command(job_command(world, options, script))
     }
 
     /// As [`Self::start`], of a job that is given.
     ///
     /// # Errors
     /// When it does not say so.
-    pub fn of(mut job: Command) -> Result<Self> {
-        let mut child = job.spawn()?;
+    pub fn from_command(mut job: Command) -> Result<Self> {
+        let mut child = job_command.spawn()?;
         let stdout = child.stdout.take().context("its output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         if line.trim() != "ready" {
             let _ = child.kill();
-            anyhow::bail!("it said {line:?}, {}", said(&child.wait_with_output()?));
+            anyhow::bail!("it said {line:?}, {}", printed_text(&child.wait_with_output()?));
         }
         Ok(Self(child))
     }
@@ -127,7 +127,7 @@ impl Busy {
     ///
     /// # Errors
     /// When it is gone.
-    pub fn signal(&self, signal: Signal) -> Result<()> {
+    pub fn send_signal(&self, signal: Signal) -> Result<()> {
         kill(Pid::from_raw(i32::try_from(self.0.id())?), signal)?;
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Busy {
     ///
     /// # Errors
     /// When it goes on.
-    pub fn end(mut self) -> Result<Output> {
+    pub fn wait_for_end(mut self) -> Result<Output> {
         for _ in 0..200 {
             if self.0.try_wait()?.is_some() {
                 return Ok(self.0.wait_with_output()?);
@@ -144,6 +144,6 @@ impl Busy {
             std::thread::sleep(Duration::from_millis(50));
         }
         self.0.kill()?;
-        anyhow::bail!("the job goes on: {}", said(&self.0.wait_with_output()?))
+        anyhow::bail!("the job goes on: {}", printed_text(&self.0.wait_with_output()?))
     }
 }

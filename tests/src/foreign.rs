@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 
 /// A server of others, ended with this value.
 #[derive(Debug)]
-pub struct Server(Child);
+pub struct ExternalServer(Child);
 
-impl Drop for Server {
+impl Drop for ExternalServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -23,11 +23,11 @@ impl Drop for Server {
 ///
 /// # Errors
 /// As the system says.
-pub fn free_port() -> Result<u16> {
+pub fn find_free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-fn start(command: &mut Command, port: u16) -> Result<Server> {
+fn start_server(command: &mut Command, port: u16) -> Result<ExternalServer> {
     let quiet = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -35,7 +35,7 @@ fn start(command: &mut Command, port: u16) -> Result<Server> {
     let child = quiet
         .spawn()
         .with_context(|| format!("{command:?}; run `cargo xtask test`"))?;
-    let server = Server(child);
+    let server = ExternalServer(child);
     for _ in 0..1_000 {
         if TcpStream::connect(("127.0.0.1", port)).is_ok() {
             return Ok(server);
@@ -50,8 +50,8 @@ fn start(command: &mut Command, port: u16) -> Result<Server> {
 ///
 /// # Errors
 /// What does not start.
-pub fn nginx(own: &Path, root: &Path) -> Result<(Server, u16, u16)> {
-    let (port, tls) = (free_port()?, free_port()?);
+pub fn start_nginx(own: &Path, root: &Path) -> Result<(ExternalServer, u16, u16)> {
+    let (port, tls) = (find_free_port()?, find_free_port()?);
     let (certificate, key) = (own.join("certificate"), own.join("certificate.key"));
     let mut openssl = Command::new("openssl");
     openssl
@@ -88,7 +88,7 @@ pub fn nginx(own: &Path, root: &Path) -> Result<(Server, u16, u16)> {
         root = root.display()
     );
     std::fs::write(&file, text)?;
-    let server = start(Command::new("nginx").arg("-c").arg(file), port)?;
+    let server = start_server(Command::new("nginx").arg("-c").arg(file), port)?;
     Ok((server, port, tls))
 }
 
@@ -96,8 +96,8 @@ pub fn nginx(own: &Path, root: &Path) -> Result<(Server, u16, u16)> {
 ///
 /// # Errors
 /// What does not start.
-pub fn sshd(own: &Path) -> Result<(Server, u16, String)> {
-    let port = free_port()?;
+pub fn start_sshd(own: &Path) -> Result<(ExternalServer, u16, String)> {
+    let port = find_free_port()?;
     let at = |name: &str| own.join(name).display().to_string();
     for name in ["host", "key"] {
         let mut keygen = Command::new("ssh-keygen");
@@ -116,7 +116,7 @@ pub fn sshd(own: &Path) -> Result<(Server, u16, String)> {
     std::fs::write(at("sshd_config"), text)?;
     let _ = std::fs::create_dir_all("/run/sshd");
     let mut command = Command::new("/usr/sbin/sshd");
-    let server = start(command.args(["-D", "-e", "-f", &at("sshd_config")]), port)?;
+    let server = start_server(command.args(["-D", "-e", "-f", &at("sshd_config")]), port)?;
     let settings = format!(
         "[[home]]\nurl = \"sftp://127.0.0.1:{port}\"\nkey = \"{}\"\nknown_hosts = \"{}\"\n",
         at("key"),
@@ -129,15 +129,15 @@ pub fn sshd(own: &Path) -> Result<(Server, u16, String)> {
 ///
 /// # Errors
 /// What does not start.
-pub fn pyftpdlib(root: &Path) -> Result<(Server, u16, String)> {
-    let port = free_port()?;
+pub fn start_ftp_server(root: &Path) -> Result<(ExternalServer, u16, String)> {
+    let port = find_free_port()?;
     let mut command = Command::new("/usr/bin/python3");
     let address = ["-i", "127.0.0.1", "-p", &port.to_string()];
     command.args(["-m", "pyftpdlib", "-w", "-u", "me", "-P", "hush"]);
     command.args(address).arg("-d").arg(root);
     let settings =
         format!("[[home]]\nurl = \"ftp://127.0.0.1:{port}\"\nuser = \"me\"\npassword = \"hush\"\n");
-    Ok((start(&mut command, port)?, port, settings))
+    Ok((start_server(&mut command, port)?, port, settings))
 }
 
 /// s3s-fs with the bucket `bucket` in `root`, for everybody, and the settings by which nodes reach
@@ -145,17 +145,17 @@ pub fn pyftpdlib(root: &Path) -> Result<(Server, u16, String)> {
 ///
 /// # Errors
 /// What does not start.
-pub fn s3(root: &Path) -> Result<Option<(Server, String)>> {
-    let Some(program) = crate::tool("s3s-fs") else {
+pub fn start_object_store(root: &Path) -> Result<Option<(ExternalServer, String)>> {
+    let Some(program) = crate::find_tool("s3s-fs") else {
         return Ok(None);
     };
     std::fs::create_dir_all(root.join("bucket"))?;
-    let port = free_port()?;
+    let port = find_free_port()?;
     let mut command = Command::new(program);
     command.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
     let settings = format!(
         "[[home]]\nurl = \"s3://bucket\"\nendpoint = \"http://127.0.0.1:{port}\"\n\
          region = \"us-east-1\"\n"
     );
-    Ok(Some((start(command.arg(root), port)?, settings)))
+    Ok(Some((start_server(command.arg(root), port)?, settings)))
 }

@@ -29,7 +29,7 @@ use tempfile::TempDir;
 ///
 /// # Panics
 /// When it has not been built.
-pub fn program() -> PathBuf {
+pub fn bafs_program() -> PathBuf {
     let beside = || {
         let test = std::env::current_exe().expect("a test knows its own path");
         let target = test
@@ -48,7 +48,7 @@ pub fn program() -> PathBuf {
 }
 
 /// Says aloud that a test was skipped; a skipped test is not a passed one.
-pub fn skip(test: &str, reason: &str) {
+pub fn report_skip(test: &str, reason: &str) {
     let line = format!("SKIPPED: {test}: {reason}");
     eprintln!("{line}");
     if let Some(log) = std::env::var_os("BAFS_SKIP_LOG") {
@@ -59,8 +59,8 @@ pub fn skip(test: &str, reason: &str) {
 }
 
 /// Why jobs with mounts cannot run here, if they cannot.
-pub fn cannot_mount() -> Option<String> {
-    let doctor = Command::new(program())
+pub fn mount_obstacle() -> Option<String> {
+    let doctor = Command::new(bafs_program())
         .arg("doctor")
         .output()
         .expect("the program runs");
@@ -70,8 +70,8 @@ pub fn cannot_mount() -> Option<String> {
 }
 
 /// Why the kernel does not read files by itself whose store is in this directory, if so.
-pub fn cannot_pass(directory: &Path) -> Option<&'static str> {
-    const OVERLAY: i64 = 0x794c_7630;
+pub fn passthrough_obstacle(directory: &Path) -> Option<&'static str> {
+    const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release
         .split('.')
@@ -84,7 +84,7 @@ pub fn cannot_pass(directory: &Path) -> Option<&'static str> {
         Some("the kernel takes files of the machine's root only")
     } else if version < (6, 9) {
         Some("the kernel is older than 6.9")
-    } else if rustix::fs::statfs(directory).is_ok_and(|found| found.f_type == OVERLAY) {
+    } else if rustix::fs::statfs(directory).is_ok_and(|found| found.f_type == OVERLAYFS_MAGIC) {
         Some("the store is itself on top of another file system")
     } else {
         None
@@ -93,44 +93,44 @@ pub fn cannot_pass(directory: &Path) -> Option<&'static str> {
 
 /// A cluster of real processes with a home directory of its own.
 #[derive(Debug)]
-pub struct World {
+pub struct TestCluster {
     /// The processes. Dropped first: servers end before their files go.
     pub cluster: Cluster,
     /// What `bafs://home/` shows.
     pub home: TempDir,
 }
 
-impl World {
+impl TestCluster {
     /// Starts a cluster with nodes of the given sizes (such as `100MB`), two slots each.
     ///
     /// # Errors
     /// A process that does not start.
     pub fn start(node_sizes: &[&str]) -> Result<Self> {
-        Self::start_with(node_sizes, None)
+        Self::start_with_home_rate(node_sizes, None)
     }
 
     /// Starts a cluster whose home is behind a link of the given rate (such as `1MB/s`).
     ///
     /// # Errors
     /// A process that does not start.
-    pub fn start_with(node_sizes: &[&str], limit: Option<&str>) -> Result<Self> {
-        Self::start_as(node_sizes, |spec| spec.limit = limit.map(str::to_owned))
+    pub fn start_with_home_rate(node_sizes: &[&str], limit: Option<&str>) -> Result<Self> {
+        Self::start_with_spec(node_sizes, |spec| spec.home_rate = limit.map(str::to_owned))
     }
 
     /// Starts a cluster after `change` has changed what it shall be.
     ///
     /// # Errors
     /// A process that does not start.
-    pub fn start_as(node_sizes: &[&str], change: impl FnOnce(&mut ClusterSpec)) -> Result<Self> {
+    pub fn start_with_spec(node_sizes: &[&str], change: impl FnOnce(&mut ClusterSpec)) -> Result<Self> {
         let home = tempfile::tempdir()?;
         let mut spec = ClusterSpec {
-            program: program(),
+            program: bafs_program(),
             export: home.path().to_owned(),
-            limit: None,
+            home_rate: None,
             node_sizes: node_sizes.iter().map(|&size| size.to_owned()).collect(),
             slots: 2,
-            metrics: false,
-            keep: false,
+            has_metrics: false,
+            is_kept: false,
         };
         change(&mut spec);
         Ok(Self {
@@ -143,7 +143,7 @@ impl World {
     ///
     /// # Errors
     /// An I/O error.
-    pub fn put(&self, path: &str, content: &[u8]) -> Result<()> {
+    pub fn write_home(&self, path: &str, content: &[u8]) -> Result<()> {
         let path = self.home.path().join(path);
         std::fs::create_dir_all(path.parent().context("a file has a directory")?)?;
         Ok(std::fs::write(path, content)?)
@@ -153,18 +153,18 @@ impl World {
     ///
     /// # Errors
     /// An I/O error, with the path.
-    pub fn get(&self, path: &str) -> Result<Vec<u8>> {
+    pub fn read_home(&self, path: &str) -> Result<Vec<u8>> {
         let path = self.home.path().join(path);
         std::fs::read(&path).with_context(|| path.display().to_string())
     }
 
     /// A `bafs` command that talks to this cluster.
-    pub fn bafs(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(program());
+    pub fn bafs_command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(bafs_program());
         command
             .args(args)
             .env("BAFS_IDENTITY", self.cluster.identity())
-            .env("BAFS_CATALOG", self.cluster.catalog())
+            .env("BAFS_CATALOG", self.cluster.catalog_address())
             .stdin(Stdio::null());
         command
     }
@@ -173,10 +173,10 @@ impl World {
     ///
     /// # Errors
     /// What the command said when it failed.
-    pub fn json(&self, args: &[&str]) -> Result<serde_json::Value> {
-        let output = self.bafs(args).arg("--json").output()?;
-        anyhow::ensure!(output.status.success(), "bafs {args:?}: {}", said(&output));
-        serde_json::from_slice(&output.stdout).with_context(|| said(&output))
+    pub fn run_json(&self, args: &[&str]) -> Result<serde_json::Value> {
+        let output = self.bafs_command(args).arg("--json").output()?;
+        anyhow::ensure!(output.status.success(), "bafs {args:?}: {}", printed_text(&output));
+        serde_json::from_slice(&output.stdout).with_context(|| printed_text(&output))
     }
 
     /// Waits until the catalog lists so many servers.
@@ -185,7 +185,7 @@ impl World {
     /// When it does not within 20 seconds.
     pub fn wait_for_servers(&self, count: usize) -> Result<()> {
         for _ in 0..200 {
-            let listed = self.json(&["servers"])?;
+            let listed = self.run_json(&["servers"])?;
             if listed
                 .as_array()
                 .is_some_and(|servers| servers.len() == count)
@@ -201,7 +201,7 @@ impl World {
     ///
     /// # Errors
     /// An I/O error.
-    pub fn workflow(&self, text: &str) -> Result<PathBuf> {
+    pub fn write_workflow(&self, text: &str) -> Result<PathBuf> {
         let path = self.home.path().join("test.bafs");
         std::fs::write(&path, text)?;
         Ok(path)
@@ -209,7 +209,7 @@ impl World {
 }
 
 /// Everything that a command printed.
-pub fn said(output: &Output) -> String {
+pub fn printed_text(output: &Output) -> String {
     format!(
         "{}\n{}{}",
         output.status,
@@ -219,9 +219,9 @@ pub fn said(output: &Output) -> String {
 }
 
 /// A program that `cargo xtask test` builds for the tests, or one of that name on the `PATH`.
-pub fn tool(name: &str) -> Option<PathBuf> {
+pub fn find_tool(name: &str) -> Option<PathBuf> {
     let own = std::env::var_os("BAFS_TOOLS").map(PathBuf::from);
-    let beside = program().parent().map(|it| it.join("../tools/bin"));
+    let beside = bafs_program().parent().map(|it| it.join("../tools/bin"));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = own.into_iter().chain(beside);
     places
@@ -234,7 +234,7 @@ pub fn tool(name: &str) -> Option<PathBuf> {
 ///
 /// # Panics
 /// When /proc cannot be read.
-pub fn processes_with(text: &str) -> Vec<String> {
+pub fn processes_matching(text: &str) -> Vec<String> {
     let own = std::process::id().to_string();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")
@@ -258,7 +258,7 @@ pub fn processes_with(text: &str) -> Vec<String> {
 ///
 /// # Panics
 /// When the mount table cannot be read.
-pub fn mounts_with(text: &str) -> Vec<String> {
+pub fn mounts_matching(text: &str) -> Vec<String> {
     let table = std::fs::read_to_string("/proc/self/mounts").expect("the mount table is readable");
     table
         .lines()
@@ -268,6 +268,6 @@ pub fn mounts_with(text: &str) -> Vec<String> {
 }
 
 /// Whether a directory is gone or empty.
-pub fn is_empty(directory: &Path) -> bool {
+pub fn is_gone_or_empty(directory: &Path) -> bool {
     std::fs::read_dir(directory).map_or(true, |mut entries| entries.next().is_none())
 }

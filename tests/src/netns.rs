@@ -16,22 +16,22 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, anyhow, ensure};
 use nix::sched::{CloneFlags, setns, unshare};
 
-pub use self::cluster::{NetCluster, SCHEDULER};
-use crate::said;
+pub use self::cluster::{NamespaceCluster, SCHEDULER_HOST};
+use crate::printed_text;
 
 /// The network that all are in; nobody else is.
-const NETWORK: &str = "10.77.0";
+const NETWORK_PREFIX: &str = "10.77.0";
 
 /// Each name space has this link to the bridge.
-const LINK: &str = "eth0";
+const LINK_NAME: &str = "eth0";
 
 /// Why name spaces and rules cannot be made here, if so.
-pub fn cannot() -> Option<String> {
+pub fn namespace_obstacle() -> Option<String> {
     let tried = Network::new().and_then(|mut network| {
-        network.add("a")?;
-        network.add("b")?;
-        network.block(&["a"], &["b"])?;
-        network.restore()
+        network.add_host("a")?;
+        network.add_host("b")?;
+        network.block_packets(&["a"], &["b"])?;
+        network.restore_packets()
     });
     tried.err().map(|error| format!("{error:#}"))
 }
@@ -39,17 +39,17 @@ pub fn cannot() -> Option<String> {
 /// Name spaces on one bridge, and what does not pass between them.
 #[derive(Debug)]
 pub struct Network {
-    bridge: File,
-    hosts: BTreeMap<String, Host>,
+    bridge_namespace: File,
+    hosts: BTreeMap<String, NetworkHost>,
     /// Packets of the first do not arrive at the second.
-    blocked: BTreeSet<(String, String)>,
+    blocked_pairs: BTreeSet<(String, String)>,
     /// So many of a hundred packets do not arrive at these.
-    losing: BTreeMap<String, u32>,
+    packet_loss_percent: BTreeMap<String, u32>,
 }
 
 #[derive(Debug)]
-struct Host {
-    space: File,
+struct NetworkHost {
+    namespace: File,
     number: usize,
 }
 
@@ -59,16 +59,16 @@ impl Network {
     /// # Errors
     /// What is not permitted here.
     pub fn new() -> Result<Self> {
-        let bridge = new_space()?;
-        within(&bridge, || {
-            ip(&["link", "add", "bridge", "type", "bridge"])?;
-            ip(&["link", "set", "bridge", "up"])
+        let bridge = new_namespace()?;
+        run_in_namespace(&bridge, || {
+            run_ip(&["link", "add", "bridge", "type", "bridge"])?;
+            run_ip(&["link", "set", "bridge", "up"])
         })?;
         Ok(Self {
-            bridge,
+            bridge_namespace: bridge,
             hosts: BTreeMap::new(),
-            blocked: BTreeSet::new(),
-            losing: BTreeMap::new(),
+            blocked_pairs: BTreeSet::new(),
+            packet_loss_percent: BTreeMap::new(),
         })
     }
 
@@ -76,31 +76,31 @@ impl Network {
     ///
     /// # Errors
     /// What is not permitted here.
-    pub fn add(&mut self, name: &str) -> Result<()> {
-        let host = Host {
-            space: new_space()?,
+    pub fn add_host(&mut self, name: &str) -> Result<()> {
+        let host = NetworkHost {
+            namespace: new_namespace()?,
             number: self.hosts.len() + 1,
         };
         let link = format!("v{}", host.number);
         // The tool takes a path in the place of the name that this name space does not have.
-        let space = format!("/proc/{}/fd/{}", std::process::id(), host.space.as_raw_fd());
-        let peer = ["peer", "name", LINK, "netns", &space];
-        within(&self.bridge, || {
-            ip(&[&["link", "add", &link, "type", "veth"], &peer[..]].concat())?;
-            ip(&["link", "set", &link, "master", "bridge", "up"])
+        let space = format!("/proc/{}/fd/{}", std::process::id(), host.namespace.as_raw_fd());
+        let peer = ["peer", "name", LINK_NAME, "netns", &space];
+        run_in_namespace(&self.bridge_namespace, || {
+            run_ip(&[&["link", "add", &link, "type", "veth"], &peer[..]].concat())?;
+            run_ip(&["link", "set", &link, "master", "bridge", "up"])
         })?;
-        let address = format!("{NETWORK}.{}/24", host.number);
-        within(&host.space, || {
-            ip(&["address", "add", &address, "dev", LINK])?;
-            ip(&["link", "set", "lo", "up"])?;
-            ip(&["link", "set", LINK, "up"])
+        let address = format!("{NETWORK_PREFIX}.{}/24", host.number);
+        run_in_namespace(&host.namespace, || {
+            run_ip(&["address", "add", &address, "dev", LINK_NAME])?;
+            run_ip(&["link", "set", "lo", "up"])?;
+            run_ip(&["link", "set", LINK_NAME, "up"])
         })?;
         self.hosts.insert(name.to_owned(), host);
         Ok(())
     }
 
     /// Names of all, in order.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn host_names(&self) -> impl Iterator<Item = &str> {
         self.hosts.keys().map(String::as_str)
     }
 
@@ -109,23 +109,23 @@ impl Network {
     /// # Errors
     /// When there is none of that name.
     pub fn address(&self, name: &str) -> Result<String> {
-        Ok(format!("{NETWORK}.{}", self.host(name)?.number))
+        Ok(format!("{NETWORK_PREFIX}.{}", self.find_host(name)?.number))
     }
 
     /// Starts a program there.
     ///
     /// # Errors
     /// When it does not start, or there is no such name space.
-    pub fn spawn(&self, name: &str, command: &mut Command) -> Result<Running> {
-        let child = within(&self.host(name)?.space, || Ok(command.spawn()?))?;
-        Ok(Running(child))
+    pub fn spawn_in_host(&self, name: &str, command: &mut Command) -> Result<ChildGuard> {
+        let child = run_in_namespace(&self.find_host(name)?.namespace, || Ok(command.spawn()?))?;
+        Ok(ChildGuard(child))
     }
 
     /// Takes the link of a name space away: nothing goes in or out.
     ///
     /// # Errors
     /// When there is none of that name.
-    pub fn cut(&self, name: &str) -> Result<()> {
+    pub fn cut_link(&self, name: &str) -> Result<()> {
         self.set_link(name, "down")
     }
 
@@ -133,24 +133,24 @@ impl Network {
     ///
     /// # Errors
     /// When there is none of that name.
-    pub fn mend(&self, name: &str) -> Result<()> {
+    pub fn restore_link(&self, name: &str) -> Result<()> {
         self.set_link(name, "up")
     }
 
     fn set_link(&self, name: &str, state: &str) -> Result<()> {
-        let link = format!("v{}", self.host(name)?.number);
-        within(&self.bridge, || ip(&["link", "set", &link, state]))
+        let link = format!("v{}", self.find_host(name)?.number);
+        run_in_namespace(&self.bridge_namespace, || run_ip(&["link", "set", &link, state]))
     }
 
     /// No packet of these arrives at those any more; the other way packets pass.
     ///
     /// # Errors
     /// When there is none of such a name.
-    pub fn block(&mut self, sources: &[&str], targets: &[&str]) -> Result<()> {
+    pub fn block_packets(&mut self, sources: &[&str], targets: &[&str]) -> Result<()> {
         for &target in targets {
             let others = sources.iter().filter(|source| **source != target);
             let blocked = others.map(|source| ((*source).to_owned(), target.to_owned()));
-            self.blocked.extend(blocked);
+            self.blocked_pairs.extend(blocked);
             self.apply_rules(target)?;
         }
         Ok(())
@@ -160,17 +160,17 @@ impl Network {
     ///
     /// # Errors
     /// When there is none of such a name.
-    pub fn part(&mut self, some: &[&str], others: &[&str]) -> Result<()> {
-        self.block(some, others)?;
-        self.block(others, some)
+    pub fn partition(&mut self, some: &[&str], others: &[&str]) -> Result<()> {
+        self.block_packets(some, others)?;
+        self.block_packets(others, some)
     }
 
     /// So many of a hundred packets to a name space are lost from now on.
     ///
     /// # Errors
     /// When there is none of that name.
-    pub fn lose(&mut self, name: &str, percent: u32) -> Result<()> {
-        self.losing.insert(name.to_owned(), percent);
+    pub fn set_packet_loss(&mut self, name: &str, percent: u32) -> Result<()> {
+        self.packet_loss_percent.insert(name.to_owned(), percent);
         self.apply_rules(name)
     }
 
@@ -178,18 +178,18 @@ impl Network {
     ///
     /// # Errors
     /// The rules cannot be changed.
-    pub fn restore(&mut self) -> Result<()> {
-        self.blocked.clear();
-        self.losing.clear();
-        self.names().try_for_each(|name| self.apply_rules(name))
+    pub fn restore_packets(&mut self) -> Result<()> {
+        self.blocked_pairs.clear();
+        self.packet_loss_percent.clear();
+        self.host_names().try_for_each(|name| self.apply_rules(name))
     }
 
     /// Packets of these arrive at those again.
     ///
     /// # Errors
     /// The rules cannot be changed.
-    pub fn unblock(&mut self, sources: &[&str], targets: &[&str]) -> Result<()> {
-        self.blocked.retain(|(source, target)| {
+    pub fn unblock_packets(&mut self, sources: &[&str], targets: &[&str]) -> Result<()> {
+        self.blocked_pairs.retain(|(source, target)| {
             !(sources.contains(&source.as_str()) && targets.contains(&target.as_str()))
         });
         targets.iter().try_for_each(|name| self.apply_rules(name))
@@ -198,24 +198,24 @@ impl Network {
     fn apply_rules(&self, target: &str) -> Result<()> {
         let here = |(_, at): &&(String, String)| at == target;
         let mut drops = String::new();
-        for (source, _) in self.blocked.iter().filter(here) {
+        for (source, _) in self.blocked_pairs.iter().filter(here) {
             drops += &format!("ip saddr {} drop;\n", self.address(source)?);
         }
-        if let Some(percent) = self.losing.get(target) {
+        if let Some(percent) = self.packet_loss_percent.get(target) {
             // The tool takes no number that is not smaller than the modulus.
             let some = format!("numgen random mod 100 < {percent}");
             let which = if *percent < 100 { &some } else { "" };
-            drops += &format!("iifname {LINK} {which} drop;\n");
+            drops += &format!("iifname {LINK_NAME} {which} drop;\n");
         }
         // Made and removed first, so that it is there to be removed; all at once.
         let rules = format!(
             "table ip cut {{}}\ndelete table ip cut\ntable ip cut {{\nchain arriving {{\n\
              type filter hook input priority 0;\n{drops}}}\n}}\n"
         );
-        within(&self.host(target)?.space, || nft(&rules))
+        run_in_namespace(&self.find_host(target)?.namespace, || apply_nft_rules(&rules))
     }
 
-    fn host(&self, name: &str) -> Result<&Host> {
+    fn find_host(&self, name: &str) -> Result<&NetworkHost> {
         let host = self.hosts.get(name);
         host.with_context(|| format!("there is no name space '{name}'"))
     }
@@ -223,9 +223,9 @@ impl Network {
 
 /// A program that is killed when nobody holds it any more.
 #[derive(Debug)]
-pub struct Running(Child);
+pub struct ChildGuard(Child);
 
-impl Deref for Running {
+impl Deref for ChildGuard {
     type Target = Child;
 
     fn deref(&self) -> &Child {
@@ -233,13 +233,13 @@ impl Deref for Running {
     }
 }
 
-impl DerefMut for Running {
+impl DerefMut for ChildGuard {
     fn deref_mut(&mut self) -> &mut Child {
         &mut self.0
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -247,7 +247,7 @@ impl Drop for Running {
 }
 
 /// A network name space that lives as long as this file or a process in it.
-fn new_space() -> Result<File> {
+fn new_namespace() -> Result<File> {
     let made = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).context("no network name space can be made")?;
         Ok(File::open("/proc/thread-self/ns/net")?)
@@ -256,7 +256,7 @@ fn new_space() -> Result<File> {
 }
 
 /// Does something in a name space, on a thread that ends with it.
-fn within<T: Send>(space: &File, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+fn run_in_namespace<T: Send>(space: &File, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let acting = scope.spawn(|| {
             setns(space, CloneFlags::CLONE_NEWNET)?;
@@ -266,18 +266,18 @@ fn within<T: Send>(space: &File, act: impl FnOnce() -> Result<T> + Send) -> Resu
     })
 }
 
-fn ip(arguments: &[&str]) -> Result<()> {
+fn run_ip(arguments: &[&str]) -> Result<()> {
     let output = Command::new("ip").args(arguments).output();
     let output = output.context("ip does not start")?;
     ensure!(
         output.status.success(),
         "ip {arguments:?}: {}",
-        said(&output)
+        printed_text(&output)
     );
     Ok(())
 }
 
-fn nft(rules: &str) -> Result<()> {
+fn apply_nft_rules(rules: &str) -> Result<()> {
     let mut child = Command::new("nft")
         .args(["-f", "-"])
         .stdin(Stdio::piped())
@@ -289,7 +289,7 @@ fn nft(rules: &str) -> Result<()> {
     stdin.write_all(rules.as_bytes())?;
     drop(stdin);
     let output = child.wait_with_output()?;
-    ensure!(output.status.success(), "nft {rules}: {}", said(&output));
+    ensure!(output.status.success(), "nft {rules}: {}", printed_text(&output));
     Ok(())
 }
 
@@ -297,7 +297,7 @@ fn nft(rules: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn answers(network: &Network, source: &str, target: &str) -> bool {
+    fn has_connectivity(network: &Network, source: &str, target: &str) -> bool {
         // A packet that arrives at a port where nobody listens is refused; one that does not is
         // not.
         let address = network.address(target).unwrap();
@@ -306,32 +306,32 @@ mod tests {
         command
             .args(["1", "bash", "-c", &script])
             .stderr(Stdio::null());
-        let status = network.spawn(source, &mut command).unwrap().wait().unwrap();
+        let status = network.spawn_in_host(source, &mut command).unwrap().wait().unwrap();
         status.code() != Some(124)
     }
 
     #[test]
     fn cluster_links_are_cut_and_mended() {
-        if let Some(reason) = cannot() {
-            return crate::skip("cluster_links_are_cut_and_mended", &reason);
+        if let Some(reason) = namespace_obstacle() {
+            return crate::report_skip("cluster_links_are_cut_and_mended", &reason);
         }
         let mut network = Network::new().unwrap();
         for name in ["a", "b", "c"] {
-            network.add(name).unwrap();
+            network.add_host(name).unwrap();
         }
-        assert!(answers(&network, "a", "b") && answers(&network, "c", "b"));
-        network.block(&["b"], &["a"]).unwrap();
-        assert!(!answers(&network, "a", "b") && answers(&network, "c", "b"));
-        network.restore().unwrap();
-        network.part(&["a"], &["b", "c"]).unwrap();
-        assert!(!answers(&network, "a", "c") && answers(&network, "b", "c"));
-        network.restore().unwrap();
-        network.cut("b").unwrap();
-        assert!(!answers(&network, "a", "b") && answers(&network, "a", "c"));
-        network.mend("b").unwrap();
-        network.lose("b", 100).unwrap();
-        assert!(!answers(&network, "a", "b"));
-        network.restore().unwrap();
-        assert!(answers(&network, "a", "b"));
+        assert!(has_connectivity(&network, "a", "b") && has_connectivity(&network, "c", "b"));
+        network.block_packets(&["b"], &["a"]).unwrap();
+        assert!(!has_connectivity(&network, "a", "b") && has_connectivity(&network, "c", "b"));
+        network.restore_packets().unwrap();
+        network.partition(&["a"], &["b", "c"]).unwrap();
+        assert!(!has_connectivity(&network, "a", "c") && has_connectivity(&network, "b", "c"));
+        network.restore_packets().unwrap();
+        network.cut_link("b").unwrap();
+        assert!(!has_connectivity(&network, "a", "b") && has_connectivity(&network, "a", "c"));
+        network.restore_link("b").unwrap();
+        network.set_packet_loss("b", 100).unwrap();
+        assert!(!has_connectivity(&network, "a", "b"));
+        network.restore_packets().unwrap();
+        assert!(has_connectivity(&network, "a", "b"));
     }
 }

@@ -6,73 +6,73 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::{cannot_mount, skip};
+use crate::{mount_obstacle, report_skip};
 
 /// Where root lets rings be used.
-const ENABLED: &str = "/sys/module/fuse/parameters/enable_uring";
+const URING_PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Why no mount can get rings here, if so.
-pub fn missing() -> Option<String> {
-    cannot_mount().or_else(|| {
-        if !Path::new(ENABLED).exists() {
-            return Some(format!("the kernel has no {ENABLED}"));
+pub fn uring_obstacle() -> Option<String> {
+    mount_obstacle().or_else(|| {
+        if !Path::new(URING_PARAMETER).exists() {
+            return Some(format!("the kernel has no {URING_PARAMETER}"));
         }
         let is_root = nix::unistd::geteuid().is_root();
-        (!is_root).then(|| format!("only root may set {ENABLED}"))
+        (!is_root).then(|| format!("only root may set {URING_PARAMETER}"))
     })
 }
 
 /// Whether a test can have rings; otherwise it is skipped, and said to be.
-pub fn can_have(test: &str) -> bool {
-    let missing = missing();
-    if let Some(reason) = &missing {
-        skip(test, reason);
+pub fn can_use_rings(test: &str) -> bool {
+    let missing = uring_obstacle();
+    if let Some(reason) = &uring_obstacle {
+        report_skip(test, reason);
     }
-    missing.is_none()
+    uring_obstacle.is_none()
 }
 
 /// Whether new mounts get rings is set until this is dropped; then it is as it was before. A mount
 /// keeps what it has.
 #[derive(Debug)]
-pub struct Rings {
-    before: String,
+pub struct RingSetting {
+    previous_value: String,
     /// Held until the end: one process at a time changes the parameter.
     _lock: File,
 }
 
-impl Rings {
+impl RingSetting {
     /// New mounts get rings.
     ///
     /// # Errors
     /// The parameter cannot be set: see [`missing`].
-    pub fn allow() -> Result<Self> {
-        Self::set("Y")
+    pub fn enable() -> Result<Self> {
+        Self::write_setting("Y")
     }
 
     /// New mounts get none.
     ///
     /// # Errors
     /// The parameter cannot be set: see [`missing`].
-    pub fn forbid() -> Result<Self> {
-        Self::set("N")
+    pub fn disable() -> Result<Self> {
+        Self::write_setting("N")
     }
 
-    fn set(value: &str) -> Result<Self> {
-        let lock = File::open(ENABLED)?;
+    fn write_setting(value: &str) -> Result<Self> {
+        let lock = File::open(URING_PARAMETER)?;
         lock.lock()?;
-        let before = fs::read_to_string(ENABLED)?;
-        fs::write(ENABLED, value)?;
+        let before = fs::read_to_string(URING_PARAMETER)?;
+        fs::write(URING_PARAMETER, value)?;
         Ok(Self {
-            before,
+            previous_value: before,
             _lock: lock,
         })
     }
 }
 
-impl Drop for Rings {
+impl Drop for RingSetting {
     fn drop(&mut self) {
-        if let Err(error) = fs::write(ENABLED, self.before.trim()) {
-            eprintln!("{ENABLED} stays as it is: {error}");
+        if let Err(error) = fs::write(URING_PARAMETER, self.previous_value.trim()) {
+            eprintln!("{URING_PARAMETER} stays as it is: {error}");
         }
     }
 }

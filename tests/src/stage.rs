@@ -4,60 +4,60 @@
 use anyhow::{Context, Result, ensure};
 use bafs_proto::message::{JobOutcome, JobReport, MountTarget};
 
-use crate::World;
-use crate::api::{Api, CacheVolume, CacheWish, Speaker};
+use crate::TestCluster;
+use crate::api::{BlockingClient, CacheVolume, CacheSpec, ApiClient};
 use crate::content::Content;
 
 /// Name of the data file in its directory.
-pub const FILE: &str = "set.bin";
+pub const DATA_FILE: &str = "set.bin";
 
 /// A cluster with its speaker.
 #[derive(Debug)]
-pub struct Stage {
+pub struct CacheCluster {
     /// The processes.
-    pub world: World,
+    pub test_cluster: TestCluster,
     /// Speaks to them.
-    pub api: Api,
-    nodes: usize,
+    pub client: BlockingClient,
+    node_count: usize,
 }
 
-impl Stage {
+impl CacheCluster {
     /// Starts so many nodes of a size, and a home behind a link of the given rate.
     ///
     /// # Errors
     /// A process that does not start.
     pub fn start(nodes: usize, size: &str, limit: Option<&str>) -> Result<Self> {
-        let world = World::start_with(&vec![size; nodes], limit)?;
+        let world = TestCluster::start_with_home_rate(&vec![size; nodes], limit)?;
         world.wait_for_servers(nodes + 1)?;
-        let api = Api::new(&world.cluster.identity())?;
-        Ok(Self { world, api, nodes })
+        let api = BlockingClient::new(&world.cluster.identity())?;
+        Ok(Self { test_cluster: world, client: api, node_count: nodes })
     }
 
     /// Puts a directory with one data file at home.
     ///
     /// # Errors
     /// An I/O error.
-    pub fn put(&self, directory: &str, content: &Content) -> Result<()> {
-        let path = self.world.home.path().join(directory);
+    pub fn write_data_set(&self, directory: &str, content: &Content) -> Result<()> {
+        let path = self.test_cluster.home.path().join(directory);
         std::fs::create_dir_all(&path)?;
-        content.write(&path.join(FILE))
+        content.write_file(&path.join(DATA_FILE))
     }
 
     /// Addresses of the nodes.
     pub fn nodes(&self) -> Vec<String> {
-        let name = |n: usize| self.world.cluster.address(&format!("n{n}")).to_owned();
-        (1..=self.nodes).map(name).collect()
+        let name = |n: usize| self.test_cluster.cluster.address(&format!("n{n}")).to_owned();
+        (1..=self.node_count).map(name).collect()
     }
 
     /// A cache volume on each of these nodes, made at once.
     ///
     /// # Errors
     /// What a node answers.
-    pub fn caches(&self, nodes: &[String], wish: &CacheWish) -> Result<Vec<CacheVolume>> {
-        let home = self.world.cluster.home().to_owned();
-        self.api.all(nodes.iter().cloned().map(|node| {
-            let (speaker, home, wish) = (self.api.speaker().clone(), home.clone(), wish.clone());
-            async move { speaker.create(&node, &home, &wish).await }
+    pub fn caches(&self, nodes: &[String], wish: &CacheSpec) -> Result<Vec<CacheVolume>> {
+        let home = self.test_cluster.cluster.home_address().to_owned();
+        self.client.run_all(nodes.iter().cloned().map(|node| {
+            let (speaker, home, wish) = (self.client.client().clone(), home.clone(), wish.clone());
+            async move { speaker.create_cache(&node, &home, &wish).await }
         }))
     }
 
@@ -68,7 +68,7 @@ impl Stage {
     pub fn delete(&self, volumes: &[CacheVolume]) -> Result<()> {
         volumes
             .iter()
-            .try_for_each(|volume| self.api.wait(self.api.speaker().delete(volume)))
+            .try_for_each(|volume| self.client.block_on(self.client.client().delete_volume(volume)))
     }
 
     /// Bytes of files that home has sent so far.
@@ -76,8 +76,8 @@ impl Stage {
     /// # Errors
     /// Home does not answer.
     pub fn home_bytes(&self) -> Result<u64> {
-        let home = self.world.cluster.home();
-        let counters = self.api.wait(self.api.speaker().counters(home))?;
+        let home = self.test_cluster.cluster.home_address();
+        let counters = self.client.block_on(self.client.client().read_counters(home))?;
         Ok(counters.get("home_read_bytes").copied().unwrap_or(0))
     }
 
@@ -88,7 +88,7 @@ impl Stage {
     pub fn sum(&self, nodes: &[String], counter: &str) -> Result<u64> {
         let mut sum = 0;
         for node in nodes {
-            let counters = self.api.wait(self.api.speaker().counters(node))?;
+            let counters = self.client.block_on(self.client.client().read_counters(node))?;
             sum += counters.get(counter).copied().unwrap_or(0);
         }
         Ok(sum)
@@ -98,9 +98,9 @@ impl Stage {
     ///
     /// # Errors
     /// No socket.
-    pub fn reader(&self) -> Result<Speaker> {
-        let identity = self.world.cluster.identity();
-        self.api.wait(async { Speaker::new(&identity) })
+    pub fn reader(&self) -> Result<ApiClient> {
+        let identity = self.test_cluster.cluster.identity();
+        self.client.block_on(async { ApiClient::new(&identity) })
     }
 
     /// Reads a cache volume once from its first byte to its last, and compares it with `content`.
@@ -109,7 +109,7 @@ impl Stage {
     /// Wrong bytes, or what the node answers.
     pub fn check_scan(&self, volume: &CacheVolume, content: &Content) -> Result<()> {
         let scan = scan(self.reader()?, volume.clone(), content);
-        let wrong = self.api.wait(scan)?;
+        let wrong = self.client.block_on(scan)?;
         ensure!(wrong == 0, "{wrong} bytes are wrong");
         Ok(())
     }
@@ -117,12 +117,12 @@ impl Stage {
     /// The script of a job that compares its data file with the one at home, by an unmodified
     /// program, and prints how many bytes differ.
     pub fn compare_script(&self, directory: &str) -> String {
-        let original = self.world.home.path().join(directory).join(FILE);
+        let original = self.test_cluster.home.path().join(directory).join(DATA_FILE);
         let original = original.display();
         format!(
-            "test \"$(stat -c %s /data/{FILE})\" = \"$(stat -c %s {original})\" || exit 3; \
-             cmp -s /data/{FILE} {original} && echo 0 && exit 0; \
-             cmp -l /data/{FILE} {original} | wc -l"
+            "test \"$(stat -c %s /data/{DATA_FILE})\" = \"$(stat -c %s {original})\" || exit 3; \
+             cmp -s /data/{DATA_FILE} {original} && echo 0 && exit 0; \
+             cmp -l /data/{DATA_FILE} {original} | wc -l"
         )
     }
 }
@@ -131,10 +131,10 @@ impl Stage {
 ///
 /// # Errors
 /// What the node answers.
-pub async fn scan(speaker: Speaker, volume: CacheVolume, expected: &Content) -> Result<u64> {
+pub async fn scan(speaker: ApiClient, volume: CacheVolume, expected: &Content) -> Result<u64> {
     let mut wrong = 0;
-    let count = |_: &str, offset, found: &[u8]| wrong += expected.wrong_bytes(offset, found);
-    let read = speaker.scan(&volume, count).await?;
+    let count = |_: &str, offset, found: &[u8]| wrong += expected.count_wrong_bytes(offset, found);
+    let read = speaker.scan_files(&volume, count).await?;
     Ok(wrong + read.abs_diff(expected.bytes().len() as u64))
 }
 
@@ -143,13 +143,13 @@ pub async fn scan(speaker: Speaker, volume: CacheVolume, expected: &Content) -> 
 /// # Errors
 /// What the node answers; a job that ends in another way.
 pub async fn compare(
-    speaker: Speaker,
+    speaker: ApiClient,
     node: String,
     target: MountTarget,
     script: String,
 ) -> Result<u64> {
     let execution = speaker.start_job(&node, target, &script).await?;
-    let report = speaker.wait_job(&node, execution).await?;
+    let report = speaker.wait_for_job(&node, execution).await?;
     wrong_bytes_of(&report)
 }
 

@@ -19,8 +19,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::ring::Rings;
-use crate::{World, mounts_with};
+use crate::ring::RingSetting;
+use crate::{TestCluster, mounts_matching};
 
 /// What a mount says whose requests come by rings.
 pub const BY_RING: &str = "by a ring for each processor";
@@ -80,7 +80,7 @@ enum Shown {
     },
     Elsewhere {
         agent: Child,
-        _world: Box<World>,
+        _world: Box<TestCluster>,
     },
 }
 
@@ -97,11 +97,11 @@ impl Stand {
             Way::Collected => show_here(collecting(), directory.path())?,
             Way::Uncached => show_here(Mode::home(true), directory.path())?,
             Way::Ring => {
-                let _rings = Rings::allow()?;
+                let _rings = RingSetting::enable()?;
                 show_here(Mode::scratch(true), directory.path())?
             }
             Way::CollectedRing => {
-                let _rings = Rings::allow()?;
+                let _rings = RingSetting::enable()?;
                 show_here(collecting(), directory.path())?
             }
             Way::Processes => show_elsewhere(directory.path(), true, &[])?,
@@ -198,26 +198,26 @@ fn collecting() -> Mode {
 }
 
 fn show_elsewhere(directory: &Path, by_door: bool, options: &[&str]) -> Result<Shown> {
-    let world = World::start(&["2GB"])?;
+    let world = TestCluster::start(&["2GB"])?;
     world.wait_for_servers(2)?;
     if !by_door {
         fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
     }
     let create = ["volume", "create", "stand", "--node", "n1"];
-    world.json(&[&create[..], &["--size", "2GB", "--files", "100000"]].concat())?;
+    world.run_json(&[&create[..], &["--size", "2GB", "--files", "100000"]].concat())?;
     let at = directory.to_str().context("a temporary path is text")?;
     let mount = [&["mount", "stand", at], options].concat();
-    let agent = world.bafs(&mount).spawn()?;
+    let agent = world.bafs_command(&mount).spawn()?;
     let shown = Shown::Elsewhere {
         agent,
         _world: Box::new(world),
     };
     for _ in 0..400 {
-        if !mounts_with(at).is_empty() {
+        if !mounts_matching(at).is_empty() {
             return Ok(shown);
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    ensure!(!mounts_with(at).is_empty(), "the volume is not mounted");
+    ensure!(!mounts_matching(at).is_empty(), "the volume is not mounted");
     Ok(shown)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{World, processes_with, said};
+use crate::{TestCluster, processes_matching, printed_text};
 
 /// How the volumes are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,13 +33,13 @@ pub struct ManyVolumes {
 /// A cluster that does not start; a job that fails, or reads something else.
 #[expect(clippy::disallowed_methods, reason = "measures")]
 pub fn run_with_volumes(count: usize, reach: Reach) -> Result<ManyVolumes> {
-    let world = World::start(&["2GB"])?;
+    let world = TestCluster::start(&["2GB"])?;
     world.wait_for_servers(2)?;
     if reach == Reach::Calls {
         let door = world.cluster.directory().join("n1").join("door.sock");
         fs::remove_file(&door).context("the node has a door")?;
     }
-    let workflow = world.workflow(&format!(
+    let workflow = world.write_workflow(&format!(
         "for i in 1..{count}\n  volume v$(i) scratch 400 KB files 4\n  mount v$(i) a /in/$(i)\n\
          end\nvolume r scratch 1 MB\n\
          job a {{\n  executable = sh\n  arguments = -c 'for i in /in/*; do \
@@ -49,13 +49,13 @@ pub fn run_with_volumes(count: usize, reach: Reach) -> Result<ManyVolumes> {
     ))?;
     let start = Instant::now();
     let path = workflow.to_string_lossy().into_owned();
-    let mut command = world.bafs(&["run", &path]);
+    let mut command = world.bafs_command(&["run", &path]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = command.spawn()?;
     let directory = world.cluster.directory().to_string_lossy().into_owned();
     let mut most_kib = 0;
     while running.try_wait()?.is_none() {
-        for process in processes_with(&directory) {
+        for process in processes_matching(&directory) {
             if process.contains(" agent ") {
                 most_kib = most_kib.max(anonymous_kib(&process).unwrap_or(0));
             }
@@ -64,8 +64,8 @@ pub fn run_with_volumes(count: usize, reach: Reach) -> Result<ManyVolumes> {
     }
     let wall = start.elapsed();
     let output = running.wait_with_output()?;
-    ensure!(output.status.success(), "{}", said(&output));
-    let lines = String::from_utf8(world.get("x")?)?;
+    ensure!(output.status.success(), "{}", printed_text(&output));
+    let lines = String::from_utf8(world.read_home("x")?)?;
     ensure!(lines.trim() == count.to_string(), "{lines} lines");
     ensure!(most_kib > 0, "no agent was seen");
     Ok(ManyVolumes {

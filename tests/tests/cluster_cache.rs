@@ -12,17 +12,17 @@ use anyhow::{Context, Result, ensure};
 use bafs_proto::ErrorCode;
 use bafs_proto::door::DOOR_NAME;
 use bafs_proto::message::JobOutcome;
-use bafs_tests::api::{CacheVolume, CacheWish};
+use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{FILE, Stage, compare};
-use bafs_tests::{cannot_mount, skip};
+use bafs_tests::stage::{DATA_FILE, CacheCluster, compare};
+use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
 const BLOCK: usize = 64 << 10;
 
 /// Where the blocks of a node's only cache volume are.
-fn blocks_of(stage: &Stage, node: &str) -> Result<PathBuf> {
-    let cache = stage.world.cluster.directory().join(node).join("cache");
+fn blocks_of(stage: &CacheCluster, node: &str) -> Result<PathBuf> {
+    let cache = stage.test_cluster.cluster.directory().join(node).join("cache");
     let mut volumes = fs::read_dir(cache)?;
     let volume = volumes.next().context("the node has a cache volume")??;
     let mut generations = fs::read_dir(volume.path())?.flatten();
@@ -36,7 +36,7 @@ fn blocks_of(stage: &Stage, node: &str) -> Result<PathBuf> {
 
 /// Waits until nodes have noted what they keep: a reader has the last blocks a moment before. A
 /// note is some bytes of a journal, which grows no more then.
-fn wait_until_kept(stage: &Stage, nodes: &[&str]) -> Result<()> {
+fn wait_until_kept(stage: &CacheCluster, nodes: &[&str]) -> Result<()> {
     let noted = || -> Result<Vec<u64>> {
         let journals = nodes.iter().map(|node| blocks_of(stage, node));
         let lengths =
@@ -58,9 +58,9 @@ fn wait_until_kept(stage: &Stage, nodes: &[&str]) -> Result<()> {
 #[test]
 fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
     let content = Content::new(1, 8 * MIB);
-    let mut stage = Stage::start(2, "100MB", None)?;
-    stage.put("kept", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("kept", 16 << 20))?;
+    let mut stage = CacheCluster::start(2, "100MB", None)?;
+    stage.write_data_set("kept", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("kept", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     let before = stage.home_bytes()?;
     ensure!(
@@ -69,10 +69,10 @@ fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
     );
     wait_until_kept(&stage, &["n1", "n2"])?;
     for name in ["n1", "n2"] {
-        stage.world.cluster.kill(name)?;
+        stage.test_cluster.cluster.kill(name)?;
     }
     for name in ["n1", "n2"] {
-        stage.world.cluster.restart(name)?;
+        stage.test_cluster.cluster.restart(name)?;
     }
     stage.check_scan(&volumes[0], &content)?;
     let after = stage.home_bytes()?;
@@ -87,13 +87,13 @@ fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
 #[test]
 fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
     let content = Content::new(2, 4 * MIB);
-    let mut stage = Stage::start(1, "100MB", None)?;
-    stage.put("damaged", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("damaged", 16 << 20))?;
+    let mut stage = CacheCluster::start(1, "100MB", None)?;
+    stage.write_data_set("damaged", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("damaged", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     let before = stage.home_bytes()?;
     wait_until_kept(&stage, &["n1"])?;
-    stage.world.cluster.kill("n1")?;
+    stage.test_cluster.cluster.kill("n1")?;
     let damaged = [0, 7, 31];
     let blocks = blocks_of(&stage, "n1")?;
     for entry in fs::read_dir(&blocks)? {
@@ -102,7 +102,7 @@ fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
             file.write_all_at(b"damage", (block * BLOCK + 100) as u64)?;
         }
     }
-    stage.world.cluster.restart("n1")?;
+    stage.test_cluster.cluster.restart("n1")?;
     stage.check_scan(&volumes[0], &content)?;
     let fetched = stage.home_bytes()? - before;
     ensure!(
@@ -120,17 +120,17 @@ fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
 #[test]
 fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
     let content = Content::new(3, 4 * MIB);
-    let stage = Stage::start(1, "100MB", None)?;
-    stage.put("live", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("live", 16 << 20))?;
+    let stage = CacheCluster::start(1, "100MB", None)?;
+    stage.write_data_set("live", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("live", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
-    if let Some(reason) = cannot_mount() {
-        skip("cluster_cache_never_shows_damage_of_a_live_node", &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip("cluster_cache_never_shows_damage_of_a_live_node", &reason);
         return Ok(());
     }
     let (volume, script) = (&volumes[0], stage.compare_script("live"));
-    let speaker = stage.api.speaker();
-    let door = stage.world.cluster.directory().join("n1").join(DOOR_NAME);
+    let speaker = stage.client.client();
+    let door = stage.test_cluster.cluster.directory().join("n1").join(DOOR_NAME);
     for round in 1..=2 {
         if round == 2 {
             // An agent that the node hands nothing over to, or that has lost it with the node's
@@ -141,10 +141,10 @@ fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
             let file = OpenOptions::new().write(true).open(entry?.path())?;
             file.write_all_at(b"damage", (9 * BLOCK) as u64)?;
         }
-        let job = speaker.start_job(&volume.node, volume.target(), &script);
+        let job = speaker.start_job(&volume.node, volume.mount_target(), &script);
         let report = stage
-            .api
-            .wait(async { speaker.wait_job(&volume.node, job.await?).await })?;
+            .client
+            .block_on(async { speaker.wait_for_job(&volume.node, job.await?).await })?;
         let said = report.output_tail.trim();
         ensure!(
             report.outcome == JobOutcome::Exited(0) && said == "0",
@@ -163,31 +163,31 @@ fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
 #[test]
 fn cluster_cache_repairs_what_is_damaged_under_an_open_file() -> Result<()> {
     let name = "cluster_cache_repairs_what_is_damaged_under_an_open_file";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
     let content = Content::new(5, 16 * MIB);
-    let stage = Stage::start(2, "100MB", None)?;
-    stage.put("open", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("open", 32 << 20))?;
+    let stage = CacheCluster::start(2, "100MB", None)?;
+    stage.write_data_set("open", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("open", 32 << 20))?;
     let signs = tempfile::tempdir()?;
     let (read, damaged) = (signs.path().join("read"), signs.path().join("damaged"));
     // The first descriptor reads a part; the second one, as old, reads the same once the kernel has
     // forgotten it.
-    let original = stage.world.home.path().join("open").join(FILE);
+    let original = stage.test_cluster.home.path().join("open").join(DATA_FILE);
     let script = format!(
-        "exec 3</data/{FILE} 4</data/{FILE}; head -c 4M <&3 >/dev/null; touch {}; \
+        "exec 3</data/{DATA_FILE} 4</data/{DATA_FILE}; head -c 4M <&3 >/dev/null; touch {}; \
          until test -e {}; do sleep 0.05; done; dd iflag=nocache count=0 <&4 2>/dev/null; \
          head -c 4M <&4 | cmp -n 4194304 - {} && echo same",
         read.display(),
         damaged.display(),
         original.display()
     );
-    let (speaker, volume) = (stage.api.speaker(), &volumes[0]);
+    let (speaker, volume) = (stage.client.client(), &volumes[0]);
     let job = stage
-        .api
-        .wait(speaker.start_job(&volume.node, volume.target(), &script))?;
+        .client
+        .block_on(speaker.start_job(&volume.node, volume.mount_target(), &script))?;
     for _ in 0..600 {
         if read.exists() {
             break;
@@ -202,7 +202,7 @@ fn cluster_cache_repairs_what_is_damaged_under_an_open_file() -> Result<()> {
         }
     }
     fs::write(&damaged, b"")?;
-    let report = stage.api.wait(speaker.wait_job(&volume.node, job))?;
+    let report = stage.client.block_on(speaker.wait_for_job(&volume.node, job))?;
     let said = report.output_tail.trim();
     ensure!(
         report.outcome == JobOutcome::Exited(0) && said == "same",
@@ -234,9 +234,9 @@ fn taken_bytes(directory: &Path) -> u64 {
 fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
     let content = Arc::new(Content::new(4, 24 * MIB));
     let size_bytes = 4 << 20;
-    let stage = Stage::start(2, "100MB", None)?;
-    stage.put("small", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("small", size_bytes))?;
+    let stage = CacheCluster::start(2, "100MB", None)?;
+    stage.write_data_set("small", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("small", size_bytes))?;
     let places = [blocks_of(&stage, "n1")?, blocks_of(&stage, "n2")?];
     let over = AtomicBool::new(false);
     let (samples, largest) = std::thread::scope(|scope| -> Result<_> {
@@ -255,20 +255,20 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
             let content = content.clone();
             async move {
                 let speaker = speaker?;
-                let listing = speaker.list(&volume).await?;
-                let (file, _) = listing.files().next().context("a file")?;
+                let listing = speaker.list_files(&volume).await?;
+                let (file, _) = listing.regular_files().next().context("a file")?;
                 let blocks = (content.bytes().len() / BLOCK) as u64;
                 for step in 0..12 {
                     // Each reader its own way through the file, no two at the same place.
                     let first = (step * 37 + reader as u64 * 61) % blocks;
-                    let bytes = speaker.read(&volume, &listing, file, first, 4).await?;
-                    let wrong = content.wrong_bytes(first * BLOCK as u64, &bytes);
+                    let bytes = speaker.read_blocks(&volume, &listing, file, first, 4).await?;
+                    let wrong = content.count_wrong_bytes(first * BLOCK as u64, &bytes);
                     ensure!(wrong == 0, "{wrong} wrong bytes from block {first} on");
                 }
                 Ok(())
             }
         });
-        let read = stage.api.all(readers.collect::<Vec<_>>());
+        let read = stage.client.run_all(readers.collect::<Vec<_>>());
         over.store(true, Ordering::Relaxed);
         let sampled = sampling.join().ok().context("sampling broke off")?;
         read.map(|_| sampled)
@@ -289,26 +289,26 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
 
 #[test]
 fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip("cluster_cache_ends_jobs_whose_source_changed", &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip("cluster_cache_ends_jobs_whose_source_changed", &reason);
         return Ok(());
     }
     let (old, new) = (Content::new(5, 4 * MIB), Content::new(6, 4 * MIB));
-    let stage = Stage::start(2, "100MB", None)?;
-    stage.put("changing", &old)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("changing", 16 << 20))?;
+    let stage = CacheCluster::start(2, "100MB", None)?;
+    stage.write_data_set("changing", &old)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("changing", 16 << 20))?;
     let signs = tempfile::tempdir()?;
     let (began, go) = (signs.path().join("began"), signs.path().join("go"));
     let script = format!(
-        "head -c 1000000 /data/{FILE} >/dev/null; touch {}; while ! test -e {}; do sleep 0.05; \
-         done; cat /data/{FILE} | cksum",
+        "head -c 1000000 /data/{DATA_FILE} >/dev/null; touch {}; while ! test -e {}; do sleep 0.05; \
+         done; cat /data/{DATA_FILE} | cksum",
         began.display(),
         go.display()
     );
-    let speaker = stage.api.speaker().clone();
+    let speaker = stage.client.client().clone();
     let jobs = volumes.iter().map(|volume| {
-        let start = speaker.start_job(&volume.node, volume.target(), &script);
-        Ok((volume.node.clone(), stage.api.wait(start)?))
+        let start = speaker.start_job(&volume.node, volume.mount_target(), &script);
+        Ok((volume.node.clone(), stage.client.block_on(start)?))
     });
     let jobs: Vec<_> = jobs.collect::<Result<_>>()?;
     for _ in 0..400 {
@@ -317,15 +317,15 @@ fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    stage.put("changing", &new)?;
+    stage.write_data_set("changing", &new)?;
     fs::write(&go, b"")?;
     for (node, job) in jobs {
-        let report = stage.api.wait(speaker.wait_job(&node, job))?;
+        let report = stage.client.block_on(speaker.wait_for_job(&node, job))?;
         match report.outcome {
             JobOutcome::Environment(error) => {
                 ensure!(error.code == ErrorCode::SourceChanged, "{error}");
                 ensure!(
-                    error.detail.contains(FILE),
+                    error.detail.contains(DATA_FILE),
                     "which file is not told: {error}"
                 );
             }
@@ -339,28 +339,28 @@ fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
 fn cluster_cache_is_right_again_after_invalidate() -> Result<()> {
     let (old, new) = (Content::new(7, 2 * MIB), Content::new(8, 2 * MIB));
     let rest = Content::new(9, 3 * MIB);
-    let stage = Stage::start(2, "100MB", None)?;
-    stage.put("fresh", &old)?;
-    rest.write(&stage.world.home.path().join("fresh/zz-same.bin"))?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("fresh", 16 << 20))?;
+    let stage = CacheCluster::start(2, "100MB", None)?;
+    stage.write_data_set("fresh", &old)?;
+    rest.write_file(&stage.test_cluster.home.path().join("fresh/zz-same.bin"))?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("fresh", 16 << 20))?;
     let check = |expected: &Content| -> Result<()> {
-        let speaker = stage.api.speaker();
+        let speaker = stage.client.client();
         let mut wrong = 0;
         for volume in &volumes {
-            stage.api.wait(speaker.scan(volume, |path, offset, found| {
-                let content = if path == FILE { expected } else { &rest };
-                wrong += content.wrong_bytes(offset, found);
+            stage.client.block_on(speaker.scan_files(volume, |path, offset, found| {
+                let content = if path == DATA_FILE { expected } else { &rest };
+                wrong += content.count_wrong_bytes(offset, found);
             }))?;
         }
         ensure!(wrong == 0, "{wrong} bytes are wrong");
         Ok(())
     };
     check(&old)?;
-    let stale = stage.api.wait(stage.api.speaker().list(&volumes[0]))?;
-    stage.put("fresh", &new)?;
+    let stale = stage.client.block_on(stage.client.client().list_files(&volumes[0]))?;
+    stage.write_data_set("fresh", &new)?;
     let before = stage.home_bytes()?;
     for volume in &volumes {
-        stage.api.wait(stage.api.speaker().invalidate(volume))?;
+        stage.client.block_on(stage.client.client().invalidate_cache(volume))?;
     }
     check(&new)?;
     let fetched = stage.home_bytes()? - before;
@@ -369,11 +369,11 @@ fn cluster_cache_is_right_again_after_invalidate() -> Result<()> {
         fetched == changed,
         "home sent {fetched} bytes; {changed} had changed"
     );
-    let (file, _) = stale.files().next().context("a file")?;
-    let read = stage.api.speaker().read(&volumes[0], &stale, file, 0, 1);
+    let (file, _) = stale.regular_files().next().context("a file")?;
+    let read = stage.client.client().read_blocks(&volumes[0], &stale, file, 0, 1);
     let error = stage
-        .api
-        .wait(read)
+        .client
+        .block_on(read)
         .err()
         .context("a reader of the old state is told")?;
     let error = error.downcast::<bafs_proto::Error>()?;
@@ -383,24 +383,24 @@ fn cluster_cache_is_right_again_after_invalidate() -> Result<()> {
 
 #[test]
 fn cluster_cache_jobs_and_readers_share_each_byte() -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip("cluster_cache_jobs_and_readers_share_each_byte", &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip("cluster_cache_jobs_and_readers_share_each_byte", &reason);
         return Ok(());
     }
     let content = Arc::new(Content::new(10, 6 * MIB));
-    let stage = Stage::start(4, "100MB", Some("6MB/s"))?;
-    stage.put("shared", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("shared", 16 << 20))?;
+    let stage = CacheCluster::start(4, "100MB", Some("6MB/s"))?;
+    stage.write_data_set("shared", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("shared", 16 << 20))?;
     let script = stage.compare_script("shared");
     let jobs = volumes.iter().flat_map(|volume| {
         let job = || {
-            let (speaker, volume) = (stage.api.speaker().clone(), volume.clone());
-            let target = volume.target();
+            let (speaker, volume) = (stage.client.client().clone(), volume.clone());
+            let target = volume.mount_target();
             compare(speaker, volume.node, target, script.clone())
         };
         [job(), job()]
     });
-    let wrong: u64 = stage.api.all(jobs.collect::<Vec<_>>())?.into_iter().sum();
+    let wrong: u64 = stage.client.run_all(jobs.collect::<Vec<_>>())?.into_iter().sum();
     ensure!(wrong == 0, "{wrong} bytes are wrong");
     let (sent, needed) = (stage.home_bytes()?, content.bytes().len() as u64);
     ensure!(
@@ -449,13 +449,13 @@ print("same")
 "#;
 
 /// Runs a script of Python in a job on the volume, and returns what it prints.
-fn python(stage: &Stage, volume: &CacheVolume, script: &str, original: &Path) -> Result<String> {
-    let script = script.replace("NAME", FILE);
+fn python(stage: &CacheCluster, volume: &CacheVolume, script: &str, original: &Path) -> Result<String> {
+    let script = script.replace("NAME", DATA_FILE);
     let script = script.replace("ORIGINAL", &original.to_string_lossy());
-    let (speaker, script) = (stage.api.speaker(), format!("python3 -c '{script}'"));
-    let started = speaker.start_job(&volume.node, volume.target(), &script);
-    let job = stage.api.wait(started)?;
-    let report = stage.api.wait(speaker.wait_job(&volume.node, job))?;
+    let (speaker, script) = (stage.client.client(), format!("python3 -c '{script}'"));
+    let started = speaker.start_job(&volume.node, volume.mount_target(), &script);
+    let job = stage.client.block_on(started)?;
+    let report = stage.client.block_on(speaker.wait_for_job(&volume.node, job))?;
     ensure!(
         report.outcome == JobOutcome::Exited(0),
         "{:?}: {}",
@@ -468,16 +468,16 @@ fn python(stage: &Stage, volume: &CacheVolume, script: &str, original: &Path) ->
 #[test]
 fn cluster_cache_fetches_what_is_touched_in_mapped_memory() -> Result<()> {
     let name = "cluster_cache_fetches_what_is_touched_in_mapped_memory";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
     // Blocks are 64 KiB only where the source is large enough.
     let content = Content::new(6, 96 * MIB);
-    let stage = Stage::start(1, "200MB", None)?;
-    stage.put("mapped", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("mapped", 128 << 20))?;
-    let original = stage.world.home.path().join("mapped").join(FILE);
+    let stage = CacheCluster::start(1, "200MB", None)?;
+    stage.write_data_set("mapped", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("mapped", 128 << 20))?;
+    let original = stage.test_cluster.home.path().join("mapped").join(DATA_FILE);
     let touched: usize = python(&stage, &volumes[0], TOUCH, &original)?.parse()?;
     let sent = stage.home_bytes()?;
     // One window may begin where a block does, or go on where another one ended.

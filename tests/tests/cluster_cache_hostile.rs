@@ -10,17 +10,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::ErrorCode;
 use bafs_proto::message::JobOutcome;
-use bafs_tests::api::{CacheVolume, CacheWish};
+use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{FILE, Stage, scan};
-use bafs_tests::{cannot_mount, skip};
+use bafs_tests::stage::{DATA_FILE, CacheCluster, scan};
+use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
 const BLOCK: usize = 64 << 10;
 
 /// Readers of everything, one on each volume; returns the wrong bytes that all saw.
 fn read_all(
-    stage: &Stage,
+    stage: &CacheCluster,
     volumes: &[CacheVolume],
     content: &Arc<Content>,
 ) -> Result<Vec<impl Future<Output = Result<u64>> + Send + use<>>> {
@@ -32,7 +32,7 @@ fn read_all(
 }
 
 /// Waits until home has sent so many bytes: the reads are under way.
-fn wait_for_home(stage: &Stage, bytes: u64) -> Result<()> {
+fn wait_for_home(stage: &CacheCluster, bytes: u64) -> Result<()> {
     for _ in 0..400 {
         if stage.home_bytes()? >= bytes {
             return Ok(());
@@ -46,17 +46,17 @@ fn wait_for_home(stage: &Stage, bytes: u64) -> Result<()> {
 fn cluster_cache_waits_for_a_home_that_goes_away_and_reads_nothing_twice() -> Result<()> {
     let content = Arc::new(Content::new(41, 12 * MIB));
     let needed = content.bytes().len() as u64;
-    let mut stage = Stage::start(4, "100MB", Some("4MB/s"))?;
-    stage.put("away", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("away", 32 << 20))?;
+    let mut stage = CacheCluster::start(4, "100MB", Some("4MB/s"))?;
+    stage.write_data_set("away", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("away", 32 << 20))?;
     let readers = read_all(&stage, &volumes, &content)?;
     let wrong: u64 = std::thread::scope(|scope| -> Result<_> {
         let reading = scope.spawn({
-            let api = &stage.api;
-            move || api.all(readers)
+            let api = &stage.client;
+            move || api.run_all(readers)
         });
         wait_for_home(&stage, needed / 4)?;
-        let cluster = &mut stage.world.cluster;
+        let cluster = &mut stage.test_cluster.cluster;
         cluster.kill("home")?;
         std::thread::sleep(Duration::from_millis(5_000));
         cluster.restart("home")?;
@@ -78,8 +78,8 @@ fn cluster_cache_waits_for_a_home_that_goes_away_and_reads_nothing_twice() -> Re
 }
 
 /// The files of the only cache volume of a node: its journal, and those with blocks.
-fn files_of(stage: &Stage, node: &str) -> Result<(PathBuf, Vec<PathBuf>)> {
-    let cache = stage.world.cluster.directory().join(node).join("cache");
+fn files_of(stage: &CacheCluster, node: &str) -> Result<(PathBuf, Vec<PathBuf>)> {
+    let cache = stage.test_cluster.cluster.directory().join(node).join("cache");
     let volume = fs::read_dir(cache)?.next().context("a cache volume")??;
     let mut generations = fs::read_dir(volume.path())?.flatten();
     let generation = generations
@@ -95,17 +95,17 @@ fn files_of(stage: &Stage, node: &str) -> Result<(PathBuf, Vec<PathBuf>)> {
 fn cluster_cache_survives_the_end_of_all_nodes_and_tampering_with_what_is_left() -> Result<()> {
     let content = Arc::new(Content::new(42, 16 * MIB));
     let needed = content.bytes().len() as u64;
-    let mut stage = Stage::start(3, "100MB", Some("8MB/s"))?;
-    stage.put("hostile", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("hostile", 32 << 20))?;
+    let mut stage = CacheCluster::start(3, "100MB", Some("8MB/s"))?;
+    stage.write_data_set("hostile", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("hostile", 32 << 20))?;
     let readers = read_all(&stage, &volumes, &content)?;
     let names = ["n1", "n2", "n3"];
     let tampered = std::thread::scope(|scope| -> Result<_> {
-        let api = &stage.api;
-        let reading = scope.spawn(move || api.all(readers));
+        let api = &stage.client;
+        let reading = scope.spawn(move || api.run_all(readers));
         wait_for_home(&stage, needed / 2)?;
         for name in names {
-            stage.world.cluster.kill(name)?;
+            stage.test_cluster.cluster.kill(name)?;
         }
         // The first has lost the end of its journal, at a byte that ends no record.
         let (journal, _) = files_of(&stage, "n1")?;
@@ -128,13 +128,13 @@ fn cluster_cache_survives_the_end_of_all_nodes_and_tampering_with_what_is_left()
             file.write_all_at(&[7; BLOCK], needed)?;
         }
         for name in names {
-            stage.world.cluster.restart(name)?;
+            stage.test_cluster.cluster.restart(name)?;
         }
         let read = reading.join().ok().context("who reads broke off")?;
         Ok(read?.into_iter().sum::<u64>())
     })?;
     ensure!(tampered == 0, "{tampered} bytes are wrong");
-    let again = stage.api.all(read_all(&stage, &volumes, &content)?)?;
+    let again = stage.client.run_all(read_all(&stage, &volumes, &content)?)?;
     ensure!(again.iter().sum::<u64>() == 0, "bytes are wrong: {again:?}");
     let found = stage.sum(&stage.nodes(), "cache_digest_failures")?;
     ensure!(found > 0, "nothing was tampered with: nothing was tested");
@@ -144,24 +144,24 @@ fn cluster_cache_survives_the_end_of_all_nodes_and_tampering_with_what_is_left()
 #[test]
 fn cluster_cache_tells_jobs_that_their_state_of_the_source_is_over() -> Result<()> {
     let name = "cluster_cache_tells_jobs_that_their_state_of_the_source_is_over";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
     let (old, new) = (Content::new(43, 4 * MIB), Content::new(44, 4 * MIB));
-    let stage = Stage::start(1, "100MB", None)?;
-    stage.put("renewed", &old)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("renewed", 16 << 20))?;
+    let stage = CacheCluster::start(1, "100MB", None)?;
+    stage.write_data_set("renewed", &old)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("renewed", 16 << 20))?;
     let signs = tempfile::tempdir()?;
     let began = signs.path().join("began");
     // It has read something of the old state, and would never end by itself.
     let script = format!(
-        "head -c 3000000 /data/{FILE} >/dev/null; touch {}; while :; do sleep 0.1; done",
+        "head -c 3000000 /data/{DATA_FILE} >/dev/null; touch {}; while :; do sleep 0.1; done",
         began.display()
     );
-    let (speaker, volume) = (stage.api.speaker(), &volumes[0]);
-    let started = speaker.start_job(&volume.node, volume.target(), &script);
-    let job = stage.api.wait(started)?;
+    let (speaker, volume) = (stage.client.client(), &volumes[0]);
+    let started = speaker.start_job(&volume.node, volume.mount_target(), &script);
+    let job = stage.client.block_on(started)?;
     for _ in 0..400 {
         if began.exists() {
             break;
@@ -169,9 +169,9 @@ fn cluster_cache_tells_jobs_that_their_state_of_the_source_is_over() -> Result<(
         std::thread::sleep(Duration::from_millis(50));
     }
     ensure!(began.exists(), "the job has read nothing of the old state");
-    stage.put("renewed", &new)?;
-    stage.api.wait(speaker.invalidate(volume))?;
-    let report = stage.api.wait(speaker.wait_job(&volume.node, job))?;
+    stage.write_data_set("renewed", &new)?;
+    stage.client.block_on(speaker.invalidate_cache(volume))?;
+    let report = stage.client.block_on(speaker.wait_for_job(&volume.node, job))?;
     match report.outcome {
         JobOutcome::Environment(error) => {
             ensure!(error.code == ErrorCode::SourceChanged, "{error}");
@@ -179,8 +179,8 @@ fn cluster_cache_tells_jobs_that_their_state_of_the_source_is_over() -> Result<(
         other => anyhow::bail!("the job ended with {other:?}: {}", report.output_tail),
     }
     let wrong = stage
-        .api
-        .wait(scan(stage.reader()?, volume.clone(), &new))?;
+        .client
+        .block_on(scan(stage.reader()?, volume.clone(), &new))?;
     ensure!(wrong == 0, "{wrong} bytes of the new state are wrong");
     Ok(())
 }

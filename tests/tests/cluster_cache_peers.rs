@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::net::channel::{Channel, choose};
-use bafs_tests::api::{CacheVolume, CacheWish};
+use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
-use bafs_tests::skip;
-use bafs_tests::stage::{FILE, Stage, scan};
+use bafs_tests::report_skip;
+use bafs_tests::stage::{DATA_FILE, CacheCluster, scan};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 
@@ -22,7 +22,7 @@ const MIB: usize = 1 << 20;
 
 /// Reads everything on several volumes at once while something happens on the side.
 fn scan_during(
-    stage: &mut Stage,
+    stage: &mut CacheCluster,
     volumes: &[CacheVolume],
     content: &Arc<Content>,
     disturb: impl FnOnce(&mut bafs::cluster::Cluster) -> Result<()> + Send,
@@ -33,10 +33,10 @@ fn scan_during(
         let content = content.clone();
         readers.push(async move { scan(speaker, volume, &content).await });
     }
-    let Stage { world, api, .. } = stage;
+    let CacheCluster { test_cluster: world, client: api, .. } = stage;
     let wrong: u64 = std::thread::scope(|scope| -> Result<_> {
         let disturbing = scope.spawn(|| disturb(&mut world.cluster));
-        let read = api.all(readers);
+        let read = api.run_all(readers);
         disturbing.join().ok().context("who disturbs broke off")??;
         Ok(read?.into_iter().sum())
     })?;
@@ -56,11 +56,11 @@ fn wait_for_home(stage_home: impl Fn() -> Result<u64>, bytes: u64) -> Result<()>
 }
 
 /// A function that asks home how many bytes it sent, for another thread.
-fn home_counter(stage: &Stage) -> Result<impl Fn() -> Result<u64> + use<>> {
-    let api = bafs_tests::api::Api::new(&stage.world.cluster.identity())?;
-    let home = stage.world.cluster.home().to_owned();
+fn home_counter(stage: &CacheCluster) -> Result<impl Fn() -> Result<u64> + use<>> {
+    let api = bafs_tests::api::BlockingClient::new(&stage.test_cluster.cluster.identity())?;
+    let home = stage.test_cluster.cluster.home_address().to_owned();
     Ok(move || {
-        let counters = api.wait(api.speaker().counters(&home))?;
+        let counters = api.block_on(api.client().read_counters(&home))?;
         Ok(counters.get("home_read_bytes").copied().unwrap_or(0))
     })
 }
@@ -69,9 +69,9 @@ fn home_counter(stage: &Stage) -> Result<impl Fn() -> Result<u64> + use<>> {
 fn cluster_cache_goes_on_when_a_primary_is_killed_during_cold_reads() -> Result<()> {
     let content = Arc::new(Content::new(1, 12 * MIB));
     let needed = content.bytes().len() as u64;
-    let mut stage = Stage::start(4, "100MB", Some("4MB/s"))?;
-    stage.put("killed", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("killed", 16 << 20))?;
+    let mut stage = CacheCluster::start(4, "100MB", Some("4MB/s"))?;
+    stage.write_data_set("killed", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("killed", 16 << 20))?;
     let sent = home_counter(&stage)?;
     scan_during(&mut stage, &volumes[..2], &content, |cluster| {
         wait_for_home(sent, needed / 3)?;
@@ -100,16 +100,16 @@ fn cluster_cache_goes_on_when_a_primary_is_killed_during_cold_reads() -> Result<
 fn cluster_cache_does_not_wait_for_a_stopped_peer() -> Result<()> {
     let content = Arc::new(Content::new(2, 12 * MIB));
     let needed = content.bytes().len() as u64;
-    let mut stage = Stage::start(3, "100MB", Some("4MB/s"))?;
-    stage.put("stopped", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("stopped", 16 << 20))?;
+    let mut stage = CacheCluster::start(3, "100MB", Some("4MB/s"))?;
+    stage.write_data_set("stopped", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("stopped", 16 << 20))?;
     let sent = home_counter(&stage)?;
     let stopped = scan_during(&mut stage, &volumes[..1], &content, |cluster| {
         wait_for_home(sent, needed / 3)?;
         cluster.signal("n3", Signal::SIGSTOP)
     });
     // The scan ended although the peer still sleeps; it takes part again when it wakes up.
-    stage.world.cluster.signal("n3", Signal::SIGCONT)?;
+    stage.test_cluster.cluster.signal("n3", Signal::SIGCONT)?;
     stopped?;
     let fallbacks = stage.sum(&stage.nodes()[..1], "cache_fallbacks")?;
     ensure!(
@@ -180,7 +180,7 @@ fn own_network() -> Option<String> {
 fn cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others() -> Result<()> {
     if let Some(reason) = own_network() {
         let name = "cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others";
-        skip(name, &reason);
+        report_skip(name, &reason);
         return Ok(());
     }
     // Below processes are told apart by their ports: for QUIC they keep one, for TCP they take
@@ -188,11 +188,11 @@ fn cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others() -> Result<
     choose(Channel::Quic);
     let content = Arc::new(Content::new(3, 6 * MIB));
     let needed = content.bytes().len() as u64;
-    let mut stage = Stage::start(3, "100MB", None)?;
-    stage.put("cut", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("cut", 16 << 20))?;
+    let mut stage = CacheCluster::start(3, "100MB", None)?;
+    stage.write_data_set("cut", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("cut", 16 << 20))?;
     // The first two see the third, and the third both, but not each other.
-    let pid = |name| stage.world.cluster.pid(name);
+    let pid = |name| stage.test_cluster.cluster.pid(name);
     cut(pid("n1")?, pid("n2")?)?;
     scan_during(&mut stage, &volumes[..2], &content, |_| Ok(()))?;
     let fallbacks = stage.sum(&stage.nodes()[..2], "cache_fallbacks")?;
@@ -225,12 +225,12 @@ fn cluster_cache_survives_long_churn() -> Result<()> {
     println!("SEED={seed}");
     let content = Arc::new(Content::new(seed, 32 * MIB));
     let dice = Content::new(seed + 1, 1000);
-    let mut stage = Stage::start(6, "200MB", Some("8MB/s"))?;
-    stage.put("churn", &content)?;
+    let mut stage = CacheCluster::start(6, "200MB", Some("8MB/s"))?;
+    stage.write_data_set("churn", &content)?;
     for round in 0..30 {
-        let wish = CacheWish {
+        let wish = CacheSpec {
             cooperative: format!("churn-{round}"),
-            ..CacheWish::of("churn", 16 << 20)
+            ..CacheSpec::new("churn", 16 << 20)
         };
         let volumes = stage.caches(&stage.nodes(), &wish)?;
         let rolls = &dice.bytes()[round * 30..][..30];
@@ -264,16 +264,16 @@ fn cluster_cache_survives_long_churn() -> Result<()> {
 #[test]
 fn cluster_cache_finds_its_home_at_another_port() -> Result<()> {
     let content = Content::new(8, 2 * MIB);
-    let mut stage = Stage::start(2, "100MB", None)?;
-    stage.put("moved", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheWish::of("moved", 16 << 20))?;
-    let before = stage.world.cluster.home().to_owned();
-    stage.world.cluster.kill("home")?;
+    let mut stage = CacheCluster::start(2, "100MB", None)?;
+    stage.write_data_set("moved", &content)?;
+    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("moved", 16 << 20))?;
+    let before = stage.test_cluster.cluster.home_address().to_owned();
+    stage.test_cluster.cluster.kill("home")?;
     // Others, which have such a file too: one of that name, one at the address before.
     let (namesake, successor) = (tempfile::tempdir()?, tempfile::tempdir()?);
     for other in [&namesake, &successor] {
         fs::create_dir(other.path().join("moved"))?;
-        Content::new(9, 2 * MIB).write(&other.path().join("moved").join(FILE))?;
+        Content::new(9, 2 * MIB).write_file(&other.path().join("moved").join(DATA_FILE))?;
     }
     let serve = |export: &Path, more: &[&str]| -> Result<_> {
         let export = export.to_string_lossy().into_owned();
@@ -284,7 +284,7 @@ fn cluster_cache_finds_its_home_at_another_port() -> Result<()> {
             &export,
             "--until-stdin-closes",
         ];
-        let mut home = stage.world.bafs(&[&args, more].concat());
+        let mut home = stage.test_cluster.bafs_command(&[&args, more].concat());
         let home = home.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut home = home.spawn()?;
         let mut line = String::new();
@@ -296,7 +296,7 @@ fn cluster_cache_finds_its_home_at_another_port() -> Result<()> {
     };
     let successor = serve(successor.path(), &["--name", "other", "--listen", &before])?;
     // The catalog lists one home of a name, and keeps it while it lives: the first of the two.
-    let moved = serve(stage.world.home.path(), &[])?;
+    let moved = serve(stage.test_cluster.home.path(), &[])?;
     let namesake = serve(namesake.path(), &[])?;
     for volume in &volumes {
         stage.check_scan(volume, &content)?;

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use bafs_tests::{cannot_mount, chaos, skip};
+use bafs_tests::{mount_obstacle, chaos, report_skip};
 
 fn survives(test: &str, seed: u64, faults: Duration) {
-    if let Some(reason) = cannot_mount() {
-        return skip(test, &reason);
+    if let Some(reason) = mount_obstacle() {
+        return report_skip(test, &reason);
     }
-    let ended = chaos::run(seed, faults).expect("the cluster runs");
-    if let Some(why) = &ended.unmade {
-        skip(&format!("{test}: links and disks do not fail"), why);
+    let ended = chaos::run_chaos(seed, faults).expect("the cluster runs");
+    if let Some(why) = &ended.isolation_obstacle {
+        report_skip(&format!("{test}: links and disks do not fail"), why);
     }
     assert!(!ended.faults.is_empty(), "nothing failed: {ended:?}");
-    let is_fine = ended.is_complete && ended.is_identical && ended.left.is_empty();
+    let is_fine = ended.is_complete && ended.is_identical && ended.leftovers.is_empty();
     assert!(is_fine, "seed {seed}: {ended:?}");
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::content::Content;
-use bafs_tests::{World, cannot_mount, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// Bytes that the first stage writes, and that the second one changes.
 const WHOLE: usize = 48 << 20;
@@ -17,21 +17,21 @@ const CHANGED: usize = 16 << 20;
 /// not fit into a copy twice. Each says on the host that it began, and the second and third wait
 /// for a word.
 struct Stages {
-    world: World,
+    world: TestCluster,
     run: Option<Child>,
     path: PathBuf,
 }
 
 impl Stages {
     fn start(name: &str) -> Result<Option<Self>> {
-        if let Some(reason) = cannot_mount() {
-            skip(name, &reason);
+        if let Some(reason) = mount_obstacle() {
+            report_skip(name, &reason);
             return Ok(None);
         }
-        let world = World::start(&["400MB", "400MB"])?;
+        let world = TestCluster::start(&["400MB", "400MB"])?;
         world.wait_for_servers(3)?;
-        world.put("whole/whole", Content::new(1, WHOLE).bytes())?;
-        world.put("changed/changed", Content::new(2, CHANGED).bytes())?;
+        world.write_home("whole/whole", Content::new(1, WHOLE).bytes())?;
+        world.write_home("changed/changed", Content::new(2, CHANGED).bytes())?;
         let home = world.home.path().display().to_string();
         let job = |name: &str, script: &str| {
             format!(
@@ -59,7 +59,7 @@ impl Stages {
                  find /v -type f -links 2 | grep -c . | grep -q 4"
             ),
         );
-        let path = world.workflow(&text)?;
+        let path = world.write_workflow(&text)?;
         let mut stages = Self {
             world,
             run: None,
@@ -74,14 +74,14 @@ impl Stages {
     fn run_on(&mut self) -> Result<()> {
         let path = self.path.to_string_lossy();
         let arguments = ["run", &path, "--json", "--checkpoint", "always"];
-        let mut command = self.world.bafs(&arguments);
+        let mut command = self.world.bafs_command(&arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         self.run = Some(command.spawn().context("bafs run starts")?);
         Ok(())
     }
 
     fn go(&self, job: &str) -> Result<()> {
-        self.world.put(&format!("go-{job}"), b"")
+        self.world.write_home(&format!("go-{job}"), b"")
     }
 
     /// What `bafs why` says of the volume.
@@ -89,7 +89,7 @@ impl Stages {
         let journal = self.path.with_extension("bafs.journal");
         let output = self
             .world
-            .bafs(&["why", &journal.to_string_lossy(), "v"])
+            .bafs_command(&["why", &journal.to_string_lossy(), "v"])
             .output()?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -107,7 +107,7 @@ impl Stages {
             let run = self.run.as_mut().context("it runs")?;
             if run.try_wait()?.is_some() {
                 let output = self.run.take().context("it ran")?.wait_with_output()?;
-                anyhow::bail!("the run is over: {}", said(&output));
+                anyhow::bail!("the run is over: {}", printed_text(&output));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -117,7 +117,7 @@ impl Stages {
     /// The nodes that have the volume and its copy, once the first copy is complete.
     fn nodes(&mut self) -> Result<(&'static str, &'static str)> {
         let said = self.wait_for_copies(1)?;
-        let is_on = |node: &str| said.contains(&format!("complete on node {node},"));
+        let is_on = |node: &str| printed_text.contains(&format!("complete on node {node},"));
         match (is_on("n1"), is_on("n2")) {
             (true, false) => Ok(("n2", "n1")),
             (false, true) => Ok(("n1", "n2")),
@@ -130,7 +130,7 @@ impl Stages {
         let making = store(&self.world, target).join("making");
         self.go("b")?;
         for _ in 0..60_000 {
-            if !bafs_tests::is_empty(&making) {
+            if !bafs_tests::is_gone_or_empty(&making) {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -144,29 +144,29 @@ impl Stages {
         self.go("c")?;
         let run = self.run.take().context("it runs")?;
         let output = run.wait_with_output()?;
-        ensure!(output.status.success(), said(&output));
+        ensure!(output.status.success(), printed_text(&output));
         let mut expected = Content::new(1, WHOLE).bytes().to_vec();
         expected[..CHANGED].copy_from_slice(Content::new(2, CHANGED).bytes());
         expected.extend(b"small\n");
-        ensure!(self.world.get("out")? == expected, "the result is wrong");
-        let log = String::from_utf8(self.world.get("log")?)?;
+        ensure!(self.world.read_home("out")? == expected, "the result is wrong");
+        let log = String::from_utf8(self.world.read_home("log")?)?;
         Ok(["a", "b", "c"].map(|job| log.lines().filter(|line| *line == job).count()))
     }
 }
 
-fn store(world: &World, node: &str) -> PathBuf {
+fn store(world: &TestCluster, node: &str) -> PathBuf {
     world.cluster.directory().join(node)
 }
 
 /// Bytes that crossed the network, by what is said of a copy.
 fn received(said: &str) -> Result<usize> {
-    let before = said.split(" bytes crossed").next().unwrap_or_default();
+    let before = printed_text.split(" bytes crossed").next().unwrap_or_default();
     let number = before.rsplit(' ').next().unwrap_or_default();
-    number.parse().with_context(|| said.to_owned())
+    number.parse().with_context(|| printed_text.to_owned())
 }
 
 fn check_bytes(said: &str, expected: usize) -> Result<()> {
-    let bytes = received(said)?;
+    let bytes = received(printed_text)?;
     // A small file or two besides.
     ensure!(
         (expected..expected + (256 << 10)).contains(&bytes),

@@ -8,8 +8,8 @@ use std::time::Duration;
 use bafs_proto::message::JobOutcome;
 use bafs_sched::io::journal::read;
 use bafs_sched::logic::{Event, Scheduler};
-use bafs_tests::netns::{self, NetCluster, Running, SCHEDULER};
-use bafs_tests::{cannot_mount, skip};
+use bafs_tests::netns::{self, NamespaceCluster, ChildGuard, SCHEDULER_HOST};
+use bafs_tests::{mount_obstacle, report_skip};
 
 const NODES: [&str; 5] = ["200MB"; 5];
 const WIDTH: u32 = 24;
@@ -88,15 +88,15 @@ struct Ended {
 /// once more.
 fn run(
     more: &[&str],
-    disturb: impl FnOnce(&mut NetCluster, &dyn Fn(&NetCluster) -> Running, &mut Running),
+    disturb: impl FnOnce(&mut NamespaceCluster, &dyn Fn(&NamespaceCluster) -> ChildGuard, &mut ChildGuard),
 ) -> Ended {
-    let mut cluster = NetCluster::start(&NODES, 2).expect("a cluster");
+    let mut cluster = NamespaceCluster::start(&NODES, 2).expect("a cluster");
     let path = cluster
-        .put("run.bafs", workflow().as_bytes())
+        .write_home("run.bafs", workflow().as_bytes())
         .expect("a workflow");
     let told = cluster.directory.path().join("told");
     let journal = cluster.home.path().join("run.bafs.journal");
-    let start = |cluster: &NetCluster| cluster.run(&path, more, &told).expect("bafs run");
+    let start = |cluster: &NamespaceCluster| cluster.start_run(&path, more, &told).expect("bafs run");
     let mut running = start(&cluster);
     std::thread::sleep(BEFORE);
     disturb(&mut cluster, &start, &mut running);
@@ -113,7 +113,7 @@ fn run(
     };
     let said = std::fs::read_to_string(&told).expect("what it said");
     let counts = completions(&journal);
-    let sum = cluster.get("sum").unwrap_or_default();
+    let sum = cluster.read_home("sum").unwrap_or_default();
     let is_same = sum == expected().as_bytes();
     let again = counts.iter().filter(|(_, count)| **count > 1);
     Ended {
@@ -132,17 +132,17 @@ fn is_fine(ended: &Ended) {
 }
 
 fn cannot(test: &str) -> bool {
-    let why = cannot_mount().or_else(netns::cannot);
+    let why = mount_obstacle().or_else(netns::namespace_obstacle);
     if let Some(why) = &why {
-        skip(test, why);
+        report_skip(test, why);
     }
     why.is_some()
 }
 
-fn cut(cluster: &NetCluster, seconds: u64) {
-    cluster.network.cut(SCHEDULER).expect("cut");
+fn cut(cluster: &NamespaceCluster, seconds: u64) {
+    cluster.network.cut_link(SCHEDULER_HOST).expect("cut");
     std::thread::sleep(Duration::from_secs(seconds));
-    cluster.network.mend(SCHEDULER).expect("mend");
+    cluster.network.restore_link(SCHEDULER_HOST).expect("mend");
 }
 
 #[test]
@@ -186,13 +186,13 @@ fn cluster_run_resumes_within_a_cut() {
         return;
     }
     let ended = run(&[], |cluster, start, running| {
-        cluster.network.cut(SCHEDULER).expect("cut");
+        cluster.network.cut_link(SCHEDULER_HOST).expect("cut");
         std::thread::sleep(Duration::from_secs(3));
         running.kill().expect("kill");
         running.wait().expect("a child");
         *running = start(cluster);
         std::thread::sleep(Duration::from_secs(14));
-        cluster.network.mend(SCHEDULER).expect("mend");
+        cluster.network.restore_link(SCHEDULER_HOST).expect("mend");
     });
     is_fine(&ended);
 }
@@ -206,13 +206,13 @@ fn cluster_keeps_its_work_over_one_way_cuts() {
     let others = ["catalog", "home", "n1", "n2", "n3", "n4", "n5"];
     let ended = run(&[], |cluster, _, _| {
         let pause = || std::thread::sleep(Duration::from_secs(14));
-        cluster.network.block(&[SCHEDULER], &others).expect("mute");
+        cluster.network.block_packets(&[SCHEDULER_HOST], &others).expect("mute");
         pause();
-        cluster.network.restore().expect("restore");
+        cluster.network.restore_packets().expect("restore");
         std::thread::sleep(Duration::from_secs(3));
-        cluster.network.block(&others, &[SCHEDULER]).expect("deaf");
+        cluster.network.block_packets(&others, &[SCHEDULER_HOST]).expect("deaf");
         pause();
-        cluster.network.restore().expect("restore");
+        cluster.network.restore_packets().expect("restore");
     });
     is_fine(&ended);
 }
@@ -225,9 +225,9 @@ fn cluster_keeps_its_work_while_the_catalog_is_cut_off() {
     }
     let nodes = ["n1", "n2", "n3", "n4", "n5"];
     let ended = run(&[], |cluster, _, _| {
-        cluster.network.part(&["catalog"], &nodes).expect("part");
+        cluster.network.partition(&["catalog"], &nodes).expect("part");
         std::thread::sleep(Duration::from_secs(20));
-        cluster.network.restore().expect("restore");
+        cluster.network.restore_packets().expect("restore");
     });
     is_fine(&ended);
 }
@@ -239,11 +239,11 @@ fn cluster_goes_on_without_a_group_that_is_cut_off() {
         return;
     }
     let group = ["n1", "n2"];
-    let others = ["catalog", "home", "n3", "n4", "n5", SCHEDULER];
+    let others = ["catalog", "home", "n3", "n4", "n5", SCHEDULER_HOST];
     let ended = run(&[], |cluster, _, _| {
-        cluster.network.part(&group, &others).expect("part");
+        cluster.network.partition(&group, &others).expect("part");
         std::thread::sleep(Duration::from_secs(14));
-        cluster.network.restore().expect("restore");
+        cluster.network.restore_packets().expect("restore");
     });
     assert!(ended.is_complete, "{ended:?}");
     assert_eq!(ended.jobs, JOBS, "{ended:?}");

@@ -4,8 +4,8 @@
 use std::fs::OpenOptions;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::disk::{fill, node_on, seen_by};
-use bafs_tests::{World, cannot_mount, said, skip};
+use bafs_tests::disk::{fill_disk, start_node_on_disk, path_in_namespace};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 const PIPELINES: u32 = 4;
 
@@ -41,10 +41,10 @@ fn cksum(data: &[u8]) -> Result<Vec<u8>> {
 /// Whether a test of this name cannot run here, which is told.
 fn is_skipped(name: &str) -> bool {
     let reason = match nix::unistd::geteuid().is_root() {
-        true => cannot_mount(),
+        true => mount_obstacle(),
         false => Some("it needs root to mount a small file system".to_owned()),
     };
-    reason.inspect(|reason| skip(name, reason)).is_some()
+    reason.inspect(|reason| report_skip(name, reason)).is_some()
 }
 
 #[test]
@@ -52,30 +52,30 @@ fn cluster_runs_elsewhere_what_finds_a_full_disk() -> Result<()> {
     if is_skipped("cluster_runs_elsewhere_what_finds_a_full_disk") {
         return Ok(());
     }
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     for i in 1..=PIPELINES {
-        world.put(&format!("in/{i}"), &input(i))?;
+        world.write_home(&format!("in/{i}"), &input(i))?;
     }
     let directory = tempfile::tempdir()?;
     let store = directory.path().to_string_lossy().into_owned();
-    let mut node = node_on("-t tmpfs -o size=20m tmpfs", &world, &store)?;
+    let mut node = start_node_on_disk("-t tmpfs -o size=20m tmpfs", &world, &store)?;
     world.wait_for_servers(3)?;
-    let filler = seen_by(&node, &store).join("filler");
-    fill(&filler)?;
+    let filler = path_in_namespace(&node, &store).join("filler");
+    fill_disk(&filler)?;
     let file = OpenOptions::new().write(true).open(&filler)?;
     file.set_len(file.metadata()?.len() - LEFT_BYTES)?;
 
-    let path = world.workflow(WORKFLOW)?.to_string_lossy().into_owned();
-    let output = world.bafs(&["run", &path]).output()?;
-    ensure!(output.status.success(), said(&output));
+    let path = world.write_workflow(WORKFLOW)?.to_string_lossy().into_owned();
+    let output = world.bafs_command(&["run", &path]).output()?;
+    ensure!(output.status.success(), printed_text(&output));
     for i in 1..=PIPELINES {
-        let found = world.get(&format!("out/{i}"))?;
+        let found = world.read_home(&format!("out/{i}"))?;
         ensure!(found == cksum(&input(i))?, "output {i} is wrong");
     }
-    let left = world.json(&["volume", "list"])?;
+    let left = world.run_json(&["volume", "list"])?;
     ensure!(left.as_array().is_some_and(Vec::is_empty), "{left}");
     // The larger node was tried first, and said what its disk has; nothing ran there.
-    let told = world.bafs(&["replay", &path]).output()?;
+    let told = world.bafs_command(&["replay", &path]).output()?;
     let told = String::from_utf8(told.stdout).context("a text")?;
     let met = told.lines().find(|line| line.contains("could not"));
     let met = met.with_context(|| format!("the full disk was not met:\n{told}"))?;
@@ -118,21 +118,21 @@ fn give_way(pipelines: u32, name: &str) -> Result<()> {
     if is_skipped(name) {
         return Ok(());
     }
-    let world = World::start(&["1MB"])?;
+    let world = TestCluster::start(&["1MB"])?;
     let shared: Vec<u8> = (0..READ_BY_ALL_MB * 250_000)
         .flat_map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes())
         .collect();
-    world.put("shared/all", &shared)?;
+    world.write_home("shared/all", &shared)?;
     let directory = tempfile::tempdir()?;
     let store = directory.path().to_string_lossy().into_owned();
-    let mut node = node_on("-t tmpfs -o size=64m tmpfs", &world, &store)?;
+    let mut node = start_node_on_disk("-t tmpfs -o size=64m tmpfs", &world, &store)?;
     world.wait_for_servers(3)?;
     let workflow = GREEDY.replace("PIPELINES", &pipelines.to_string());
-    let path = world.workflow(&workflow)?.to_string_lossy().into_owned();
-    let output = world.bafs(&["run", &path]).output()?;
-    ensure!(output.status.success(), said(&output));
+    let path = world.write_workflow(&workflow)?.to_string_lossy().into_owned();
+    let output = world.bafs_command(&["run", &path]).output()?;
+    ensure!(output.status.success(), printed_text(&output));
     for i in 1..=pipelines {
-        let found = world.get(&format!("out/{i}"))?;
+        let found = world.read_home(&format!("out/{i}"))?;
         ensure!(found == cksum(&shared)?, "output {i} is wrong");
     }
     drop(node.stdin.take());

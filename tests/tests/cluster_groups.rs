@@ -6,10 +6,10 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::door::DOOR_NAME;
-use bafs_tests::api::{CacheVolume, CacheWish};
+use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{Stage, compare};
-use bafs_tests::{cannot_mount, skip};
+use bafs_tests::stage::{CacheCluster, compare};
+use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
 
@@ -20,26 +20,26 @@ const SUBNET: [&str; 2] = ["n1", "n2"];
 const EAST: [&str; 2] = ["e1", "e2"];
 
 /// A cluster of both groups.
-fn start() -> Result<Stage> {
-    let mut stage = Stage::start(SUBNET.len(), "100MB", None)?;
+fn start() -> Result<CacheCluster> {
+    let mut stage = CacheCluster::start(SUBNET.len(), "100MB", None)?;
     for name in EAST {
         let more = ["--size", "100MB", "--slots", "2", "--group", "east"];
-        stage.world.cluster.add_node(name, &more)?;
+        stage.test_cluster.cluster.add_node(name, &more)?;
     }
     stage
-        .world
+        .test_cluster
         .wait_for_servers(1 + SUBNET.len() + EAST.len())?;
     Ok(stage)
 }
 
-fn addresses(stage: &Stage, names: &[&str]) -> Vec<String> {
-    let address = |name: &&str| stage.world.cluster.address(name).to_owned();
+fn addresses(stage: &CacheCluster, names: &[&str]) -> Vec<String> {
+    let address = |name: &&str| stage.test_cluster.cluster.address(name).to_owned();
     names.iter().map(address).collect()
 }
 
 /// What the catalog tells of the nodes' groups.
-fn groups(stage: &Stage) -> Result<BTreeMap<String, String>> {
-    let listed = stage.world.json(&["servers"])?;
+fn groups(stage: &CacheCluster) -> Result<BTreeMap<String, String>> {
+    let listed = stage.test_cluster.run_json(&["servers"])?;
     let servers = listed.as_array().context("a list")?;
     let text = |server: &serde_json::Value, key: &str| {
         let text = server[key].as_str().map(str::to_owned);
@@ -52,10 +52,10 @@ fn groups(stage: &Stage) -> Result<BTreeMap<String, String>> {
 }
 
 /// Addresses of those with whom a volume's node believes to share the cache.
-fn peers(stage: &Stage, volume: &CacheVolume) -> Result<Vec<String>> {
+fn peers(stage: &CacheCluster, volume: &CacheVolume) -> Result<Vec<String>> {
     let shown = stage
-        .world
-        .json(&["volume", "show", &volume.id.to_string()])?;
+        .test_cluster
+        .run_json(&["volume", "show", &volume.id.to_string()])?;
     let peers = shown["cache"]["peers"].as_array().context("peers")?;
     let address = |peer: &serde_json::Value| peer["address"].as_str().map(str::to_owned);
     peers
@@ -65,7 +65,7 @@ fn peers(stage: &Stage, volume: &CacheVolume) -> Result<Vec<String>> {
 }
 
 /// Calls by which nodes share caches, that these nodes have received.
-fn shared_calls(stage: &Stage, nodes: &[String]) -> Result<u64> {
+fn shared_calls(stage: &CacheCluster, nodes: &[String]) -> Result<u64> {
     let calls = ["calls.JoinCache", "calls.ReadBlocks"];
     calls.iter().map(|call| stage.sum(nodes, call)).sum()
 }
@@ -75,7 +75,7 @@ fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> 
     let content = Content::new(51, 6 * MIB);
     let needed = content.bytes().len() as u64;
     let stage = start()?;
-    stage.put("set", &content)?;
+    stage.write_data_set("set", &content)?;
     let known = groups(&stage)?;
     for (names, group) in [(SUBNET, "loopback"), (EAST, "east")] {
         for name in names {
@@ -85,7 +85,7 @@ fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> 
     }
     let (subnet, east) = (addresses(&stage, &SUBNET), addresses(&stage, &EAST));
     let nodes = [subnet.clone(), east.clone()].concat();
-    let volumes = stage.caches(&nodes, &CacheWish::of("set", 16 << 20))?;
+    let volumes = stage.caches(&nodes, &CacheSpec::new("set", 16 << 20))?;
     let (of_subnet, of_east) = volumes.split_at(subnet.len());
     let mut sent = 0;
     for (own, own_nodes, others) in [(of_subnet, &subnet, &east), (of_east, &east, &subnet)] {
@@ -121,27 +121,27 @@ fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> 
 
 #[test]
 fn cluster_groups_let_a_job_elsewhere_read_what_a_group_keeps() -> Result<()> {
-    if let Some(reason) = cannot_mount() {
+    if let Some(reason) = mount_obstacle() {
         let name = "cluster_groups_let_a_job_elsewhere_read_what_a_group_keeps";
-        skip(name, &reason);
+        report_skip(name, &reason);
         return Ok(());
     }
     let content = Content::new(52, 3 * MIB);
     let needed = content.bytes().len() as u64;
     let stage = start()?;
-    stage.put("far", &content)?;
+    stage.write_data_set("far", &content)?;
     let (subnet, east) = (addresses(&stage, &SUBNET), addresses(&stage, &EAST));
-    let volumes = stage.caches(&subnet, &CacheWish::of("far", 16 << 20))?;
+    let volumes = stage.caches(&subnet, &CacheSpec::new("far", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     // As from another machine: nothing is handed over.
-    let door = stage.world.cluster.directory().join("n1").join(DOOR_NAME);
+    let door = stage.test_cluster.cluster.directory().join("n1").join(DOOR_NAME);
     fs::rename(&door, door.with_extension("away"))?;
     // No node of this job's group has the volume: it asks the node of the volume for each block.
     let before = stage.sum(&subnet[..1], "cache_hit_local_bytes")?;
-    let (speaker, target) = (stage.api.speaker().clone(), volumes[0].target());
+    let (speaker, target) = (stage.client.client().clone(), volumes[0].mount_target());
     let script = stage.compare_script("far");
     let job = compare(speaker, east[0].clone(), target, script);
-    let wrong = stage.api.wait(job)?;
+    let wrong = stage.client.block_on(job)?;
     ensure!(wrong == 0, "{wrong} bytes are wrong");
     let read = stage.sum(&subnet[..1], "cache_hit_local_bytes")? - before;
     ensure!(

@@ -6,13 +6,13 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bafs_tests::foreign::{nginx, sshd};
-use bafs_tests::{cannot_mount, processes_with, program, said, skip};
+use bafs_tests::foreign::{start_nginx, start_sshd};
+use bafs_tests::{mount_obstacle, processes_matching, bafs_program, printed_text, report_skip};
 
 #[test]
 fn cluster_runs_a_workflow_between_homes_of_other_kinds() -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip(
+    if let Some(reason) = mount_obstacle() {
+        report_skip(
             "cluster_runs_a_workflow_between_homes_of_other_kinds",
             &reason,
         );
@@ -32,8 +32,8 @@ fn cluster_runs_a_workflow_between_homes_of_other_kinds() -> Result<()> {
     std::fs::write(web.join("db/data"), &data)?;
     std::fs::write(web.join("db/bafs.list"), "data\n")?;
     std::fs::write(web.join("query"), "line 4242\n")?;
-    let (_nginx, http, https) = nginx(&etc, &web)?;
-    let (_sshd, ssh, settings) = sshd(&etc)?;
+    let (_nginx, http, https) = start_nginx(&etc, &web)?;
+    let (_sshd, ssh, settings) = start_sshd(&etc)?;
     let homes = own.path().join("homes.toml");
     // The second page is for those who have its token.
     let bearer = format!("[[home]]\nurl = \"https://127.0.0.1:{https}\"\ntoken = \"sesame\"\n");
@@ -58,20 +58,20 @@ fn cluster_runs_a_workflow_between_homes_of_other_kinds() -> Result<()> {
         out.display()
     );
     std::fs::write(&workflow, text)?;
-    let mut run = Command::new(program());
+    let mut run = Command::new(bafs_program());
     run.args(["run", "--local", "2"])
         .arg(&workflow)
         .env("BAFS_HOMES", &homes)
         .env("SSL_CERT_FILE", etc.join("certificate"));
     let done = run.stdin(Stdio::null()).output()?;
-    ensure!(done.status.success(), "{}", said(&done));
+    ensure!(done.status.success(), "{}", printed_text(&done));
     let expected = format!("4243:line 4242\n{}\n", data.len());
     for i in 1..=2 {
         let found = std::fs::read_to_string(out.join(i.to_string()))?;
         ensure!(found == expected, "result {i} is {found:?}");
     }
     ensure!(std::fs::read_dir(&out)?.count() == 2, "uploads are left");
-    let ssh = || processes_with(&format!("-i {}", etc.join("key").display()));
+    let ssh = || processes_matching(&format!("-i {}", etc.join("key").display()));
     for _ in 0..500 {
         if ssh().is_empty() {
             break;

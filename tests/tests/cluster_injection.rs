@@ -2,11 +2,11 @@
 //! nothing is left, and no job runs again but for a fault of what held it.
 
 use bafs_tests::injection::{self, Verdict};
-use bafs_tests::skip;
+use bafs_tests::report_skip;
 
 fn withstand(test: &str, seed: u64) {
     if let Some(reason) = injection::cannot() {
-        return skip(test, &reason);
+        return report_skip(test, &reason);
     }
     let verdict = injection::run(seed).expect("the cluster runs");
     check(&verdict);
@@ -45,7 +45,7 @@ fn cluster_withstands_further_injected_faults() {
 fn cluster_withstands_forty_seeds_of_faults() {
     let test = "cluster_withstands_forty_seeds_of_faults";
     if let Some(reason) = injection::cannot() {
-        return skip(test, &reason);
+        return report_skip(test, &reason);
     }
     let verdicts = injection::run_all(1..=40, &|verdict| eprintln!("{verdict:?}"));
     for verdict in &verdicts {

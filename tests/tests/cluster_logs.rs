@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{cannot_mount, program, said, skip};
+use bafs_tests::{mount_obstacle, bafs_program, printed_text, report_skip};
 
 /// A program that says 600 lines, and then fails as Python's do.
 const PROGRAM: &str = "i=0; while [ $i -lt 300 ]; do echo progress line $i; \
@@ -15,7 +15,7 @@ const PROGRAM: &str = "i=0; while [ $i -lt 300 ]; do echo progress line $i; \
 fn run(directory: &Path, text: &str, options: &[&str]) -> Result<Output> {
     let workflow = directory.join("w.bafs");
     std::fs::write(&workflow, text)?;
-    let mut run = Command::new(program());
+    let mut run = Command::new(bafs_program());
     run.arg("run").arg(&workflow).args(["--local", "1"]);
     run.args(options).stdin(Stdio::null());
     run.output().context("bafs run")
@@ -23,14 +23,14 @@ fn run(directory: &Path, text: &str, options: &[&str]) -> Result<Output> {
 
 /// What `bafs logs` says in a directory.
 fn logs(directory: &Path, words: &[&str]) -> Result<Output> {
-    let mut logs = Command::new(program());
+    let mut logs = Command::new(bafs_program());
     logs.current_dir(directory).arg("logs").args(words);
     logs.output().context("bafs logs")
 }
 
 fn skips(test: &str) -> bool {
-    cannot_mount().is_some_and(|reason| {
-        skip(test, &reason);
+    mount_obstacle().is_some_and(|reason| {
+        report_skip(test, &reason);
         true
     })
 }
@@ -51,7 +51,7 @@ fn cluster_brings_the_log_of_a_failed_job_home() -> Result<()> {
         )
     };
     let output = run(directory.path(), &text(1), &[])?;
-    let said = said(&output);
+    let said = printed_text(&output);
     ensure!(!output.status.success(), "{said}");
     for part in [
         "exited with code 1",
@@ -68,7 +68,7 @@ fn cluster_brings_the_log_of_a_failed_job_home() -> Result<()> {
     let mended = "echo all is well >&2; echo 1 > /w/result";
     std::fs::write(directory.path().join("prog.sh"), mended)?;
     let output = run(directory.path(), &text(0), &[])?;
-    ensure!(output.status.success(), "{}", bafs_tests::said(&output));
+    ensure!(output.status.success(), "{}", bafs_tests::printed_text(&output));
     let log = std::fs::read_to_string(directory.path().join("logs/a.err"))?;
     ensure!(log == "all is well\n", "{log}");
     Ok(())
@@ -82,7 +82,7 @@ fn cluster_tells_the_last_lines_of_a_killed_job() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let text = "volume w scratch 10 MB\njob a {\n executable = sh\n arguments = -c 'echo last \
                 words >&2; kill -SEGV $$'\n error = /w/log.err\n}\nmount w a /w\n";
-    let said = said(&run(directory.path(), text, &[])?);
+    let said = printed_text(&run(directory.path(), text, &[])?);
     ensure!(said.contains("signal 11 (SIGSEGV)"), "{said}");
     ensure!(said.contains("    last words"), "{said}");
     Ok(())
@@ -106,7 +106,7 @@ fn cluster_keeps_what_jobs_print() -> Result<()> {
     ensure!(!output.status.success(), "the first one fails");
     let printed = |words: &[&str]| -> Result<String> {
         let output = logs(directory.path(), words)?;
-        ensure!(output.status.success(), "{}", said(&output));
+        ensure!(output.status.success(), "{}", printed_text(&output));
         Ok(String::from_utf8(output.stdout)?)
     };
     let first = printed(&["w.bafs", "first", "--attempt", "1"])?;
@@ -137,9 +137,9 @@ fn cluster_keeps_what_jobs_print() -> Result<()> {
         large.len() < 300_000 && !large.contains("standard error"),
         "its bounds"
     );
-    let unknown = said(&logs(directory.path(), &["w.bafs", "lagre"])?);
+    let unknown = printed_text(&logs(directory.path(), &["w.bafs", "lagre"])?);
     ensure!(unknown.contains("did you mean 'large'?"), "{unknown}");
-    let none = said(&logs(directory.path(), &["first", "--attempt", "9"])?);
+    let none = printed_text(&logs(directory.path(), &["first", "--attempt", "9"])?);
     ensure!(none.contains("the last one is 2"), "{none}");
     // What is kept of one is removed: it is said.
     std::fs::remove_file(directory.path().join("w.bafs.logs/files.1.out"))?;
@@ -159,7 +159,7 @@ fn cluster_keeps_no_logs_inside_a_source() -> Result<()> {
     let text = "volume all cache bafs://home/ 1 MB\njob a {\n executable = true\n}\n\
                 mount all a /all\n";
     let output = run(directory.path(), text, &[])?;
-    let said = said(&output);
+    let said = printed_text(&output);
     ensure!(output.status.success(), "{said}");
     ensure!(said.contains("what jobs print is not kept"), "{said}");
     ensure!(

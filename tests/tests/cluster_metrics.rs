@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, cannot_mount, said, skip, tool};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip, find_tool};
 use serde_json::Value;
 
 const WORKFLOW: &str = "volume data cache bafs://home/data 4 MB\n\
@@ -78,7 +78,7 @@ fn query(server: &str, what: &str) -> Result<Vec<(String, f64)>> {
     let output = Command::new("promtool")
         .args(["query", "instant", "--format", "json", server, what])
         .output()?;
-    let found: Value = serde_json::from_slice(&output.stdout).with_context(|| said(&output))?;
+    let found: Value = serde_json::from_slice(&output.stdout).with_context(|| printed_text(&output))?;
     let mut values = Vec::new();
     for row in found.as_array().context("a vector")? {
         let instance = row["metric"]["instance"].as_str().unwrap_or_default();
@@ -88,8 +88,8 @@ fn query(server: &str, what: &str) -> Result<Vec<(String, f64)>> {
     Ok(values)
 }
 
-fn wait_for_home_bytes(world: &World, server: &str) -> Result<()> {
-    let home = world.cluster.metrics("home").to_owned();
+fn wait_for_home_bytes(world: &TestCluster, server: &str) -> Result<()> {
+    let home = world.cluster.metrics_address("home").to_owned();
     let is_read = |(at, bytes): &(String, f64)| *at == home && *bytes >= 2e6;
     for _ in 0..50 {
         if query(server, "bafs_home_read_bytes_total")?
@@ -106,28 +106,28 @@ fn wait_for_home_bytes(world: &World, server: &str) -> Result<()> {
 #[test]
 fn cluster_metrics_are_read_by_prometheus() -> Result<()> {
     let name = "cluster_metrics_are_read_by_prometheus";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
-    if tool("prometheus").is_none() || tool("promtool").is_none() {
-        skip(name, "no prometheus on this machine");
+    if find_tool("prometheus").is_none() || find_tool("promtool").is_none() {
+        report_skip(name, "no prometheus on this machine");
         return Ok(());
     }
-    let world = World::start_as(&["30MB", "30MB"], |spec| spec.metrics = true)?;
+    let world = TestCluster::start_with_spec(&["30MB", "30MB"], |spec| spec.has_metrics = true)?;
     world.wait_for_servers(3)?;
-    world.put("data/one", &vec![7; 2_000_000])?;
+    world.write_home("data/one", &vec![7; 2_000_000])?;
     let (run_at, port) = (format!("127.0.0.1:{}", free_port()?), free_port()?);
     let mut targets: Vec<String> = ["catalog", "home", "n1", "n2"]
         .iter()
-        .map(|server| world.cluster.metrics(server).to_owned())
+        .map(|server| world.cluster.metrics_address(server).to_owned())
         .collect();
     targets.push(run_at.clone());
     let directory = tempfile::tempdir()?;
     let _prometheus = start(directory.path(), &targets, port)?;
     let server = format!("http://127.0.0.1:{port}");
-    let workflow = world.workflow(WORKFLOW)?;
-    let mut run = world.bafs(&["run", &workflow.to_string_lossy(), "--metrics", &run_at]);
+    let workflow = world.write_workflow(WORKFLOW)?;
+    let mut run = world.bafs_command(&["run", &workflow.to_string_lossy(), "--metrics", &run_at]);
     let run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut was_running = false;
     let mut up = Vec::new();
@@ -150,10 +150,10 @@ fn cluster_metrics_are_read_by_prometheus() -> Result<()> {
         "Prometheus could not read all: {up:?}"
     );
     let output = run.wait_with_output()?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     wait_for_home_bytes(&world, &server)?;
     for server in ["catalog", "home", "n1", "n2"] {
-        let page = page(world.cluster.metrics(server))?;
+        let page = page(world.cluster.metrics_address(server))?;
         ensure!(!page.contains("Not documented"), "{server}:\n{page}");
         ensure!(page.contains("bafs_calls_total{call="), "{server}:\n{page}");
     }

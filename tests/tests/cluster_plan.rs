@@ -1,7 +1,7 @@
 //! `bafs plan` without an environment: for what is free on the nodes that a catalog lists.
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, said};
+use bafs_tests::{TestCluster, printed_text};
 use serde_json::Value;
 
 const RATES: [&str; 4] = ["--home-rate", "10 MB/s", "--local-rate", "100 MB/s"];
@@ -16,18 +16,18 @@ const WORKFLOW: &str = "for i in 1..4\n\
     mount v$(i) a$(i) /v\n\
     end\n";
 
-fn plan(world: &World, more: &[&str]) -> Result<Value> {
-    let workflow = world.workflow(WORKFLOW)?;
+fn plan(world: &TestCluster, more: &[&str]) -> Result<Value> {
+    let workflow = world.write_workflow(WORKFLOW)?;
     let workflow = workflow.to_str().context("a path is text")?;
-    world.json(&[&["plan", workflow], more].concat())
+    world.run_json(&[&["plan", workflow], more].concat())
 }
 
-fn refusal(world: &World, more: &[&str]) -> Result<String> {
-    let workflow = world.workflow(WORKFLOW)?;
-    let mut command = world.bafs(&["plan"]);
+fn refusal(world: &TestCluster, more: &[&str]) -> Result<String> {
+    let workflow = world.write_workflow(WORKFLOW)?;
+    let mut command = world.bafs_command(&["plan"]);
     let output = command.arg(workflow).args(more).output()?;
-    ensure!(!output.status.success(), "it is planned: {}", said(&output));
-    Ok(said(&output))
+    ensure!(!output.status.success(), "it is planned: {}", printed_text(&output));
+    Ok(printed_text(&output))
 }
 
 fn storage(plan: &Value) -> Result<Vec<(u64, u64)>> {
@@ -42,9 +42,9 @@ fn storage(plan: &Value) -> Result<Vec<(u64, u64)>> {
 
 #[test]
 fn a_plan_for_a_cluster_counts_what_is_free_there_now() -> Result<()> {
-    let world = World::start(&["300 MB", "300 MB"])?;
+    let world = TestCluster::start(&["300 MB", "300 MB"])?;
     world.wait_for_servers(3)?;
-    let plan_of = |world: &World| plan(world, &RATES);
+    let plan_of = |world: &TestCluster| plan(world, &RATES);
     let empty = plan_of(&world)?;
     let kinds = storage(&empty)?;
     ensure!(kinds.iter().map(|kind| kind.0).sum::<u64>() == 2, "{empty}");
@@ -58,8 +58,8 @@ fn a_plan_for_a_cluster_counts_what_is_free_there_now() -> Result<()> {
     let taken = [
         "volume", "create", "big", "--node", "n1", "--size", "250 MB",
     ];
-    let made = world.bafs(&taken).output()?;
-    ensure!(made.status.success(), "{}", said(&made));
+    let made = world.bafs_command(&taken).output()?;
+    ensure!(made.status.success(), "{}", printed_text(&made));
     for _ in 0..100 {
         let full = plan_of(&world)?;
         let missing = &full["candidates"][0]["shortage"]["places"]["missing_volumes"];
@@ -74,17 +74,17 @@ fn a_plan_for_a_cluster_counts_what_is_free_there_now() -> Result<()> {
 
 #[test]
 fn a_plan_without_machines_or_rates_says_what_to_give() -> Result<()> {
-    let world = World::start(&[])?;
+    let world = TestCluster::start(&[])?;
     let told = refusal(&world, &[])?;
     ensure!(told.contains("--home-rate and --local-rate"), "{told}");
     let told = refusal(&world, &RATES)?;
     ensure!(told.contains("lists no node"), "{told}");
-    let workflow = world.workflow(WORKFLOW)?;
-    let mut command = world.bafs(&["plan"]);
+    let workflow = world.write_workflow(WORKFLOW)?;
+    let mut command = world.bafs_command(&["plan"]);
     command
         .env_remove("BAFS_CATALOG")
         .env_remove("BAFS_IDENTITY");
-    let told = said(&command.arg(workflow).output()?);
+    let told = printed_text(&command.arg(workflow).output()?);
     ensure!(told.contains("--environment FILE"), "{told}");
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, cannot_mount, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 use serde_json::Value;
 
 /// Three pipelines: the first job reads shared data, then sleeps; the second reads what it wrote.
@@ -26,14 +26,14 @@ const WORKFLOW: &str = "volume data cache bafs://home/data 4 MB\n\
     extract work$(i) sum bafs://home/out/$(i)\n\
     end\n";
 
-fn ready(name: &str, node_sizes: &[&str], limit: Option<&str>) -> Result<Option<World>> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+fn ready(name: &str, node_sizes: &[&str], limit: Option<&str>) -> Result<Option<TestCluster>> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(None);
     }
-    let world = World::start_with(node_sizes, limit)?;
+    let world = TestCluster::start_with_home_rate(node_sizes, limit)?;
     world.wait_for_servers(node_sizes.len() + 1)?;
-    world.put("data/one", &vec![7; 2_000_000])?;
+    world.write_home("data/one", &vec![7; 2_000_000])?;
     Ok(Some(world))
 }
 
@@ -44,8 +44,8 @@ fn number(value: &Value, name: &str) -> Result<u64> {
 }
 
 /// The ledger of a run, of which every row must sum to what its job took.
-fn ledger(world: &World, journal: &str) -> Result<Value> {
-    let report = world.json(&["report", journal])?;
+fn ledger(world: &TestCluster, journal: &str) -> Result<Value> {
+    let report = world.run_json(&["report", journal])?;
     let jobs = report["goodput"]["jobs"].as_array().context("jobs")?;
     ensure!(jobs.len() == 6, "{report}");
     for job in jobs {
@@ -73,9 +73,9 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
     let Some(world) = ready(name, &["30MB", "30MB"], Some("1MB/s"))? else {
         return Ok(());
     };
-    let path = world.workflow(WORKFLOW)?;
+    let path = world.write_workflow(WORKFLOW)?;
     let workflow = path.to_string_lossy().into_owned();
-    let run = world.json(&["run", &workflow])?;
+    let run = world.run_json(&["run", &workflow])?;
     let report = ledger(&world, &workflow)?;
     let wall = number(&report["timeline"], "wall_ms")?;
     ensure!(wall == number(&run, "wall_ms")?, "{wall}: {run}");
@@ -91,13 +91,13 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
     }
     let page = path.with_extension("html");
     let output = world
-        .bafs(&["report", &workflow, "-o", &page.to_string_lossy()])
+        .bafs_command(&["report", &workflow, "-o", &page.to_string_lossy()])
         .output()?;
-    ensure!(output.status.success(), said(&output));
-    let printed = world.bafs(&["report", &workflow, "-o", "-"]).output()?;
-    ensure!(printed.status.success(), said(&printed));
+    ensure!(output.status.success(), printed_text(&output));
+    let printed = world.bafs_command(&["report", &workflow, "-o", "-"]).output()?;
+    ensure!(printed.status.success(), printed_text(&printed));
     let page = std::fs::read_to_string(page)?;
-    ensure!(printed.stdout == page.as_bytes(), said(&printed));
+    ensure!(printed.stdout == page.as_bytes(), printed_text(&printed));
     ensure_silent_without_reader(&world, &workflow)?;
     ensure!(
         page.contains("complete") && page.contains("second3"),
@@ -106,11 +106,11 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
     let is_told = page.contains(&*world.home.path().to_string_lossy());
     ensure!(!is_told, "a path of this machine is in the page");
     let graph = world
-        .bafs(&["graph", &format!("{workflow}.journal")])
+        .bafs_command(&["graph", &format!("{workflow}.journal")])
         .output()?;
     let graph = String::from_utf8(graph.stdout)?;
     ensure!(graph.matches("fillcolor=palegreen").count() == 6, "{graph}");
-    let status = world.json(&["status", &workflow])?;
+    let status = world.run_json(&["status", &workflow])?;
     ensure!(
         status["outcome"] == "Complete" && status["is_running"] == false,
         "{status}"
@@ -119,7 +119,7 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
 }
 
 /// Nobody reads what is printed: as after the last line of `head`.
-fn ensure_silent_without_reader(world: &World, workflow: &str) -> Result<()> {
+fn ensure_silent_without_reader(world: &TestCluster, workflow: &str) -> Result<()> {
     let all: [&[&str]; 7] = [
         &["replay", workflow],
         &["--json", "replay", workflow],
@@ -132,10 +132,10 @@ fn ensure_silent_without_reader(world: &World, workflow: &str) -> Result<()> {
     for args in all {
         let (reader, writer) = std::io::pipe()?;
         drop(reader);
-        let mut command = world.bafs(args);
+        let mut command = world.bafs_command(args);
         let output = command.stdout(writer).stderr(Stdio::piped()).spawn()?;
         let output = output.wait_with_output()?;
-        ensure!(output.stderr.is_empty(), "{args:?}: {}", said(&output));
+        ensure!(output.stderr.is_empty(), "{args:?}: {}", printed_text(&output));
         ensure!(
             output.status.code() == Some(141),
             "{args:?}: {}",
@@ -151,9 +151,9 @@ fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
     let Some(mut world) = ready(name, &["30MB", "30MB", "30MB"], None)? else {
         return Ok(());
     };
-    let path = world.workflow(&WORKFLOW.replace("sleep 1.5", "sleep 4"))?;
+    let path = world.write_workflow(&WORKFLOW.replace("sleep 1.5", "sleep 4"))?;
     let workflow = path.to_string_lossy().into_owned();
-    let mut command = world.bafs(&["run", &workflow, "--json"]);
+    let mut command = world.bafs_command(&["run", &workflow, "--json"]);
     let run = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -164,7 +164,7 @@ fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
         if !path.with_extension("bafs.journal").exists() {
             continue;
         }
-        let status = world.json(&["status", &workflow])?;
+        let status = world.run_json(&["status", &workflow])?;
         let running = status["running"].as_array().context("running")?;
         if status["is_running"] == true && running.len() == 3 {
             victim = running[0]["node"].as_str().map(str::to_owned);
@@ -174,7 +174,7 @@ fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
     let victim = victim.context("three jobs were not seen to run")?;
     world.cluster.kill(&victim)?;
     let output = run.wait_with_output()?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     let report = ledger(&world, &workflow)?;
     let executions = report["timeline"]["executions"]
         .as_array()
@@ -207,7 +207,7 @@ fn cluster_tells_of_a_cache_that_is_too_small() -> Result<()> {
     const FILES: usize = 60;
     const FILE_BYTES: usize = 65_537;
     for file in 0..FILES {
-        world.put(&format!("many/{file:02}"), &vec![9; FILE_BYTES])?;
+        world.write_home(&format!("many/{file:02}"), &vec![9; FILE_BYTES])?;
     }
     let mut text = format!(
         "volume many cache bafs://home/many {} B\n",
@@ -220,13 +220,13 @@ fn cluster_tells_of_a_cache_that_is_too_small() -> Result<()> {
         );
     }
     text += "parent read0 child read1\nparent read1 child read2\n";
-    let workflow = world.workflow(&text)?.to_string_lossy().into_owned();
-    world.json(&["run", &workflow])?;
-    let report = world.json(&["report", &workflow])?;
+    let workflow = world.write_workflow(&text)?.to_string_lossy().into_owned();
+    world.run_json(&["run", &workflow])?;
+    let report = world.run_json(&["report", &workflow])?;
     let warned = report["warnings"].as_array().context("warnings")?;
     let names_cache = warned.iter().any(|warning| {
         let said = warning.as_str().unwrap_or_default();
-        said.contains("of volume 'many' came from home once more")
+        printed_text.contains("of volume 'many' came from home once more")
     });
     ensure!(names_cache, "{report}");
     Ok(())
@@ -238,14 +238,14 @@ fn cluster_simulates_a_finished_run_again() -> Result<()> {
     let Some(world) = ready(name, &["30MB", "30MB"], Some("1MB/s"))? else {
         return Ok(());
     };
-    let path = world.workflow(WORKFLOW)?;
+    let path = world.write_workflow(WORKFLOW)?;
     let workflow = path.to_string_lossy().into_owned();
-    let run = world.json(&["run", &workflow])?;
+    let run = world.run_json(&["run", &workflow])?;
     let real_s = number(&run, "wall_ms")? as f64 / 1_000.0;
     let simulated = |home: &str| -> Result<(f64, u64)> {
         let rates = ["--home-rate", home, "--local-rate", "500MB/s"];
         let found = [&["sim", "--from-journal", &workflow][..], &rates].concat();
-        let found = world.json(&found)?;
+        let found = world.run_json(&found)?;
         ensure!(found["before"]["took_s"].as_f64().is_some(), "{found}");
         let row = &found["rows"][0];
         let seconds = row["simulated_s"].as_f64().context("simulated_s")?;
@@ -261,7 +261,7 @@ fn cluster_simulates_a_finished_run_again() -> Result<()> {
     ensure!(fetched.abs_diff(2_000_000) < 10_000, "{fetched}");
     let (faster, _) = simulated("100MB/s")?;
     ensure!(faster + 1.5 < as_it_was, "{faster} s, before {as_it_was} s");
-    let strategies = world.json(&[
+    let strategies = world.run_json(&[
         "sim",
         "--from-journal",
         &workflow,
@@ -285,7 +285,7 @@ fn cluster_simulates_a_finished_run_again() -> Result<()> {
     let part = path.with_extension("part");
     std::fs::write(&part, &journal[..journal.len() * 3 / 4])?;
     let cut = world
-        .bafs(&["sim", "--from-journal", &part.to_string_lossy()])
+        .bafs_command(&["sim", "--from-journal", &part.to_string_lossy()])
         .output()?;
     let error = String::from_utf8_lossy(&cut.stderr);
     ensure!(

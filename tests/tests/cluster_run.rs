@@ -4,7 +4,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, cannot_mount, processes_with, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, processes_matching, printed_text, report_skip};
 
 /// Four pipelines of two jobs: `count` reads shared data and its own input, `sum` what it wrote.
 /// `slow` seconds pass in each first job.
@@ -35,17 +35,17 @@ fn pipelines(count: u32, slow: &str) -> String {
 }
 
 /// Input for [`pipelines`], and what each output must be.
-fn put_input(world: &World, count: u32) -> Result<Vec<Vec<u8>>> {
+fn put_input(world: &TestCluster, count: u32) -> Result<Vec<Vec<u8>>> {
     let mut shared = Vec::new();
     for file in ["a/one.txt", "a/two.txt", "b/three.txt"] {
         let text: String = (0..3_000).map(|line| format!("{file} {line}\n")).collect();
-        world.put(&format!("data/{file}"), text.as_bytes())?;
+        world.write_home(&format!("data/{file}"), text.as_bytes())?;
         shared.extend(text.into_bytes());
     }
     let mut expected = Vec::new();
     for i in 1..=count {
         let own = format!("input of {i}\n");
-        world.put(&format!("in/{i}.txt"), own.as_bytes())?;
+        world.write_home(&format!("in/{i}.txt"), own.as_bytes())?;
         let all = [shared.clone(), own.into_bytes()].concat();
         expected.push(sum_of(&all)?);
     }
@@ -63,9 +63,9 @@ fn sum_of(all: &[u8]) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-fn check_output(world: &World, expected: &[Vec<u8>]) -> Result<()> {
+fn check_output(world: &TestCluster, expected: &[Vec<u8>]) -> Result<()> {
     for (index, sum) in expected.iter().enumerate() {
-        let found = world.get(&format!("out/{}", index + 1))?;
+        let found = world.read_home(&format!("out/{}", index + 1))?;
         ensure!(
             found == *sum,
             "output {} differs from a run on plain files",
@@ -75,37 +75,37 @@ fn check_output(world: &World, expected: &[Vec<u8>]) -> Result<()> {
     Ok(())
 }
 
-fn check_nothing_left(world: &World) -> Result<()> {
-    let volumes = world.json(&["volume", "list"])?;
+fn check_nothing_left(world: &TestCluster) -> Result<()> {
+    let volumes = world.run_json(&["volume", "list"])?;
     ensure!(
         volumes.as_array().is_some_and(Vec::is_empty),
         "volumes are left: {volumes}"
     );
     let identity = world.cluster.identity();
-    let agents = processes_with(&format!("agent --identity {}", identity.display()));
+    let agents = processes_matching(&format!("agent --identity {}", identity.display()));
     ensure!(agents.is_empty(), "agents are left: {agents:?}");
     Ok(())
 }
 
-fn ready(name: &str, node_sizes: &[&str]) -> Result<Option<World>> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+fn ready(name: &str, node_sizes: &[&str]) -> Result<Option<TestCluster>> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(None);
     }
-    let world = World::start(node_sizes)?;
+    let world = TestCluster::start(node_sizes)?;
     world.wait_for_servers(node_sizes.len() + 1)?;
     Ok(Some(world))
 }
 
-fn start_run(world: &World, workflow: &str) -> Result<Child> {
-    let mut command = world.bafs(&["run", workflow, "--json"]);
+fn start_run(world: &TestCluster, workflow: &str) -> Result<Child> {
+    let mut command = world.bafs_command(&["run", workflow, "--json"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().context("bafs run starts")
 }
 
-fn wait_for_output(world: &World, path: &str) -> Result<()> {
+fn wait_for_output(world: &TestCluster, path: &str) -> Result<()> {
     for _ in 0..600 {
-        if world.get(path).is_ok() {
+        if world.read_home(path).is_ok() {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -119,9 +119,9 @@ fn cluster_runs_a_workflow() -> Result<()> {
         return Ok(());
     };
     let expected = put_input(&world, 4)?;
-    let path = world.workflow(&pipelines(4, "0"))?;
-    let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
-    ensure!(output.status.success(), said(&output));
+    let path = world.write_workflow(&pipelines(4, "0"))?;
+    let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
+    ensure!(output.status.success(), printed_text(&output));
     check_output(&world, &expected)?;
     check_nothing_left(&world)
 }
@@ -134,10 +134,10 @@ fn cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs() -> Result<
         return Ok(());
     };
     let (first, second) = (vec![1; 300_000], vec![2; 9_000_000]);
-    world.put("first/a", &first)?;
-    world.put("second/b", &second)?;
+    world.write_home("first/a", &first)?;
+    world.write_home("second/b", &second)?;
     let (all, go) = (first.len() + second.len(), world.home.path().join("go"));
-    let path = world.workflow(&format!(
+    let path = world.write_workflow(&format!(
         "volume first cache bafs://home/first 1 MB\n\
          volume second cache bafs://home/second 10 MB warm\n\
          for i in 1..2\nvolume out$(i) scratch 100 KB files 10\n\
@@ -150,9 +150,9 @@ fn cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs() -> Result<
          mount out$(i) sum$(i) /out\nextract out$(i) sum bafs://home/out/$(i)\nend\n",
         go = go.display()
     ))?;
-    let api = bafs_tests::api::Api::new(&world.cluster.identity())?;
+    let api = bafs_tests::api::BlockingClient::new(&world.cluster.identity())?;
     let sent = || -> Result<u64> {
-        let counters = api.wait(api.speaker().counters(world.cluster.home()))?;
+        let counters = api.block_on(api.client().read_counters(world.cluster.home_address()))?;
         Ok(counters.get("home_read_bytes").copied().unwrap_or(0))
     };
     let run = start_run(&world, &path.to_string_lossy())?;
@@ -164,7 +164,7 @@ fn cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs() -> Result<
     let before = sent()?;
     std::fs::write(&go, b"")?;
     let output = run.wait_with_output()?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     ensure!(
         before == all as u64,
         "home sent {before} bytes of {all} before the second stage began"
@@ -173,7 +173,7 @@ fn cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs() -> Result<
     let sum = sum_of(&second)?;
     let sum = sum.split(|byte| *byte == b'\n').next().unwrap_or_default();
     ensure!(
-        world.get("out/1")?.trim_ascii_end() == sum,
+        world.read_home("out/1")?.trim_ascii_end() == sum,
         "the sum is wrong"
     );
     check_nothing_left(&world)
@@ -186,16 +186,16 @@ fn cluster_runs_few_jobs_by_a_plan() -> Result<()> {
         return Ok(());
     };
     let expected = put_input(&world, 2)?;
-    let path = world.workflow(&pipelines(2, "0"))?;
+    let path = world.write_workflow(&pipelines(2, "0"))?;
     let environment = world.home.path().join("environment.toml");
     let rates = "home-rate = \"10 MB/s\"\nlocal-rate = \"10 MB/s\"\n";
     let nodes = "[[nodes]]\ncount = 2\ncpus = 1\nstorage = \"20 MB\"\n";
     std::fs::write(&environment, format!("{rates}{nodes}"))?;
     let (path, environment) = (path.to_string_lossy(), environment.to_string_lossy());
     let output = world
-        .bafs(&["run", &path, "--plan", &environment])
+        .bafs_command(&["run", &path, "--plan", &environment])
         .output()?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     check_output(&world, &expected)?;
     check_nothing_left(&world)
 }
@@ -207,14 +207,14 @@ fn cluster_runs_a_workflow_with_remote_io() -> Result<()> {
         return Ok(());
     };
     let expected = put_input(&world, 2)?;
-    let path = world.workflow(&pipelines(2, "0"))?;
+    let path = world.write_workflow(&pipelines(2, "0"))?;
     let output = world
-        .bafs(&["run", &path.to_string_lossy(), "--remote-io"])
+        .bafs_command(&["run", &path.to_string_lossy(), "--remote-io"])
         .output()?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     check_output(&world, &expected)?;
     let left = world.home.path().join(".bafs-remote");
-    ensure!(bafs_tests::is_empty(&left), "{} is left", left.display());
+    ensure!(bafs_tests::is_gone_or_empty(&left), "{} is left", left.display());
     Ok(())
 }
 
@@ -231,14 +231,14 @@ fn cluster_survives_a_killed_scheduler() -> Result<()> {
         "sleep 1;",
         &format!("echo $(i) >> {}; sleep 1;", log.display()),
     );
-    let path = world.workflow(&text)?;
+    let path = world.write_workflow(&text)?;
     let mut first = start_run(&world, &path.to_string_lossy())?;
     wait_for_output(&world, "out/1")?;
     first.kill()?;
     first.wait()?;
     let started = std::fs::read_to_string(&log)?;
     let output = start_run(&world, &path.to_string_lossy())?.wait_with_output()?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     check_output(&world, &expected)?;
     let all = std::fs::read_to_string(&log)?;
     ensure!(all.starts_with(&started), "the log was rewritten");
@@ -253,12 +253,12 @@ fn cluster_survives_a_killed_node() -> Result<()> {
         return Ok(());
     };
     let expected = put_input(&world, 6)?;
-    let path = world.workflow(&pipelines(6, "2"))?;
+    let path = world.write_workflow(&pipelines(6, "2"))?;
     let run = start_run(&world, &path.to_string_lossy())?;
     std::thread::sleep(Duration::from_millis(1_500));
     world.cluster.kill("n2")?;
     let output = run.wait_with_output()?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     check_output(&world, &expected)?;
     check_nothing_left(&world)
 }
@@ -271,7 +271,7 @@ fn cluster_survives_a_store_that_is_removed_while_it_is_served() -> Result<()> {
         return Ok(());
     };
     let expected = put_input(&world, 6)?;
-    let path = world.workflow(&pipelines(6, "4"))?;
+    let path = world.write_workflow(&pipelines(6, "4"))?;
     let run = start_run(&world, &path.to_string_lossy())?;
     let volumes = world.cluster.directory().join("n2/volumes");
     let has_some = || std::fs::read_dir(&volumes).is_ok_and(|found| found.count() > 0);
@@ -292,7 +292,7 @@ fn cluster_survives_a_store_that_is_removed_while_it_is_served() -> Result<()> {
         }
     }
     let output = run.wait_with_output()?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     check_output(&world, &expected)?;
     check_nothing_left(&world)?;
     let log = std::fs::read_to_string(world.cluster.directory().join("n2.log"))?;
@@ -319,9 +319,9 @@ fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
          extract w out bafs://home/out/bad\n",
         log.display()
     );
-    let path = world.workflow(&text)?;
-    let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
-    let text = said(&output);
+    let path = world.write_workflow(&text)?;
+    let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
+    let text = printed_text(&output);
     ensure!(
         output.status.code() == Some(1),
         "exit 1 was expected: {text}"
@@ -331,7 +331,7 @@ fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
         "one try and two retries"
     );
     ensure!(
-        world.get("out/good")? == b"fine\n",
+        world.read_home("out/good")? == b"fine\n",
         "finished work is at home"
     );
     for part in ["bad", "3", "that went wrong", "killed", "11"] {
@@ -360,17 +360,17 @@ fn cluster_says_what_is_wrong_with_a_workflow() -> Result<()> {
         ("volume v cache bafs://elsewhere/data 1 MB\n", "elsewhere"),
     ];
     for (index, (volume, named)) in cases.into_iter().enumerate() {
-        let path = world.workflow(&format!("{volume}{job}"))?;
+        let path = world.write_workflow(&format!("{volume}{job}"))?;
         let journal = world.home.path().join(format!("journal{index}"));
         let output = world
-            .bafs(&[
+            .bafs_command(&[
                 "run",
                 &path.to_string_lossy(),
                 "--journal",
                 &journal.to_string_lossy(),
             ])
             .output()?;
-        let text = said(&output);
+        let text = printed_text(&output);
         ensure!(
             output.status.code() == Some(1),
             "{volume}: exit 1 was expected: {text}"
@@ -380,20 +380,20 @@ fn cluster_says_what_is_wrong_with_a_workflow() -> Result<()> {
             "{volume}: '{named}' is not named: {text}"
         );
     }
-    let path = world.workflow(
+    let path = world.write_workflow(
         "volume v scratch 1 MB\njob j {\nexecutable = /no/such/program\n}\nmount v j /v\n",
     )?;
     let journal = world.home.path().join("journal");
     let output = world
-        .bafs(&[
+        .bafs_command(&[
             "run",
             &path.to_string_lossy(),
             "--journal",
             &journal.to_string_lossy(),
         ])
         .output()?;
-    ensure!(output.status.code() == Some(1), said(&output));
-    ensure!(said(&output).contains("/no/such/program"), said(&output));
+    ensure!(output.status.code() == Some(1), printed_text(&output));
+    ensure!(printed_text(&output).contains("/no/such/program"), printed_text(&output));
     check_nothing_left(&world)
 }
 
@@ -403,22 +403,22 @@ fn cluster_runs_a_job_again_that_found_its_volume_too_small() -> Result<()> {
     let Some(world) = ready(name, &["100MB"])? else {
         return Ok(());
     };
-    let path = world.workflow(
+    let path = world.write_workflow(
         "volume w scratch 10 MB\njob j {\nexecutable = /bin/dd\n\
          arguments = if=/dev/zero of=/w/out bs=1M count=15\n}\nmount w j /w\n\
          extract w out bafs://home/out\n",
     )?;
     let output = start_run(&world, &path.to_string_lossy())?.wait_with_output()?;
-    ensure!(output.status.success(), said(&output));
-    ensure!(world.get("out")?.len() == 15 << 20, "the whole file came");
+    ensure!(output.status.success(), printed_text(&output));
+    ensure!(world.read_home("out")?.len() == 15 << 20, "the whole file came");
     for part in [
         "'j' found no space in volume 'w'",
         "runs again with 20.0 MB",
     ] {
         ensure!(
-            said(&output).contains(part),
+            printed_text(&output).contains(part),
             "'{part}' is not said: {}",
-            said(&output)
+            printed_text(&output)
         );
     }
     check_nothing_left(&world)
@@ -430,26 +430,26 @@ fn cluster_keeps_a_result_that_home_refuses_until_it_takes_it() -> Result<()> {
     let Some(world) = ready(name, &["20MB"])? else {
         return Ok(());
     };
-    let path = world.workflow(
+    let path = world.write_workflow(
         "volume w scratch 1 MB\njob j {\nexecutable = /bin/sh\n\
          arguments = -c \"echo fine > /w/out\"\n}\nmount w j /w\n\
          extract w out bafs://home/results/out\n",
     )?;
     // There is a file where a directory should be.
-    world.put("results", b"in the way")?;
-    let mut run = world.bafs(&["run", &path.to_string_lossy(), "--patience", "2s"]);
+    world.write_home("results", b"in the way")?;
+    let mut run = world.bafs_command(&["run", &path.to_string_lossy(), "--patience", "2s"]);
     let output = run.output()?;
-    ensure!(output.status.code() == Some(1), said(&output));
-    let told = said(&output);
+    ensure!(output.status.code() == Some(1), printed_text(&output));
+    let told = printed_text(&output);
     let command = told.split("bafs volume extract ").nth(1);
     let command = command.with_context(|| format!("no way to fetch it is told: {told}"))?;
     let words: Vec<&str> = command.split_whitespace().take(3).collect();
     std::fs::remove_file(world.home.path().join("results"))?;
     let arguments = [&["volume", "extract"][..], &words].concat();
-    let fetched = world.bafs(&arguments).output()?;
-    ensure!(fetched.status.success(), said(&fetched));
+    let fetched = world.bafs_command(&arguments).output()?;
+    ensure!(fetched.status.success(), printed_text(&fetched));
     ensure!(
-        world.get("results/out")? == b"fine\n",
+        world.read_home("results/out")? == b"fine\n",
         "the result is at home"
     );
     Ok(())

@@ -6,28 +6,28 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::disk::{fill, node_on, seen_by};
-use bafs_tests::{World, cannot_mount, said, skip};
+use bafs_tests::disk::{fill_disk, start_node_on_disk, path_in_namespace};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// A cluster of nodes of these sizes, unless nothing can be mounted here.
-fn ready(name: &str, sizes: &[&str]) -> Result<Option<World>> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+fn ready(name: &str, sizes: &[&str]) -> Result<Option<TestCluster>> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(None);
     }
-    let world = World::start(sizes)?;
+    let world = TestCluster::start(sizes)?;
     world.wait_for_servers(1 + sizes.len())?;
     Ok(Some(world))
 }
 
-fn run(world: &World, text: &str) -> Result<Output> {
-    let path = world.workflow(text)?.to_string_lossy().into_owned();
-    Ok(world.bafs(&["run", &path, "--json"]).output()?)
+fn run(world: &TestCluster, text: &str) -> Result<Output> {
+    let path = world.write_workflow(text)?.to_string_lossy().into_owned();
+    Ok(world.bafs_command(&["run", &path, "--json"]).output()?)
 }
 
-fn complete(world: &World, text: &str) -> Result<serde_json::Value> {
+fn complete(world: &TestCluster, text: &str) -> Result<serde_json::Value> {
     let output = run(world, text)?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
@@ -52,7 +52,7 @@ fn cluster_measures_gathered_unknown_sizes_once() -> Result<()> {
             mount w$(i) s$(i) /w\nmount w$(i) all /in/$(i) ro\nparent s$(i) child all\nend\n";
         let report = complete(&world, text)?;
         ensure!(attempts(&report) == 13, "{report}");
-        let list = String::from_utf8(world.get("list")?)?;
+        let list = String::from_utf8(world.read_home("list")?)?;
         ensure!(list.matches(" 25000000 ").count() == 12, "{list}");
     }
     Ok(())
@@ -75,13 +75,13 @@ fn cluster_unknown_sizes_wait_beside_another_run() -> Result<()> {
     let path = world.home.path().join("hog.bafs");
     fs::write(&path, hog)?;
     let path = path.to_string_lossy();
-    let mut other = world.bafs(&["run", &path, "--user", "bob"]);
+    let mut other = world.bafs_command(&["run", &path, "--user", "bob"]);
     let mut other = other.stdout(Stdio::null()).spawn()?;
     wait_for(|| fs::read(&started).is_ok_and(|lines| lines.len() >= 4))?;
-    let path = world.workflow(text)?.to_string_lossy().into_owned();
-    let output = world.bafs(&["run", &path, "--user", "alice"]).output()?;
-    ensure!(output.status.success(), said(&output));
-    ensure!(!said(&output).contains("found no space"), said(&output));
+    let path = world.write_workflow(text)?.to_string_lossy().into_owned();
+    let output = world.bafs_command(&["run", &path, "--user", "alice"]).output()?;
+    ensure!(output.status.success(), printed_text(&output));
+    ensure!(!printed_text(&output).contains("found no space"), printed_text(&output));
     ensure!(other.wait()?.success(), "the other run fails");
     Ok(())
 }
@@ -112,8 +112,8 @@ fn cluster_refuses_gathering_that_never_fits() -> Result<()> {
         ran.display()
     );
     let output = run(&world, &text)?;
-    ensure!(output.status.code() == Some(1), said(&output));
-    ensure!(said(&output).contains("'sum'"), said(&output));
+    ensure!(output.status.code() == Some(1), printed_text(&output));
+    ensure!(printed_text(&output).contains("'sum'"), printed_text(&output));
     ensure!(!ran.exists(), "a job ran");
     Ok(())
 }
@@ -124,7 +124,7 @@ fn cluster_calls_no_used_volume_unused() -> Result<()> {
     let Some(world) = ready(name, &["1GB"])? else {
         return Ok(());
     };
-    world.put("in/file", b"x")?;
+    world.write_home("in/file", b"x")?;
     let text = "volume w scratch 1 MB\nvolume r scratch 1 MB\nvolume b scratch 1 MB watched\n\
         volume c cache bafs://home/in 1 MB\n\
         job a {\nexecutable = sh\narguments = -c 'mkdir /w/ready; echo x > /b/x'\n}\n\
@@ -136,7 +136,7 @@ fn cluster_calls_no_used_volume_unused() -> Result<()> {
     let report = complete(&world, text)?;
     let warnings = report["warnings"].as_array();
     ensure!(warnings.is_some_and(Vec::is_empty), "{report}");
-    ensure!(world.get("o")? == b"1\n", "the wrong result");
+    ensure!(world.read_home("o")? == b"1\n", "the wrong result");
     // What a job does nothing with is still told; this is another workflow in the same place.
     fs::remove_file(world.home.path().join("test.bafs.journal"))?;
     let idle =
@@ -174,14 +174,14 @@ fn cluster_full_disk_below_a_watched_volume_is_no_fault_of_its_job() -> Result<(
         return Ok(());
     };
     if !nix::unistd::geteuid().is_root() {
-        skip(name, "it needs root to mount a small file system");
+        report_skip(name, "it needs root to mount a small file system");
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
     let store = directory.path().to_string_lossy().into_owned();
-    let mut node = node_on("-t tmpfs -o size=600m tmpfs", &world, &store)?;
+    let mut node = start_node_on_disk("-t tmpfs -o size=600m tmpfs", &world, &store)?;
     world.wait_for_servers(3)?;
-    let filler = seen_by(&node, &store).join("filler");
+    let filler = path_in_namespace(&node, &store).join("filler");
     let (begun, go_on) = (
         world.home.path().join("begun"),
         world.home.path().join("go"),
@@ -193,20 +193,20 @@ fn cluster_full_disk_below_a_watched_volume_is_no_fault_of_its_job() -> Result<(
         begun.display(),
         go_on.display()
     );
-    let path = world.workflow(&text)?.to_string_lossy().into_owned();
-    let mut command = world.bafs(&["run", &path]);
+    let path = world.write_workflow(&text)?.to_string_lossy().into_owned();
+    let mut command = world.bafs_command(&["run", &path]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = command.spawn()?;
     wait_for(|| begun.exists())?;
-    fill(&filler)?;
+    fill_disk(&filler)?;
     fs::write(&go_on, "")?;
     // The first attempt meets the full disk, and the next one comes after ten seconds.
     std::thread::sleep(Duration::from_secs(3));
     fs::remove_file(&filler)?;
     let output = running.wait_with_output()?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     let told = "'j' failed and runs again: volume 'w' had no space although it may hold 16.0 MB";
-    ensure!(said(&output).contains(told), said(&output));
+    ensure!(printed_text(&output).contains(told), printed_text(&output));
     drop(node.stdin.take());
     node.wait()?;
     Ok(())
@@ -221,8 +221,8 @@ fn cluster_refuses_a_watched_volume_with_its_margin() -> Result<()> {
     let create = [
         "volume", "create", "v", "--node", "n1", "--limit", "watched",
     ];
-    let mut command: Command = world.bafs(&[&create[..], &["--size", "16MB"]].concat());
-    let told = said(&command.output().context("it says why")?);
+    let mut command: Command = world.bafs_command(&[&create[..], &["--size", "16MB"]].concat());
+    let told = printed_text(&command.output().context("it says why")?);
     ensure!(
         told.contains("needs 284435456 bytes (with the margin"),
         "{told}"
@@ -240,6 +240,6 @@ fn cluster_makes_directories_of_output_files() -> Result<()> {
         arguments = -c 'echo out; echo err >&2'\noutput = logs/deep/out\nerror = logs/err\n}\n\
         mount v a /v\nextract v logs/deep/out bafs://home/out\nextract v logs/err bafs://home/err\n";
     complete(&world, text)?;
-    ensure!(world.get("out")? == b"out\n" && world.get("err")? == b"err\n");
+    ensure!(world.read_home("out")? == b"out\n" && world.read_home("err")? == b"err\n");
     Ok(())
 }

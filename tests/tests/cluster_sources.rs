@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, cannot_mount, program, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report_skip};
 use tempfile::TempDir;
 
 /// Names in Latin-1, with bytes that are nowhere text, and two that a careless text would mix up.
@@ -42,14 +42,14 @@ fn fill(directory: &Path) -> Result<()> {
 fn run(directory: &Path, workflow: &str) -> Result<Output> {
     let path = directory.join("test.bafs");
     std::fs::write(&path, workflow)?;
-    let mut command = Command::new(program());
+    let mut command = Command::new(bafs_program());
     command.args(["run", "--local", "1", "--json"]).arg(&path);
     Ok(command.stdin(Stdio::null()).output()?)
 }
 
 /// The warnings of a run that is complete.
 fn warnings(output: &Output) -> Result<Vec<String>> {
-    ensure!(output.status.success(), "{}", said(output));
+    ensure!(output.status.success(), "{}", printed_text(output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
     let warnings = report["warnings"].as_array().context("an array")?;
     let warnings = warnings.iter().filter_map(|it| it.as_str());
@@ -64,7 +64,7 @@ fn run_as_user(directory: &Path, workflow: &str) -> Result<Output> {
     let path = directory.join("test.bafs");
     std::fs::write(&path, workflow)?;
     let copy = directory.join("bafs");
-    std::fs::copy(program(), &copy)?;
+    std::fs::copy(bafs_program(), &copy)?;
     // Seen by nobody else, and gone with the last process in it.
     let script = "test \"$(stat -c %a /dev/fuse)\" = 666 || \
                   { mknod -m 666 \"$1/fuse\" c 10 229 && mount --bind \"$1/fuse\" /dev/fuse; }; \
@@ -78,8 +78,8 @@ fn run_as_user(directory: &Path, workflow: &str) -> Result<Output> {
 }
 
 fn ready(name: &str) -> Result<Option<TempDir>> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(None);
     }
     let directory = tempfile::tempdir()?;
@@ -120,7 +120,7 @@ fn cluster_shows_jobs_all_names_as_they_are() -> Result<()> {
     std::fs::set_permissions(&homes, PermissionsExt::from_mode(0o600))?;
     let workflow = home.join("test.bafs");
     std::fs::write(&workflow, text)?;
-    let mut command = Command::new(program());
+    let mut command = Command::new(bafs_program());
     command
         .args(["run", "--local", "1", "--json"])
         .arg(&workflow);
@@ -141,18 +141,18 @@ fn cluster_shows_jobs_all_names_as_they_are() -> Result<()> {
 
 #[test]
 fn cluster_copies_and_sends_files_whatever_their_names() -> Result<()> {
-    let world = World::start(&["50MB", "50MB"])?;
+    let world = TestCluster::start(&["50MB", "50MB"])?;
     world.wait_for_servers(3)?;
     fill(&world.home.path().join("in"))?;
     let create = |name: &str, kind: &str, url: &OsStr| -> Result<()> {
         let args = ["volume", "create", name, "--node", "n1", "--size", "1MB"];
-        let made = world.bafs(&args).arg(kind).arg(url).output()?;
-        ensure!(made.status.success(), "{}", said(&made));
+        let made = world.bafs_command(&args).arg(kind).arg(url).output()?;
+        ensure!(made.status.success(), "{}", printed_text(&made));
         Ok(())
     };
     create("v", "--from", OsStr::new("bafs://home/in"))?;
-    world.json(&["volume", "replicate", "v", "--to", "n2"])?;
-    let listed = world.json(&["volume", "list"])?;
+    world.run_json(&["volume", "replicate", "v", "--to", "n2"])?;
+    let listed = world.run_json(&["volume", "list"])?;
     let copies = listed.as_array().context("an array")?.iter();
     let copies: Vec<_> = copies.filter(|it| it["name"] == "v").collect();
     ensure!(copies.len() == 2, "{listed}");
@@ -163,10 +163,10 @@ fn cluster_copies_and_sends_files_whatever_their_names() -> Result<()> {
         for name in NAMES {
             let path = at(Path::new(OsStr::from_bytes(b"d\xe9")), name);
             let target = [b"bafs://home/out/\xe0/", name].concat();
-            let mut extract = world.bafs(&["volume", "extract", id]);
+            let mut extract = world.bafs_command(&["volume", "extract", id]);
             extract.arg(path).arg(OsStr::from_bytes(&target));
             let sent = extract.output()?;
-            ensure!(sent.status.success(), "{}", said(&sent));
+            ensure!(sent.status.success(), "{}", printed_text(&sent));
             let file = at(&world.home.path().join("out"), &[b"\xe0/", name].concat());
             ensure!(std::fs::read(&file)? == [name, b"\n"].concat());
             std::fs::remove_file(file)?;
@@ -179,13 +179,13 @@ fn cluster_copies_and_sends_files_whatever_their_names() -> Result<()> {
         OsStr::from_bytes(b"bafs://home/in/\xff\xfe"),
     )?;
     create("all", "--cache", OsStr::new("bafs://home/in"))?;
-    let mut warm = world.bafs(&["volume", "warm", "all", "--wait", "--path"]);
+    let mut warm = world.bafs_command(&["volume", "warm", "all", "--wait", "--path"]);
     let warmed = warm
         .arg(OsStr::from_bytes(b"d\xe9/\xe9chantillon"))
         .output()?;
-    ensure!(warmed.status.success(), "{}", said(&warmed));
+    ensure!(warmed.status.success(), "{}", printed_text(&warmed));
     let missing = world
-        .bafs(&[
+        .bafs_command(&[
             "volume",
             "extract",
             copies[0]["id"].as_str().context("an id")?,
@@ -193,7 +193,7 @@ fn cluster_copies_and_sends_files_whatever_their_names() -> Result<()> {
         .arg(OsStr::from_bytes(b"no\xe9"))
         .arg("bafs://home/no")
         .output()?;
-    let told = said(&missing);
+    let told = printed_text(&missing);
     ensure!(told.contains("no\\xE9"), "{told}");
     Ok(())
 }
@@ -310,7 +310,7 @@ fn cluster_shows_cache_tops_as_their_sources() -> Result<()> {
                 mount w j /w\nmount c j /c\nmount f j /f\nmount o j /o\n\
                 extract w r bafs://home/r\nextract w new bafs://home/new\n";
     let output = run(home, text)?;
-    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(output.status.success(), "{}", printed_text(&output));
     let mut plain = Command::new("stat");
     plain
         .args(["-c", "%a %y"])
@@ -332,13 +332,13 @@ fn cluster_shows_cache_tops_as_their_sources() -> Result<()> {
 #[test]
 fn cluster_keeps_cache_tops_over_invalidate_and_restart() -> Result<()> {
     let name = "cluster_keeps_cache_tops_over_invalidate_and_restart";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
-    let mut world = World::start(&["50MB"])?;
+    let mut world = TestCluster::start(&["50MB"])?;
     world.wait_for_servers(2)?;
-    world.put("in/a", b"a")?;
+    world.write_home("in/a", b"a")?;
     let top = world.home.path().join("in");
     let change = |mode: u32, date: &str| -> Result<()> {
         std::fs::set_permissions(&top, PermissionsExt::from_mode(mode))?;
@@ -349,16 +349,16 @@ fn cluster_keeps_cache_tops_over_invalidate_and_restart() -> Result<()> {
         ensure!(touched.success());
         Ok(())
     };
-    let check = |world: &World, expected: &str| -> Result<()> {
+    let check = |world: &TestCluster, expected: &str| -> Result<()> {
         let stat = ["stat", "-c", "%a %Y %X %Z", "/c"];
         let args = [&["exec", "--mount", "c:/c:ro", "--"], &stat[..]].concat();
-        let output = world.bafs(&args).output()?;
+        let output = world.bafs_command(&args).output()?;
         let found = String::from_utf8_lossy(&output.stdout);
-        ensure!(found.trim() == expected, "{expected}: {}", said(&output));
+        ensure!(found.trim() == expected, "{expected}: {}", printed_text(&output));
         Ok(())
     };
     change(0o710, "@1000000000")?;
-    world.json(&[
+    world.run_json(&[
         "volume",
         "create",
         "c",
@@ -372,7 +372,7 @@ fn cluster_keeps_cache_tops_over_invalidate_and_restart() -> Result<()> {
     check(&world, "710 1000000000 1000000000 1000000000")?;
     change(0o755, "@1100000000")?;
     check(&world, "710 1000000000 1000000000 1000000000")?;
-    world.json(&["volume", "invalidate", "c"])?;
+    world.run_json(&["volume", "invalidate", "c"])?;
     check(&world, "755 1100000000 1100000000 1100000000")?;
     world.cluster.kill("n1")?;
     world.cluster.restart("n1")?;

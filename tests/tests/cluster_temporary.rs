@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, cannot_mount, exec, program, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, exec, bafs_program, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -28,7 +28,7 @@ fn workflow(directory: &Path, jobs: u32, script: &str, more: &str) -> Result<()>
 }
 
 fn run(directory: &Path, nodes: u32) -> Command {
-    let mut run = Command::new(program());
+    let mut run = Command::new(bafs_program());
     run.arg("run").arg(directory.join("test.bafs"));
     run.args(["--local", &nodes.to_string()]);
     run.stdin(Stdio::null());
@@ -42,15 +42,15 @@ fn result(directory: &Path, job: u32) -> Result<String> {
 }
 
 fn check_success(output: &Output) -> Result<()> {
-    ensure!(output.status.success(), "{}", said(output));
+    ensure!(output.status.success(), "{}", printed_text(output));
     Ok(())
 }
 
 /// Whether this machine lacks what these tests need.
 fn is_skipped(test: &str) -> bool {
-    let reason = cannot_mount();
+    let reason = mount_obstacle();
     if let Some(reason) = &reason {
-        skip(test, reason);
+        report_skip(test, reason);
     }
     reason.is_some()
 }
@@ -125,7 +125,7 @@ fn cluster_runs_three_mpi_jobs_at_once() -> Result<()> {
         return Ok(());
     }
     if Command::new("mpirun").arg("--version").output().is_err() {
-        skip(name, "no mpirun: install openmpi-bin");
+        report_skip(name, "no mpirun: install openmpi-bin");
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
@@ -178,15 +178,15 @@ fn cluster_ends_a_job_past_its_share_of_tmp() -> Result<()> {
     if is_skipped("cluster_ends_a_job_past_its_share_of_tmp") {
         return Ok(());
     }
-    let mut world = World::start(&[])?;
+    let mut world = TestCluster::start(&[])?;
     let share = ["--size", "100MB", "--slots", "1", "--tmp", "5MB"];
     world.cluster.add_node("n1", &share)?;
     world.wait_for_servers(2)?;
     let script = "head -c 50M /dev/zero > /tmp/large; sleep 60; touch out";
     workflow(world.home.path(), 1, script, "")?;
     let path = world.home.path().join("test.bafs");
-    let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
-    let told = said(&output);
+    let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
+    let told = printed_text(&output);
     ensure!(output.status.code() == Some(1), "{told}");
     for word in ["/tmp", "may have 5 MB", "--tmp"] {
         ensure!(told.contains(word), "no {word}: {told}");
@@ -202,11 +202,11 @@ fn cluster_node_removes_temporary_files_of_killed_lives() -> Result<()> {
     if is_skipped("cluster_node_removes_temporary_files_of_killed_lives") {
         return Ok(());
     }
-    let mut world = World::start(&["100MB"])?;
+    let mut world = TestCluster::start(&["100MB"])?;
     world.wait_for_servers(2)?;
     workflow(world.home.path(), 1, "touch /tmp/made out; sleep 60", "")?;
     let path = world.home.path().join("test.bafs");
-    let mut running = world.bafs(&["run", &path.to_string_lossy()]).spawn()?;
+    let mut running = world.bafs_command(&["run", &path.to_string_lossy()]).spawn()?;
     let temporary = world.cluster.directory().join("n1/temporary");
     let made = || {
         let mut entries = fs::read_dir(&temporary).ok()?.flatten();
@@ -262,15 +262,15 @@ fn cluster_shares_a_parent_with_its_mount_point() -> Result<()> {
 #[test]
 fn cluster_exec_twice_at_once_shares_nothing_by_chance() -> Result<()> {
     let name = "cluster_exec_twice_at_once_shares_nothing_by_chance";
-    let Some(world) = exec::ready(name, "20MB")? else {
+    let Some(world) = exec::start_cluster(name, "20MB")? else {
         return Ok(());
     };
     for volume in ["v", "x"] {
         let args = ["volume", "create", volume, "--node", "n1", "--size", "1MB"];
-        world.json(&args)?;
+        world.run_json(&args)?;
     }
     let script = "echo $$; ls -A /tmp | wc -l; echo x > /tmp/note; sleep 1; ls -A /tmp";
-    let jobs = ["v:/vol", "x:/vol"].map(|mount| exec::job_with(&world, mount, &[], script));
+    let jobs = ["v:/vol", "x:/vol"].map(|mount| exec::job_command_with_mount(&world, mount, &[], script));
     let mut started = Vec::new();
     for mut job in jobs {
         started.push(job.spawn()?);
@@ -287,7 +287,7 @@ fn cluster_exec_twice_at_once_shares_nothing_by_chance() -> Result<()> {
     let own = tempfile::tempdir()?;
     fs::write(own.path().join("file"), "of the host")?;
     let script = format!("cat \"$HERE/file\"; test -d {}", own.path().display());
-    let mut shared = exec::job(&world, &["--share", "/tmp"], &script);
+    let mut shared = exec::job_command(&world, &["--share", "/tmp"], &script);
     let output = shared.env("HERE", own.path()).output()?;
     check_success(&output)?;
     Ok(())

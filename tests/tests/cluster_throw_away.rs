@@ -6,21 +6,21 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::ids::ServerId;
-use bafs_tests::{World, cannot_mount, is_empty, processes_with, program, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, is_gone_or_empty, processes_matching, bafs_program, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 #[test]
 fn cluster_leaves_the_directory_of_another_home_of_its_export() -> Result<()> {
     for has_other in [false, true] {
-        let world = World::start(&["20MB"])?;
+        let world = TestCluster::start(&["20MB"])?;
         let own = world.home.path().join(".bafs-put");
         let id = || -> Result<ServerId> {
             let text = std::fs::read_to_string(own.join("server-id"))?;
             text.trim().parse().context("the id of a server")
         };
         let before = id()?;
-        let mut other = world.bafs(&["home", "--name", "other", "--until-stdin-closes"]);
+        let mut other = world.bafs_command(&["home", "--name", "other", "--until-stdin-closes"]);
         other.arg("--export").arg(world.home.path());
         other.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut other = has_other.then(|| other.spawn()).transpose()?;
@@ -30,7 +30,7 @@ fn cluster_leaves_the_directory_of_another_home_of_its_export() -> Result<()> {
             BufReader::new(stdout).read_line(&mut line)?;
             ensure!(line.contains("listening"), "the other home says {line:?}");
         }
-        let World { cluster, home } = world;
+        let TestCluster { cluster, home } = world;
         drop(cluster);
         if has_other {
             ensure!(id()? == before, "it is another server");
@@ -52,7 +52,7 @@ fn run_of(directory: &Path, text: &str, options: &[&str]) -> Result<Command> {
     std::fs::write(&workflow, text)?;
     let temporary = directory.join("temporary");
     std::fs::create_dir(&temporary)?;
-    let mut run = Command::new(program());
+    let mut run = Command::new(bafs_program());
     run.arg("run").arg(&workflow).args(["--local", "1"]);
     run.args(options).env("TMPDIR", &temporary);
     run.stdin(Stdio::null());
@@ -82,14 +82,14 @@ fn check_place(told: &str) -> Result<()> {
 #[test]
 fn cluster_that_goes_says_where_its_results_are_and_what_its_disk_lacks() -> Result<()> {
     let name = "cluster_that_goes_says_where_its_results_are_and_what_its_disk_lacks";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
     let options = ["--patience", "2s", "--node-size", "1000 TB"];
     let output = run_refused(directory.path(), &options)?.output()?;
-    let told = said(&output);
+    let told = printed_text(&output);
     ensure!(output.status.code() == Some(1), told);
     ensure!(!told.contains("volume extract"), told);
     check_place(&told)?;
@@ -105,8 +105,8 @@ fn cluster_that_goes_says_where_its_results_are_and_what_its_disk_lacks() -> Res
 #[test]
 fn cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted() -> Result<()> {
     let name = "cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
@@ -122,16 +122,16 @@ fn cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted() -> Resu
         kill(Pid::from_raw(i32::try_from(run.id())?), signal)?;
         let mut told = String::new();
         if signal == Signal::SIGHUP {
-            drop(said);
+            drop(printed_text);
         } else {
-            said.read_to_string(&mut told)?;
+            printed_text.read_to_string(&mut told)?;
         }
         let output = run.wait_with_output()?;
         told += &String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.code() == Some(1), "{signal}: {told}");
         ensure!(told.contains("cancelled"), "{signal}: {told}");
         check_place(&told).with_context(|| signal.to_string())?;
-        let left = processes_with(&directory.path().to_string_lossy());
+        let left = processes_matching(&directory.path().to_string_lossy());
         ensure!(left.is_empty(), "{signal}: {left:?}");
     }
     Ok(())
@@ -140,17 +140,17 @@ fn cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted() -> Resu
 #[test]
 fn cluster_that_holds_no_results_goes_with_a_run_that_fails() -> Result<()> {
     let name = "cluster_that_holds_no_results_goes_with_a_run_that_fails";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
     let text = "volume w scratch 1 MB\njob j {\nexecutable = /bin/false\n}\nmount w j /w\n\
                 extract w out bafs://home/out\n";
     let output = run_of(directory.path(), text, &[])?.output()?;
-    let told = said(&output);
+    let told = printed_text(&output);
     ensure!(output.status.code() == Some(1), told);
     ensure!(!told.contains("results that could not be sent"), told);
-    ensure!(is_empty(&directory.path().join("temporary")), told);
+    ensure!(is_gone_or_empty(&directory.path().join("temporary")), told);
     Ok(())
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::ids::{ExtractId, VolumeId};
 use bafs_proto::message::ExtractFile;
-use bafs_tests::api::Api;
+use bafs_tests::api::BlockingClient;
 use bafs_tests::content::Content;
-use bafs_tests::foreign::{pyftpdlib, s3, sshd};
-use bafs_tests::{World, skip};
+use bafs_tests::foreign::{start_ftp_server, start_object_store, start_sshd};
+use bafs_tests::{TestCluster, report_skip};
 
 const BYTES: usize = 64 << 20;
 
@@ -59,8 +59,8 @@ fn bytes_below(directory: &Path) -> u64 {
 
 /// A node that knows these homes, with a volume that has a result.
 struct Sender {
-    world: World,
-    api: Api,
+    world: TestCluster,
+    api: BlockingClient,
     volume: VolumeId,
     content: Content,
 }
@@ -70,12 +70,12 @@ impl Sender {
         let homes = own.join("homes.toml");
         fs::write(&homes, settings)?;
         fs::set_permissions(&homes, fs::Permissions::from_mode(0o600))?;
-        let mut world = World::start(&[])?;
+        let mut world = TestCluster::start(&[])?;
         let homes = homes.to_string_lossy().into_owned();
         let more = ["--size", "200MB", "--homes", homes.as_str()];
         world.cluster.add_node("sender", &more)?;
         world.wait_for_servers(2)?;
-        let made = world.json(&[
+        let made = world.run_json(&[
             "volume", "create", "work", "--node", "sender", "--size", "100MB",
         ])?;
         let volume = made["id"].as_str().context("the volume has an id")?;
@@ -85,11 +85,11 @@ impl Sender {
             .join("sender/volumes")
             .join(volume);
         let content = Content::new(31, BYTES);
-        content.write(&tree.join("tree/result"))?;
+        content.write_file(&tree.join("tree/result"))?;
         let volume = volume
             .parse()
             .map_err(|_| anyhow::anyhow!("no id: {volume}"))?;
-        let api = Api::new(&world.cluster.identity())?;
+        let api = BlockingClient::new(&world.cluster.identity())?;
         Ok(Self {
             world,
             api,
@@ -111,12 +111,12 @@ impl Sender {
             home: place.address.clone(),
             home_id: None,
             target: format!("{}{name}", place.prefix),
-            home_token: self.api.speaker().token(),
+            home_token: self.api.client().token(),
         };
         let node = self.world.cluster.address("sender").to_owned();
         let (api, cluster) = (&self.api, &mut self.world.cluster);
         let part = std::thread::scope(|scope| -> Result<_> {
-            let sending = scope.spawn(|| api.wait(api.speaker().call(&node, call)));
+            let sending = scope.spawn(|| api.block_on(api.client().call(&node, call)));
             let mut part = 0;
             while !sending.is_finished() && part < PART_BYTES {
                 part = bytes_below(&place.root).saturating_sub(before);
@@ -135,7 +135,7 @@ impl Sender {
             ensure!(receipt.size == BYTES as u64, "{receipt:?}");
             Ok((!seen).then_some(part))
         })?;
-        let wrong = self.content.wrong_bytes(0, &fs::read(&target)?);
+        let wrong = self.content.count_wrong_bytes(0, &fs::read(&target)?);
         ensure!(wrong == 0, "{wrong} bytes are wrong");
         fs::remove_file(&target)?;
         Ok(part)
@@ -188,13 +188,13 @@ fn cluster_uploads_to_a_home_server_outlive_kill_9() -> Result<()> {
     let own = tempfile::tempdir()?;
     let mut sender = Sender::start("", own.path())?;
     let (home, root) = (
-        sender.world.cluster.home().to_owned(),
+        sender.world.cluster.home_address().to_owned(),
         sender.world.home.path().to_owned(),
     );
     let place = Place::new(home.clone(), "", &root);
     let part = sender.survives(&place)?;
     ensure!(part >= PART_BYTES, "only {part} bytes were there");
-    let counters = sender.api.wait(sender.api.speaker().counters(&home))?;
+    let counters = sender.api.block_on(sender.api.client().read_counters(&home))?;
     let came = counters.get("home_written_bytes").copied().unwrap_or(0);
     // Attempts that were too fast came whole.
     let twice = came % BYTES as u64;
@@ -207,7 +207,7 @@ fn cluster_uploads_by_ssh_outlive_kill_9() -> Result<()> {
     let own = tempfile::tempdir()?;
     let root = own.path().join("files");
     fs::create_dir(&root)?;
-    let (_server, port, settings) = sshd(own.path())?;
+    let (_server, port, settings) = start_sshd(own.path())?;
     let mut sender = Sender::start(&settings, own.path())?;
     let prefix = format!("{}/", root.display());
     let address = format!("sftp://127.0.0.1:{port}");
@@ -223,7 +223,7 @@ fn cluster_uploads_by_ftp_outlive_kill_9() -> Result<()> {
     let own = tempfile::tempdir()?;
     let root = own.path().join("files");
     fs::create_dir(&root)?;
-    let (_server, port, settings) = pyftpdlib(&root)?;
+    let (_server, port, settings) = start_ftp_server(&root)?;
     let mut sender = Sender::start(&settings, own.path())?;
     let place = Place::new(format!("ftp://127.0.0.1:{port}"), "", &root);
     sender.survives(&place)?;
@@ -236,9 +236,9 @@ fn cluster_uploads_to_a_bucket_outlive_kill_9() -> Result<()> {
     let own = tempfile::tempdir()?;
     let root = own.path().join("objects");
     fs::create_dir(&root)?;
-    let Some((_server, settings)) = s3(&root)? else {
+    let Some((_server, settings)) = start_object_store(&root)? else {
         let why = "there is no s3s-fs; `cargo xtask test` builds it";
-        skip("cluster_uploads_to_a_bucket_outlive_kill_9", why);
+        report_skip("cluster_uploads_to_a_bucket_outlive_kill_9", why);
         return Ok(());
     };
     let mut sender = Sender::start(&settings, own.path())?;

@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bafs_sched::io::journal;
 use bafs_sched::logic::Event;
-use bafs_tests::{World, cannot_mount, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// Pipelines of two jobs whose second volume is larger than their first, so that whoever begins as
 /// many as fit can end none. Each job says on the host who it is when it starts and when it ends.
-fn pipelines(world: &World, user: &str, count: u32, sizes: (&str, &str)) -> Result<PathBuf> {
+fn pipelines(world: &TestCluster, user: &str, count: u32, sizes: (&str, &str)) -> Result<PathBuf> {
     let log = world.home.path().join("log");
     let text = format!(
         "for i in 1..{count}\n\
@@ -43,20 +43,20 @@ fn pipelines(world: &World, user: &str, count: u32, sizes: (&str, &str)) -> Resu
     Ok(path)
 }
 
-fn start(world: &World, user: &str, workflow: &Path) -> Result<Child> {
+fn start(world: &TestCluster, user: &str, workflow: &Path) -> Result<Child> {
     let workflow = workflow.to_string_lossy();
-    let mut command = world.bafs(&["run", &workflow, "--user", user, "--json"]);
+    let mut command = world.bafs_command(&["run", &workflow, "--user", user, "--json"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().context("bafs run starts")
 }
 
-fn log(world: &World) -> Vec<String> {
-    let log = world.get("log").unwrap_or_default();
+fn log(world: &TestCluster) -> Vec<String> {
+    let log = world.read_home("log").unwrap_or_default();
     let log = String::from_utf8_lossy(&log).into_owned();
     log.lines().map(str::to_owned).collect()
 }
 
-fn wait_for_lines(world: &World, count: usize) -> Result<()> {
+fn wait_for_lines(world: &TestCluster, count: usize) -> Result<()> {
     for _ in 0..600 {
         if log(world).len() >= count {
             return Ok(());
@@ -67,11 +67,11 @@ fn wait_for_lines(world: &World, count: usize) -> Result<()> {
 }
 
 /// The run ended complete, nothing of it ran twice, and no volume was refused.
-fn check(world: &World, user: &str, run: Child, count: u32) -> Result<()> {
+fn check(world: &TestCluster, user: &str, run: Child, count: u32) -> Result<()> {
     let output = run.wait_with_output()?;
-    ensure!(output.status.success(), "{user}: {}", said(&output));
+    ensure!(output.status.success(), "{user}: {}", printed_text(&output));
     for i in 1..=count {
-        let found = world.get(&format!("{user}/{i}"))?;
+        let found = world.read_home(&format!("{user}/{i}"))?;
         ensure!(found == format!("{i}\n").into_bytes(), "{user}/{i}");
     }
     let path = world.home.path().join(format!("{user}.bafs.journal"));
@@ -112,11 +112,11 @@ fn position(log: &[String], line: &str, is_last: bool) -> Option<usize> {
 
 /// A long run of one user is under way when another one's begins.
 fn share(name: &str, nodes: &[&str], slots: u32, sizes: (&str, &str), short: u32) -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
-    let world = World::start_as(nodes, |spec| spec.slots = slots)?;
+    let world = TestCluster::start_with_spec(nodes, |spec| spec.slots = slots)?;
     world.wait_for_servers(nodes.len() + 1)?;
     // Longer than some turns.
     let long = 30;
@@ -140,7 +140,7 @@ fn share(name: &str, nodes: &[&str], slots: u32, sizes: (&str, &str), short: u32
     let most = most_at_once(&log);
     let slots = slots * u32::try_from(nodes.len())?;
     ensure!(most <= slots, "{most} jobs at once on {slots} slots");
-    let volumes = world.json(&["volume", "list"])?;
+    let volumes = world.run_json(&["volume", "list"])?;
     ensure!(
         volumes.as_array().is_some_and(Vec::is_empty),
         "volumes are left: {volumes}"

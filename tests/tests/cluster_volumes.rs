@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, cannot_mount, program, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report_skip};
 
-fn world(nodes: &[&str]) -> Result<World> {
-    let world = World::start(nodes)?;
+fn world(nodes: &[&str]) -> Result<TestCluster> {
+    let world = TestCluster::start(nodes)?;
     world.wait_for_servers(nodes.len() + 1)?;
     Ok(world)
 }
@@ -17,36 +17,36 @@ fn world(nodes: &[&str]) -> Result<World> {
 #[test]
 fn cluster_volumes_live_and_die() -> Result<()> {
     let world = world(&["10MB", "10MB"])?;
-    world.put("in/a.txt", b"hello\n")?;
+    world.write_home("in/a.txt", b"hello\n")?;
     let create = ["volume", "create", "v", "--node", "n1", "--size", "1MB"];
-    let made = world.json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
+    let made = world.run_json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
     ensure!(
         made["state"] == "ready" && made["used_files"] == 1,
         "{made}"
     );
-    let shown = world.json(&["volume", "show", "v"])?;
+    let shown = world.run_json(&["volume", "show", "v"])?;
     ensure!(shown["id"] == made["id"], "{shown}");
-    let copy = world.json(&["volume", "replicate", "v", "--to", "n2"])?;
+    let copy = world.run_json(&["volume", "replicate", "v", "--to", "n2"])?;
     ensure!(copy["node"] == "n2" && copy["used_files"] == 1, "{copy}");
     let id = copy["id"].as_str().context("an id")?;
-    let receipt = world.json(&["volume", "extract", id, "a.txt", "bafs://home/out/b.txt"])?;
+    let receipt = world.run_json(&["volume", "extract", id, "a.txt", "bafs://home/out/b.txt"])?;
     ensure!(receipt["size"] == 6, "{receipt}");
-    ensure!(world.get("out/b.txt")? == b"hello\n", "the file is at home");
-    let both = world.json(&["volume", "show", "v"])?;
+    ensure!(world.read_home("out/b.txt")? == b"hello\n", "the file is at home");
+    let both = world.run_json(&["volume", "show", "v"])?;
     let both = both.as_array().context("two volumes have this name")?;
     ensure!(
         both.len() == 2 && both[0]["id"] != both[1]["id"],
         "{both:?}"
     );
-    let ambiguous = world.bafs(&["volume", "delete", "v"]).output()?;
+    let ambiguous = world.bafs_command(&["volume", "delete", "v"]).output()?;
     ensure!(!ambiguous.status.success(), "two volumes have this name");
-    ensure!(said(&ambiguous).contains(id), said(&ambiguous));
+    ensure!(printed_text(&ambiguous).contains(id), printed_text(&ambiguous));
     for id in [id, made["id"].as_str().context("an id")?] {
-        world.json(&["volume", "delete", id])?;
+        world.run_json(&["volume", "delete", id])?;
     }
     ensure!(
         world
-            .json(&["volume", "list"])?
+            .run_json(&["volume", "list"])?
             .as_array()
             .is_some_and(Vec::is_empty),
         "all gone"
@@ -55,17 +55,17 @@ fn cluster_volumes_live_and_die() -> Result<()> {
 }
 
 /// A volume `v` with a file `big`, whose home is killed while the catalog still lists it.
-fn with_dead_home() -> Result<World> {
+fn with_dead_home() -> Result<TestCluster> {
     let mut world = world(&["20MB"])?;
-    world.put("in/big", &[7; 3 << 20])?;
+    world.write_home("in/big", &[7; 3 << 20])?;
     let create = ["volume", "create", "v", "--node", "n1", "--size", "10MB"];
-    world.json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
+    world.run_json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
     world.cluster.kill("home")?;
     Ok(world)
 }
 
 /// A home that exports a directory, and where it is. It ends with its standard input.
-fn start_home(world: &World, export: &Path, more: &[&str]) -> Result<(Child, String)> {
+fn start_home(world: &TestCluster, export: &Path, more: &[&str]) -> Result<(Child, String)> {
     let export = export.to_string_lossy().into_owned();
     let home = [
         "--json",
@@ -74,7 +74,7 @@ fn start_home(world: &World, export: &Path, more: &[&str]) -> Result<(Child, Str
         "--export",
         &export,
     ];
-    let mut home = world.bafs(&[&home, more].concat());
+    let mut home = world.bafs_command(&[&home, more].concat());
     let mut home = home.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
     let stdout = home.stdout.take().context("it is piped")?;
@@ -87,19 +87,19 @@ fn start_home(world: &World, export: &Path, more: &[&str]) -> Result<(Child, Str
 fn extract_to_moved_home(word: &str) -> Result<String> {
     let world = with_dead_home()?;
     let extract = ["volume", "extract", "v", "big", "bafs://home/out"];
-    let mut extract = world.bafs(&extract).stderr(Stdio::piped()).spawn()?;
+    let mut extract = world.bafs_command(&extract).stderr(Stdio::piped()).spawn()?;
     let stderr = extract.stderr.take().context("it is piped")?;
     let mut lines = BufReader::new(stderr).lines();
     // It has been to the catalog when it says what it waits for.
     let waits = lines.next().context("it says nothing")??;
     ensure!(waits.contains("sends 'big' to home"), "{waits}");
-    let (before, other) = (world.cluster.home().to_owned(), tempfile::tempdir()?);
+    let (before, other) = (world.cluster.home_address().to_owned(), tempfile::tempdir()?);
     let took = ["--name", "other", "--listen", &before];
     let (successor, at) = start_home(&world, other.path(), &took)?;
     ensure!(at.contains(&before), "{at}: not the address before");
     if !waits.contains(word) {
         let mut said = lines.by_ref().map_while(Result::ok);
-        said.find(|line| line.contains(word)).context("it ended")?;
+        printed_text.find(|line| line.contains(word)).context("it ended")?;
     }
     let (home, at) = start_home(&world, world.home.path(), &[])?;
     ensure!(!at.contains(&before), "{at} is the address before");
@@ -110,7 +110,7 @@ fn extract_to_moved_home(word: &str) -> Result<String> {
         home.wait()?;
     }
     ensure!(status.success(), "{status}: {rest}");
-    ensure!(world.get("out")? == [7; 3 << 20], "another file is at home");
+    ensure!(world.read_home("out")? == [7; 3 << 20], "another file is at home");
     ensure!(!other.path().join("out").exists(), "another home has it");
     Ok(rest)
 }
@@ -133,12 +133,12 @@ fn extract_looks_for_a_home_that_its_node_gave_up() -> Result<()> {
 fn create_says_which_silent_home_it_waits_for_and_how_long() -> Result<()> {
     let world = with_dead_home()?;
     let create = ["volume", "create", "w", "--node", "n1", "--size", "10MB"];
-    let mut create = world.bafs(&[&create[..], &["--from", "bafs://home/in"]].concat());
+    let mut create = world.bafs_command(&[&create[..], &["--from", "bafs://home/in"]].concat());
     let mut create = create.stderr(Stdio::piped()).spawn()?;
     let mut line = String::new();
     let stderr = create.stderr.take().context("it is piped")?;
     BufReader::new(stderr).read_line(&mut line)?;
-    for part in ["with 'in' of home", world.cluster.home(), "two minutes"] {
+    for part in ["with 'in' of home", world.cluster.home_address(), "two minutes"] {
         ensure!(line.contains(part), "{line}");
     }
     ensure!(create.try_wait()?.is_none(), "it waits no more: {line}");
@@ -151,11 +151,11 @@ fn create_says_which_silent_home_it_waits_for_and_how_long() -> Result<()> {
 fn extract_ends_when_its_home_stays_away() -> Result<()> {
     let world = with_dead_home()?;
     let extract = ["volume", "extract", "v", "big", "bafs://home/out"];
-    let output = world.bafs(&extract).output()?;
-    ensure!(!output.status.success(), said(&output));
+    let output = world.bafs_command(&extract).output()?;
+    ensure!(!output.status.success(), printed_text(&output));
     ensure!(
-        said(&output).contains("start the home again"),
-        said(&output)
+        printed_text(&output).contains("start the home again"),
+        printed_text(&output)
     );
     Ok(())
 }
@@ -168,7 +168,7 @@ fn cluster_volume_whose_home_does_not_answer_says_what_it_waits_for() -> Result<
     let host = home.local_addr()?.to_string();
     let url = format!("http://{host}/db");
     let create = ["volume", "create", "v", "--node", "n1", "--size", "1MB"];
-    let mut create = world.bafs(&[&create[..], &["--cache", &url]].concat());
+    let mut create = world.bafs_command(&[&create[..], &["--cache", &url]].concat());
     let mut create = create.stderr(Stdio::piped()).spawn()?;
     let mut line = String::new();
     let stderr = create.stderr.take().context("a pipe")?;
@@ -177,14 +177,14 @@ fn cluster_volume_whose_home_does_not_answer_says_what_it_waits_for() -> Result<
         line.contains("waits for home") && line.contains(&host),
         "{line}"
     );
-    let shown = world.json(&["volume", "show", "v"])?;
+    let shown = world.run_json(&["volume", "show", "v"])?;
     ensure!(shown["state"] == "creating", "{shown}");
-    let text = world.bafs(&["volume", "show", "v"]).output()?;
-    ensure!(text.status.success(), said(&text));
+    let text = world.bafs_command(&["volume", "show", "v"]).output()?;
+    ensure!(text.status.success(), printed_text(&text));
     for part in ["Creating", "waits for home", &host] {
-        ensure!(said(&text).contains(part), said(&text));
+        ensure!(printed_text(&text).contains(part), printed_text(&text));
     }
-    world.json(&["volume", "delete", "v"])?;
+    world.run_json(&["volume", "delete", "v"])?;
     ensure!(!create.wait()?.success(), "there is no volume");
     Ok(())
 }
@@ -192,14 +192,14 @@ fn cluster_volume_whose_home_does_not_answer_says_what_it_waits_for() -> Result<
 #[test]
 fn cluster_volumes_that_cannot_be_made_leave_nothing() -> Result<()> {
     let world = world(&["10MB"])?;
-    world.put("in/a.txt", b"hello\n")?;
+    world.write_home("in/a.txt", b"hello\n")?;
     let wrong = |name: &str, size: &str, source: &str, why: &str| -> Result<()> {
         let create = ["volume", "create", name, "--node", "n1", "--size", size];
-        let mut refused = world.bafs(&[&create[..], &["--from", source]].concat());
+        let mut refused = world.bafs_command(&[&create[..], &["--from", source]].concat());
         let refused = refused.output()?;
-        ensure!(!refused.status.success(), said(&refused));
-        ensure!(said(&refused).contains(why), said(&refused));
-        let left = world.json(&["volume", "list"])?;
+        ensure!(!refused.status.success(), printed_text(&refused));
+        ensure!(printed_text(&refused).contains(why), printed_text(&refused));
+        let left = world.run_json(&["volume", "list"])?;
         ensure!(left.as_array().is_some_and(Vec::is_empty), "{left}");
         Ok(())
     };
@@ -209,8 +209,8 @@ fn cluster_volumes_that_cannot_be_made_leave_nothing() -> Result<()> {
     wrong("v", "0", "bafs://home/in", "0 bytes holds nothing")?;
     // Neither its space nor its name is taken.
     let create = ["volume", "create", "v", "--node", "n1", "--size", "9MB"];
-    world.json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
-    let shown = world.json(&["volume", "show", "v"])?;
+    world.run_json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
+    let shown = world.run_json(&["volume", "show", "v"])?;
     ensure!(shown["state"] == "ready", "{shown}");
     Ok(())
 }
@@ -218,18 +218,18 @@ fn cluster_volumes_that_cannot_be_made_leave_nothing() -> Result<()> {
 #[test]
 fn cluster_volumes_are_warmed_where_their_source_fits() -> Result<()> {
     let world = world(&["10MB", "10MB"])?;
-    world.put("one/p/a", &[1; 100_000])?;
-    world.put("two/q/a", &[2; 100_000])?;
+    world.write_home("one/p/a", &[1; 100_000])?;
+    world.write_home("two/q/a", &[2; 100_000])?;
     let cache = |name: &str, node: &str, size: &str, source: &str| {
         let create = ["volume", "create", name, "--node", node, "--size", size];
-        world.json(&[&create[..], &["--cache", source]].concat())
+        world.run_json(&[&create[..], &["--cache", source]].concat())
     };
     let one = cache("d", "n1", "1MB", "bafs://home/one")?;
     cache("d", "n2", "1MB", "bafs://home/two")?;
     fn warm<'a>(args: &[&'a str]) -> Vec<&'a str> {
         [&["volume", "warm"], args, &["--wait"]].concat()
     }
-    let warmed = world.json(&warm(&["d", "--path", "p"]))?;
+    let warmed = world.run_json(&warm(&["d", "--path", "p"]))?;
     let warmed = warmed.as_array().context("a list")?;
     let is_done = |share: &&serde_json::Value| share["warming"]["state"] == "done";
     let done: Vec<_> = warmed.iter().filter(is_done).collect();
@@ -243,20 +243,20 @@ fn cluster_volumes_are_warmed_where_their_source_fits() -> Result<()> {
     );
     // By its id: those that share its blocks, and no others.
     let id = one["id"].as_str().context("an id")?;
-    let warmed = world.json(&warm(&[id]))?;
+    let warmed = world.run_json(&warm(&[id]))?;
     ensure!(
         warmed.as_array().is_some_and(|all| all.len() == 1),
         "{warmed}"
     );
-    let nowhere = world.bafs(&warm(&["d", "--path", "r"])).output()?;
-    ensure!(nowhere.status.code() == Some(1), said(&nowhere));
+    let nowhere = world.bafs_command(&warm(&["d", "--path", "r"])).output()?;
+    ensure!(nowhere.status.code() == Some(1), printed_text(&nowhere));
     // What finds no room is no success.
     cache("small", "n1", "70KB", "bafs://home/one")?;
-    let full = world.bafs(&warm(&["small"])).output()?;
-    ensure!(full.status.code() == Some(1), said(&full));
+    let full = world.bafs_command(&warm(&["small"])).output()?;
+    ensure!(full.status.code() == Some(1), printed_text(&full));
     ensure!(
-        said(&full).contains("not everything found room on n1"),
-        said(&full)
+        printed_text(&full).contains("not everything found room on n1"),
+        printed_text(&full)
     );
     Ok(())
 }
@@ -264,10 +264,10 @@ fn cluster_volumes_are_warmed_where_their_source_fits() -> Result<()> {
 #[test]
 fn cluster_volumes_survive_a_killed_node() -> Result<()> {
     let mut world = world(&["10MB"])?;
-    world.put("in/a.txt", b"hello\n")?;
+    world.write_home("in/a.txt", b"hello\n")?;
     let create = ["volume", "create", "v", "--node", "n1", "--size", "1MB"];
-    let made = world.json(&[&create[..], &["--from", "bafs://home/in/a.txt"]].concat())?;
-    world.json(&[
+    let made = world.run_json(&[&create[..], &["--from", "bafs://home/in/a.txt"]].concat())?;
+    world.run_json(&[
         "volume",
         "create",
         "c",
@@ -280,31 +280,31 @@ fn cluster_volumes_survive_a_killed_node() -> Result<()> {
     ])?;
     world.cluster.kill("n1")?;
     world.cluster.restart("n1")?;
-    let shown = world.json(&["volume", "show", "v"])?;
+    let shown = world.run_json(&["volume", "show", "v"])?;
     ensure!(
         shown["id"] == made["id"] && shown["state"] == "ready",
         "{shown}"
     );
-    world.json(&["volume", "extract", "v", "a.txt", "bafs://home/out/c.txt"])?;
+    world.run_json(&["volume", "extract", "v", "a.txt", "bafs://home/out/c.txt"])?;
     ensure!(
-        world.get("out/c.txt")? == b"hello\n",
+        world.read_home("out/c.txt")? == b"hello\n",
         "the file came through"
     );
-    world.json(&["volume", "invalidate", "c"])?;
+    world.run_json(&["volume", "invalidate", "c"])?;
     Ok(())
 }
 
 #[test]
 fn cluster_space_is_never_promised_twice() -> Result<()> {
     let world = world(&["10MB"])?;
-    world.json(&["volume", "create", "a", "--node", "n1", "--size", "6MB"])?;
+    world.run_json(&["volume", "create", "a", "--node", "n1", "--size", "6MB"])?;
     let second = world
-        .bafs(&["volume", "create", "b", "--node", "n1", "--size", "6MB"])
+        .bafs_command(&["volume", "create", "b", "--node", "n1", "--size", "6MB"])
         .output()?;
-    ensure!(second.status.code() == Some(1), said(&second));
-    ensure!(said(&second).contains("NoSpaceBytes"), said(&second));
-    world.json(&["volume", "delete", "a"])?;
-    world.json(&["volume", "create", "b", "--node", "n1", "--size", "6MB"])?;
+    ensure!(second.status.code() == Some(1), printed_text(&second));
+    ensure!(printed_text(&second).contains("NoSpaceBytes"), printed_text(&second));
+    world.run_json(&["volume", "delete", "a"])?;
+    world.run_json(&["volume", "create", "b", "--node", "n1", "--size", "6MB"])?;
     Ok(())
 }
 
@@ -313,12 +313,12 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
     let world = world(&["10MB"])?;
     let other = tempfile::tempdir()?;
     let identity = other.path().join("identity");
-    let init = Command::new(program())
+    let init = Command::new(bafs_program())
         .arg("init")
         .arg(&identity)
         .output()?;
-    ensure!(init.status.success(), said(&init));
-    let again = Command::new(program())
+    ensure!(init.status.success(), printed_text(&init));
+    let again = Command::new(bafs_program())
         .arg("init")
         .arg(&identity)
         .output()?;
@@ -327,42 +327,42 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
         "an authority is never overwritten"
     );
     let stranger = world
-        .bafs(&["servers"])
+        .bafs_command(&["servers"])
         .env("BAFS_IDENTITY", &identity)
         .output()?;
-    ensure!(stranger.status.code() == Some(1), said(&stranger));
+    ensure!(stranger.status.code() == Some(1), printed_text(&stranger));
     let missing = world
-        .bafs(&["servers"])
+        .bafs_command(&["servers"])
         .env("BAFS_IDENTITY", "/no/such/dir")
         .output()?;
-    ensure!(said(&missing).contains("bafs init"), said(&missing));
+    ensure!(printed_text(&missing).contains("bafs init"), printed_text(&missing));
     let nobody = world
-        .bafs(&["servers"])
+        .bafs_command(&["servers"])
         .env("BAFS_CATALOG", "127.0.0.1:9")
         .output()?;
-    ensure!(said(&nobody).contains("127.0.0.1:9"), said(&nobody));
+    ensure!(printed_text(&nobody).contains("127.0.0.1:9"), printed_text(&nobody));
     let no_node = world
-        .bafs(&["volume", "create", "v", "--node", "x", "--size", "1MB"])
+        .bafs_command(&["volume", "create", "v", "--node", "x", "--size", "1MB"])
         .output()?;
     ensure!(
-        said(&no_node).contains("no live node 'x'; live are: n1"),
-        said(&no_node)
+        printed_text(&no_node).contains("no live node 'x'; live are: n1"),
+        printed_text(&no_node)
     );
     let taken = world.cluster.address("n1");
-    let port = world.bafs(&["catalog", "--listen", taken]).output()?;
+    let port = world.bafs_command(&["catalog", "--listen", taken]).output()?;
     ensure!(
-        port.status.code() == Some(1) && said(&port).contains("in use"),
-        said(&port)
+        port.status.code() == Some(1) && printed_text(&port).contains("in use"),
+        printed_text(&port)
     );
-    let vague = world.bafs(&["catalog", "--listen", "0.0.0.0:0"]).output()?;
-    ensure!(said(&vague).contains("name the address"), said(&vague));
+    let vague = world.bafs_command(&["catalog", "--listen", "0.0.0.0:0"]).output()?;
+    ensure!(printed_text(&vague).contains("name the address"), printed_text(&vague));
     let size = world
-        .bafs(&["volume", "create", "v", "--node", "n1", "--size", "10"])
+        .bafs_command(&["volume", "create", "v", "--node", "n1", "--size", "10"])
         .output()?;
     ensure!(
         size.status.code() == Some(2),
         "a size without unit is refused: {}",
-        said(&size)
+        printed_text(&size)
     );
     Ok(())
 }
@@ -373,27 +373,27 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
 fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
     let world = world(&["20MB"])?;
     for name in ["mine", "other"] {
-        world.json(&["volume", "create", name, "--node", "n1", "--size", "1MB"])?;
+        world.run_json(&["volume", "create", name, "--node", "n1", "--size", "1MB"])?;
     }
-    world.put("data/f", b"hello\n")?;
+    world.write_home("data/f", b"hello\n")?;
     let cache = ["volume", "create", "shown", "--node", "n1", "--size", "1MB"];
-    world.json(&[&cache[..], &["--cache", "bafs://home/data"]].concat())?;
+    world.run_json(&[&cache[..], &["--cache", "bafs://home/data"]].concat())?;
     let directory = tempfile::tempdir()?;
     let with = |identity: &str, args: &[&str]| {
-        let mut command = world.bafs(args);
+        let mut command = world.bafs_command(args);
         command.env("BAFS_IDENTITY", directory.path().join(identity));
         command.output()
     };
     for (to, more) in [("rw", &[][..]), ("ro", &["--read-only"])] {
         let to = directory.path().join(to);
         let to = to.to_str().context("a path of text")?;
-        world.json(&[&["grant", "mine", "--to", to][..], more].concat())?;
-        let again = world.bafs(&["grant", "mine", "--to", to]).output()?;
-        ensure!(again.status.code() == Some(1), "{}", said(&again));
+        world.run_json(&[&["grant", "mine", "--to", to][..], more].concat())?;
+        let again = world.bafs_command(&["grant", "mine", "--to", to]).output()?;
+        ensure!(again.status.code() == Some(1), "{}", printed_text(&again));
     }
     for identity in ["rw", "ro"] {
         let listed = with(identity, &["volume", "list", "--json"])?;
-        let text = said(&listed);
+        let text = printed_text(&listed);
         ensure!(listed.status.success(), "{text}");
         ensure!(text.contains("mine") && !text.contains("other"), "{text}");
         for refused in [
@@ -402,7 +402,7 @@ fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
             &["volume", "create", "new", "--node", "n1", "--size", "1MB"],
         ] {
             let output = with(identity, refused)?;
-            ensure!(output.status.code() == Some(1), "{}", said(&output));
+            ensure!(output.status.code() == Some(1), "{}", printed_text(&output));
         }
         // Each of these is possible for others.
         for refused in [
@@ -412,16 +412,16 @@ fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
             &["volume", "warm", "shown"],
         ] {
             let output = with(identity, refused)?;
-            let text = said(&output);
+            let text = printed_text(&output);
             ensure!(output.status.code() == Some(1), "{refused:?}: {text}");
             ensure!(!text.contains("usage"), "{refused:?}: {text}");
         }
         let servers = with(identity, &["servers"])?;
-        ensure!(servers.status.success() && said(&servers).contains("n1"));
+        ensure!(servers.status.success() && printed_text(&servers).contains("n1"));
     }
-    ensure!(world.get("f").is_err(), "something was sent home");
-    if let Some(reason) = cannot_mount() {
-        skip("cluster_grants_are_for_their_volumes_only (jobs)", &reason);
+    ensure!(world.read_home("f").is_err(), "something was sent home");
+    if let Some(reason) = mount_obstacle() {
+        report_skip("cluster_grants_are_for_their_volumes_only (jobs)", &reason);
         return Ok(());
     }
     let job = |identity: &str, mount: &str, script: &str| {
@@ -429,15 +429,15 @@ fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
         with(identity, &args)
     };
     let written = job("rw", "mine:/vol", "echo hello > /vol/f")?;
-    ensure!(written.status.success(), "{}", said(&written));
+    ensure!(written.status.success(), "{}", printed_text(&written));
     let read = job("ro", "mine:/vol:ro", "cat /vol/f")?;
-    ensure!(read.stdout == b"hello\n", "{}", said(&read));
+    ensure!(read.stdout == b"hello\n", "{}", printed_text(&read));
     for (identity, mount) in [("ro", "mine:/vol"), ("rw", "other:/vol")] {
         let refused = job(identity, mount, "echo changed > /vol/f")?;
-        ensure!(!refused.status.success(), "{}", said(&refused));
+        ensure!(!refused.status.success(), "{}", printed_text(&refused));
     }
     let read = job("ro", "mine:/vol:ro", "cat /vol/f")?;
-    ensure!(read.stdout == b"hello\n", "{}", said(&read));
+    ensure!(read.stdout == b"hello\n", "{}", printed_text(&read));
     Ok(())
 }
 
@@ -446,7 +446,7 @@ fn cluster_volume_is_found_while_others_are_deleted() -> Result<()> {
     let world = world(&["40MB"])?;
     let create = |name: &str| {
         let args = ["volume", "create", name, "--node", "n1", "--size", "100KB"];
-        world.json(&args)
+        world.run_json(&args)
     };
     let kept = create("kept")?;
     let is_over = std::sync::atomic::AtomicBool::new(false);
@@ -459,7 +459,7 @@ fn cluster_volume_is_found_while_others_are_deleted() -> Result<()> {
                 while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
                     let name = format!("t{number}-{rounds}");
                     create(&name)?;
-                    world.json(&["volume", "delete", &name])?;
+                    world.run_json(&["volume", "delete", &name])?;
                     rounds += 1;
                 }
                 Ok(rounds)
@@ -467,7 +467,7 @@ fn cluster_volume_is_found_while_others_are_deleted() -> Result<()> {
         }
         let mut looks = Ok(());
         for _ in 0..40 {
-            looks = world.json(&["volume", "show", "kept"]).and_then(|shown| {
+            looks = world.run_json(&["volume", "show", "kept"]).and_then(|shown| {
                 ensure!(shown["id"] == kept["id"], "{shown}");
                 Ok(())
             });

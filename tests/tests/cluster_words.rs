@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use bafs_tests::{World, cannot_mount, program, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report_skip};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// A job that counts its own words, each of `bytes` bytes, and as many bytes of environment as one
@@ -24,12 +24,12 @@ fn counting(words: usize, bytes: usize) -> String {
     )
 }
 
-fn ready(name: &str) -> Result<Option<World>> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+fn ready(name: &str) -> Result<Option<TestCluster>> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(None);
     }
-    let world = World::start(&["30MB"])?;
+    let world = TestCluster::start(&["30MB"])?;
     world.wait_for_servers(2)?;
     Ok(Some(world))
 }
@@ -40,10 +40,10 @@ fn cluster_runs_a_job_with_as_many_words_as_linux_takes() -> Result<()> {
     let Some(world) = ready(name)? else {
         return Ok(());
     };
-    let path = world.workflow(&counting(1_900, 1_000))?;
-    let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
-    ensure!(output.status.success(), said(&output));
-    let counted = String::from_utf8(world.get("count")?)?;
+    let path = world.write_workflow(&counting(1_900, 1_000))?;
+    let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
+    ensure!(output.status.success(), printed_text(&output));
+    let counted = String::from_utf8(world.read_home("count")?)?;
     ensure!(counted == "1900 1000\n", "the job had {counted} words");
     Ok(())
 }
@@ -59,9 +59,9 @@ fn cluster_fails_a_job_with_more_words_than_its_node_takes_at_once() -> Result<(
     let Some(world) = ready(name)? else {
         return Ok(());
     };
-    let path = world.workflow(&counting(3_000, 1_000))?;
-    let output = world.bafs(&["run", &path.to_string_lossy()]).output()?;
-    let text = said(&output);
+    let path = world.write_workflow(&counting(3_000, 1_000))?;
+    let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
+    let text = printed_text(&output);
     ensure!(output.status.code() == Some(1), text);
     ensure!(text.contains("Linux commonly takes 2097152"), text);
     ensure!(text.contains("could not be started"), text);
@@ -81,8 +81,8 @@ fn check_refuses_words_that_no_node_takes() -> Result<()> {
         (5_000, 1_000, "a job may have 4194304"),
     ] {
         std::fs::write(&path, counting(words, bytes))?;
-        let output = Command::new(program()).arg("check").arg(&path).output()?;
-        let text = said(&output);
+        let output = Command::new(bafs_program()).arg("check").arg(&path).output()?;
+        let text = printed_text(&output);
         ensure!(output.status.code() == Some(1), text);
         ensure!(text.contains(says) && text.contains("job 'a'"), text);
         ensure!(text.contains("put them into a file"), text);

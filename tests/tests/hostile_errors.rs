@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, program, said, skip};
+use bafs_tests::{TestCluster, bafs_program, printed_text, report_skip};
 
 /// Longest time until the user is told; the scheduler's own patience would be 45 seconds.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ fn demo_and_run_say_at_once_what_the_machine_lacks() -> Result<()> {
     let is_root = nix::unistd::geteuid().is_root();
     let device = std::fs::metadata("/dev/fuse").map(|found| found.permissions().mode() & 0o7);
     if !is_root || device.is_ok_and(|others| others == 6) {
-        skip(
+        report_skip(
             name,
             "it needs root, and a /dev/fuse that is closed to others",
         );
@@ -32,7 +32,7 @@ fn demo_and_run_say_at_once_what_the_machine_lacks() -> Result<()> {
     let directory = tempfile::tempdir()?;
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777))?;
     let copy = directory.path().join("bafs");
-    std::fs::copy(program(), &copy)?;
+    std::fs::copy(bafs_program(), &copy)?;
     let workflow = directory.path().join("test.bafs");
     std::fs::write(&workflow, WORKFLOW)?;
     let workflow = workflow.to_string_lossy().into_owned();
@@ -47,7 +47,7 @@ fn demo_and_run_say_at_once_what_the_machine_lacks() -> Result<()> {
             .args(args)
             .env("TMPDIR", directory.path())
             .output()?;
-        let text = said(&output);
+        let text = printed_text(&output);
         ensure!(output.status.code() == Some(1), text);
         ensure!(
             started.elapsed() < AT_ONCE,
@@ -66,11 +66,11 @@ fn an_error_in_a_job_description_file_shows_that_files_line() -> Result<()> {
     std::fs::write(&workflow, "job j one.submit\n")?;
     let job = "executable = /bin/true\nenvironment = A=1;B=two words\n";
     std::fs::write(directory.path().join("one.submit"), job)?;
-    let output = Command::new(program())
+    let output = Command::new(bafs_program())
         .arg("check")
         .arg(&workflow)
         .output()?;
-    let text = said(&output);
+    let text = printed_text(&output);
     ensure!(output.status.code() == Some(1), text);
     ensure!(text.contains("one.submit:2:"), text);
     ensure!(text.contains("2 | environment = A=1;B=two words"), text);
@@ -79,20 +79,20 @@ fn an_error_in_a_job_description_file_shows_that_files_line() -> Result<()> {
 
 #[test]
 fn cluster_refuses_a_foreign_identity_at_once() -> Result<()> {
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     let stranger = tempfile::tempdir()?;
     let identity = stranger.path().join("cluster");
-    let made = Command::new(program())
+    let made = Command::new(bafs_program())
         .arg("init")
         .arg(&identity)
         .output()?;
-    ensure!(made.status.success(), said(&made));
-    let workflow = world.workflow("job j {\nexecutable = /bin/true\n}\n")?;
+    ensure!(made.status.success(), printed_text(&made));
+    let workflow = world.write_workflow("job j {\nexecutable = /bin/true\n}\n")?;
     let workflow = workflow.to_string_lossy();
     for args in [&["servers"][..], &["run", &workflow]] {
-        let mut command = world.bafs(args);
+        let mut command = world.bafs_command(args);
         let output = command.env("BAFS_IDENTITY", &identity).output()?;
-        let text = said(&output);
+        let text = printed_text(&output);
         ensure!(output.status.code() == Some(1), "{args:?}: {text}");
         ensure!(text.contains("PeerRefused"), "{args:?}: {text}");
     }
@@ -108,7 +108,7 @@ fn cluster_refuses_names_that_would_steer_a_terminal_and_shows_none() -> Result<
     let export = at("export");
     std::fs::create_dir(&export)?;
     let (missing, store) = (at("\u{1b}[31mred.bafs"), at("store"));
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     for args in [
         &["check", &missing][..],
         &["graph", &trace],
@@ -119,8 +119,8 @@ fn cluster_refuses_names_that_would_steer_a_terminal_and_shows_none() -> Result<
             "node", "--store", &store, "--size", "1MB", "--group", "\u{9b}2J",
         ],
     ] {
-        let output = world.bafs(args).output()?;
-        let text = said(&output);
+        let output = world.bafs_command(args).output()?;
+        let text = printed_text(&output);
         // No URL can carry such a name of a home, which is wrong use.
         let code = if args[0] == "home" { 2 } else { 1 };
         ensure!(output.status.code() == Some(code), "{args:?}: {text}");
@@ -134,11 +134,11 @@ fn cluster_refuses_names_that_would_steer_a_terminal_and_shows_none() -> Result<
 
 #[test]
 fn cluster_lists_one_home_of_a_name_and_the_other_says_so() -> Result<()> {
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     world.wait_for_servers(2)?;
     let export = tempfile::tempdir()?;
     let mut second = world
-        .bafs(&["home", "--until-stdin-closes", "--export"])
+        .bafs_command(&["home", "--until-stdin-closes", "--export"])
         .arg(export.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -146,12 +146,12 @@ fn cluster_lists_one_home_of_a_name_and_the_other_says_so() -> Result<()> {
         .spawn()?;
     let stderr = second.stderr.take().context("standard error is piped")?;
     let said = BufReader::new(stderr).lines().map_while(Result::ok);
-    let warned = said.into_iter().find(|line| line.contains("catalog"));
+    let warned = printed_text.into_iter().find(|line| line.contains("catalog"));
     let warned = warned.context("it says nothing")?;
     let first = world.cluster.address("home");
     ensure!(warned.contains(&format!("the home at {first}")), warned);
     ensure!(warned.contains("--name"), warned);
-    let servers = world.json(&["servers"])?;
+    let servers = world.run_json(&["servers"])?;
     let servers = servers.as_array().context("a list")?;
     let homes = servers.iter().filter(|it| it["kind"] == "home");
     let homes: Vec<_> = homes.map(|it| it["address"].as_str()).collect();
@@ -163,8 +163,8 @@ fn cluster_lists_one_home_of_a_name_and_the_other_says_so() -> Result<()> {
 
 #[test]
 fn cluster_commands_with_wrong_words_end_with_another_code_than_those_that_fail() -> Result<()> {
-    let world = World::start(&["20MB"])?;
-    let workflow = world.workflow("job j {\nexecutable = /bin/true\n}\n")?;
+    let world = TestCluster::start(&["20MB"])?;
+    let workflow = world.write_workflow("job j {\nexecutable = /bin/true\n}\n")?;
     let workflow = workflow.to_string_lossy();
     let create = ["volume", "create", "v", "--node", "n1", "--size"];
     for args in [
@@ -180,21 +180,21 @@ fn cluster_commands_with_wrong_words_end_with_another_code_than_those_that_fail(
         &["catalog", "--listen", "47000"],
         &["mount", "work", "/no/such/directory"],
     ] {
-        let output = world.bafs(args).output()?;
-        let text = said(&output);
+        let output = world.bafs_command(args).output()?;
+        let text = printed_text(&output);
         ensure!(output.status.code() == Some(2), "{args:?}: {text}");
         ensure!(text.contains("bafs: "), "{args:?}: {text}");
     }
     let exec = |catalog: &str| {
-        let mut command = world.bafs(&["exec", "--mount", "nosuch:/a", "--", "/bin/true"]);
+        let mut command = world.bafs_command(&["exec", "--mount", "nosuch:/a", "--", "/bin/true"]);
         command.env("BAFS_CATALOG", catalog).output()
     };
     for (catalog, reason) in [
-        (world.cluster.catalog(), "NotFound"),
+        (world.cluster.catalog_address(), "NotFound"),
         ("127.0.0.1:9", "Unreachable"),
     ] {
         let output = exec(catalog)?;
-        let text = said(&output);
+        let text = printed_text(&output);
         ensure!(output.status.code() == Some(75), text);
         let line: serde_json::Value = serde_json::from_slice(&output.stderr)?;
         ensure!(line["reason"] == reason, text);

@@ -10,42 +10,42 @@ use anyhow::{Context, Result, ensure};
 use bafs_proto::door::DOOR_NAME;
 use bafs_proto::message::MountTarget;
 use bafs_tests::content::Content;
-use bafs_tests::disk::{fill, node_on, seen_by};
-use bafs_tests::exec::{self, Busy};
-use bafs_tests::stage::{FILE, Stage};
-use bafs_tests::{World, cannot_mount, said, skip};
+use bafs_tests::disk::{fill_disk, start_node_on_disk, path_in_namespace};
+use bafs_tests::exec::{self, ExecJob};
+use bafs_tests::stage::{DATA_FILE, CacheCluster};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 #[test]
 fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
-        skip(
+        report_skip(
             "cluster_node_recovers_when_its_disk_has_space_again",
             "it needs root to mount a small file system",
         );
         return Ok(());
     }
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     let directory = tempfile::tempdir()?;
     let store = directory.path().to_string_lossy().into_owned();
-    let mut node = node_on("-t tmpfs -o size=20m tmpfs", &world, &store)?;
+    let mut node = start_node_on_disk("-t tmpfs -o size=20m tmpfs", &world, &store)?;
     world.wait_for_servers(3)?;
     let create = |name: &str| {
         let args = ["volume", "create", name, "--node", "small", "--size", "1MB"];
-        world.bafs(&args).output()
+        world.bafs_command(&args).output()
     };
-    let filler = seen_by(&node, &store).join("fill");
-    fill(&filler)?;
+    let filler = path_in_namespace(&node, &store).join("fill");
+    fill_disk(&filler)?;
     for name in ["a", "b"] {
         let output = create(name)?;
-        ensure!(!output.status.success(), said(&output));
-        ensure!(said(&output).contains("No space left"), said(&output));
-        ensure!(!said(&output).contains("is left"), said(&output));
-        let left = world.json(&["volume", "list"])?;
+        ensure!(!output.status.success(), printed_text(&output));
+        ensure!(printed_text(&output).contains("No space left"), printed_text(&output));
+        ensure!(!printed_text(&output).contains("is left"), printed_text(&output));
+        let left = world.run_json(&["volume", "list"])?;
         ensure!(left.as_array().is_some_and(Vec::is_empty), "{left}");
     }
     std::fs::remove_file(&filler)?;
     let output = create("c")?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     drop(node.stdin.take());
     node.wait()?;
     Ok(())
@@ -55,10 +55,10 @@ fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
 fn cluster_node_with_a_full_disk_deletes_volumes_and_starts_again() -> Result<()> {
     let name = "cluster_node_with_a_full_disk_deletes_volumes_and_starts_again";
     if !nix::unistd::geteuid().is_root() {
-        skip(name, "it needs root to mount a small file system");
+        report_skip(name, "it needs root to mount a small file system");
         return Ok(());
     }
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     let directory = tempfile::tempdir()?;
     let disk = directory.path().join("disk");
     std::fs::create_dir(&disk)?;
@@ -71,15 +71,15 @@ fn cluster_node_with_a_full_disk_deletes_volumes_and_starts_again() -> Result<()
     result
 }
 
-fn delete_and_start_again(world: &World, disk: &Path) -> Result<()> {
+fn delete_and_start_again(world: &TestCluster, disk: &Path) -> Result<()> {
     let store = disk.to_string_lossy().into_owned();
-    let mut node = node_on(&format!("--bind {store}"), world, &store)?;
+    let mut node = start_node_on_disk(&format!("--bind {store}"), world, &store)?;
     world.wait_for_servers(3)?;
-    world.json(&["volume", "create", "v", "--node", "small", "--size", "9MB"])?;
+    world.run_json(&["volume", "create", "v", "--node", "small", "--size", "9MB"])?;
     let volumes = disk.join("node/volumes");
     let volume = std::fs::read_dir(&volumes)?.next().context("a volume")??;
-    fill(&volume.path().join("tree/x"))?;
-    world.json(&["volume", "delete", "v"])?;
+    fill_disk(&volume.path().join("tree/x"))?;
+    world.run_json(&["volume", "delete", "v"])?;
     let trash = disk.join("node/trash");
     for _ in 0..100 {
         if std::fs::read_dir(&trash)?.next().is_none() {
@@ -91,16 +91,16 @@ fn delete_and_start_again(world: &World, disk: &Path) -> Result<()> {
         std::fs::read_dir(&trash)?.next().is_none(),
         "what was deleted stays"
     );
-    world.json(&["volume", "create", "w", "--node", "small", "--size", "9MB"])?;
-    fill(&disk.join("foreign"))?;
+    world.run_json(&["volume", "create", "w", "--node", "small", "--size", "9MB"])?;
+    fill_disk(&disk.join("foreign"))?;
     drop(node.stdin.take());
     node.wait()?;
     for _ in 0..2 {
-        let mut node = node_on(&format!("--bind {store}"), world, &store)?;
-        world.json(&["volume", "show", "w"])?;
+        let mut node = start_node_on_disk(&format!("--bind {store}"), world, &store)?;
+        world.run_json(&["volume", "show", "w"])?;
         drop(node.stdin.take());
         node.wait()?;
-        fill(&disk.join("more"))?;
+        fill_disk(&disk.join("more"))?;
     }
     Ok(())
 }
@@ -130,7 +130,7 @@ impl Drop for Frozen {
 #[test]
 fn cluster_waits_for_a_disk_that_is_slower_than_the_deadline() -> Result<()> {
     let name = "cluster_waits_for_a_disk_that_is_slower_than_the_deadline";
-    let Some(world) = exec::ready(name, "20MB")? else {
+    let Some(world) = exec::start_cluster(name, "20MB")? else {
         return Ok(());
     };
     let directory = tempfile::tempdir()?;
@@ -138,31 +138,31 @@ fn cluster_waits_for_a_disk_that_is_slower_than_the_deadline() -> Result<()> {
     let make = format!("truncate -s 64M {image} && mkfs.ext4 -q {image} && losetup -f");
     let made = Command::new("sh").args(["-c", &make]).output()?;
     if !made.status.success() {
-        skip(name, &format!("no loop device: {}", said(&made)));
+        report_skip(name, &format!("no loop device: {}", printed_text(&made)));
         return Ok(());
     }
     let store = directory.path().join("store");
     std::fs::create_dir(&store)?;
     let store = store.to_string_lossy().into_owned();
-    let mut node = node_on(&format!("-o loop {image}"), &world, &store)?;
+    let mut node = start_node_on_disk(&format!("-o loop {image}"), &world, &store)?;
     world.wait_for_servers(3)?;
-    let disk = seen_by(&node, &store);
+    let disk = path_in_namespace(&node, &store);
     std::fs::remove_file(disk.join("node").join(DOOR_NAME))?;
     let create = ["volume", "create", "v", "--node", "small", "--size", "9MB"];
-    world.json(&create)?;
+    world.run_json(&create)?;
     let go = directory.path().join("go");
     let script = format!(
         "echo ready; while [ ! -e {} ]; do sleep 0.1; done; \
         echo x > /vol/f; sync /vol/f; mv /vol/f /vol/g; sync /vol; test $(cat /vol/g) = x",
         go.display()
     );
-    let busy = Busy::start(&world, &["--op-deadline", "3"], &script)?;
+    let busy = ExecJob::start(&world, &["--op-deadline", "3"], &script)?;
     let frozen = Frozen::freeze(&disk)?;
     std::fs::write(&go, "")?;
     std::thread::sleep(Duration::from_secs(8));
     drop(frozen);
-    let ended = busy.end()?;
-    ensure!(ended.status.success(), said(&ended));
+    let ended = busy.wait_for_end()?;
+    ensure!(ended.status.success(), printed_text(&ended));
     drop(node.stdin.take());
     node.wait()?;
     Ok(())
@@ -170,31 +170,31 @@ fn cluster_waits_for_a_disk_that_is_slower_than_the_deadline() -> Result<()> {
 
 #[test]
 fn cluster_waits_for_a_home_that_is_slower_than_the_deadline() -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip(
+    if let Some(reason) = mount_obstacle() {
+        report_skip(
             "cluster_waits_for_a_home_that_is_slower_than_the_deadline",
             &reason,
         );
         return Ok(());
     }
-    let stage = Stage::start(1, "20MB", Some("400KB/s"))?;
-    stage.put("db", &Content::new(7, 4 << 20))?;
+    let stage = CacheCluster::start(1, "20MB", Some("400KB/s"))?;
+    stage.write_data_set("db", &Content::new(7, 4 << 20))?;
     let target = MountTarget::Home {
-        server: stage.world.cluster.home().to_owned(),
+        server: stage.test_cluster.cluster.home_address().to_owned(),
         path: "db".to_owned(),
     };
     // All is asked for at once, and comes within ten seconds.
-    let original = stage.world.home.path().join("db").join(FILE);
+    let original = stage.test_cluster.home.path().join("db").join(DATA_FILE);
     let script = format!(
         "part() {{ dd if=$1 bs=1M skip=$2 count=1 2>/dev/null | cksum; }}; \
-         same() {{ test \"$(part /data/{FILE} $1)\" = \"$(part {} $1)\" && echo same; }}; \
+         same() {{ test \"$(part /data/{DATA_FILE} $1)\" = \"$(part {} $1)\" && echo same; }}; \
          for i in 0 1 2 3; do same $i & done; wait",
         original.display()
     );
-    let (speaker, node) = (stage.api.speaker(), stage.nodes().remove(0));
-    let report = stage.api.wait(async {
-        let start = speaker.start_job_as(&node, target, &script, |job| job.op_deadline_ms = 3_000);
-        speaker.wait_job(&node, start.await?).await
+    let (speaker, node) = (stage.client.client(), stage.nodes().remove(0));
+    let report = stage.client.block_on(async {
+        let start = speaker.start_job_with(&node, target, &script, |job| job.op_deadline_ms = 3_000);
+        speaker.wait_for_job(&node, start.await?).await
     })?;
     ensure!(report.output_tail == "same\n".repeat(4), "{report:?}");
     // Nothing was asked for twice.
@@ -204,7 +204,7 @@ fn cluster_waits_for_a_home_that_is_slower_than_the_deadline() -> Result<()> {
 
 #[test]
 fn cluster_does_not_mind_garbage_at_its_ports() -> Result<()> {
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     world.wait_for_servers(2)?;
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     for name in ["catalog", "home", "n1"] {
@@ -231,7 +231,7 @@ fn cluster_does_not_mind_garbage_at_its_ports() -> Result<()> {
             silent.push(stream);
         }
     }
-    let made = world.json(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])?;
+    let made = world.run_json(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])?;
     ensure!(!made.is_null(), "{made}");
     for name in ["catalog", "home", "n1"] {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", world.cluster.pid(name)?))?;

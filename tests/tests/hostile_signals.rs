@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::{job, ready};
-use bafs_tests::{World, cannot_mount, is_empty, mounts_with, processes_with, program, said, skip};
+use bafs_tests::exec::{job_command, start_cluster};
+use bafs_tests::{TestCluster, mount_obstacle, is_gone_or_empty, mounts_matching, processes_matching, bafs_program, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -21,7 +21,7 @@ const WORKFLOW: &str = "volume v scratch 1 MB\njob j {\nexecutable = /bin/sh\n\
     extract v out bafs://home/out\n";
 
 fn start(workflow: &Path, temporary: &Path) -> Result<Child> {
-    let mut command = Command::new(program());
+    let mut command = Command::new(bafs_program());
     command
         .args(["run", "--local", "2"])
         .arg(workflow)
@@ -44,7 +44,7 @@ fn wait_until_gone(temporary: &Path) -> Result<()> {
     let text = temporary.to_string_lossy().into_owned();
     let started = Instant::now();
     loop {
-        let left = [processes_with(&text), mounts_with(&text)].concat();
+        let left = [processes_matching(&text), mounts_matching(&text)].concat();
         if left.is_empty() {
             return Ok(());
         }
@@ -56,8 +56,8 @@ fn wait_until_gone(temporary: &Path) -> Result<()> {
 #[test]
 fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
     let name = "cluster_is_gone_after_a_signal_at_any_moment";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
@@ -73,7 +73,7 @@ fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
         let status = run.wait()?;
         ensure!(!status.success(), "{signal}, moment {index}: {status}");
         wait_until_gone(&temporary)?;
-        ensure!(is_empty(&temporary), "{signal}, moment {index}: files stay");
+        ensure!(is_gone_or_empty(&temporary), "{signal}, moment {index}: files stay");
     }
     for moment_ms in [20, 300, 900] {
         let mut run = start(&workflow, &temporary)?;
@@ -83,12 +83,12 @@ fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
         wait_until_gone(&temporary)?;
     }
     ensure!(
-        !is_empty(&temporary),
+        !is_gone_or_empty(&temporary),
         "a killed run cannot remove its files"
     );
     ensure!(start(&workflow, &temporary)?.wait()?.success());
     ensure!(
-        is_empty(&temporary),
+        is_gone_or_empty(&temporary),
         "the next run removes what a killed one left"
     );
     Ok(())
@@ -99,16 +99,16 @@ fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
 fn cluster_server_ends_with_its_terminal_unless_it_shall_stay() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let identity = directory.path().join("identity");
-    let made = Command::new(program())
+    let made = Command::new(bafs_program())
         .arg("init")
         .arg(&identity)
         .output()?;
-    ensure!(made.status.success(), said(&made));
+    ensure!(made.status.success(), printed_text(&made));
     let hangup = [Signal::SIGHUP, Signal::SIGTERM];
     for (before, signals) in [("", &hangup[..1]), ("trap '' HUP; ", &hangup[..])] {
         let script = format!("{before}exec \"$0\" catalog");
         let mut command = Command::new("sh");
-        command.args(["-c", &script]).arg(program());
+        command.args(["-c", &script]).arg(bafs_program());
         command.env("BAFS_IDENTITY", &identity);
         let mut server = command
             .stdin(Stdio::null())
@@ -137,17 +137,17 @@ fn cluster_server_ends_with_its_terminal_unless_it_shall_stay() -> Result<()> {
 #[test]
 fn cluster_exec_passes_a_signal_on_and_keeps_what_the_job_then_writes() -> Result<()> {
     let name = "cluster_exec_passes_a_signal_on_and_keeps_what_the_job_then_writes";
-    let Some(world) = ready(name, "20MB")? else {
+    let Some(world) = start_cluster(name, "20MB")? else {
         return Ok(());
     };
     let made = world
-        .bafs(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])
+        .bafs_command(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])
         .output()?;
-    ensure!(made.status.success(), said(&made));
+    ensure!(made.status.success(), printed_text(&made));
     let heeds = "trap 'echo saved > /vol/saved; exit 4' TERM; echo ready; \
         while :; do sleep 0.05; done";
     for (script, code) in [(heeds, 4), ("echo ready; sleep 60; echo", 143)] {
-        let mut child = job(&world, &[], script).spawn()?;
+        let mut child = job_command(&world, &[], script).spawn()?;
         let mut line = String::new();
         let output = child.stdout.as_mut().context("it is piped")?;
         BufReader::new(output).read_line(&mut line)?;
@@ -157,15 +157,15 @@ fn cluster_exec_passes_a_signal_on_and_keeps_what_the_job_then_writes() -> Resul
         ensure!(status.code() == Some(code), "{script}: {status}");
     }
     let script = "cat /vol/saved";
-    let read = job(&world, &[], script).output()?;
-    ensure!(read.stdout == b"saved\n", said(&read));
+    let read = job_command(&world, &[], script).output()?;
+    ensure!(read.stdout == b"saved\n", printed_text(&read));
     check_programs_below_a_shell(&world)?;
     check_keys(&world)
 }
 
 /// A shell that a signal ends at once leaves a program that needs a moment to save something. It
 /// has that also where the terminal goes, which is told twice within milliseconds.
-fn check_programs_below_a_shell(world: &World) -> Result<()> {
+fn check_programs_below_a_shell(world: &TestCluster) -> Result<()> {
     let script = "cat > /vol/program <<'end'
 trap 'sleep 0.5; echo below >> /vol/below; exit 4' TERM HUP
 echo ready
@@ -174,7 +174,7 @@ end
 sh /vol/program
 echo after >> /vol/below";
     for (signal, times, code) in [(Signal::SIGTERM, 1, 143), (Signal::SIGHUP, 2, 129)] {
-        let mut child = job(world, &[], script).spawn()?;
+        let mut child = job_command(world, &[], script).spawn()?;
         let mut line = String::new();
         let output = child.stdout.as_mut().context("it is piped")?;
         BufReader::new(output).read_line(&mut line)?;
@@ -186,25 +186,25 @@ echo after >> /vol/below";
         let status = child.wait()?;
         ensure!(status.code() == Some(code), "{signal}: {status}");
     }
-    let read = job(world, &[], "cat /vol/below").output()?;
-    ensure!(read.stdout == b"below\nbelow\n", said(&read));
+    let read = job_command(world, &[], "cat /vol/below").output()?;
+    ensure!(read.stdout == b"below\nbelow\n", printed_text(&read));
     Ok(())
 }
 
 /// What a key says the job hears itself, once, and it goes on as long as it wants; what anybody
 /// else sends is passed on, also where the job has the terminal.
-fn check_keys(world: &World) -> Result<()> {
+fn check_keys(world: &TestCluster) -> Result<()> {
     let script = "n=0; trap 'n=$((n+1)); echo heard $n; [ $n -lt 2 ] || exit 3' INT; \
         echo ready; while :; do sleep 0.05; done";
     let job = format!(
         "exec {} exec --mount v:/vol -- sh -c \"$SCRIPT\"",
-        program().display()
+        bafs_program().display()
     );
     let mut terminal = Command::new("script");
-    terminal.args(["-qefc", &job, "/dev/null"]);
+    terminal.args(["-qefc", &job_command, "/dev/null"]);
     terminal.env("SCRIPT", script).env("SHELL", "/bin/sh");
     terminal.env("BAFS_IDENTITY", world.cluster.identity());
-    terminal.env("BAFS_CATALOG", world.cluster.catalog());
+    terminal.env("BAFS_CATALOG", world.cluster.catalog_address());
     let mut terminal = terminal
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -225,8 +225,8 @@ fn check_keys(world: &World) -> Result<()> {
     next("heard 1")?;
     // Longer than a job has that was asked to end.
     std::thread::sleep(Duration::from_secs(11));
-    let exec = format!("{} exec --mount v:/vol -- sh -c n=0", program().display());
-    let found = processes_with(&exec);
+    let exec = format!("{} exec --mount v:/vol -- sh -c n=0", bafs_program().display());
+    let found = processes_matching(&exec);
     let found = found.iter().find_map(|line| {
         let (pid, command) = line.split_once(' ')?;
         command.starts_with(&exec).then_some(pid)
@@ -246,22 +246,22 @@ fn check_keys(world: &World) -> Result<()> {
 )]
 fn cluster_ends_an_agent_that_is_stuck() -> Result<()> {
     let name = "cluster_ends_an_agent_that_is_stuck";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     world.wait_for_servers(2)?;
-    let path = world.workflow(WORKFLOW)?;
+    let path = world.write_workflow(WORKFLOW)?;
     let run = world
-        .bafs(&["run", &path.to_string_lossy()])
+        .bafs_command(&["run", &path.to_string_lossy()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
     let agent = format!("agent --identity {}", world.cluster.identity().display());
     let started = Instant::now();
     let found = loop {
-        if let Some(line) = processes_with(&agent).into_iter().next() {
+        if let Some(line) = processes_matching(&agent).into_iter().next() {
             break line;
         }
         ensure!(started.elapsed() < GONE, "no agent was started");
@@ -274,26 +274,26 @@ fn cluster_ends_an_agent_that_is_stuck() -> Result<()> {
         .context("a line begins with a pid")?;
     send(pid.parse()?, Signal::SIGSTOP)?;
     let output = run.wait_with_output()?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     ensure!(
         started.elapsed() < Duration::from_secs(60),
         "it took too long"
     );
-    ensure!(world.get("out")? == b"done\n", "the output is there");
-    ensure!(processes_with(&agent).is_empty(), "the stuck agent is left");
+    ensure!(world.read_home("out")? == b"done\n", "the output is there");
+    ensure!(processes_matching(&agent).is_empty(), "the stuck agent is left");
     Ok(())
 }
 
 #[test]
 fn cluster_completes_from_a_journal_that_lost_its_end() -> Result<()> {
     let name = "cluster_completes_from_a_journal_that_lost_its_end";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     world.wait_for_servers(2)?;
-    let path = world.workflow(&WORKFLOW.replace("sleep 1; ", ""))?;
+    let path = world.write_workflow(&WORKFLOW.replace("sleep 1; ", ""))?;
     let journal = world.home.path().join("journal");
     let args = [
         "run",
@@ -301,19 +301,19 @@ fn cluster_completes_from_a_journal_that_lost_its_end() -> Result<()> {
         "--journal",
         &journal.to_string_lossy(),
     ];
-    let output = world.bafs(&args).output()?;
-    ensure!(output.status.success(), said(&output));
+    let output = world.bafs_command(&args).output()?;
+    ensure!(output.status.success(), printed_text(&output));
     let whole = std::fs::read(&journal)?;
     for tenths in [6, 7, 8, 9] {
         std::fs::write(&journal, &whole[..whole.len() * tenths / 10])?;
-        let output = world.bafs(&args).output()?;
-        let text = said(&output);
+        let output = world.bafs_command(&args).output()?;
+        let text = printed_text(&output);
         // The header may be most of a small journal; without it nothing can be done.
         ensure!(
             output.status.success() || text.contains("header is not whole"),
             text
         );
-        let volumes = world.json(&["volume", "list"])?;
+        let volumes = world.run_json(&["volume", "list"])?;
         ensure!(volumes.as_array().is_some_and(Vec::is_empty), "{volumes}");
     }
     Ok(())

@@ -18,8 +18,8 @@ use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_tests::disk::{node_on, seen_by};
-use bafs_tests::{World, cannot_mount, program, said, skip};
+use bafs_tests::disk::{start_node_on_disk, path_in_namespace};
+use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report_skip};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -40,24 +40,24 @@ fn is_root() -> bool {
 }
 
 /// What a node says that is started with a store, and ends at once.
-fn start_with_store(world: &World, store: &Path) -> Result<Output> {
+fn start_with_store(world: &TestCluster, store: &Path) -> Result<Output> {
     let store = store.to_string_lossy();
     let args = ["node", "--store", &store, "--size", "9MB", "--name", "odd"];
     let ending = ["--until-stdin-closes"];
-    Ok(world.bafs(&[&args[..], &ending].concat()).output()?)
+    Ok(world.bafs_command(&[&args[..], &ending].concat()).output()?)
 }
 
 #[test]
 fn cluster_node_refuses_a_store_that_others_prepared() -> Result<()> {
-    let world = World::start(&["10MB"])?;
+    let world = TestCluster::start(&["10MB"])?;
     let place = tempfile::tempdir()?;
     let (store, elsewhere) = (place.path().join("store"), place.path().join("elsewhere"));
     std::fs::create_dir(&store)?;
     std::fs::create_dir(&elsewhere)?;
     let refusal = |part: &str| {
         let output = start_with_store(&world, &store)?;
-        ensure!(!output.status.success(), "it started: {}", said(&output));
-        ensure!(said(&output).contains(part), said(&output));
+        ensure!(!output.status.success(), "it started: {}", printed_text(&output));
+        ensure!(printed_text(&output).contains(part), printed_text(&output));
         Ok(())
     };
     for (name, target) in [("volumes", &elsewhere), ("starts", &place.path().join("x"))] {
@@ -77,7 +77,7 @@ fn cluster_node_refuses_a_store_that_others_prepared() -> Result<()> {
         refusal("could put another in its place")?;
         chown(place.path(), Some(0), None)?;
     } else {
-        skip(
+        report_skip(
             "cluster_node_refuses_a_store_that_others_prepared",
             "it needs root for owners",
         );
@@ -89,7 +89,7 @@ fn cluster_node_refuses_a_store_that_others_prepared() -> Result<()> {
     );
     // Empty and its own: it is closed to others, and used.
     let output = start_with_store(&world, &store)?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     let mode = std::fs::metadata(&store)?.permissions().mode() & 0o777;
     ensure!(mode == 0o700, "{mode:o}");
     Ok(())
@@ -112,16 +112,16 @@ async fn pester(identity: Identity, token: Token, node: String, over: Arc<Atomic
 #[test]
 fn cluster_node_serves_others_beside_costly_tokens() -> Result<()> {
     let name = "cluster_node_serves_others_beside_costly_tokens";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     world.wait_for_servers(2)?;
-    world.json(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])?;
+    world.run_json(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])?;
     let granted = tempfile::tempdir()?;
     let narrow = granted.path().join("narrow");
-    world.json(&["grant", "v", "--to", &narrow.to_string_lossy()])?;
+    world.run_json(&["grant", "v", "--to", &narrow.to_string_lossy()])?;
     let identity = Identity::load(&narrow.join("agent"), Role::Agent)?;
     // As many blocks as a server reads, each of its own.
     let mut token = identity.token.clone();
@@ -156,35 +156,35 @@ fn cluster_node_serves_others_beside_costly_tokens() -> Result<()> {
 }
 
 /// A user's jobs run, and the node stays in the catalog.
-fn serve_others(world: &World) -> Result<()> {
+fn serve_others(world: &TestCluster) -> Result<()> {
     std::thread::sleep(Duration::from_secs(1));
     for round in 0..6 {
-        let servers = world.json(&["servers"])?;
+        let servers = world.run_json(&["servers"])?;
         let listed = servers.as_array().context("a list")?;
         ensure!(
             listed.iter().any(|it| it["name"] == "n1"),
             "round {round}: {servers}"
         );
         let exec = ["exec", "--mount", "v:/s", "--", "sh", "-c", "echo x > /s/f"];
-        let output = world.bafs(&exec).output()?;
-        ensure!(output.status.success(), "round {round}: {}", said(&output));
+        let output = world.bafs_command(&exec).output()?;
+        ensure!(output.status.success(), "round {round}: {}", printed_text(&output));
     }
     Ok(())
 }
 
 #[test]
 fn cluster_grant_tells_when_it_really_expires() -> Result<()> {
-    let world = World::start(&["10MB"])?;
+    let world = TestCluster::start(&["10MB"])?;
     world.wait_for_servers(2)?;
-    world.json(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])?;
+    world.run_json(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])?;
     let place = tempfile::tempdir()?;
     let grant = |name: &str, days: &str| -> Result<(u64, String)> {
         let to = place.path().join(name).to_string_lossy().into_owned();
         let args = ["grant", "v", "--to", &to, "--days", days];
-        let told = world.json(&args)?;
+        let told = world.run_json(&args)?;
         std::fs::remove_dir_all(&to)?;
-        let output = world.bafs(&args).output()?;
-        Ok((told["expires"].as_u64().context("a time")?, said(&output)))
+        let output = world.bafs_command(&args).output()?;
+        Ok((told["expires"].as_u64().context("a time")?, printed_text(&output)))
     };
     let day = 24 * 3_600_000;
     // The identities of a throw-away cluster are good for a week.
@@ -208,16 +208,16 @@ fn cluster_grant_tells_when_it_really_expires() -> Result<()> {
 fn cluster_node_offers_no_more_files_than_its_disk() -> Result<()> {
     let name = "cluster_node_offers_no_more_files_than_its_disk";
     if !is_root() {
-        skip(name, "it needs root to mount a small file system");
+        report_skip(name, "it needs root to mount a small file system");
         return Ok(());
     }
-    let world = World::start(&["10MB"])?;
+    let world = TestCluster::start(&["10MB"])?;
     let directory = tempfile::tempdir()?;
     let store = directory.path().to_string_lossy().into_owned();
     let disk = "-t tmpfs -o size=60m,nr_inodes=1500 tmpfs";
-    let mut node = node_on(disk, &world, &store)?;
+    let mut node = start_node_on_disk(disk, &world, &store)?;
     world.wait_for_servers(3)?;
-    let servers = world.json(&["servers"])?;
+    let servers = world.run_json(&["servers"])?;
     let listed = servers.as_array().context("a list")?;
     let small = listed
         .iter()
@@ -229,22 +229,22 @@ fn cluster_node_offers_no_more_files_than_its_disk() -> Result<()> {
         let args = [
             "volume", "create", "w", "--node", "small", "--size", "9MB", "--files", files,
         ];
-        world.bafs(&args).output()
+        world.bafs_command(&args).output()
     };
     let output = create("5000")?;
-    ensure!(!output.status.success(), said(&output));
-    ensure!(said(&output).contains("needs 5000 files, "), said(&output));
-    let at = seen_by(&node, &store);
+    ensure!(!output.status.success(), printed_text(&output));
+    ensure!(printed_text(&output).contains("needs 5000 files, "), printed_text(&output));
+    let at = path_in_namespace(&node, &store);
     for number in 0..1_600 {
         if std::fs::write(at.join(format!("x{number}")), "").is_err() {
             break;
         }
     }
     let output = create("100")?;
-    ensure!(!output.status.success(), said(&output));
+    ensure!(!output.status.success(), printed_text(&output));
     ensure!(
-        said(&output).contains("has no files (inodes) left: 0 of 1500"),
-        said(&output)
+        printed_text(&output).contains("has no files (inodes) left: 0 of 1500"),
+        printed_text(&output)
     );
     drop(node.stdin.take());
     node.wait()?;
@@ -265,16 +265,16 @@ const AS_OTHER: &str =
 #[test]
 fn mount_by_another_user_can_write() -> Result<()> {
     let name = "mount_by_another_user_can_write";
-    if !is_root() || cannot_mount().is_some() {
-        skip(name, "it needs root, and mounts");
+    if !is_root() || mount_obstacle().is_some() {
+        report_skip(name, "it needs root, and mounts");
         return Ok(());
     }
-    let world = World::start(&["10MB"])?;
+    let world = TestCluster::start(&["10MB"])?;
     world.wait_for_servers(2)?;
-    world.json(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])?;
+    world.run_json(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])?;
     let place = tempfile::tempdir()?;
     let narrow = place.path().join("narrow").to_string_lossy().into_owned();
-    world.json(&["grant", "v", "--to", &narrow])?;
+    world.run_json(&["grant", "v", "--to", &narrow])?;
     std::fs::create_dir(place.path().join("mnt"))?;
     let all = Command::new("chown")
         .args(["-R", "65534:65534"])
@@ -284,21 +284,21 @@ fn mount_by_another_user_can_write() -> Result<()> {
     let mut command = Command::new("unshare");
     command
         .args(["-m", "sh", "-c", AS_OTHER])
-        .arg(program())
+        .arg(bafs_program())
         .arg(place.path());
     command
-        .env("BAFS_CATALOG", world.cluster.catalog())
+        .env("BAFS_CATALOG", world.cluster.catalog_address())
         .stdin(Stdio::null());
     let output = command.output()?;
-    let told = said(&output);
+    let told = printed_text(&output);
     if told.contains("mknod") || told.contains("No such device") {
-        skip(name, &told);
+        report_skip(name, &told);
         return Ok(());
     }
     ensure!(told.contains("hi\n65534:600\n"), told);
     // A job of the node's user goes on with it.
     let exec = ["exec", "--mount", "v:/s", "--", "cat", "/s/d/g"];
-    let output = world.bafs(&exec).output()?;
-    ensure!(output.stdout == b"hi\n", said(&output));
+    let output = world.bafs_command(&exec).output()?;
+    ensure!(output.stdout == b"hi\n", printed_text(&output));
     Ok(())
 }

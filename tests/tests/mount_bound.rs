@@ -2,38 +2,38 @@
 //! The limit, every kind of death, and that no two writers ever work at once.
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::{self, Busy, job};
-use bafs_tests::{World, said};
+use bafs_tests::exec::{self, ExecJob, job_command};
+use bafs_tests::{TestCluster, printed_text};
 use nix::sys::signal::Signal;
 
 const BOUND: &str = "volume v: directory";
 const INLINE: &str = "volume v: inline";
 
 /// A node of 1 GB with a watched volume `v` of 20 MB and 1,000 files.
-fn ready(name: &str) -> Result<Option<World>> {
-    let world = exec::ready(name, "1GB")?;
+fn ready(name: &str) -> Result<Option<TestCluster>> {
+    let world = exec::start_cluster(name, "1GB")?;
     if let Some(world) = &world {
         create(world, "v", "20MB", "1000")?;
     }
     Ok(world)
 }
 
-fn create(world: &World, name: &str, size: &str, files: &str) -> Result<serde_json::Value> {
+fn create(world: &TestCluster, name: &str, size: &str, files: &str) -> Result<serde_json::Value> {
     let create = [
         "volume", "create", name, "--node", "n1", "--limit", "watched",
     ];
-    world.json(&[&create[..], &["--size", size, "--files", files]].concat())
+    world.run_json(&[&create[..], &["--size", size, "--files", files]].concat())
 }
 
-fn check(world: &World, script: &str, expected: &str) -> Result<()> {
-    exec::check(world, &[], BOUND, script, expected)
+fn check(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
+    exec::check_job(world, &[], BOUND, script, expected)
 }
 
 /// Runs a job that must be ended for this reason.
-fn ends(world: &World, script: &str, reason: &str) -> Result<()> {
-    let ended = job(world, &[], script).output()?;
-    ensure!(ended.status.code() == Some(75), said(&ended));
-    ensure!(said(&ended).contains(reason), said(&ended));
+fn ends(world: &TestCluster, script: &str, reason: &str) -> Result<()> {
+    let ended = job_command(world, &[], script).output()?;
+    ensure!(ended.status.code() == Some(75), printed_text(&ended));
+    ensure!(printed_text(&ended).contains(reason), printed_text(&ended));
     Ok(())
 }
 
@@ -47,7 +47,7 @@ fn mount_bound_shows_the_directory_itself() -> Result<()> {
         grep ' /vol ' /proc/self/mountinfo | grep -c fuse || true; \
         grep ' /vol ' /proc/self/mountinfo | cut -d' ' -f6 | tr , '\\n' | grep -c '^no[sd]'";
     check(&world, look, "0\n2")?;
-    let shown = world.json(&["volume", "show", "v"])?;
+    let shown = world.run_json(&["volume", "show", "v"])?;
     ensure!(shown["used_files"] == 2, "{shown}");
     // A reader sees it, and changes nothing.
     let args = [
@@ -60,10 +60,10 @@ fn mount_bound_shows_the_directory_itself() -> Result<()> {
         "-c",
     ];
     let look = "cat /vol/f; echo y > /vol/f || echo refused; rm -f /vol/f; ls /vol";
-    let output = world.bafs(&[&args[..], &[look]].concat()).output()?;
+    let output = world.bafs_command(&[&args[..], &[look]].concat()).output()?;
     let found = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(found == "x\nrefused\nf\np\n", said(&output));
-    ensure!(said(&output).contains(BOUND), said(&output));
+    ensure!(found == "x\nrefused\nf\np\n", printed_text(&output));
+    ensure!(printed_text(&output).contains(BOUND), printed_text(&output));
     Ok(())
 }
 
@@ -102,9 +102,9 @@ fn mount_bound_loses_nothing_with_its_agent() -> Result<()> {
     };
     let script = "echo one > /vol/f; mkdir /vol/d; echo 0 > /vol/last; echo ready; \
         i=0; while :; do i=$((i+1)); echo $i > /vol/last; done";
-    let busy = Busy::start(&world, &[], script)?;
-    busy.signal(Signal::SIGKILL)?;
-    busy.end()?;
+    let busy = ExecJob::start(&world, &[], script)?;
+    busy.send_signal(Signal::SIGKILL)?;
+    busy.wait_for_end()?;
     // Nothing of the first comes after the second has its volume.
     let look = "cp /vol/last /vol/seen; sleep 1; cmp /vol/last /vol/seen; cat /vol/f; ls -d /vol/d";
     check(&world, look, "one\n/vol/d")
@@ -117,12 +117,12 @@ fn mount_bound_writer_is_cut_off_by_the_next() -> Result<()> {
     };
     let script = "echo 0 > /vol/first; echo ready; i=0; \
         while :; do i=$((i+1)); echo $i > /vol/first; done";
-    let first = Busy::start(&world, &[], script)?;
+    let first = ExecJob::start(&world, &[], script)?;
     let look = "cp /vol/first /vol/seen; sleep 1; cmp /vol/first /vol/seen; echo same";
     check(&world, look, "same")?;
-    let ended = first.end()?;
-    ensure!(ended.status.code() == Some(75), said(&ended));
-    ensure!(said(&ended).contains("Fenced"), said(&ended));
+    let ended = first.wait_for_end()?;
+    ensure!(ended.status.code() == Some(75), printed_text(&ended));
+    ensure!(printed_text(&ended).contains("Fenced"), printed_text(&ended));
     Ok(())
 }
 
@@ -131,14 +131,14 @@ fn mount_bound_job_ends_with_its_volume() -> Result<()> {
     let Some(world) = ready("mount_bound_job_ends_with_its_volume")? else {
         return Ok(());
     };
-    let busy = Busy::start(
+    let busy = ExecJob::start(
         &world,
         &[],
         "echo ready; while :; do echo x >> /vol/f; done",
     )?;
-    world.json(&["volume", "delete", "v"])?;
-    let ended = busy.end()?;
-    ensure!(ended.status.code() == Some(75), said(&ended));
+    world.run_json(&["volume", "delete", "v"])?;
+    let ended = busy.wait_for_end()?;
+    ensure!(ended.status.code() == Some(75), printed_text(&ended));
     let path = world.cluster.directory().join("n1/volumes");
     let left = std::fs::read_dir(path).context("the store")?.count();
     ensure!(left == 0, "{left} volumes are left");
@@ -151,10 +151,10 @@ fn mount_bound_job_ends_with_its_server() -> Result<()> {
         return Ok(());
     };
     let script = "echo kept > /vol/f; echo ready; while :; do echo x > /vol/g; done";
-    let busy = Busy::start(&world, &[], script)?;
+    let busy = ExecJob::start(&world, &[], script)?;
     world.cluster.kill("n1")?;
-    let ended = busy.end()?;
-    ensure!(ended.status.code() == Some(75), said(&ended));
+    let ended = busy.wait_for_end()?;
+    ensure!(ended.status.code() == Some(75), printed_text(&ended));
     world.cluster.restart("n1")?;
     world.wait_for_servers(2)?;
     check(&world, "cat /vol/f", "kept")
@@ -168,7 +168,7 @@ fn mount_bound_is_for_jobs_and_not_for_the_host() -> Result<()> {
     check(&world, "echo x > /vol/f", "")?;
     let point = tempfile::tempdir()?;
     let at = point.path().to_str().context("a temporary path is text")?;
-    let mut mount = world.bafs(&["mount", "--explain", "v", at]);
+    let mut mount = world.bafs_command(&["mount", "--explain", "v", at]);
     let mount = mount.stderr(std::process::Stdio::piped()).spawn()?;
     for _ in 0..200 {
         if point.path().join("f").exists() {
@@ -181,6 +181,6 @@ fn mount_bound_is_for_jobs_and_not_for_the_host() -> Result<()> {
         Signal::SIGTERM,
     )?;
     let output = mount.wait_with_output()?;
-    ensure!(said(&output).contains(INLINE), said(&output));
+    ensure!(printed_text(&output).contains(INLINE), printed_text(&output));
     Ok(())
 }

@@ -11,10 +11,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::door::DOOR_NAME;
 use bafs_proto::message::{JobOutcome, MountTarget};
-use bafs_tests::api::Api;
-use bafs_tests::ring::{self, Rings};
+use bafs_tests::api::BlockingClient;
+use bafs_tests::ring::{self, RingSetting};
 use bafs_tests::stand::{BY_RING, COLLECTS};
-use bafs_tests::{World, cannot_mount, cannot_pass, mounts_with, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, passthrough_obstacle, mounts_matching, printed_text, report_skip};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -133,7 +133,7 @@ fn writers() -> Vec<Way> {
         COLLECTED,
         COLLECTED_CALLS,
     ];
-    if ring::can_have(&format!("{TEST}, by rings")) {
+    if ring::can_use_rings(&format!("{TEST}, by rings")) {
         ways.push(RING);
     }
     ways
@@ -144,8 +144,8 @@ fn readers() -> Result<Vec<Way>> {
     let mut ways = writers();
     // Where nothing is written, nothing is collected.
     ways.retain(|way| !way.says.contains(&COLLECTS));
-    match cannot_pass(tempfile::tempdir()?.path()) {
-        Some(reason) => skip(&format!("{TEST}, by passthrough"), reason),
+    match passthrough_obstacle(tempfile::tempdir()?.path()) {
+        Some(reason) => report_skip(&format!("{TEST}, by passthrough"), reason),
         None => ways.push(PASSED),
     }
     Ok(ways)
@@ -159,7 +159,7 @@ struct Places {
 }
 
 impl Places {
-    fn mount(world: &World, way: Way, volumes: &[String]) -> Result<Self> {
+    fn mount(world: &TestCluster, way: Way, volumes: &[String]) -> Result<Self> {
         let mut places = Self {
             mounts: Vec::new(),
             root: tempfile::tempdir()?,
@@ -169,11 +169,11 @@ impl Places {
             fs::create_dir(&at)?;
             let path = at.to_str().context("a temporary path is text")?;
             let args = [&["mount", "--explain", volume, path], way.options].concat();
-            let agent = world.bafs(&args).stderr(Stdio::piped()).spawn()?;
+            let agent = world.bafs_command(&args).stderr(Stdio::piped()).spawn()?;
             places.mounts.push((at.clone(), agent));
             let is_there = |_| {
                 std::thread::sleep(Duration::from_millis(20));
-                !mounts_with(path).is_empty()
+                !mounts_matching(path).is_empty()
             };
             ensure!((0..400).any(is_there), "{}: no mount at {path}", way.name);
         }
@@ -199,7 +199,7 @@ impl Drop for Places {
     fn drop(&mut self) {
         for (at, agent) in std::mem::take(&mut self.mounts) {
             match stop(agent) {
-                Ok(output) => eprintln!("{}: {}", at.display(), said(&output)),
+                Ok(output) => eprintln!("{}: {}", at.display(), printed_text(&output)),
                 Err(error) => eprintln!("{}: {error:#}", at.display()),
             }
             // In case that the agent could not.
@@ -215,7 +215,7 @@ fn stop(agent: Child) -> Result<Output> {
 }
 
 fn check_way(way: Way, output: &Output) -> Result<()> {
-    let text = said(output);
+    let text = printed_text(output);
     ensure!(output.status.success(), "{}: {text}", way.name);
     let missing = way.says.iter().find(|word| !text.contains(**word));
     ensure!(missing.is_none(), "{}: {missing:?}: {text}", way.name);
@@ -226,7 +226,7 @@ fn check_way(way: Way, output: &Output) -> Result<()> {
 struct ShutDoor(PathBuf);
 
 impl ShutDoor {
-    fn new(world: &World) -> Result<Self> {
+    fn new(world: &TestCluster) -> Result<Self> {
         let door = world.cluster.directory().join("n1").join(DOOR_NAME);
         fs::rename(&door, door.with_extension("away"))?;
         Ok(Self(door))
@@ -244,7 +244,7 @@ impl Drop for ShutDoor {
 /// Runs a Python program that is given the directories of some volumes and then `last`; returns
 /// what it printed.
 fn run(
-    world: &World,
+    world: &TestCluster,
     way: Way,
     volumes: &[String],
     (program, last): (&str, &str),
@@ -257,8 +257,8 @@ fn run(
         }
         Shown::Mount | Shown::Rings => {
             let rings = match way.shown {
-                Shown::Rings => Some(Rings::allow()?),
-                _ if ring::missing().is_none() => Some(Rings::forbid()?),
+                Shown::Rings => Some(RingSetting::enable()?),
+                _ if ring::uring_obstacle().is_none() => Some(RingSetting::disable()?),
                 _ => None,
             };
             let places = Places::mount(world, way, volumes)?;
@@ -269,12 +269,12 @@ fn run(
             output?
         }
     };
-    ensure!(output.status.success(), "{}: {}", way.name, said(&output));
+    ensure!(output.status.success(), "{}: {}", way.name, printed_text(&output));
     Ok(String::from_utf8(output.stdout)?)
 }
 
 fn run_job(
-    world: &World,
+    world: &TestCluster,
     way: Way,
     volumes: &[String],
     (program, last): (&str, &str),
@@ -295,7 +295,7 @@ fn run_job(
     args.extend(["--", "python3", "-c", program]);
     args.extend(places.iter().map(String::as_str));
     args.extend([last].into_iter().filter(|last| !last.is_empty()));
-    let output = world.bafs(&args).output()?;
+    let output = world.bafs_command(&args).output()?;
     // A job that only reads is not answered early.
     let reads = Way {
         says: way.says.last().map_or(&[], std::slice::from_ref),
@@ -324,9 +324,9 @@ fn compare(name: &str, found: &str, expected: &str) -> Result<()> {
     Ok(())
 }
 
-fn create(world: &World, name: &str, more: &[&str]) -> Result<()> {
+fn create(world: &TestCluster, name: &str, more: &[&str]) -> Result<()> {
     let create = ["volume", "create", name, "--node", "n1", "--size", "100MB"];
-    world.json(&[&create[..], &["--limit", "watched"], more].concat())?;
+    world.run_json(&[&create[..], &["--limit", "watched"], more].concat())?;
     Ok(())
 }
 
@@ -338,7 +338,7 @@ struct Written {
 }
 
 impl Written {
-    fn new(world: &World, ways: &[Way]) -> Result<Self> {
+    fn new(world: &TestCluster, ways: &[Way]) -> Result<Self> {
         let mut written = Self {
             volumes: Vec::new(),
             plain: tempfile::tempdir()?,
@@ -364,7 +364,7 @@ impl Written {
         let home = world.home.path().join("in");
         fs::create_dir(&home)?;
         let output = python(vec![home], (WRITE, "200"))?;
-        ensure!(output.status.success(), said(&output));
+        ensure!(output.status.success(), printed_text(&output));
         create(world, &filled, &["--from", "bafs://home/in"])?;
         written.volumes.push(filled);
         Ok(written)
@@ -374,7 +374,7 @@ impl Written {
         let at = self.plain.path().join(volume);
         fs::create_dir_all(&at)?;
         let output = python(vec![at], (WRITE, seed))?;
-        ensure!(output.status.success(), said(&output));
+        ensure!(output.status.success(), printed_text(&output));
         Ok(())
     }
 
@@ -388,30 +388,30 @@ impl Written {
 /// What is in directories of this host.
 fn look(directories: Vec<PathBuf>) -> Result<String> {
     let output = python(directories, (LOOK, ""))?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     Ok(String::from_utf8(output.stdout)?)
 }
 
 /// Copies all volumes to another node, and looks at them there.
-fn look_at_copies(world: &World, volumes: &[String]) -> Result<String> {
+fn look_at_copies(world: &TestCluster, volumes: &[String]) -> Result<String> {
     let mut copies = Vec::new();
     for volume in volumes {
-        let copy = world.json(&["volume", "replicate", volume, "--to", "n2"])?;
+        let copy = world.run_json(&["volume", "replicate", volume, "--to", "n2"])?;
         copies.push(copy["id"].as_str().context("an id")?.to_owned());
     }
     let found = run(world, DIRECTORY, &copies, (LOOK, ""))?;
     for copy in &copies {
-        world.json(&["volume", "delete", copy])?;
+        world.run_json(&["volume", "delete", copy])?;
     }
     Ok(found)
 }
 
 /// Brings all files of a volume home, and returns the directory where they are now.
-fn extract(world: &World, written: &Written, volume: &str) -> Result<PathBuf> {
+fn extract(world: &TestCluster, written: &Written, volume: &str) -> Result<PathBuf> {
     for path in files_below(&written.plain.path().join(volume))? {
         let path = path.to_str().context("a name is text")?;
         let target = format!("bafs://home/out/{path}");
-        world.json(&["volume", "extract", volume, path, &target])?;
+        world.run_json(&["volume", "extract", volume, path, &target])?;
     }
     Ok(world.home.path().join("out"))
 }
@@ -431,27 +431,27 @@ fn files_below(root: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Makes a cache volume of a directory of home.
-fn create_cache(world: &World, name: &str, node: &str, path: &str) -> Result<()> {
+fn create_cache(world: &TestCluster, name: &str, node: &str, path: &str) -> Result<()> {
     let create = ["volume", "create", name, "--node", node, "--size", "100MB"];
     let source = format!("bafs://home/{path}");
-    world.json(&[&create[..], &["--cache", &source]].concat())?;
+    world.run_json(&[&create[..], &["--cache", &source]].concat())?;
     Ok(())
 }
 
 /// Looks at the files of a cache volume in a job, which must reach it in this way.
-fn look_through_cache(world: &World, name: &str, says: &str) -> Result<String> {
+fn look_through_cache(world: &TestCluster, name: &str, says: &str) -> Result<String> {
     let mount = format!("{name}:/cache:ro");
     let args = ["exec", "--explain", "--mount", &mount, "--", "python3"];
     let args = [&args[..], &["-c", LOOK, "/cache"]].concat();
-    let output = world.bafs(&args).output()?;
-    ensure!(output.status.success(), said(&output));
-    ensure!(said(&output).contains(says), "{says}: {}", said(&output));
+    let output = world.bafs_command(&args).output()?;
+    ensure!(output.status.success(), printed_text(&output));
+    ensure!(printed_text(&output).contains(says), "{says}: {}", printed_text(&output));
     Ok(String::from_utf8(output.stdout)?)
 }
 
 /// Caches of what was brought home: filled from home and from a peer, through the network, and
 /// read by the kernel itself.
-fn check_caches(world: &World, expected: &str) -> Result<()> {
+fn check_caches(world: &TestCluster, expected: &str) -> Result<()> {
     let on_this_machine = "blocks on this machine are read without asking";
     create_cache(world, "far", "n2", "out")?;
     let found = look_through_cache(world, "far", on_this_machine)?;
@@ -487,29 +487,29 @@ fn check_caches(world: &World, expected: &str) -> Result<()> {
 }
 
 /// Runs a program in a job that works on a directory of home itself.
-fn run_at_home(world: &World, path: &str, (program, last): (&str, &str)) -> Result<String> {
-    let api = Api::new(&world.cluster.identity())?;
+fn run_at_home(world: &TestCluster, path: &str, (program, last): (&str, &str)) -> Result<String> {
+    let api = BlockingClient::new(&world.cluster.identity())?;
     let programs = tempfile::tempdir()?;
     let place = programs.path().join("program.py");
     fs::write(&place, program)?;
     let script = format!("python3 {} /data {last}", place.display());
     let target = MountTarget::Home {
-        server: world.cluster.home().to_owned(),
+        server: world.cluster.home_address().to_owned(),
         path: path.to_owned(),
     };
-    let (speaker, node) = (api.speaker(), world.cluster.address("n1"));
-    let report = api.wait(async {
-        let start = speaker.start_job_as(node, target, &script, |job| {
+    let (speaker, node) = (api.client(), world.cluster.address("n1"));
+    let report = api.block_on(async {
+        let start = speaker.start_job_with(node, target, &script, |job| {
             job.mounts[0].writable = !last.is_empty();
         });
-        speaker.wait_job(node, start.await?).await
+        speaker.wait_for_job(node, start.await?).await
     })?;
     ensure!(report.outcome == JobOutcome::Exited(0), "{report:?}");
     Ok(report.output_tail)
 }
 
 /// Remote I/O: what it writes is at home, and what is at home it reads.
-fn check_remote_io(world: &World, written: &Written, expected: &str) -> Result<()> {
+fn check_remote_io(world: &TestCluster, written: &Written, expected: &str) -> Result<()> {
     let found = run_at_home(world, "out", (LOOK, ""))?;
     compare("remote I/O", &found, expected)?;
     let seed = "300";
@@ -523,12 +523,12 @@ fn check_remote_io(world: &World, written: &Written, expected: &str) -> Result<(
 #[test]
 fn mount_reads_by_every_path_what_each_path_has_written() -> Result<()> {
     let no_python = Command::new("python3").arg("-V").output().is_err();
-    let missing = cannot_mount().or_else(|| no_python.then(|| "no python3".to_owned()));
+    let missing = mount_obstacle().or_else(|| no_python.then(|| "no python3".to_owned()));
     if let Some(reason) = missing {
-        skip(TEST, &reason);
+        report_skip(TEST, &reason);
         return Ok(());
     }
-    let world = World::start(&["8GB", "8GB"])?;
+    let world = TestCluster::start(&["8GB", "8GB"])?;
     world.wait_for_servers(3)?;
     let written = Written::new(&world, &writers())?;
     let expected = written.expected()?;

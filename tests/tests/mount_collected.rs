@@ -8,9 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::door::DOOR_NAME;
-use bafs_tests::exec::{self, Busy};
+use bafs_tests::exec::{self, ExecJob};
 use bafs_tests::stand::{COLLECTS, Stand, Way};
-use bafs_tests::{World, cannot_mount, mounts_with, ring, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, ring, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -21,7 +21,7 @@ const EXT4_MAGIC: i64 = 0xef53;
 
 /// A node with a volume `v` of 50 MB, and the way in which jobs reach it.
 struct Ready {
-    world: World,
+    world: TestCluster,
     way: &'static str,
 }
 
@@ -30,41 +30,41 @@ impl Ready {
     fn each(test: &str) -> Result<Vec<Self>> {
         let mut all = Vec::new();
         for way in [INLINE, CALLS] {
-            let Some(world) = exec::ready(test, "300MB")? else {
+            let Some(world) = exec::start_cluster(test, "300MB")? else {
                 break;
             };
             if way == CALLS {
                 fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
             }
             let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
-            world.json(&create)?;
+            world.run_json(&create)?;
             all.push(Self { world, way });
         }
         Ok(all)
     }
 
     fn job(&self, script: &str) -> Command {
-        exec::job_with(&self.world, "v:/vol:write-back", &[], script)
+        exec::job_command_with_mount(&self.world, "v:/vol:write-back", &[], script)
     }
 
     /// Runs a job whose writes are collected.
     fn collects(&self, script: &str, expected: &str) -> Result<()> {
-        exec::check_of(self.job(script), self.way, script, expected)
+        exec::check_command(self.job(script), self.way, script, expected)
     }
 
     /// Runs a job whose writes are not, on what an earlier one has left.
     fn then(&self, script: &str, expected: &str) -> Result<()> {
-        exec::check(&self.world, &[], self.way, script, expected)
+        exec::check_job(&self.world, &[], self.way, script, expected)
     }
 }
 
 fn stands(test: &str) -> Result<Vec<Stand>> {
-    if let Some(reason) = cannot_mount() {
-        skip(test, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(test, &reason);
         return Ok(Vec::new());
     }
     let mut stands = vec![Stand::start(Way::Collected)?];
-    if ring::can_have(test) {
+    if ring::can_use_rings(test) {
         stands.push(Stand::start(Way::CollectedRing)?);
     }
     Ok(stands)
@@ -148,9 +148,9 @@ fn mount_collected_single_bytes_arrive() -> Result<()> {
 fn mount_collected_says_so() -> Result<()> {
     for ready in Ready::each("mount_collected_says_so")? {
         let output = ready.job("true").output()?;
-        ensure!(said(&output).contains(COLLECTS), said(&output));
-        let without = exec::job(&ready.world, &[], "true").output()?;
-        ensure!(!said(&without).contains(COLLECTS), said(&without));
+        ensure!(printed_text(&output).contains(COLLECTS), printed_text(&output));
+        let without = exec::job_command(&ready.world, &[], "true").output()?;
+        ensure!(!printed_text(&without).contains(COLLECTS), printed_text(&without));
     }
     Ok(())
 }
@@ -174,8 +174,8 @@ fn mount_collected_past_the_limit_ends_its_job() -> Result<()> {
         let script = "cd /vol; echo kept > first; sync first; \
             dd if=/dev/zero of=f bs=1M count=80 || true; sleep 1000";
         let ended = ready.job(script).output()?;
-        ensure!(ended.status.code() == Some(75), said(&ended));
-        ensure!(said(&ended).contains("NoSpaceBytes"), said(&ended));
+        ensure!(ended.status.code() == Some(75), printed_text(&ended));
+        ensure!(printed_text(&ended).contains("NoSpaceBytes"), printed_text(&ended));
         // All that is shown can be read, and the limit holds. Pieces come in any order, so the file
         // may have holes where others did not fit.
         let look = "cd /vol; cat first; test $(du -sk . | cut -f1) -le 48832; \
@@ -184,7 +184,7 @@ fn mount_collected_past_the_limit_ends_its_job() -> Result<()> {
         // So does it for a program that ends before anybody has looked.
         let script = "cd /vol; dd if=/dev/zero of=f bs=1M count=80 2>/dev/null";
         let ended = ready.job(script).output()?;
-        ensure!(ended.status.code() == Some(75), said(&ended));
+        ensure!(ended.status.code() == Some(75), printed_text(&ended));
         ready.then("cd /vol; rm f; cat first", "kept")?;
     }
     Ok(())
@@ -196,7 +196,7 @@ fn mount_collected_beyond_the_largest_file_is_told_to_its_program() -> Result<()
     for ready in Ready::each(test)? {
         let kind = rustix::fs::statfs(ready.world.cluster.directory())?.f_type;
         if kind != EXT4_MAGIC {
-            skip(test, "not on ext4, whose files end at 16 TiB");
+            report_skip(test, "not on ext4, whose files end at 16 TiB");
             return Ok(());
         }
         let script = "cd /vol; echo kept > first; \
@@ -232,9 +232,9 @@ fn mount_collected_of_a_killed_job_arrives() -> Result<()> {
         // Open, and not synced: nobody but the kernel has all of it.
         let script = "exec 3> /vol/f; head -c 20M /dev/zero | tr '\\0' x >&3; echo ready; \
             while :; do sleep 1; done";
-        let busy = Busy::of(ready.job(script))?;
-        busy.signal(Signal::SIGTERM)?;
-        busy.end()?;
+        let busy = ExecJob::from_command(ready.job(script))?;
+        busy.send_signal(Signal::SIGTERM)?;
+        busy.wait_for_end()?;
         let look = "stat -c %s /vol/f; tr -d x < /vol/f | wc -c";
         ready.then(look, "20971520\n0")?;
     }
@@ -247,9 +247,9 @@ fn mount_collected_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()
     for ready in Ready::each(test)? {
         let script = "cd /vol; echo kept > f; sync f; mkdir d; sync d; exec 3> g; echo lost >&3; \
             echo ready; while :; do sleep 1; done";
-        let busy = Busy::of(ready.job(script))?;
-        busy.signal(Signal::SIGKILL)?;
-        busy.end()?;
+        let busy = ExecJob::from_command(ready.job(script))?;
+        busy.send_signal(Signal::SIGKILL)?;
+        busy.wait_for_end()?;
         ready.then(
             "cd /vol; cat f; ls -d d; echo more >> f; wc -l < f",
             "kept\nd\n2",
@@ -265,10 +265,10 @@ fn mount_collected_on_the_host_arrives_when_it_is_asked_to_end() -> Result<()> {
         let at = point.path().to_str().context("text")?.to_owned();
         let mut agent = ready
             .world
-            .bafs(&["mount", "--write-back", "v", &at])
+            .bafs_command(&["mount", "--write-back", "v", &at])
             .spawn()?;
         for _ in 0..200 {
-            if !mounts_with(&at).is_empty() {
+            if !mounts_matching(&at).is_empty() {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(50));

@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::ready;
-use bafs_tests::{World, processes_with, said, skip, tool};
+use bafs_tests::exec::start_cluster;
+use bafs_tests::{TestCluster, processes_matching, printed_text, report_skip, find_tool};
 
 /// Descriptors of the node.
 const LIMIT: u64 = 2_000;
@@ -22,15 +22,15 @@ const GIT: &str = "cd /vol; git init -q x && git clone -q x y 2>&1 && echo 'git 
 #[test]
 fn mount_leaves_descriptors_to_other_jobs() -> Result<()> {
     let name = "mount_leaves_descriptors_to_other_jobs";
-    let Some(world) = ready(name, "300MB")? else {
+    let Some(world) = start_cluster(name, "300MB")? else {
         return Ok(());
     };
-    if tool("prlimit").is_none() || tool("git").is_none() {
-        skip(name, "it needs prlimit and git");
+    if find_tool("prlimit").is_none() || find_tool("git").is_none() {
+        report_skip(name, "it needs prlimit and git");
         return Ok(());
     }
     for volume in ["v", "w"] {
-        world.json(&["volume", "create", volume, "--node", "n1", "--size", "50MB"])?;
+        world.run_json(&["volume", "create", volume, "--node", "n1", "--size", "50MB"])?;
     }
     std::fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
     limit_node(&world)?;
@@ -41,7 +41,7 @@ fn mount_leaves_descriptors_to_other_jobs() -> Result<()> {
     let other = job(&world, "w:/vol", GIT).output()?;
     drop(holding.stdin.take());
     let ended = holding.wait_with_output()?;
-    let all = format!("{}\n{}", told.join("\n"), said(&ended));
+    let all = format!("{}\n{}", told.join("\n"), printed_text(&ended));
     let held = told.iter().find_map(|line| line.strip_prefix("held "));
     let held: u64 = held.with_context(|| all.clone())?.parse()?;
     eprintln!("{held} of {LIMIT}");
@@ -49,22 +49,22 @@ fn mount_leaves_descriptors_to_other_jobs() -> Result<()> {
     ensure!(all.contains("Too many open files"), all);
     ensure!(!all.contains("in system"), all);
     ensure!(all.contains("git in the same job"), all);
-    ensure!(said(&other).contains("git in another job"), said(&other));
-    ensure!(said(&other).contains("opened 60"), said(&other));
+    ensure!(printed_text(&other).contains("git in another job"), printed_text(&other));
+    ensure!(printed_text(&other).contains("opened 60"), printed_text(&other));
     Ok(())
 }
 
-fn job(world: &World, mount: &str, script: &str) -> Command {
+fn job(world: &TestCluster, mount: &str, script: &str) -> Command {
     let args = ["exec", "--mount", mount, "--", "/bin/bash", "-c", script];
-    let mut command = world.bafs(&args);
+    let mut command = world.bafs_command(&args);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command.stderr(Stdio::piped());
     command
 }
 
-fn limit_node(world: &World) -> Result<()> {
+fn limit_node(world: &TestCluster) -> Result<()> {
     let directory = world.cluster.directory().to_string_lossy().into_owned();
-    let node = processes_with(&directory)
+    let node = processes_matching(&directory)
         .into_iter()
         .find(|line| line.contains(" node "));
     let node = node.context("the node runs")?;

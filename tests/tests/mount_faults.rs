@@ -3,16 +3,16 @@
 
 use anyhow::{Result, ensure};
 use bafs_tests::bench::nohang::{Fault, Verdict, meet};
-use bafs_tests::{cannot_mount, skip};
+use bafs_tests::{mount_obstacle, report_skip};
 
 /// Has programs meet a fault; `None` when this machine cannot.
 fn met(name: &str, fault: Fault) -> Result<Option<Verdict>> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(None);
     }
     if !nix::unistd::geteuid().is_root() {
-        skip(name, "it needs root for a network and mounts of its own");
+        report_skip(name, "it needs root for a network and mounts of its own");
         return Ok(None);
     }
     let verdict = meet(fault, env!("CARGO_BIN_EXE_bafs-bench"))?;

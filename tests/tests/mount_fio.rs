@@ -1,7 +1,7 @@
 //! fio writes patterns that it knows again, in every way that it can write, and looks at them.
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, cannot_mount, said, skip, tool};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip, find_tool};
 
 /// How it writes: the engine, whether past the page cache, the order and the size of a write.
 const WAYS: [[&str; 4]; 5] = [
@@ -17,18 +17,18 @@ const WAYS: [[&str; 4]; 5] = [
 #[ignore = "some GiB"]
 fn mount_verifies_what_fio_wrote() -> Result<()> {
     let name = "mount_verifies_what_fio_wrote";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
-    if tool("fio").is_none() {
-        skip(name, "fio is missing: apt-get install fio");
+    if find_tool("fio").is_none() {
+        report_skip(name, "fio is missing: apt-get install fio");
         return Ok(());
     }
-    let world = World::start(&["3GB"])?;
+    let world = TestCluster::start(&["3GB"])?;
     world.wait_for_servers(2)?;
     for way in ["inline", "calls"] {
-        world.json(&["volume", "create", way, "--node", "n1", "--size", "1GB"])?;
+        world.run_json(&["volume", "create", way, "--node", "n1", "--size", "1GB"])?;
         if way == "calls" {
             let door = world.cluster.directory().join("n1").join("door.sock");
             std::fs::remove_file(&door).context("the node has a door")?;
@@ -50,8 +50,8 @@ fn mount_verifies_what_fio_wrote() -> Result<()> {
                 "-c",
                 &script,
             ];
-            let output = world.bafs(&args).output()?;
-            let told = said(&output);
+            let output = world.bafs_command(&args).output()?;
+            let told = printed_text(&output);
             ensure!(output.status.success(), "{engine} {order}, {way}: {told}");
             ensure!(told.contains(&format!(": {way}")), "{way}: {told}");
         }

@@ -10,24 +10,24 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, exec, mounts_with, said, skip};
+use bafs_tests::{TestCluster, exec, mounts_matching, printed_text, report_skip};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-fn ready(name: &str) -> Result<Option<World>> {
-    let world = exec::ready(name, "300MB")?;
+fn ready(name: &str) -> Result<Option<TestCluster>> {
+    let world = exec::start_cluster(name, "300MB")?;
     if let Some(world) = &world {
-        world.json(&["volume", "create", "v", "--node", "n1", "--size", "50MB"])?;
+        world.run_json(&["volume", "create", "v", "--node", "n1", "--size", "50MB"])?;
     }
     Ok(world)
 }
 
 /// The same for root, who unmounts at once, and with a node whose door is shut if wished.
-fn ready_by(name: &str, has_door: bool) -> Result<Option<World>> {
+fn ready_by(name: &str, has_door: bool) -> Result<Option<TestCluster>> {
     if !nix::unistd::geteuid().is_root() {
-        skip(name, "only root unmounts at once");
+        report_skip(name, "only root unmounts at once");
         return Ok(None);
     }
     let world = ready(name)?;
@@ -45,9 +45,9 @@ struct OnHost {
 
 impl OnHost {
     /// Mounts, by a program that is started with `bafs mount …` as its arguments, if there is one.
-    fn start(world: &World, by: &[&str]) -> Result<Self> {
+    fn start(world: &TestCluster, by: &[&str]) -> Result<Self> {
         let point = tempfile::tempdir()?;
-        let bafs = world.bafs(&["mount", "v", &point.path().to_string_lossy()]);
+        let bafs = world.bafs_command(&["mount", "v", &point.path().to_string_lossy()]);
         let mut words: Vec<OsString> = by.iter().map(OsString::from).collect();
         words.push(bafs.get_program().to_owned());
         words.extend(bafs.get_args().map(ToOwned::to_owned));
@@ -66,7 +66,7 @@ impl OnHost {
     }
 
     fn is_mounted(&self) -> bool {
-        !mounts_with(&self.point.path().to_string_lossy()).is_empty()
+        !mounts_matching(&self.point.path().to_string_lossy()).is_empty()
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
@@ -111,7 +111,7 @@ fn mount_on_the_host_comes_and_goes() -> Result<()> {
         ensure!(status.success(), "it ends well at {asked}: {status}");
         ensure!(!shown.is_mounted(), "the mount is left after {asked}");
         ensure!(
-            bafs_tests::is_empty(shown.point.path()),
+            bafs_tests::is_gone_or_empty(shown.point.path()),
             "the directory is as before"
         );
     }
@@ -127,12 +127,12 @@ const WAYS: [(&str, &[&str], bool); 4] = [
 ];
 
 /// Mounts `v` on a directory, and waits until it is there.
-fn mount_at(world: &World, point: &Path, options: &[&str]) -> Result<Child> {
+fn mount_at(world: &TestCluster, point: &Path, options: &[&str]) -> Result<Child> {
     let path = point.to_string_lossy();
-    let mut command = world.bafs(&["mount", "v", &path]);
+    let mut command = world.bafs_command(&["mount", "v", &path]);
     let process = command.args(options).stderr(Stdio::piped()).spawn()?;
     ensure!(
-        becomes(|| !mounts_with(&path).is_empty()),
+        becomes(|| !mounts_matching(&path).is_empty()),
         "the volume is not mounted"
     );
     Ok(process)
@@ -153,8 +153,8 @@ fn mount_that_was_unmounted_ends_well_before_the_next() -> Result<()> {
             umount2(point.path(), MntFlags::empty())?;
             let next = mount_at(&world, point.path(), options)?;
             let ended = std::mem::replace(&mut shown, next).wait_with_output()?;
-            ensure!(ended.status.success(), "{way}: {}", said(&ended));
-            ensure!(!said(&ended).contains("lost"), "{way}: {}", said(&ended));
+            ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
+            ensure!(!printed_text(&ended).contains("lost"), "{way}: {}", printed_text(&ended));
             ensure!(
                 fs::read(point.path().join("f"))? == text.as_bytes(),
                 "{way}"
@@ -183,11 +183,11 @@ fn mount_asked_to_end_is_waited_for_by_the_next() -> Result<()> {
         kill(Pid::from_raw(i32::try_from(shown.id())?), Signal::SIGTERM)?;
         let next = mount_at(&world, other.path(), options)?;
         let ended = shown.wait_with_output()?;
-        ensure!(ended.status.success(), "{way}: {}", said(&ended));
+        ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
         ensure!(fs::read(other.path().join("f"))? == way.as_bytes(), "{way}");
         kill(Pid::from_raw(i32::try_from(next.id())?), Signal::SIGTERM)?;
         let ended = next.wait_with_output()?;
-        ensure!(ended.status.success(), "{way}: {}", said(&ended));
+        ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
     }
     Ok(())
 }
@@ -208,7 +208,7 @@ fn mount_with_an_open_file_is_busy() -> Result<()> {
         ensure!(fs::read(point.path().join("f"))? == way.as_bytes(), "{way}");
         umount2(point.path(), MntFlags::empty())?;
         let ended = shown.wait_with_output()?;
-        ensure!(ended.status.success(), "{way}: {}", said(&ended));
+        ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
     }
     Ok(())
 }
@@ -231,11 +231,11 @@ fn mount_detached_goes_on_until_its_last_close() -> Result<()> {
         drop(open);
         let next = mount_at(&world, point.path(), options)?;
         let ended = shown.wait_with_output()?;
-        ensure!(ended.status.success(), "{way}: {}", said(&ended));
+        ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
         ensure!(fs::read(point.path().join("f"))? == way.as_bytes(), "{way}");
         umount2(point.path(), MntFlags::empty())?;
         let ended = next.wait_with_output()?;
-        ensure!(ended.status.success(), "{way}: {}", said(&ended));
+        ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
     }
     Ok(())
 }
@@ -256,7 +256,7 @@ fn mounts_of_one_volume_end_at_once() -> Result<()> {
         umount2(other.path(), MntFlags::empty())?;
         for process in [writer, reader] {
             let ended = process.wait_with_output()?;
-            ensure!(ended.status.success(), "{way}: {}", said(&ended));
+            ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
         }
     }
     Ok(())
@@ -273,11 +273,11 @@ fn mount_whose_files_are_open_is_still_fenced() -> Result<()> {
     let open = fs::File::create(point.path().join("f"))?;
     let next = mount_at(&world, other.path(), &[])?;
     let ended = shown.wait_with_output()?;
-    ensure!(ended.status.code() == Some(75), "{}", said(&ended));
+    ensure!(ended.status.code() == Some(75), "{}", printed_text(&ended));
     ensure!(
-        said(&ended).contains("another agent writes"),
+        printed_text(&ended).contains("another agent writes"),
         "{}",
-        said(&ended)
+        printed_text(&ended)
     );
     drop(open);
     kill(Pid::from_raw(i32::try_from(next.id())?), Signal::SIGTERM)?;
@@ -310,7 +310,7 @@ fn mount_on_the_host_goes_with_its_process() -> Result<()> {
         return Ok(());
     };
     if !Path::new("/usr/bin/fusermount3").exists() {
-        skip(name, "there is no fusermount3 to clean up");
+        report_skip(name, "there is no fusermount3 to clean up");
         return Ok(());
     }
     let mut shown = OnHost::start(&world, &[])?;
@@ -327,7 +327,7 @@ fn mount_on_the_host_is_not_left_dead_when_its_connection_is_aborted() -> Result
         return Ok(());
     };
     if !nix::unistd::geteuid().is_root() {
-        skip(name, "only root may abort a connection");
+        report_skip(name, "only root may abort a connection");
         return Ok(());
     }
     let mut shown = OnHost::start(&world, &[])?;

@@ -7,35 +7,35 @@ use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::{self, Busy, job};
-use bafs_tests::{World, cannot_pass, mounts_with, said, skip};
+use bafs_tests::exec::{self, ExecJob, job_command};
+use bafs_tests::{TestCluster, passthrough_obstacle, mounts_matching, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 const INLINE: &str = "volume v: inline";
 const CALLS: &str = "volume v: calls";
 
-fn ready(name: &str) -> Result<Option<World>> {
-    let world = exec::ready(name, "300MB")?;
+fn ready(name: &str) -> Result<Option<TestCluster>> {
+    let world = exec::start_cluster(name, "300MB")?;
     if let Some(world) = &world {
         let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
-        world.json(&create)?;
+        world.run_json(&create)?;
     }
     Ok(world)
 }
 
-fn run(world: &World, script: &str) -> Result<Output> {
-    job(world, &[], script).output().context("bafs exec runs")
+fn run(world: &TestCluster, script: &str) -> Result<Output> {
+    job_command(world, &[], script).output().context("bafs exec runs")
 }
 
 /// Mounts the volume on the host to be read, and waits until it is there.
-fn mount_to_read(world: &World, path: &str) -> Result<Child> {
+fn mount_to_read(world: &TestCluster, path: &str) -> Result<Child> {
     let mount = world
-        .bafs(&["mount", "--explain", "--read-only", "v", path])
+        .bafs_command(&["mount", "--explain", "--read-only", "v", path])
         .stderr(Stdio::piped())
         .spawn()?;
     for _ in 0..200 {
-        if !mounts_with(path).is_empty() {
+        if !mounts_matching(path).is_empty() {
             break;
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -43,8 +43,8 @@ fn mount_to_read(world: &World, path: &str) -> Result<Child> {
     Ok(mount)
 }
 
-fn check(world: &World, script: &str, expected: &str) -> Result<()> {
-    exec::check(world, &[], INLINE, script, expected)
+fn check(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
+    exec::check_job(world, &[], INLINE, script, expected)
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn mount_inline_keeps_the_limit_exactly() -> Result<()> {
     // What is there counts for the next job, which counts anew, and for the server.
     let rest = "cd /vol; dd if=/dev/zero of=c bs=1M count=10 2>&1 | grep -c 'No space left'; rm c";
     check(&world, rest, "1")?;
-    let shown = world.json(&["volume", "show", "v"])?;
+    let shown = world.run_json(&["volume", "show", "v"])?;
     let used = shown["used_bytes"].as_u64().context("bytes")?;
     ensure!((47_185_920..47_300_000).contains(&used), "{shown}");
     ensure!(shown["used_files"] == 1, "{shown}");
@@ -81,7 +81,7 @@ fn mount_inline_opens_what_others_remove_at_that_moment() -> Result<()> {
     let Some(world) = ready("mount_inline_opens_what_others_remove_at_that_moment")? else {
         return Ok(());
     };
-    exec::check_races(&world, INLINE)
+    exec::check_name_races(&world, INLINE)
 }
 
 #[test]
@@ -92,9 +92,9 @@ fn mount_inline_loses_nothing_with_its_agent() -> Result<()> {
     let script = "echo one > /vol/f; sync /vol/f; echo two > /vol/g; mkdir /vol/d; \
         exec 3>/vol/gone; rm /vol/gone; dd if=/dev/zero bs=1M count=20 >&3 2>/dev/null; \
         echo ready; sleep 1000";
-    let busy = Busy::start(&world, &[], script)?;
-    busy.signal(Signal::SIGKILL)?;
-    busy.end()?;
+    let busy = ExecJob::start(&world, &[], script)?;
+    busy.send_signal(Signal::SIGKILL)?;
+    busy.wait_for_end()?;
     check(&world, "cat /vol/f /vol/g; ls /vol", "one\ntwo\nd\nf\ng")?;
     // The space of the file that only the dead agent had open is free.
     let fill = "dd if=/dev/zero of=/vol/h bs=1M count=45 2>/dev/null; stat -c %s /vol/h";
@@ -108,13 +108,13 @@ fn mount_inline_writer_is_cut_off_by_the_next() -> Result<()> {
     };
     let script = "echo 0 > /vol/first; echo ready; i=0; \
         while :; do i=$((i+1)); echo $i > /vol/first; done";
-    let first = Busy::start(&world, &[], script)?;
+    let first = ExecJob::start(&world, &[], script)?;
     // Nothing of the first comes after the second has its volume.
     let look = "cp /vol/first /vol/seen; sleep 1; cmp /vol/first /vol/seen; echo same";
     check(&world, look, "same")?;
-    let ended = first.end()?;
-    ensure!(ended.status.code() == Some(75), said(&ended));
-    ensure!(said(&ended).contains("Fenced"), said(&ended));
+    let ended = first.wait_for_end()?;
+    ensure!(ended.status.code() == Some(75), printed_text(&ended));
+    ensure!(printed_text(&ended).contains("Fenced"), printed_text(&ended));
     Ok(())
 }
 
@@ -123,14 +123,14 @@ fn mount_inline_writer_that_hangs_keeps_others_out() -> Result<()> {
     let Some(world) = ready("mount_inline_writer_that_hangs_keeps_others_out")? else {
         return Ok(());
     };
-    let first = Busy::start(&world, &[], "echo ready; sleep 1000")?;
-    first.signal(Signal::SIGSTOP)?;
-    let refused = job(&world, &["--op-deadline", "5"], "echo in > /vol/x").output()?;
-    ensure!(refused.status.code() == Some(75), said(&refused));
-    ensure!(said(&refused).contains("Busy"), said(&refused));
-    first.signal(Signal::SIGCONT)?;
-    let ended = first.end()?;
-    ensure!(ended.status.code() == Some(75), said(&ended));
+    let first = ExecJob::start(&world, &[], "echo ready; sleep 1000")?;
+    first.send_signal(Signal::SIGSTOP)?;
+    let refused = job_command(&world, &["--op-deadline", "5"], "echo in > /vol/x").output()?;
+    ensure!(refused.status.code() == Some(75), printed_text(&refused));
+    ensure!(printed_text(&refused).contains("Busy"), printed_text(&refused));
+    first.send_signal(Signal::SIGCONT)?;
+    let ended = first.wait_for_end()?;
+    ensure!(ended.status.code() == Some(75), printed_text(&ended));
     check(&world, "ls /vol; echo in > /vol/x; cat /vol/x", "in")
 }
 
@@ -140,11 +140,11 @@ fn mount_inline_job_ends_with_its_server() -> Result<()> {
         return Ok(());
     };
     let script = "echo kept > /vol/f; echo ready; while :; do echo x >> /vol/log; done";
-    let busy = Busy::start(&world, &["--op-deadline", "3"], script)?;
+    let busy = ExecJob::start(&world, &["--op-deadline", "3"], script)?;
     world.cluster.kill("n1")?;
-    let ended = busy.end()?;
-    ensure!(ended.status.code() == Some(75), said(&ended));
-    ensure!(said(&ended).contains("cannot go on"), said(&ended));
+    let ended = busy.wait_for_end()?;
+    ensure!(ended.status.code() == Some(75), printed_text(&ended));
+    ensure!(printed_text(&ended).contains("cannot go on"), printed_text(&ended));
     world.cluster.restart("n1")?;
     world.wait_for_servers(2)?;
     check(&world, "cat /vol/f", "kept")
@@ -169,15 +169,15 @@ fn mount_inline_writer_goes_on_over_a_restarted_server() -> Result<()> {
         rm a; echo done > last",
         end.display()
     );
-    let busy = Busy::start(&world, &[], &script)?;
+    let busy = ExecJob::start(&world, &[], &script)?;
     for _ in 0..2 {
         world.cluster.kill("n1")?;
         world.cluster.restart("n1")?;
         world.wait_for_servers(2)?;
     }
     std::fs::write(&end, "")?;
-    let ended = busy.end()?;
-    ensure!(ended.status.success(), said(&ended));
+    let ended = busy.wait_for_end()?;
+    ensure!(ended.status.success(), printed_text(&ended));
     check(&world, "cd /vol; ls; cat last", "last\ndone")
 }
 
@@ -191,7 +191,7 @@ fn mount_inline_job_may_end_while_its_server_is_away() -> Result<()> {
     let others = ["w", "x", "y"];
     let mounts = others.map(|name| format!("{name}:/{name}"));
     for (name, mount) in others.iter().zip(&mounts) {
-        world.json(&["volume", "create", name, "--node", "n1", "--size", "1MB"])?;
+        world.run_json(&["volume", "create", name, "--node", "n1", "--size", "1MB"])?;
         options.extend(["--mount", mount.as_str()]);
     }
     let directory = tempfile::tempdir()?;
@@ -200,12 +200,12 @@ fn mount_inline_job_may_end_while_its_server_is_away() -> Result<()> {
         "echo ready; while [ ! -e {} ]; do sleep 0.1; done",
         end.display()
     );
-    let busy = Busy::start(&world, &options, &script)?;
+    let busy = ExecJob::start(&world, &options, &script)?;
     world.cluster.kill("n1")?;
     std::fs::write(&end, "")?;
     // More volumes than the agent has threads, and none of them keeps it.
-    let ended = busy.end()?;
-    ensure!(ended.status.success(), said(&ended));
+    let ended = busy.wait_for_end()?;
+    ensure!(ended.status.success(), printed_text(&ended));
     Ok(())
 }
 
@@ -216,7 +216,7 @@ fn mount_inline_reader_beside_a_writer() -> Result<()> {
     };
     let script = "echo here > /vol/f; echo ready; read end || true; \
         dd if=/dev/zero of=/vol/g bs=1M count=100 2>&1 | grep 'No space left'";
-    let mut command = job(&world, &[], script);
+    let mut command = job_command(&world, &[], script);
     let mut writer = command.stdin(Stdio::piped()).spawn()?;
     let mut said_ready = String::new();
     let mut stdout = BufReader::new(writer.stdout.take().context("its output")?);
@@ -234,9 +234,9 @@ fn mount_inline_reader_beside_a_writer() -> Result<()> {
     kill(Pid::from_raw(i32::try_from(mount.id())?), Signal::SIGTERM)?;
     let mount = mount.wait_with_output()?;
     ensure!(read? == b"here\n" && refused, "a view to read only");
-    ensure!(full.contains("No space left"), said(&writer));
-    ensure!(said(&writer).contains(INLINE), said(&writer));
-    ensure!(said(&mount).contains(INLINE), said(&mount));
+    ensure!(full.contains("No space left"), printed_text(&writer));
+    ensure!(printed_text(&writer).contains(INLINE), printed_text(&writer));
+    ensure!(printed_text(&mount).contains(INLINE), printed_text(&mount));
     Ok(())
 }
 
@@ -244,8 +244,8 @@ fn mount_inline_reader_beside_a_writer() -> Result<()> {
 fn mount_inline_shows_a_reader_what_is_written_over_a_large_file() -> Result<()> {
     let name = "mount_inline_shows_a_reader_what_is_written_over_a_large_file";
     let point = tempfile::tempdir()?;
-    if let Some(reason) = cannot_pass(point.path()) {
-        skip(name, reason);
+    if let Some(reason) = passthrough_obstacle(point.path()) {
+        report_skip(name, reason);
         return Ok(());
     }
     let Some(world) = ready(name)? else {
@@ -253,7 +253,7 @@ fn mount_inline_shows_a_reader_what_is_written_over_a_large_file() -> Result<()>
     };
     let script = "head -c 2M /dev/zero > /vol/f; echo small > /vol/g; echo ready; read go; \
         printf new | dd of=/vol/f bs=3 conv=notrunc; echo written; read end || true";
-    let mut command = job(&world, &[], script);
+    let mut command = job_command(&world, &[], script);
     let mut writer = command.stdin(Stdio::piped()).spawn()?;
     let mut stdout = BufReader::new(writer.stdout.take().context("its output")?);
     let mut line = String::new();
@@ -276,14 +276,14 @@ fn mount_inline_shows_a_reader_what_is_written_over_a_large_file() -> Result<()>
     let writer = writer.wait_with_output()?;
     kill(Pid::from_raw(i32::try_from(mount.id())?), Signal::SIGTERM)?;
     let mount = mount.wait_with_output()?;
-    ensure!(line == "ready\nwritten\n", "{line}{}", said(&writer));
+    ensure!(line == "ready\nwritten\n", "{line}{}", printed_text(&writer));
     ensure!(
         before? == vec![0; 2 << 20] && small? == b"small\n",
         "as it was written"
     );
     read?;
     ensure!(&after == b"new\0", "{after:?}");
-    ensure!(said(&mount).contains("by the kernel itself"), said(&mount));
+    ensure!(printed_text(&mount).contains("by the kernel itself"), printed_text(&mount));
     Ok(())
 }
 
@@ -294,7 +294,7 @@ fn mount_inline_says_over_what_the_node_is_reached() -> Result<()> {
     };
     for (channel, name) in [("quic", "QUIC"), ("tcp", "TCP")] {
         let told = format!("is reached over {name}");
-        exec::check(&world, &["--channel", channel], &told, "echo here", "here")?;
+        exec::check_job(&world, &["--channel", channel], &told, "echo here", "here")?;
     }
     Ok(())
 }
@@ -307,7 +307,7 @@ fn mount_inline_leaves_a_writer_with_company_to_the_server() -> Result<()> {
     };
     let args = ["exec", "--mount", "v:/vol:ro", "--", "/bin/sh", "-c"];
     let mut reader = world
-        .bafs(&[&args[..], &["echo ready; exec sleep 1000"]].concat())
+        .bafs_command(&[&args[..], &["echo ready; exec sleep 1000"]].concat())
         .stdout(Stdio::piped())
         .spawn()?;
     let mut line = String::new();
@@ -315,8 +315,8 @@ fn mount_inline_leaves_a_writer_with_company_to_the_server() -> Result<()> {
     let output = run(&world, "echo x > /vol/f; cat /vol/f")?;
     kill(Pid::from_raw(i32::try_from(reader.id())?), Signal::SIGTERM)?;
     reader.wait()?;
-    ensure!(output.status.success(), said(&output));
-    ensure!(said(&output).contains(CALLS), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
+    ensure!(printed_text(&output).contains(CALLS), printed_text(&output));
     check(&world, "cat /vol/f", "x")
 }
 

@@ -2,8 +2,8 @@
 //! plain directory.
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::ready;
-use bafs_tests::{said, skip, tool};
+use bafs_tests::exec::start_cluster;
+use bafs_tests::{printed_text, report_skip, find_tool};
 
 /// Volumes of the job.
 const VOLUMES: usize = 10;
@@ -46,17 +46,17 @@ const HOLE_UNSEEN: &str = "False 1048579";
 const WRITE_BACK: &str = ":write-back";
 
 fn behaves_as_a_directory(name: &str, has_door: bool, mode: &str) -> Result<()> {
-    let Some(world) = ready(name, "500MB")? else {
+    let Some(world) = start_cluster(name, "500MB")? else {
         return Ok(());
     };
-    if tool("python3").is_none() {
-        skip(name, "it needs python3");
+    if find_tool("python3").is_none() {
+        report_skip(name, "it needs python3");
         return Ok(());
     }
     let mut args = vec!["exec".to_owned(), "--explain".to_owned()];
     for number in 1..=VOLUMES {
         let volume = format!("v{number}");
-        world.json(&[
+        world.run_json(&[
             "volume", "create", &volume, "--node", "n1", "--size", "30MB",
         ])?;
         args.extend(["--mount".to_owned(), format!("{volume}:/w/{number}{mode}")]);
@@ -71,9 +71,9 @@ fn behaves_as_a_directory(name: &str, has_door: bool, mode: &str) -> Result<()> 
     );
     args.extend(["--", "/bin/bash", "-c", &script].map(str::to_owned));
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let output = world.bafs(&args).output()?;
-    ensure!(output.status.success(), said(&output));
-    ensure!(said(&output).contains("share their readers"), said(&output));
+    let output = world.bafs_command(&args).output()?;
+    ensure!(output.status.success(), printed_text(&output));
+    ensure!(printed_text(&output).contains("share their readers"), printed_text(&output));
     let text = String::from_utf8(output.stdout)?;
     let parts: Vec<&str> = text.split("== ").skip(1).collect();
     let of = |at: usize| {

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::volumes::{Reach, run_with_volumes};
-use bafs_tests::{World, cannot_mount, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// What the agent may use for data that pass through it, in MiB.
 const MEMORY_MIB: u64 = 64;
@@ -16,15 +16,15 @@ const REST_MIB: u64 = 64;
 /// Writes so many MiB over the network by `writers` processes at once, and reads them; the agent's
 /// memory stays within its bound.
 fn write_and_read(name: &str, mib_each: u64, writers: u64) -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
     let total = mib_each * writers;
     let size = format!("{} MiB", total + 64);
-    let world = World::start(&[&format!("{} MiB", total + 128)])?;
+    let world = TestCluster::start(&[&format!("{} MiB", total + 128)])?;
     world.wait_for_servers(2)?;
-    world.json(&["volume", "create", "v", "--node", "n1", "--size", &size])?;
+    world.run_json(&["volume", "create", "v", "--node", "n1", "--size", &size])?;
     // Nobody is let in at the node's door: data go over the network, through the agent.
     let door = world.cluster.directory().join("n1").join("door.sock");
     std::fs::remove_file(&door).context("the node has a door")?;
@@ -45,7 +45,7 @@ fn write_and_read(name: &str, mib_each: u64, writers: u64) -> Result<()> {
         "v:/vol",
         "--",
     ];
-    let mut command = world.bafs(&[&args[..], &["/bin/bash", "-c", &script]].concat());
+    let mut command = world.bafs_command(&[&args[..], &["/bin/bash", "-c", &script]].concat());
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut agent = command.stderr(Stdio::piped()).spawn()?;
     let stdout = BufReader::new(agent.stdout.take().context("its output")?);
@@ -54,8 +54,8 @@ fn write_and_read(name: &str, mib_each: u64, writers: u64) -> Result<()> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.id()))?;
     drop(agent.stdin.take());
     let output = agent.wait_with_output()?;
-    ensure!(told.len() as u64 == writers, "{told:?}: {}", said(&output));
-    ensure!(said(&output).contains("calls:"), said(&output));
+    ensure!(told.len() as u64 == writers, "{told:?}: {}", printed_text(&output));
+    ensure!(printed_text(&output).contains("calls:"), printed_text(&output));
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let peak = peak
         .context("the kernel tells")?
@@ -80,8 +80,8 @@ fn mount_moves_ten_gib_with_little_memory() -> Result<()> {
 
 /// Nothing is under way when the volumes are small: what their agent takes is what it takes beside.
 fn stays_small(name: &str, count: usize) -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
     for reach in [Reach::Inline, Reach::Calls] {
@@ -106,20 +106,20 @@ fn mount_of_a_thousand_volumes_takes_little_memory() -> Result<()> {
 #[test]
 fn mount_protects_the_agent_and_not_its_job() -> Result<()> {
     let name = "mount_protects_the_agent_and_not_its_job";
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(());
     }
     let asking = "echo -500 > /proc/self/oom_score_adj";
     let mut may = Command::new("/bin/sh");
     may.args(["-c", asking]).stderr(Stdio::null());
     if !may.status()?.success() {
-        skip(name, "it needs CAP_SYS_RESOURCE");
+        report_skip(name, "it needs CAP_SYS_RESOURCE");
         return Ok(());
     }
-    let world = World::start(&["20MB"])?;
+    let world = TestCluster::start(&["20MB"])?;
     let script = "cat /proc/$$/oom_score_adj; read rest";
-    let mut command = world.bafs(&["exec", "--", "/bin/sh", "-c", script]);
+    let mut command = world.bafs_command(&["exec", "--", "/bin/sh", "-c", script]);
     let mut agent = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

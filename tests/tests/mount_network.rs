@@ -9,34 +9,34 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bafs_proto::door::DOOR_NAME;
-use bafs_tests::{World, exec, mounts_with, said, skip};
+use bafs_tests::{TestCluster, exec, mounts_matching, printed_text, report_skip};
 use nix::sys::signal::Signal;
 
 const CALLS: &str = "volume v: calls";
 
 /// A node whose door is shut, with a volume `v` of 50 MB.
-fn ready(name: &str) -> Result<Option<World>> {
-    let world = exec::ready(name, "300MB")?;
+fn ready(name: &str) -> Result<Option<TestCluster>> {
+    let world = exec::start_cluster(name, "300MB")?;
     if let Some(world) = &world {
         shut_door(world)?;
         let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
-        world.json(&create)?;
+        world.run_json(&create)?;
     }
     Ok(world)
 }
 
-fn shut_door(world: &World) -> Result<()> {
+fn shut_door(world: &TestCluster) -> Result<()> {
     Ok(fs::remove_file(
         world.cluster.directory().join("n1").join(DOOR_NAME),
     )?)
 }
 
-fn job(world: &World, script: &str) -> Command {
-    exec::job(world, &[], script)
+fn job(world: &TestCluster, script: &str) -> Command {
+    exec::job_command(world, &[], script)
 }
 
-fn check(world: &World, script: &str, expected: &str) -> Result<()> {
-    exec::check(world, &[], CALLS, script, expected)
+fn check(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
+    exec::check_job(world, &[], CALLS, script, expected)
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn mount_network_keeps_the_limit_exactly() -> Result<()> {
         while dd if=/dev/zero of=d/$n bs=64k count=1 2>/dev/null; do n=$((n+1)); done; \
         echo $((n > 700 && n * 65536 <= 50000000)); rm -r d; ls";
     check(&world, small, "1")?;
-    let shown = world.json(&["volume", "show", "v"])?;
+    let shown = world.run_json(&["volume", "show", "v"])?;
     ensure!(shown["used_files"] == 0, "{shown}");
     Ok(())
 }
@@ -71,7 +71,7 @@ fn mount_network_opens_what_others_remove_at_that_moment() -> Result<()> {
     let Some(world) = ready("mount_network_opens_what_others_remove_at_that_moment")? else {
         return Ok(());
     };
-    exec::check_races(&world, CALLS)
+    exec::check_name_races(&world, CALLS)
 }
 
 #[test]
@@ -101,18 +101,18 @@ struct Shown {
 }
 
 impl Shown {
-    fn start(world: &World) -> Result<Self> {
+    fn start(world: &TestCluster) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let at = directory.path().to_str().context("a path is text")?;
-        let mut command = world.bafs(&["mount", "--explain", "v", at]);
+        let mut command = world.bafs_command(&["mount", "--explain", "v", at]);
         let agent = command.stderr(Stdio::piped()).spawn()?;
         let mut shown = Self { agent, directory };
         let said = shown.agent.stderr.take().context("what it says")?;
         let mut line = String::new();
-        BufReader::new(said).read_line(&mut line)?;
+        BufReader::new(printed_text).read_line(&mut line)?;
         ensure!(line.contains(CALLS) && line.contains("close"), "{line}");
         for _ in 0..400 {
-            if !mounts_with(shown.at()).is_empty() {
+            if !mounts_matching(shown.at()).is_empty() {
                 return Ok(shown);
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -142,7 +142,7 @@ impl Drop for Shown {
         // It may be gone already, which is what most tests want; its keeper takes the mount away.
         let _ = self.kill();
         for _ in 0..200 {
-            if mounts_with(self.at()).is_empty() {
+            if mounts_matching(self.at()).is_empty() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -216,7 +216,7 @@ fn mount_network_brings_all_to_the_server_before_its_job_has_ended() -> Result<(
 fn mount_network_leaves_alone_what_others_mount_on_its_directory() -> Result<()> {
     let name = "mount_network_leaves_alone_what_others_mount_on_its_directory";
     if !nix::unistd::geteuid().is_root() {
-        skip(name, "it needs root to mount on a directory of the host");
+        report_skip(name, "it needs root to mount on a directory of the host");
         return Ok(());
     }
     let Some(world) = ready(name)? else {
@@ -262,7 +262,7 @@ fn mount_network_goes_on_over_a_killed_server() -> Result<()> {
     let output = job.wait_with_output()?;
     let expected: u64 = (0..3000).filter(|i| i % 5 != 0).sum();
     let expected = ["2400".to_owned(), expected.to_string()];
-    ensure!(found == expected, "{found:?}: {}", said(&output));
-    ensure!(output.status.success(), said(&output));
+    ensure!(found == expected, "{found:?}: {}", printed_text(&output));
+    ensure!(output.status.success(), printed_text(&output));
     Ok(())
 }

@@ -4,35 +4,35 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{World, cannot_mount, mounts_with, processes_with, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, processes_matching, printed_text, report_skip};
 
-fn ready(name: &str) -> Result<Option<World>> {
-    if let Some(reason) = cannot_mount() {
-        skip(name, &reason);
+fn ready(name: &str) -> Result<Option<TestCluster>> {
+    if let Some(reason) = mount_obstacle() {
+        report_skip(name, &reason);
         return Ok(None);
     }
-    let world = World::start(&["300MB"])?;
+    let world = TestCluster::start(&["300MB"])?;
     world.wait_for_servers(2)?;
-    world.json(&[
+    world.run_json(&[
         "volume", "create", "v", "--node", "n1", "--size", "100MB", "--files", "20000",
     ])?;
     Ok(Some(world))
 }
 
 /// Runs a shell script with the volume `v` at `/vol`, a path that the host does not have.
-fn sh(world: &World, script: &str) -> Result<Output> {
+fn sh(world: &TestCluster, script: &str) -> Result<Output> {
     let args = ["exec", "--mount", "v:/vol", "--", "/bin/sh", "-ec", script];
-    world.bafs(&args).output().context("bafs exec runs")
+    world.bafs_command(&args).output().context("bafs exec runs")
 }
 
-fn check(world: &World, script: &str, expected: &str) -> Result<()> {
+fn check(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
     let output = sh(world, script)?;
-    ensure!(output.status.success(), "{script}: {}", said(&output));
+    ensure!(output.status.success(), "{script}: {}", printed_text(&output));
     let found = String::from_utf8_lossy(&output.stdout);
     ensure!(
         found.trim() == expected.trim(),
         "{script}: {}",
-        said(&output)
+        printed_text(&output)
     );
     Ok(())
 }
@@ -127,7 +127,7 @@ fn mount_runs_blast_tools() -> Result<()> {
          makeblastdb -in g.fa -dbtype prot -out db >/dev/null; \
         blastp -db db -query g.fa -outfmt 6 -evalue 1e-5 | cksum; cd ..; rm -r $$";
     let output = sh(&world, script)?;
-    ensure!(output.status.success(), said(&output));
+    ensure!(output.status.success(), printed_text(&output));
     let sums: Vec<_> = output
         .stdout
         .split(|b| *b == b'\n')
@@ -136,7 +136,7 @@ fn mount_runs_blast_tools() -> Result<()> {
     ensure!(
         sums.len() == 2 && sums[0] == sums[1],
         "results differ: {}",
-        said(&output)
+        printed_text(&output)
     );
     Ok(())
 }
@@ -146,7 +146,7 @@ fn mount_keeps_the_limit() -> Result<()> {
     let Some(world) = ready("mount_keeps_the_limit")? else {
         return Ok(());
     };
-    world.json(&[
+    world.run_json(&[
         "volume", "create", "w", "--node", "n1", "--size", "1MB", "--files", "5",
     ])?;
     let script = "head -c 3000000 /dev/zero > /w/big && echo fits; \
@@ -154,12 +154,12 @@ fn mount_keeps_the_limit() -> Result<()> {
         for i in 1 2 3 4 5 6; do touch /w/f$i || echo refused $i; done; \
          df --output=itotal /w | tail -1";
     let args = ["exec", "--mount", "w:/w", "--", "/bin/sh", "-c", script];
-    let output = world.bafs(&args).output()?;
+    let output = world.bafs_command(&args).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(text.starts_with("bounded\nrefused 6\n"), said(&output));
+    ensure!(text.starts_with("bounded\nrefused 6\n"), printed_text(&output));
     ensure!(
-        said(&output).contains("No space left on device"),
-        said(&output)
+        printed_text(&output).contains("No space left on device"),
+        printed_text(&output)
     );
     Ok(())
 }
@@ -172,16 +172,16 @@ fn mount_shows_a_cache_read_only() -> Result<()> {
     let big: Vec<u8> = (0..3_000_001u32)
         .flat_map(|i| (i % 251).to_le_bytes())
         .collect();
-    world.put("data/sub/big", &big)?;
-    world.put("data/empty", b"")?;
+    world.write_home("data/sub/big", &big)?;
+    world.write_home("data/empty", b"")?;
     std::os::unix::fs::symlink("sub/big", world.home.path().join("data/link"))?;
     let create = ["volume", "create", "c", "--node", "n1", "--size", "20MB"];
-    world.json(&[&create[..], &["--cache", "bafs://home/data"]].concat())?;
+    world.run_json(&[&create[..], &["--cache", "bafs://home/data"]].concat())?;
     let script = "cd /c; find . | sort; cksum < sub/big; cksum < link; wc -c < empty; \
         echo x > new || echo no writing; rm sub/big || echo no removing; \
         cat nothing || cat nothing || echo absent; stat -c %s sub/big";
     let args = ["exec", "--mount", "c:/c", "--", "/bin/sh", "-c", script];
-    let output = world.bafs(&args).output()?;
+    let output = world.bafs_command(&args).output()?;
     let file = world.home.path().join("data/sub/big");
     let sum = std::process::Command::new("sh")
         .args(["-c", "cksum < $0"])
@@ -195,11 +195,11 @@ fn mount_shows_a_cache_read_only() -> Result<()> {
     );
     ensure!(
         String::from_utf8_lossy(&output.stdout) == expected,
-        said(&output)
+        printed_text(&output)
     );
     ensure!(
-        said(&output).contains("Read-only file system"),
-        said(&output)
+        printed_text(&output).contains("Read-only file system"),
+        printed_text(&output)
     );
     Ok(())
 }
@@ -219,19 +219,19 @@ fn mount_passes_on_how_the_program_ended() -> Result<()> {
         ensure!(
             output.status.code() == Some(code),
             "{script}: {}",
-            said(&output)
+            printed_text(&output)
         );
     }
     let missing = world
-        .bafs(&["exec", "--mount", "v:/vol", "--", "/no/such"])
+        .bafs_command(&["exec", "--mount", "v:/vol", "--", "/no/such"])
         .output()?;
-    ensure!(missing.status.code() == Some(127), said(&missing));
+    ensure!(missing.status.code() == Some(127), printed_text(&missing));
     let data = world
-        .bafs(&["exec", "--mount", "v:/vol", "--", "/etc/passwd"])
+        .bafs_command(&["exec", "--mount", "v:/vol", "--", "/etc/passwd"])
         .output()?;
-    ensure!(data.status.code() == Some(126), said(&data));
+    ensure!(data.status.code() == Some(126), printed_text(&data));
     let overlap = world
-        .bafs(&[
+        .bafs_command(&[
             "exec",
             "--mount",
             "v:/vol",
@@ -257,32 +257,32 @@ fn mount_ends_a_job_whose_volume_is_lost() -> Result<()> {
     let marker = format!("{}", 86_400 + std::process::id());
     let script =
         format!("setsid sleep {marker} & trap '' TERM; echo started > /vol/s; sleep {marker}");
-    let mut command = world.bafs(&["exec", "--mount", "v:/vol", "--", "/bin/sh", "-c", &script]);
+    let mut command = world.bafs_command(&["exec", "--mount", "v:/vol", "--", "/bin/sh", "-c", &script]);
     command
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());
     let job = command.spawn()?;
     let slept = format!("sleep {marker}");
     for _ in 0..200 {
-        if processes_with(&slept).len() >= 2 {
+        if processes_matching(&slept).len() >= 2 {
             break;
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    world.json(&["volume", "delete", "v"])?;
+    world.run_json(&["volume", "delete", "v"])?;
     let deleted = Instant::now();
     let output = job.wait_with_output()?;
     let took = deleted.elapsed();
-    ensure!(output.status.code() == Some(75), said(&output));
+    ensure!(output.status.code() == Some(75), printed_text(&output));
     ensure!(
         String::from_utf8_lossy(&output.stderr).contains("VolumeLost"),
-        said(&output)
+        printed_text(&output)
     );
     ensure!(
         took < Duration::from_secs(4),
         "the job ended only after {took:?}"
     );
-    ensure!(processes_with(&slept).is_empty(), "processes are left");
+    ensure!(processes_matching(&slept).is_empty(), "processes are left");
     Ok(())
 }
 
@@ -293,16 +293,16 @@ fn mount_leaves_nothing_when_the_agent_is_killed() -> Result<()> {
     };
     // Other tests may have mounts of their own on the host.
     let volume = format!("left{}", std::process::id());
-    world.json(&["volume", "create", &volume, "--node", "n1", "--size", "1MB"])?;
+    world.run_json(&["volume", "create", &volume, "--node", "n1", "--size", "1MB"])?;
     let marker = format!("{}", 172_800 + std::process::id());
     let script = format!("setsid sleep {marker} & sleep {marker}");
     let mounted = format!("{volume}:/vol");
     let mut job = world
-        .bafs(&["exec", "--mount", &mounted, "--", "/bin/sh", "-c", &script])
+        .bafs_command(&["exec", "--mount", &mounted, "--", "/bin/sh", "-c", &script])
         .spawn()?;
     let slept = format!("sleep {marker}");
     for _ in 0..200 {
-        if processes_with(&slept).len() >= 2 {
+        if processes_matching(&slept).len() >= 2 {
             break;
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -310,13 +310,13 @@ fn mount_leaves_nothing_when_the_agent_is_killed() -> Result<()> {
     job.kill()?;
     job.wait()?;
     for _ in 0..40 {
-        if processes_with(&slept).is_empty() {
+        if processes_matching(&slept).is_empty() {
             break;
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    ensure!(processes_with(&slept).is_empty(), "processes are left");
-    let left = mounts_with(&format!("bafs:{volume}"));
+    ensure!(processes_matching(&slept).is_empty(), "processes are left");
+    let left = mounts_matching(&format!("bafs:{volume}"));
     ensure!(left.is_empty(), "mounts are left: {left:?}");
     Ok(())
 }

@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::{self, Busy};
-use bafs_tests::ring::{self, Rings};
-use bafs_tests::said;
+use bafs_tests::exec::{self, ExecJob};
+use bafs_tests::ring::{self, RingSetting};
+use bafs_tests::printed_text;
 use bafs_tests::stand::{BY_RING, Stand, Way};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
@@ -72,7 +72,7 @@ fn all_fail(programs: Vec<Child>) -> Result<()> {
 #[test]
 fn mount_by_ring_answers_programs_of_every_processor() -> Result<()> {
     let name = "mount_by_ring_answers_programs_of_every_processor";
-    if !ring::can_have(name) {
+    if !ring::can_use_rings(name) {
         return Ok(());
     }
     let stand = Stand::start(Way::Ring)?;
@@ -85,26 +85,26 @@ fn mount_by_ring_answers_programs_of_every_processor() -> Result<()> {
             .args(["-c", &processor.to_string(), "sh", "-ec", &script])
             .current_dir(stand.path())
             .output()?;
-        ensure!(output.status.success(), "{processor}: {}", said(&output));
+        ensure!(output.status.success(), "{processor}: {}", printed_text(&output));
     }
     Ok(())
 }
 
 #[test]
 fn mount_by_ring_ends_while_programs_use_it() -> Result<()> {
-    if !ring::can_have("mount_by_ring_ends_while_programs_use_it") {
+    if !ring::can_use_rings("mount_by_ring_ends_while_programs_use_it") {
         return Ok(());
     }
     let (stand, programs) = busy()?;
     let at = stand.path().to_owned();
     drop(stand);
-    ensure!(bafs_tests::mounts_with(&at.to_string_lossy()).is_empty());
+    ensure!(bafs_tests::mounts_matching(&at.to_string_lossy()).is_empty());
     all_fail(programs)
 }
 
 #[test]
 fn mount_by_ring_ends_when_its_connection_is_aborted() -> Result<()> {
-    if !ring::can_have("mount_by_ring_ends_when_its_connection_is_aborted") {
+    if !ring::can_use_rings("mount_by_ring_ends_when_its_connection_is_aborted") {
         return Ok(());
     }
     let (stand, programs) = busy()?;
@@ -117,33 +117,33 @@ fn mount_by_ring_ends_when_its_connection_is_aborted() -> Result<()> {
 }
 
 /// Starts a job that asks without end, whose volume is reached by rings.
-fn busy_job(world: &bafs_tests::World) -> Result<Busy> {
+fn busy_job(world: &bafs_tests::TestCluster) -> Result<ExecJob> {
     let script = "cd /vol; head -c 20M /dev/zero > big; echo ready; \
         for number in 1 2 3; do (while :; do dd if=big of=/dev/null bs=64k iflag=direct; \
         echo x > own$number; rm own$number; done) 2>/dev/null & done; wait";
-    Busy::start(world, &[], script)
+    ExecJob::start(world, &[], script)
 }
 
 #[test]
 fn mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent() -> Result<()> {
     let name = "mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent";
-    if !ring::can_have(name) {
+    if !ring::can_use_rings(name) {
         return Ok(());
     }
-    let Some(world) = exec::ready(name, "300MB")? else {
+    let Some(world) = exec::start_cluster(name, "300MB")? else {
         return Ok(());
     };
     let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
-    world.json(&create)?;
+    world.run_json(&create)?;
     let mut ends = Vec::new();
-    let _rings = Rings::allow()?;
+    let _rings = RingSetting::enable()?;
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
         let busy = busy_job(&world)?;
-        busy.signal(signal)?;
-        let output = busy.end()?;
-        ensure!(said(&output).contains(BY_RING), "{}", said(&output));
-        let keeps = said(&output).contains("keeps memory");
-        ensure!(!keeps, "the kernel gives back all: {}", said(&output));
+        busy.send_signal(signal)?;
+        let output = busy.wait_for_end()?;
+        ensure!(printed_text(&output).contains(BY_RING), "{}", printed_text(&output));
+        let keeps = printed_text(&output).contains("keeps memory");
+        ensure!(!keeps, "the kernel gives back all: {}", printed_text(&output));
         ends.push(output.status);
     }
     ensure!(!ends.iter().any(|end| end.success()), "{ends:?}");
@@ -151,26 +151,26 @@ fn mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent() -> Result<()>
     let script = "cd /vol; head -c 3000001 /dev/urandom > a; sync a; \
         dd if=a of=b bs=64k oflag=sync 2>/dev/null; cp a c; dd if=a of=d bs=1M conv=fsync \
         2>/dev/null; for one in b c d; do cmp a $one; done; sync .; echo same";
-    exec::check(&world, &[], BY_RING, script, "same")
+    exec::check_job(&world, &[], BY_RING, script, "same")
 }
 
 #[test]
 fn mount_by_ring_of_the_host_goes_with_its_killed_process() -> Result<()> {
     let name = "mount_by_ring_of_the_host_goes_with_its_killed_process";
-    if !ring::can_have(name) {
+    if !ring::can_use_rings(name) {
         return Ok(());
     }
-    let Some(world) = exec::ready(name, "300MB")? else {
+    let Some(world) = exec::start_cluster(name, "300MB")? else {
         return Ok(());
     };
     let create = ["volume", "create", "v", "--node", "n1", "--size", "100MB"];
-    world.json(&create)?;
+    world.run_json(&create)?;
     let place = tempfile::tempdir()?;
     let at = place.path().to_string_lossy().into_owned();
-    let rings = Rings::allow()?;
-    let mut agent = world.bafs(&["mount", "--explain", "v", &at]);
+    let rings = RingSetting::enable()?;
+    let mut agent = world.bafs_command(&["mount", "--explain", "v", &at]);
     let mut agent = agent.stderr(Stdio::piped()).spawn()?;
-    eventually("it is mounted", || !bafs_tests::mounts_with(&at).is_empty())?;
+    eventually("it is mounted", || !bafs_tests::mounts_matching(&at).is_empty())?;
     // A first answer means that the rings are there.
     fs::metadata(place.path())?;
     drop(rings);
@@ -179,10 +179,10 @@ fn mount_by_ring_of_the_host_goes_with_its_killed_process() -> Result<()> {
     eventually("a program asks", || place.path().join("own1").exists())?;
     agent.kill()?;
     let output = agent.wait_with_output()?;
-    ensure!(said(&output).contains(BY_RING), "{}", said(&output));
+    ensure!(printed_text(&output).contains(BY_RING), "{}", printed_text(&output));
     all_fail(programs.into_iter().collect::<Result<_>>()?)?;
     eventually("the mount is gone", || {
-        bafs_tests::mounts_with(&at).is_empty()
+        bafs_tests::mounts_matching(&at).is_empty()
     })
 }
 
@@ -195,10 +195,10 @@ fn ask(at: &Path, number: u32) -> Result<Child> {
 #[test]
 fn mount_without_rings_works_and_says_why() -> Result<()> {
     let name = "mount_without_rings_works_and_says_why";
-    if !ring::can_have(name) {
+    if !ring::can_use_rings(name) {
         return Ok(());
     }
-    let _none = Rings::forbid()?;
+    let _none = RingSetting::disable()?;
     let stand = Stand::start(Way::Inline)?;
     let way = stand.mounted().context("it is served here")?.way();
     ensure!(way.contains("enable_uring is not Y"), "{way}");

@@ -11,9 +11,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use bafs_tests::dice::Dice;
+use bafs_tests::dice::SeededRng;
 use bafs_tests::stand::{Stand, Way};
-use bafs_tests::{cannot_mount, skip};
+use bafs_tests::{mount_obstacle, report_skip};
 use rustix::fs::{self as sys, AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -58,22 +58,22 @@ enum Step {
 }
 
 /// Few names, so that steps meet each other; one is as long as a name may be, one too long.
-fn name(dice: &mut Dice) -> String {
+fn name(dice: &mut SeededRng) -> String {
     let short = [
         "a", "b", "d", "d/a", "d/b", "d/e", "d/e/a", "d/e/g", "s", "s/a", "d/", "d/../a", "d/.",
     ];
-    match dice.below(40) {
+    match dice.next_below(40) {
         0 => "x".repeat(255),
         1 => "x".repeat(256),
         2 => format!("d/{}", "y".repeat(255)),
-        _ => dice.pick(&short).to_owned(),
+        _ => dice.choose(&short).to_owned(),
     }
 }
 
-fn step(dice: &mut Dice) -> Step {
-    let slot = dice.below(SLOTS);
-    let (at, length) = (dice.below(REACH), dice.below(20_000));
-    match dice.below(34) {
+fn step(dice: &mut SeededRng) -> Step {
+    let slot = dice.next_below(SLOTS);
+    let (at, length) = (dice.next_below(REACH), dice.next_below(20_000));
+    match dice.next_below(34) {
         0..=4 => open(dice, slot),
         5 => Step::Close(slot),
         6..=7 => Step::Read(slot, at, length),
@@ -91,17 +91,17 @@ fn step(dice: &mut Dice) -> Step {
                 FallocateFlags::ZERO_RANGE | keep,
                 FallocateFlags::PUNCH_HOLE,
             ];
-            Step::Allocate(slot, dice.pick(&modes), at, length)
+            Step::Allocate(slot, dice.choose(&modes), at, length)
         }
-        15 => Step::Find(slot, dice.below(2) == 0, at),
-        16 => Step::Copy(slot, dice.below(SLOTS), at, dice.below(REACH), length),
-        17 => Step::Sync(slot, dice.below(2) == 0),
+        15 => Step::Find(slot, dice.next_below(2) == 0, at),
+        16 => Step::Copy(slot, dice.next_below(SLOTS), at, dice.next_below(REACH), length),
+        17 => Step::Sync(slot, dice.next_below(2) == 0),
         _ => step_on_names(dice),
     }
 }
 
-fn open(dice: &mut Dice, slot: u64) -> Step {
-    let access = dice.pick(&[OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR, OFlags::RDWR]);
+fn open(dice: &mut SeededRng, slot: u64) -> Step {
+    let access = dice.choose(&[OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR, OFlags::RDWR]);
     let more = [
         OFlags::empty(),
         OFlags::CREATE,
@@ -119,20 +119,20 @@ fn open(dice: &mut Dice, slot: u64) -> Step {
         OFlags::NOATIME,
     ];
     // To open a FIFO must not wait for its other end.
-    let flags = access | dice.pick(&more) | OFlags::NONBLOCK;
+    let flags = access | dice.choose(&more) | OFlags::NONBLOCK;
     Step::Open(slot, name(dice), flags, mode(dice))
 }
 
-fn mode(dice: &mut Dice) -> u32 {
-    dice.pick(&[
+fn mode(dice: &mut SeededRng) -> u32 {
+    dice.choose(&[
         0o644, 0o600, 0o755, 0o777, 0o4755, 0o2755, 0o1777, 0o2770, 0o0, 0o444,
     ])
 }
 
-fn step_on_names(dice: &mut Dice) -> Step {
+fn step_on_names(dice: &mut SeededRng) -> Step {
     let path = name(dice);
-    let xattr = dice.pick(&["user.a", "user.b", "user.c", "nothing.a"]);
-    match dice.below(18) {
+    let xattr = dice.choose(&["user.a", "user.b", "user.c", "nothing.a"]);
+    match dice.next_below(18) {
         0..=1 => Step::MakeDirectory(path, mode(dice)),
         2 => {
             let kinds = [
@@ -140,10 +140,10 @@ fn step_on_names(dice: &mut Dice) -> Step {
                 sys::FileType::Socket,
                 sys::FileType::RegularFile,
             ];
-            Step::MakeNode(path, dice.pick(&kinds), mode(dice))
+            Step::MakeNode(path, dice.choose(&kinds), mode(dice))
         }
-        3 => Step::MakeSymlink(dice.pick(&TARGETS), path),
-        4 => Step::MakeLink(path, name(dice), dice.below(2) == 0),
+        3 => Step::MakeSymlink(dice.choose(&TARGETS), path),
+        4 => Step::MakeLink(path, name(dice), dice.next_below(2) == 0),
         5 => Step::Unlink(path),
         6 => Step::RemoveDirectory(path),
         7..=8 => {
@@ -154,13 +154,13 @@ fn step_on_names(dice: &mut Dice) -> Step {
                 RenameFlags::EXCHANGE,
                 RenameFlags::EXCHANGE | RenameFlags::NOREPLACE,
             ];
-            Step::Rename(path, name(dice), dice.pick(&flags))
+            Step::Rename(path, name(dice), dice.choose(&flags))
         }
         9 => Step::Chmod(path, mode(dice)),
-        10 => Step::Chown(path, dice.pick(&[0, 1, 65_534]), dice.pick(&[0, 1, 7])),
+        10 => Step::Chown(path, dice.choose(&[0, 1, 65_534]), dice.choose(&[0, 1, 7])),
         11 => {
-            let seconds = dice.pick(&[0, 1, -1, 1_000_000_000, 4_000_000_000, -1_000_000]);
-            Step::Touch(path, seconds, dice.below(1_000_000_000) as i64)
+            let seconds = dice.choose(&[0, 1, -1, 1_000_000_000, 4_000_000_000, -1_000_000]);
+            Step::Touch(path, seconds, dice.next_below(1_000_000_000) as i64)
         }
         12 => {
             let flags = [
@@ -168,13 +168,13 @@ fn step_on_names(dice: &mut Dice) -> Step {
                 sys::XattrFlags::CREATE,
                 sys::XattrFlags::REPLACE,
             ];
-            Step::SetXattr(path, xattr, dice.below(200), dice.pick(&flags))
+            Step::SetXattr(path, xattr, dice.next_below(200), dice.choose(&flags))
         }
         13 => Step::GetXattr(path, xattr),
         14 => Step::RemoveXattr(path, xattr),
         15 => Step::Look(path),
-        16 => Step::LookOpen(dice.below(SLOTS)),
-        _ => match dice.below(2) {
+        16 => Step::LookOpen(dice.next_below(SLOTS)),
+        _ => match dice.next_below(2) {
             0 => Step::List(path),
             _ => Step::ReadLink(path),
         },
@@ -474,11 +474,11 @@ fn picture(root: &Path, below: &str, found: &mut BTreeMap<String, String>) -> Re
 }
 
 fn compare(test: &str, ways: &[Way], rounds: u64, steps: u64) -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip(test, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(test, &reason);
         return Ok(());
     }
-    let mut dice = Dice::new(2026);
+    let mut dice = SeededRng::new(2026);
     for &way in ways {
         let is_all_data = Way::COLLECTED.contains(&way);
         let (stand, plain) = (Stand::start(way)?, tempfile::tempdir()?);

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::dice::Dice;
+use bafs_tests::dice::SeededRng;
 use bafs_tests::stand::{Stand, Way};
-use bafs_tests::{cannot_mount, ring, said, skip, tool};
+use bafs_tests::{mount_obstacle, ring, printed_text, report_skip, find_tool};
 
 /// Cases of pjdfstest that do not apply, with the reason. Those named `erofs` run on their own.
 const EXCLUDED: [(&str, &str); 1] = [(
@@ -45,15 +45,15 @@ const FSX: &str = "flen = 262144\n[weights]\nclose_open = 0.2\ninvalidate = 1.0\
     copy_file_range = 0.5\n";
 
 fn ready(test: &str, tool_name: &str) -> Option<PathBuf> {
-    let reason = cannot_mount().or_else(|| {
+    let reason = mount_obstacle().or_else(|| {
         let is_root = nix::unistd::geteuid().is_root();
         (!is_root).then(|| "only root may act as other users".to_owned())
     });
-    let found = tool(tool_name);
+    let found = find_tool(tool_name);
     let missing = || format!("{tool_name} is missing: `cargo xtask test` installs it");
     match reason.or_else(|| found.is_none().then(missing)) {
         Some(reason) => {
-            skip(test, &reason);
+            report_skip(test, &reason);
             None
         }
         None => found,
@@ -81,7 +81,7 @@ fn mount_that_collects_writes_passes_pjdfstest() -> Result<()> {
 fn mount_by_ring_passes_pjdfstest() -> Result<()> {
     let name = "mount_by_ring_passes_pjdfstest";
     match ready(name, "pjdfstest") {
-        Some(pjdfstest) if ring::can_have(name) => passes_pjdfstest(&pjdfstest, &[Way::Ring]),
+        Some(pjdfstest) if ring::can_use_rings(name) => passes_pjdfstest(&pjdfstest, &[Way::Ring]),
         _ => Ok(()),
     }
 }
@@ -171,7 +171,7 @@ impl Figures {
             .and_then(|line| line.split(", ").find_map(|it| it.strip_suffix(" passed")))
             .and_then(|count| count.trim().parse().ok());
         Ok(Self {
-            passed: passed.with_context(|| said(output))?,
+            passed: passed.with_context(|| printed_text(output))?,
             failed: ending(" FAILED"),
             skipped: ending(" skipped"),
         })
@@ -186,7 +186,7 @@ fn mount_survives_fsx() -> Result<()> {
 #[test]
 fn mount_by_ring_survives_fsx() -> Result<()> {
     let name = "mount_by_ring_survives_fsx";
-    match ring::can_have(name) {
+    match ring::can_use_rings(name) {
         true => fsx(name, &[Way::Ring], 1, 5_000),
         false => Ok(()),
     }
@@ -196,7 +196,7 @@ fn mount_by_ring_survives_fsx() -> Result<()> {
 fn mount_that_collects_writes_survives_fsx() -> Result<()> {
     let name = "mount_that_collects_writes_survives_fsx";
     fsx(name, &Way::COLLECTED, 1, 1_500)?;
-    match ring::can_have(name) {
+    match ring::can_use_rings(name) {
         true => fsx(name, &[Way::CollectedRing], 1, 1_500),
         false => Ok(()),
     }
@@ -215,13 +215,13 @@ fn fsx(test: &str, ways: &[Way], runs: u64, operations: u64) -> Result<()> {
     let Some(fsx) = ready(test, "fsx") else {
         return Ok(());
     };
-    let mut dice = Dice::new(1);
+    let mut dice = SeededRng::new(1);
     for &way in ways {
         let (stand, place) = (Stand::start(way)?, tempfile::tempdir()?);
         let configuration = place.path().join("fsx.toml");
         fs::write(&configuration, FSX)?;
         for _ in 0..runs {
-            let seed = dice.below(1 << 32).to_string();
+            let seed = dice.next_below(1 << 32).to_string();
             let output = Command::new(&fsx)
                 .arg("-f")
                 .arg(&configuration)
@@ -232,7 +232,7 @@ fn fsx(test: &str, ways: &[Way], runs: u64, operations: u64) -> Result<()> {
             ensure!(
                 output.status.success(),
                 "{way:?}, fsx -S {seed}: {}",
-                said(&output)
+                printed_text(&output)
             );
         }
         println!("fsx {way:?}: {} operations", runs * operations);

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use bafs_tests::stand::{Stand, Way};
-use bafs_tests::{cannot_mount, said, skip};
+use bafs_tests::{mount_obstacle, printed_text, report_skip};
 
 /// A script that works in an empty directory, prints what must be equal, and may leave files.
 struct Work {
@@ -181,8 +181,8 @@ const LONG: [Work; 2] = [
 ];
 
 fn compare(test: &str, works: &[Work], ways: &[Way]) -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip(test, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(test, &reason);
         return Ok(());
     }
     let mut rows = Vec::new();
@@ -227,7 +227,7 @@ fn run(work: &Work, directory: &Path) -> Result<String> {
         .env("SOURCE", source)
         .env("LC_ALL", "C")
         .output()?;
-    ensure!(output.status.success(), "{}: {}", work.name, said(&output));
+    ensure!(output.status.success(), "{}: {}", work.name, printed_text(&output));
     // Names, types, sizes, modes and contents; times and numbers differ between any two trees.
     let list = "find . ! -type d -printf '%P %y %s %m %n %l\\n' | sort; \
         find . -type d -printf '%P %m\\n' | sort; \
@@ -236,7 +236,7 @@ fn run(work: &Work, directory: &Path) -> Result<String> {
         .args(["-ec", list])
         .current_dir(directory)
         .output()?;
-    ensure!(tree.status.success(), "{}: {}", work.name, said(&tree));
+    ensure!(tree.status.success(), "{}: {}", work.name, printed_text(&tree));
     let text = |output: &std::process::Output| String::from_utf8_lossy(&output.stdout).into_owned();
     let printed = text(&output).replace(&*directory.to_string_lossy(), "HERE");
     Ok(printed + &text(&tree))

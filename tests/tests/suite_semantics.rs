@@ -10,19 +10,19 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use bafs_tests::stand::{Stand, Way};
-use bafs_tests::{World, cannot_mount, ring, said, skip};
+use bafs_tests::{TestCluster, mount_obstacle, ring, printed_text, report_skip};
 use rustix::fs::{self as sys, AtFlags, CWD, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
 fn on_every_way(test: &str, check: impl Fn(&Stand) -> Result<()>) -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip(test, &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip(test, &reason);
         return Ok(());
     }
     for way in Way::ALL.into_iter().chain([Way::Collected]) {
         check(&Stand::start(way)?).map_err(|error| error.context(format!("{way:?}")))?;
     }
-    match ring::can_have(&format!("{test}, by rings")) {
+    match ring::can_use_rings(&format!("{test}, by rings")) {
         true => check(&Stand::start(Way::Ring)?).map_err(|error| error.context("Ring")),
         false => Ok(()),
     }
@@ -35,7 +35,7 @@ fn sh(stand: &Stand, script: &str) -> Result<String> {
         .args(["-ec", script])
         .current_dir(stand.path())
         .output()?;
-    ensure!(output.status.success(), "{script}: {}", said(&output));
+    ensure!(output.status.success(), "{script}: {}", printed_text(&output));
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
@@ -298,7 +298,7 @@ fn mount_locks_as_a_local_file_system() -> Result<()> {
             .current_dir(stand.path())
             .output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        ensure!(text == "busy one was told closed", "{}", said(&output));
+        ensure!(text == "busy one was told closed", "{}", printed_text(&output));
         let flock = "flock -n l sh -c 'flock -n l true || echo held'; flock -n l echo free";
         ensure!(sh(stand, flock)? == "held\nfree");
         Ok(())
@@ -344,8 +344,8 @@ fn mount_shows_the_volumes_own_size() -> Result<()> {
 
 #[test]
 fn mount_keeps_volumes_apart() -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip("mount_keeps_volumes_apart", &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip("mount_keeps_volumes_apart", &reason);
         return Ok(());
     }
     let (one, other) = (Stand::start(Way::Inline)?, Stand::start(Way::Inline)?);
@@ -360,16 +360,16 @@ fn mount_keeps_volumes_apart() -> Result<()> {
 
 #[test]
 fn mount_refuses_every_change_of_a_cache() -> Result<()> {
-    if let Some(reason) = cannot_mount() {
-        skip("mount_refuses_every_change_of_a_cache", &reason);
+    if let Some(reason) = mount_obstacle() {
+        report_skip("mount_refuses_every_change_of_a_cache", &reason);
         return Ok(());
     }
-    let world = World::start(&["50MB"])?;
+    let world = TestCluster::start(&["50MB"])?;
     world.wait_for_servers(2)?;
-    world.put("data/f", b"content")?;
-    world.put("data/d/g", b"more")?;
+    world.write_home("data/f", b"content")?;
+    world.write_home("data/d/g", b"more")?;
     let create = ["volume", "create", "c", "--node", "n1", "--size", "20MB"];
-    world.json(&[&create[..], &["--cache", "bafs://home/data"]].concat())?;
+    world.run_json(&[&create[..], &["--cache", "bafs://home/data"]].concat())?;
     // Each line is tried alone; the plain directory is mounted read-only over itself.
     let script = "cd $1; try() { sh -c \"$1\" 2>&1 | sed 's/.*: //' | head -1; }; \
         for c in 'echo x > f' 'echo x >> f' ': > new' 'mkdir new' 'mkdir d' 'rmdir d' 'rm -f f' \
@@ -382,7 +382,7 @@ fn mount_refuses_every_change_of_a_cache() -> Result<()> {
     let cache = [
         "exec", "--mount", "c:/c", "--", "/bin/sh", "-c", script, "sh", "/c",
     ];
-    let found = world.bafs(&cache).output()?;
+    let found = world.bafs_command(&cache).output()?;
     let plain = world.home.path().join("data");
     let read_only = format!("mount --bind $1 $1; mount -o remount,bind,ro $1; {script}");
     let expected = Command::new("unshare")
@@ -394,7 +394,7 @@ fn mount_refuses_every_change_of_a_cache() -> Result<()> {
         text.lines().map(str::to_owned).collect::<Vec<_>>()
     };
     let (found_lines, expected_lines) = (lines(&found), lines(&expected));
-    ensure!(found_lines.len() == 30, "{}", said(&found));
+    ensure!(found_lines.len() == 30, "{}", printed_text(&found));
     let differs: Vec<_> = found_lines
         .iter()
         .zip(&expected_lines)
@@ -418,14 +418,14 @@ fn mount_refuses_every_change_of_a_cache() -> Result<()> {
 fn mount_ends_a_job_whose_mapped_pages_do_not_fit() -> Result<()> {
     let test = "mount_ends_a_job_whose_mapped_pages_do_not_fit";
     let no_python = Command::new("python3").arg("-V").output().is_err();
-    if let Some(reason) = cannot_mount().or_else(|| no_python.then(|| "no python3".to_owned())) {
-        skip(test, &reason);
+    if let Some(reason) = mount_obstacle().or_else(|| no_python.then(|| "no python3".to_owned())) {
+        report_skip(test, &reason);
         return Ok(());
     }
-    let world = World::start(&["50MB"])?;
+    let world = TestCluster::start(&["50MB"])?;
     world.wait_for_servers(2)?;
     let create = ["volume", "create", "w", "--node", "n1"];
-    world.json(&[&create[..], &["--size", "1MB", "--files", "9"]].concat())?;
+    world.run_json(&[&create[..], &["--size", "1MB", "--files", "9"]].concat())?;
     // Far too much, and one request of which a part fits.
     for (before, mapped) in [(0, 5 << 20), (900_000, 1 << 20)] {
         let program = format!(
@@ -437,8 +437,8 @@ fn mount_ends_a_job_whose_mapped_pages_do_not_fit() -> Result<()> {
             time.sleep(60)"
         );
         let args = ["exec", "--mount", "w:/w", "--", "python3", "-c", &program];
-        let output = world.bafs(&args).output()?;
-        let text = said(&output);
+        let output = world.bafs_command(&args).output()?;
+        let text = printed_text(&output);
         ensure!(output.status.code() == Some(75), "{text}");
         let is_told = text.contains("errno 28") && text.contains("NoSpace");
         ensure!(is_told, "{text}");

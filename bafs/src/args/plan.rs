@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-use super::Checkpoint;
+use super::CheckpointTiming;
 
 #[derive(Debug, Args)]
 #[command(
@@ -42,12 +42,12 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "RUN", conflicts_with = "environment")]
     pub(crate) rates_from: Option<PathBuf>,
     /// Standard deviation of the workflow's run times, as a share of their mean.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_variability,
         conflicts_with = "canonical", allow_negative_numbers = true)]
     pub(crate) variability: f64,
     /// Choose by the model alone: simulate no candidates.
     #[arg(long)]
-    pub(crate) model: bool,
+    pub(crate) model_only: bool,
 }
 
 #[derive(Debug, Args)]
@@ -84,10 +84,10 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "FILE", group = "workload")]
     pub(crate) from_csv: Option<PathBuf>,
     /// How much of what jobs of one name read is the same data, which Slurm does not know.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_part,
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_fraction,
         requires = "from_slurm", conflicts_with_all =
         ["workflow", "canonical", "from_journal", "from_csv"], allow_negative_numbers = true)]
-    pub(crate) shared: f64,
+    pub(crate) shared_fraction: f64,
     /// Nodes, storage and links to simulate, as TOML; those of the run when not given and it is
     /// simulated again.
     #[arg(long, value_name = "FILE")]
@@ -104,7 +104,7 @@ pub(crate) struct SimArgs {
     pub(crate) local_rate: Option<String>,
     /// When to copy what jobs wrote to another node, in case theirs is lost.
     #[arg(long, value_enum, default_value = "never")]
-    pub(crate) checkpoint: Checkpoint,
+    pub(crate) checkpoint: CheckpointTiming,
     /// The strategy to follow, `need` for the scheduler without a plan, or `guided` for one that
     /// chooses by itself and changes when another suits the rest better; what `bafs plan` chooses
     /// when not given, and `need` for a run that is simulated again.
@@ -123,20 +123,20 @@ pub(crate) struct SimArgs {
     pub(crate) seed: u64,
     /// Mean time between failures of any of the nodes, such as 12h, instead of the environment's.
     #[arg(long, value_name = "MTBF")]
-    pub(crate) failures: Option<String>,
+    pub(crate) mtbf: Option<String>,
     /// Standard deviation of the workflow's run times, as a share of their mean.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_share,
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = parse_variability,
         conflicts_with_all = ["canonical", "trace", "from_journal", "from_slurm", "from_csv"],
         allow_negative_numbers = true)]
     pub(crate) variability: f64,
 }
 
-fn parse_part(text: &str) -> Result<f64, String> {
+fn parse_fraction(text: &str) -> Result<f64, String> {
     let part = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
     part.ok_or_else(|| "must be a number from 0 to 1, such as 0.8".to_owned())
 }
 
-fn parse_share(text: &str) -> Result<f64, String> {
+fn parse_variability(text: &str) -> Result<f64, String> {
     let share = text
         .parse()
         .ok()
@@ -151,7 +151,7 @@ mod tests {
     use crate::args::Cli;
 
     /// What is said of these words behind `bafs`; nothing when they are fine.
-    fn refusal(words: &str) -> Option<String> {
+    fn parse_error(words: &str) -> Option<String> {
         let words = std::iter::once("bafs").chain(words.split_whitespace());
         Cli::try_parse_from(words).err().map(|e| e.to_string())
     }
@@ -169,16 +169,16 @@ mod tests {
             ("--from-csv c", "--shared 0.5|--trace t|--variability 0.2"),
             ("w.bafs --trace t", "--variability 0.2"),
         ] {
-            assert_eq!(refusal(&format!("sim {workload}")), None);
+            assert_eq!(parse_error(&format!("sim {workload}")), None);
             for option in options.split('|') {
-                let said = refusal(&format!("sim {workload} {option}"));
+                let said = parse_error(&format!("sim {workload} {option}"));
                 let said =
                     said.unwrap_or_else(|| panic!("{workload} {option}: counts for nothing"));
                 assert!(said.contains("cannot be used with"), "{said}");
             }
         }
-        assert_eq!(refusal("sim w.bafs --trace t"), None);
-        assert_eq!(refusal("sim --from-slurm s --shared 0.5"), None);
+        assert_eq!(parse_error("sim w.bafs --trace t"), None);
+        assert_eq!(parse_error("sim --from-slurm s --shared 0.5"), None);
     }
 
     #[test]
@@ -188,12 +188,12 @@ mod tests {
             ("--nodes -1", "invalid value '-1'"),
             ("--seed -1", "invalid value '-1'"),
         ] {
-            let said = refusal(&format!("sim w.bafs {option}")).unwrap_or_default();
+            let said = parse_error(&format!("sim w.bafs {option}")).unwrap_or_default();
             assert!(said.contains(expected), "{said}");
         }
-        let said = refusal("sim --from-slurm s --shared -1").unwrap_or_default();
+        let said = parse_error("sim --from-slurm s --shared -1").unwrap_or_default();
         assert!(said.contains("must be a number from 0 to 1"), "{said}");
-        let said = refusal("plan w.bafs --variability -1").unwrap_or_default();
+        let said = parse_error("plan w.bafs --variability -1").unwrap_or_default();
         assert!(said.contains("must be a number from 0 to 10"), "{said}");
     }
 }

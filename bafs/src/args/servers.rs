@@ -54,7 +54,7 @@ pub(crate) struct HomeArgs {
     pub(crate) catalog: Option<String>,
     /// Most bytes per second over this server's link, both directions together.
     #[arg(long, value_name = "RATE")]
-    pub(crate) limit: Option<String>,
+    pub(crate) rate_limit: Option<String>,
 }
 
 #[derive(Debug, Args)]

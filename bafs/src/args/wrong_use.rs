@@ -6,31 +6,31 @@ use std::fmt;
 use anyhow::Error;
 
 /// Exit code of a command whose words are wrong, as of one that cannot be parsed.
-pub(crate) const EXIT_WRONG_USE: u8 = 2;
+pub(crate) const EXIT_USAGE_ERROR: u8 = 2;
 
 /// Why the words are wrong.
 #[derive(Debug)]
-pub(crate) struct WrongUse(String);
+pub(crate) struct UsageError(String);
 
-impl WrongUse {
+impl UsageError {
     /// The error of a command whose words are wrong for this reason.
-    pub(crate) fn because(why: impl fmt::Display) -> Error {
+    pub(crate) fn from_reason(why: impl fmt::Display) -> Error {
         Error::new(Self(why.to_string()))
     }
 
     /// Whether this is why a command failed.
-    pub(crate) fn is_why(error: &Error) -> bool {
+    pub(crate) fn is_cause_of(error: &Error) -> bool {
         error.downcast_ref::<Self>().is_some()
     }
 }
 
-impl fmt::Display for WrongUse {
+impl fmt::Display for UsageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for WrongUse {}
+impl std::error::Error for UsageError {}
 
 #[cfg(test)]
 mod tests {
@@ -40,10 +40,10 @@ mod tests {
 
     #[test]
     fn wrong_words_are_known_whatever_is_said_around_them() {
-        let refused: anyhow::Result<()> = Err(WrongUse::because("no size"));
+        let refused: anyhow::Result<()> = Err(UsageError::from_reason("no size"));
         let refused = refused.context("--size").context("a volume").unwrap_err();
-        assert!(WrongUse::is_why(&refused));
+        assert!(UsageError::is_cause_of(&refused));
         assert_eq!(format!("{refused:#}"), "a volume: --size: no size");
-        assert!(!WrongUse::is_why(&anyhow!("a disk is full")));
+        assert!(!UsageError::is_cause_of(&anyhow!("a disk is full")));
     }
 }

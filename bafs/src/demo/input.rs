@@ -8,25 +8,25 @@ use anyhow::{Context, Result, bail};
 use tokio::process::Command;
 
 /// Real protein sequences of the Debian package `hmmer-examples`.
-const SEQUENCES: &str = "/usr/share/doc/hmmer/examples";
-const GLOBINS: &str = "tutorial/globins45.fa";
-const FAMILY: &str = "easel/demotic/examples/example-single.fa.gz";
+const SEQUENCE_DIRECTORY: &str = "/usr/share/doc/hmmer/examples";
+const GLOBINS_FILE: &str = "tutorial/globins45.fa";
+const FAMILY_FILE: &str = "easel/demotic/examples/example-single.fa.gz";
 
 /// One record in so many keeps a family resemblance; the others are shuffled beyond it, as most
 /// of a real database is unrelated to a query.
-const RELATED_EVERY: u64 = 50;
+const RELATED_INTERVAL: u64 = 50;
 
 /// Residues that a related record changes, in percent.
 const RELATED_CHANGED_PERCENT: u64 = 30;
 
 /// Residues in a line of FASTA.
-const LINE: usize = 60;
+const LINE_RESIDUES: usize = 60;
 
 /// A small generator of reproducible numbers (SplitMix64; Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
-struct Numbers(u64);
+struct SeededRng(u64);
 
-impl Numbers {
+impl SeededRng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -45,13 +45,13 @@ impl Numbers {
 ///
 /// # Errors
 /// Sequences or programs that are not installed, I/O errors.
-pub async fn prepare(home: &Path, residues: usize, queries: u32, seed: u64) -> Result<()> {
-    let sequences = real_sequences().await?;
+pub async fn prepare_input(home: &Path, residues: usize, queries: u32, seed: u64) -> Result<()> {
+    let sequences = read_real_sequences().await?;
     for directory in ["db", "queries"] {
         fs::create_dir_all(home.join(directory))?;
     }
     for query in 0..queries {
-        let text = fasta(&format!("query{:02}", query + 1), pick(&sequences, query));
+        let text = format_fasta(&format!("query{:02}", query + 1), pick_query(&sequences, query));
         fs::write(home.join(format!("queries/q{:02}.fa", query + 1)), text)?;
     }
     let source = home.join("proteins.fa");
@@ -76,16 +76,16 @@ pub async fn prepare(home: &Path, residues: usize, queries: u32, seed: u64) -> R
 }
 
 /// Queries are spread over the real sequences; 13 has no factor in common with their number.
-fn pick(sequences: &[Vec<u8>], query: u32) -> &[u8] {
+fn pick_query(sequences: &[Vec<u8>], query: u32) -> &[u8] {
     &sequences[(query as usize * 13) % sequences.len()]
 }
 
-async fn real_sequences() -> Result<Vec<Vec<u8>>> {
-    let missing = || format!("no protein sequences in {SEQUENCES}; apt-get install hmmer-examples");
-    let mut text = fs::read(Path::new(SEQUENCES).join(GLOBINS)).with_context(missing)?;
+async fn read_real_sequences() -> Result<Vec<Vec<u8>>> {
+    let missing = || format!("no protein sequences in {SEQUENCE_DIRECTORY}; apt-get install hmmer-examples");
+    let mut text = fs::read(Path::new(SEQUENCE_DIRECTORY).join(GLOBINS_FILE)).with_context(missing)?;
     let family = Command::new("gzip")
         .arg("-dc")
-        .arg(Path::new(SEQUENCES).join(FAMILY))
+        .arg(Path::new(SEQUENCE_DIRECTORY).join(FAMILY_FILE))
         .output()
         .await
         .context("cannot run gzip")?;
@@ -112,12 +112,12 @@ fn parse_fasta(text: &[u8]) -> Vec<Vec<u8>> {
 
 fn write_enlarged(path: &Path, real: &[Vec<u8>], residues: usize, seed: u64) -> Result<()> {
     let background = real.concat();
-    let mut numbers = Numbers(seed);
+    let mut numbers = SeededRng(seed);
     let mut file = std::io::BufWriter::new(fs::File::create(path)?);
     let (mut written, mut record) = (0, 0);
     while written < residues {
         let model = &real[numbers.below(real.len())];
-        let related = numbers.next().is_multiple_of(RELATED_EVERY);
+        let related = numbers.next().is_multiple_of(RELATED_INTERVAL);
         let changed_percent = if related {
             RELATED_CHANGED_PERCENT
         } else {
@@ -130,7 +130,7 @@ fn write_enlarged(path: &Path, real: &[Vec<u8>], residues: usize, seed: u64) -> 
                 false => residue,
             })
             .collect();
-        file.write_all(&fasta(
+        file.write_all(&format_fasta(
             &format!("demo{record:07} changed {changed_percent} %"),
             &sequence,
         ))?;
@@ -140,9 +140,9 @@ fn write_enlarged(path: &Path, real: &[Vec<u8>], residues: usize, seed: u64) -> 
     Ok(file.flush()?)
 }
 
-fn fasta(title: &str, sequence: &[u8]) -> Vec<u8> {
+fn format_fasta(title: &str, sequence: &[u8]) -> Vec<u8> {
     let mut text = format!(">{title}\n").into_bytes();
-    for line in sequence.chunks(LINE) {
+    for line in sequence.chunks(LINE_RESIDUES) {
         text.extend(line);
         text.push(b'\n');
     }

@@ -20,14 +20,14 @@ use bafs_sched::workflow::{Workflow, parse_workflow};
 use serde::Serialize;
 
 use crate::args::DemoArgs;
-use crate::client::Client;
+use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
-use crate::metrics::Shown;
-use crate::output::Output;
-use crate::own_directory::OwnDirectory;
-use crate::run::{self, Way};
+use crate::metrics::PublishedProgress;
+use crate::output::Printer;
+use crate::own_directory::LockedDirectory;
+use crate::run::{self, ThrowAwayRun};
 
-pub use self::input::prepare;
+pub use self::input::prepare_input;
 
 /// The workflow of the demo: the example that a user reads, copies and changes.
 const WORKFLOW: &str = include_str!("../../../examples/blast/blast.bafs");
@@ -39,7 +39,7 @@ const NODE_SIZES: [&str; 4] = ["600 MB", "800 MB", "700 MB", "900 MB"];
 
 /// What was measured of one way to run the workflow.
 #[derive(Debug, Clone, Serialize)]
-struct Measured {
+struct DemoMeasurement {
     /// Pipelines that ran.
     pipelines: u32,
     /// Wall time of the run in seconds.
@@ -54,28 +54,28 @@ struct Measured {
 
 /// One result line for machines.
 #[derive(Debug, Serialize)]
-struct Summary {
+struct DemoSummary {
     identical: bool,
     jobs: usize,
     home_read_bytes: u64,
     unique_bytes: u64,
     home_read_ratio: f64,
     speedup_vs_remote_io: Option<f64>,
-    remote_io: Option<Measured>,
-    bafs: Measured,
+    remote_io: Option<DemoMeasurement>,
+    bafs: DemoMeasurement,
 }
 
 /// Runs the demo. Its files are gone when it returns, also when it was interrupted.
-pub(crate) async fn demo(args: DemoArgs, output: Output) -> Result<ExitCode> {
-    let args = sized(args);
+pub(crate) async fn run_demo(args: DemoArgs, output: Printer) -> Result<ExitCode> {
+    let args = apply_small(args);
     ensure!(
         args.nodes > 0 && args.pipelines > 0,
         "a demo needs a node and a pipeline"
     );
     tokio::task::block_in_place(run::check_machine)?;
     let interrupted = asked_to_end();
-    let directory = OwnDirectory::create("demo", false)?;
-    let demo = demo_in(&args, directory.path(), output);
+    let directory = LockedDirectory::create("demo", false)?;
+    let demo = run_demo_in(&args, directory.path(), output);
     tokio::select! {
         done = demo => done,
         _ = interrupted => bail!("interrupted; everything was removed"),
@@ -83,7 +83,7 @@ pub(crate) async fn demo(args: DemoArgs, output: Output) -> Result<ExitCode> {
 }
 
 /// The small form differs in size only.
-fn sized(args: DemoArgs) -> DemoArgs {
+fn apply_small(args: DemoArgs) -> DemoArgs {
     if !args.small {
         return args;
     }
@@ -95,40 +95,40 @@ fn sized(args: DemoArgs) -> DemoArgs {
     }
 }
 
-async fn demo_in(args: &DemoArgs, directory: &Path, output: Output) -> Result<ExitCode> {
+async fn run_demo_in(args: &DemoArgs, directory: &Path, output: Printer) -> Result<ExitCode> {
     let home = directory.join("home");
     fs::create_dir(&home)?;
-    say(
+    print_step(
         output,
         "preparing a protein database and queries from real sequences",
     )?;
     let residues = args.database_mib as usize * MIB;
     let queries = args.pipelines.max(args.remote_pipelines);
-    prepare(&home, residues, queries, args.seed).await?;
+    prepare_input(&home, residues, queries, args.seed).await?;
 
-    let workflow = workflow(directory, "results", args.pipelines)?;
-    say(
+    let workflow = demo_workflow(directory, "results", args.pipelines)?;
+    print_step(
         output,
         "running the same commands on plain directories, for reference",
     )?;
-    let reference = plain::run(&workflow, &home, &directory.join("plain")).await?;
+    let reference = plain::run_reference(&workflow, &home, &directory.join("plain")).await?;
 
-    say(
+    print_step(
         output,
         &format!("running {} pipelines over BAFS", args.pipelines),
     )?;
-    let bafs = measure(args, &home, directory, &workflow, false, output).await?;
-    let mut identical = compare(&home, &reference)?;
+    let bafs = measure_run(args, &home, directory, &workflow, false, output).await?;
+    let mut identical = are_results_identical(&home, &reference)?;
 
     let remote_io = match args.remote_pipelines {
         0 => None,
         pipelines => {
-            say(
+            print_step(
                 output,
                 &format!("running {pipelines} pipelines with remote I/O"),
             )?;
-            let workflow = self::workflow(directory, "results-remote-io", pipelines)?;
-            let measured = measure(args, &home, directory, &workflow, true, output).await?;
+            let workflow = self::demo_workflow(directory, "results-remote-io", pipelines)?;
+            let measured = measure_run(args, &home, directory, &workflow, true, output).await?;
             let renamed = |path: &str| path.replacen("results/", "results-remote-io/", 1);
             let count = pipelines as usize;
             let reference = reference
@@ -136,22 +136,22 @@ async fn demo_in(args: &DemoArgs, directory: &Path, output: Output) -> Result<Ex
                 .take(count)
                 .map(|(k, v)| (renamed(k), v.clone()))
                 .collect();
-            identical &= compare(&home, &reference)?;
+            identical &= are_results_identical(&home, &reference)?;
             Some(measured)
         }
     };
-    conclude(&workflow, identical, bafs, remote_io, output)
+    print_summary(&workflow, identical, bafs, remote_io, output)
 }
 
-fn conclude(
+fn print_summary(
     workflow: &Workflow,
     identical: bool,
-    bafs: Measured,
-    remote_io: Option<Measured>,
-    output: Output,
+    bafs: DemoMeasurement,
+    remote_io: Option<DemoMeasurement>,
+    output: Printer,
 ) -> Result<ExitCode> {
-    let per_pipeline = |m: &Measured| m.wall_s / f64::from(m.pipelines);
-    let summary = Summary {
+    let per_pipeline = |m: &DemoMeasurement| m.wall_s / f64::from(m.pipelines);
+    let summary = DemoSummary {
         identical,
         jobs: workflow.jobs.len(),
         home_read_bytes: bafs.home_read_bytes,
@@ -163,8 +163,8 @@ fn conclude(
         remote_io,
         bafs,
     };
-    output.remark(&table::render(&summary))?;
-    output.say(&serde_json::to_string(&summary)?, &summary)?;
+    output.print_remark(&table::render_table(&summary))?;
+    output.print_result(&serde_json::to_string(&summary)?, &summary)?;
     Ok(if identical {
         ExitCode::SUCCESS
     } else {
@@ -173,7 +173,7 @@ fn conclude(
 }
 
 /// The shipped workflow, with its results in another directory and for another number of queries.
-fn workflow(directory: &Path, results: &str, pipelines: u32) -> Result<Workflow> {
+fn demo_workflow(directory: &Path, results: &str, pipelines: u32) -> Result<Workflow> {
     let text = WORKFLOW
         .replace("bafs://home/results/", &format!("bafs://home/{results}/"))
         .replace("for i in 1..16", &format!("for i in 1..{pipelines}"));
@@ -185,27 +185,27 @@ fn workflow(directory: &Path, results: &str, pipelines: u32) -> Result<Workflow>
     }
 }
 
-async fn measure(
+async fn measure_run(
     args: &DemoArgs,
     home: &Path,
     directory: &Path,
     workflow: &Workflow,
     remote_io: bool,
-    output: Output,
-) -> Result<Measured> {
+    output: Printer,
+) -> Result<DemoMeasurement> {
     let sizes = NODE_SIZES.iter().cycle().take(args.nodes as usize);
     let spec = ClusterSpec {
         program: std::env::current_exe().context("cannot find the bafs program")?,
         export: home.to_owned(),
-        limit: Some(args.limit.clone()),
+        home_rate: Some(args.home_rate.clone()),
         node_sizes: sizes.map(|&size| size.to_owned()).collect(),
         slots: 1,
-        metrics: false,
-        keep: args.keep,
+        has_metrics: false,
+        is_kept: args.keep,
     };
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     if args.keep {
-        say(
+        print_step(
             output,
             &format!(
                 "the cluster's files stay in {}",
@@ -213,7 +213,7 @@ async fn measure(
             ),
         )?;
     }
-    let way = Way {
+    let way = ThrowAwayRun {
         journal: directory.join(if remote_io {
             "remote-io.journal"
         } else {
@@ -225,20 +225,20 @@ async fn measure(
             ..Settings::default()
         },
         output,
-        kill_after_jobs: args.kill_node.filter(|_| !remote_io),
-        shown: Shown::default(),
+        kill_after_jobs: args.kill_node_after.filter(|_| !remote_io),
+        published_progress: PublishedProgress::default(),
         cancel: Cancel::default(),
     };
-    let report = run::on_cluster(workflow.clone(), &mut cluster, &way).await?;
+    let report = run::run_on_cluster(workflow.clone(), &mut cluster, &way).await?;
     ensure!(
         report.outcome == Outcome::Complete,
         "{}",
-        run::explain(&report)
+        run::describe_outcome(&report)
     );
-    let client = Client::with(&cluster.identity(), cluster.catalog())?;
-    let counters = client.call(cluster.home(), ReadCounters).await?.values;
+    let client = ClusterClient::connect(&cluster.identity(), cluster.catalog_address())?;
+    let counters = client.call(cluster.home_address(), ReadCounters).await?.values;
     let counter = |name: &str| counters.get(name).copied().unwrap_or(0);
-    Ok(Measured {
+    Ok(DemoMeasurement {
         pipelines: u32::try_from(workflow.extracts.len())?,
         wall_s: Duration::from_millis(report.wall_ms).as_secs_f64(),
         home_read_bytes: counter("home_read_bytes"),
@@ -248,7 +248,7 @@ async fn measure(
 }
 
 /// Whether each file came home exactly as the plain run made it; names each that did not.
-fn compare(home: &Path, reference: &BTreeMap<String, PathBuf>) -> Result<bool> {
+fn are_results_identical(home: &Path, reference: &BTreeMap<String, PathBuf>) -> Result<bool> {
     let mut identical = true;
     for (path, plain) in reference {
         let expected = fs::read(plain).with_context(|| plain.display().to_string())?;
@@ -260,6 +260,6 @@ fn compare(home: &Path, reference: &BTreeMap<String, PathBuf>) -> Result<bool> {
     Ok(identical)
 }
 
-fn say(output: Output, text: &str) -> Result<()> {
-    output.remark(&format!("bafs demo: {text}"))
+fn print_step(output: Printer, text: &str) -> Result<()> {
+    output.print_remark(&format!("bafs demo: {text}"))
 }

@@ -8,21 +8,21 @@ use anyhow::{Context, Result};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{VolumeKind, Workflow};
 
-use super::plain::home_path;
+use super::plain::export_path;
 
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 
 /// Size of a file, and the runs of pages of it that jobs read.
-type Touched = (u64, Vec<(u64, u64)>);
+type PagesRead = (u64, Vec<(u64, u64)>);
 
 /// Distinct 4 KiB pages of batch files that any job read, in bytes, and the whole of each file
 /// that fills a scratch volume (it is delivered whole).
 pub(super) fn unique_bytes(report: &RunReport, workflow: &Workflow, home: &Path) -> Result<u64> {
     let mut total = 0;
-    let mut runs: BTreeMap<(&str, &str), Touched> = BTreeMap::new();
+    let mut runs: BTreeMap<(&str, &str), PagesRead> = BTreeMap::new();
     for volume in &workflow.volumes {
         if let VolumeKind::Scratch { fill: Some(source) } = &volume.kind {
-            let path = home.join(home_path(source));
+            let path = home.join(export_path(source));
             total += fs::metadata(&path)
                 .with_context(|| path.display().to_string())?
                 .len();
@@ -41,18 +41,18 @@ pub(super) fn unique_bytes(report: &RunReport, workflow: &Workflow, home: &Path)
     }
     total += runs
         .into_values()
-        .map(|(size, runs)| bytes_of(size, runs))
+        .map(|(size, runs)| covered_bytes(size, runs))
         .sum::<u64>();
     Ok(total)
 }
 
 /// Bytes of a file of `size` bytes that runs of pages cover, each page counted once.
-fn bytes_of(size: u64, mut runs: Vec<(u64, u64)>) -> u64 {
+fn covered_bytes(size: u64, mut runs: Vec<(u64, u64)>) -> u64 {
     runs.sort_unstable();
     let (mut bytes, mut covered_to) = (0, 0);
     for (first, count) in runs {
-        let start = (first * PAGE).max(covered_to);
-        let end = ((first + count) * PAGE).min(size);
+        let start = (first * PAGE_BYTES).max(covered_to);
+        let end = ((first + count) * PAGE_BYTES).min(size);
         if end > start {
             bytes += end - start;
             covered_to = end;
@@ -67,9 +67,9 @@ mod tests {
 
     #[test]
     fn pages_count_once_and_the_last_is_short() {
-        assert_eq!(bytes_of(10_000, vec![(0, 1), (0, 2), (1, 1)]), 8192);
-        assert_eq!(bytes_of(10_000, vec![(2, 1)]), 10_000 - 8192);
-        assert_eq!(bytes_of(10_000, vec![(2, 5), (0, 1)]), 4096 + 1808);
-        assert_eq!(bytes_of(0, vec![]), 0);
+        assert_eq!(covered_bytes(10_000, vec![(0, 1), (0, 2), (1, 1)]), 8192);
+        assert_eq!(covered_bytes(10_000, vec![(2, 1)]), 10_000 - 8192);
+        assert_eq!(covered_bytes(10_000, vec![(2, 5), (0, 1)]), 4096 + 1808);
+        assert_eq!(covered_bytes(0, vec![]), 0);
     }
 }

@@ -13,7 +13,7 @@ use tokio::process::Command;
 
 /// Runs a whole workflow below `work`, reading `bafs://home/` from `home`, and returns where each
 /// extracted file is, by its path at home.
-pub(crate) async fn run(
+pub(crate) async fn run_reference(
     workflow: &Workflow,
     home: &Path,
     work: &Path,
@@ -21,12 +21,12 @@ pub(crate) async fn run(
     let mut directories = Vec::with_capacity(workflow.volumes.len());
     for volume in &workflow.volumes {
         directories.push(match &volume.kind {
-            VolumeKind::Cache { source, .. } => home.join(home_path(source)),
+            VolumeKind::Cache { source, .. } => home.join(export_path(source)),
             VolumeKind::Scratch { fill } => {
                 let directory = work.join(&volume.name);
                 fs::create_dir_all(&directory)?;
                 if let Some(source) = fill {
-                    copy_into(&home.join(home_path(source)), &directory)?;
+                    copy_into(&home.join(export_path(source)), &directory)?;
                 }
                 directory
             }
@@ -41,7 +41,7 @@ pub(crate) async fn run(
         .iter()
         .map(|e| {
             (
-                home_path(&e.target).to_owned(),
+                export_path(&e.target).to_owned(),
                 file(e.volume.as_usize(), &e.path),
             )
         })
@@ -49,7 +49,7 @@ pub(crate) async fn run(
 }
 
 /// Path of a URL below the export.
-pub(crate) fn home_path(url: &Url) -> &str {
+pub(crate) fn export_path(url: &Url) -> &str {
     url.path.trim_start_matches('/')
 }
 
@@ -76,13 +76,13 @@ async fn run_job(job: &Job, directories: &[PathBuf]) -> Result<()> {
             job.command
                 .arguments
                 .iter()
-                .map(|argument| relocate(argument, &mounts)),
+                .map(|argument| replace_mount_paths(argument, &mounts)),
         )
         .envs(
             job.command
                 .environment
                 .iter()
-                .map(|(k, v)| (k, relocate(v, &mounts))),
+                .map(|(k, v)| (k, replace_mount_paths(v, &mounts))),
         )
         .kill_on_drop(true)
         .output()
@@ -100,7 +100,7 @@ async fn run_job(job: &Job, directories: &[PathBuf]) -> Result<()> {
 }
 
 /// Replaces each mount path that stands alone or begins a longer path.
-fn relocate(text: &str, mounts: &[(&str, &Path)]) -> String {
+fn replace_mount_paths(text: &str, mounts: &[(&str, &Path)]) -> String {
     let mut out = String::new();
     let mut rest = text;
     let mut previous = ' ';
@@ -138,7 +138,7 @@ mod tests {
             ("/in", Path::new("/p/in1")),
             ("/scratch", Path::new("/p/w")),
         ];
-        let moved = relocate(
+        let moved = replace_mount_paths(
             "/bin/sh /in/q /scratch /scratched 'x'/in/q </scratch/a>/scratch/b",
             &mounts,
         );

@@ -1,6 +1,6 @@
 //! The demo's table. Measures nothing.
 
-use super::{Measured, Summary};
+use super::{DemoMeasurement, DemoSummary};
 
 /// `part` in units of `whole`; 0 when there is no whole.
 pub(super) fn ratio(part: u64, whole: u64) -> f64 {
@@ -12,24 +12,24 @@ pub(super) fn ratio(part: u64, whole: u64) -> f64 {
 }
 
 /// The table, for people.
-pub(super) fn render(summary: &Summary) -> String {
+pub(super) fn render_table(summary: &DemoSummary) -> String {
     let empty = || String::from("-");
     let bafs = &summary.bafs;
     let remote = summary.remote_io.as_ref();
-    let other = |value: &dyn Fn(&Measured) -> String| remote.map_or_else(empty, value);
-    let quotient = |value: &dyn Fn(&Measured) -> f64| match remote {
+    let other = |value: &dyn Fn(&DemoMeasurement) -> String| remote.map_or_else(empty, value);
+    let quotient = |value: &dyn Fn(&DemoMeasurement) -> f64| match remote {
         Some(remote) if value(bafs) > 0.0 => format!("{:.1} x", value(remote) / value(bafs)),
         _ => empty(),
     };
-    let wall = |m: &Measured| m.wall_s / f64::from(m.pipelines);
-    let read = |m: &Measured| m.home_read_bytes as f64 / f64::from(m.pipelines);
-    let written = |m: &Measured| m.home_written_bytes as f64 / f64::from(m.pipelines);
-    let needed = |m: &Measured| ratio(m.home_read_bytes, m.unique_bytes);
+    let wall = |m: &DemoMeasurement| m.wall_s / f64::from(m.pipelines);
+    let read = |m: &DemoMeasurement| m.home_read_bytes as f64 / f64::from(m.pipelines);
+    let written = |m: &DemoMeasurement| m.home_written_bytes as f64 / f64::from(m.pipelines);
+    let needed = |m: &DemoMeasurement| ratio(m.home_read_bytes, m.unique_bytes);
     let mut text = format!(
         "\n{:<38}{:>14}{:>14}{:>12}\n",
         "", "BAFS", "remote I/O", "factor"
     );
-    let mut row = |name: &str, value: &dyn Fn(&Measured) -> String, factor: String| {
+    let mut row = |name: &str, value: &dyn Fn(&DemoMeasurement) -> String, factor: String| {
         text += &format!(
             "{name:<38}{:>14}{:>14}{factor:>12}\n",
             value(bafs),
@@ -50,22 +50,22 @@ pub(super) fn render(summary: &Summary) -> String {
     );
     row(
         "read from home, all",
-        &|m| mb(m.home_read_bytes as f64),
+        &|m| format_mb(m.home_read_bytes as f64),
         none.clone(),
     );
     row(
         "read from home for each pipeline",
-        &|m| mb(read(m)),
+        &|m| format_mb(read(m)),
         quotient(&read),
     );
     row(
         "written to home for each pipeline",
-        &|m| mb(written(m)),
+        &|m| format_mb(written(m)),
         quotient(&written),
     );
     row(
         "unique bytes needed, all",
-        &|m| mb(m.unique_bytes as f64),
+        &|m| format_mb(m.unique_bytes as f64),
         none,
     );
     row(
@@ -81,6 +81,6 @@ pub(super) fn render(summary: &Summary) -> String {
     text + &format!("\nall results are {verdict} those of plain directories\n")
 }
 
-fn mb(bytes: f64) -> String {
+fn format_mb(bytes: f64) -> String {
     format!("{:.3} MB", bytes / 1e6)
 }

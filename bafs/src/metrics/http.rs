@@ -20,25 +20,25 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(super) const CONNECTIONS_MAX: usize = 32;
 
 /// A connection may last so long, whatever happens on it, in milliseconds.
-const CONNECTION_MS: u64 = 5_000;
+const CONNECTION_TIMEOUT_MS: u64 = 5_000;
 
 /// The head of a request must be there after so long, in milliseconds.
-const HEAD_MS: u64 = 2_000;
+const HEADER_TIMEOUT_MS: u64 = 2_000;
 
 /// Bytes and fields of a request's head.
-const HEAD_BYTES_MAX: usize = 16 << 10;
-const FIELDS_MAX: usize = 64;
+const HEADER_BYTES_MAX: usize = 16 << 10;
+const HEADER_FIELDS_MAX: usize = 64;
 
 /// After an error of the system, nothing is accepted for so long, in milliseconds.
-const PAUSE_MS: u64 = 100;
+const ACCEPT_RETRY_MS: u64 = 100;
 
-const TEXT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PAGE_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Makes the page.
-type Page = Arc<dyn Fn() -> String + Send + Sync>;
+type PageRenderer = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Serves the page for as long as the process lives.
-pub(super) fn serve(listener: TcpListener, page: Page) -> Result<()> {
+pub(super) fn serve_page(listener: TcpListener, page: PageRenderer) -> Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -46,7 +46,7 @@ pub(super) fn serve(listener: TcpListener, page: Page) -> Result<()> {
     let work = move || {
         runtime.block_on(async {
             match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => accept(&listener, &page).await,
+                Ok(listener) => accept_connections(&listener, &page).await,
                 Err(error) => tracing::error!(%error, "there are no metrics"),
             }
         });
@@ -58,43 +58,43 @@ pub(super) fn serve(listener: TcpListener, page: Page) -> Result<()> {
     Ok(())
 }
 
-async fn accept(listener: &tokio::net::TcpListener, page: &Page) {
+async fn accept_connections(listener: &tokio::net::TcpListener, page: &PageRenderer) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 if let Ok(place) = places.clone().try_acquire_owned() {
-                    tokio::spawn(answer(stream, place, page.clone()));
+                    tokio::spawn(serve_connection(stream, place, page.clone()));
                 }
             }
             Err(error) => {
                 tracing::debug!(%error, "a connection for metrics was not accepted");
-                tokio::time::sleep(Duration::from_millis(PAUSE_MS)).await;
+                tokio::time::sleep(Duration::from_millis(ACCEPT_RETRY_MS)).await;
             }
         }
     }
 }
 
-async fn answer(stream: TcpStream, place: OwnedSemaphorePermit, page: Page) {
+async fn serve_connection(stream: TcpStream, place: OwnedSemaphorePermit, page: PageRenderer) {
     let _place = place;
     let reply = service_fn(|request: Request<Incoming>| {
-        let response = respond(&request, &page);
+        let response = respond_to_request(&request, &page);
         async { Ok::<_, Infallible>(response) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_millis(HEAD_MS))
+        .header_read_timeout(Duration::from_millis(HEADER_TIMEOUT_MS))
         .keep_alive(false)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .max_headers(FIELDS_MAX)
+        .max_buf_size(HEADER_BYTES_MAX)
+        .max_headers(HEADER_FIELDS_MAX)
         .serve_connection(TokioIo::new(stream), reply);
-    let whole = Duration::from_millis(CONNECTION_MS);
+    let whole = Duration::from_millis(CONNECTION_TIMEOUT_MS);
     if let Ok(Err(error)) = tokio::time::timeout(whole, connection).await {
         tracing::debug!(%error, "a request for metrics was not answered");
     }
 }
 
-fn respond(request: &Request<Incoming>, page: &Page) -> Response<String> {
+fn respond_to_request(request: &Request<Incoming>, page: &PageRenderer) -> Response<String> {
     let plain = |status: StatusCode, text: &str| {
         let mut response = Response::new(text.to_owned());
         *response.status_mut() = status;
@@ -110,7 +110,7 @@ fn respond(request: &Request<Incoming>, page: &Page) -> Response<String> {
         return response;
     }
     let mut response = Response::new(page());
-    let kind = HeaderValue::from_static(TEXT);
+    let kind = HeaderValue::from_static(PAGE_CONTENT_TYPE);
     response.headers_mut().insert(CONTENT_TYPE, kind);
     response
 }

@@ -13,204 +13,204 @@ use bafs_sched::logic::Progress;
 use bafs_server::counters::{Metrics, ReadMetrics};
 
 /// First part of the names of counters of calls; the rest is the call.
-const CALLS: &str = "calls.";
+const CALLS_PREFIX: &str = "calls.";
 
 /// A figure that is documented.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct DocumentedMetric {
     /// As it is counted.
     name: &'static str,
     /// What it is.
     help: &'static str,
 }
 
-const fn known(name: &'static str, help: &'static str) -> Known {
-    Known { name, help }
+const fn documented_metric(name: &'static str, help: &'static str) -> DocumentedMetric {
+    DocumentedMetric { name, help }
 }
 
 /// Every figure. Names are stable: what is counted may change its name, what is told may not.
-const KNOWN: &[Known] = &[
-    known("calls", "Calls that were received, by their name"),
-    known("servers", "Servers that the catalog lists"),
-    known(
+const DOCUMENTED_METRICS: &[DocumentedMetric] = &[
+    documented_metric("calls", "Calls that were received, by their name"),
+    documented_metric("servers", "Servers that the catalog lists"),
+    documented_metric(
         "capacity_bytes",
         "Space that a node offers for volumes, in bytes",
     ),
-    known(
+    documented_metric(
         "capacity_files",
         "Space that a node offers for volumes, in files",
     ),
-    known(
+    documented_metric(
         "free_bytes",
         "Space of a node that no volume reserves, in bytes",
     ),
-    known(
+    documented_metric(
         "free_files",
         "Space of a node that no volume reserves, in files",
     ),
-    known("slots", "Jobs that a node runs at once"),
-    known(
+    documented_metric("slots", "Jobs that a node runs at once"),
+    documented_metric(
         "slot_temporary_bytes",
         "Disk of each slot for temporary files of its job, in bytes",
     ),
-    known(
+    documented_metric(
         "slot_temporary_files",
         "Temporary files that the job of a slot may have",
     ),
-    known(
+    documented_metric(
         "slot_shared_memory_bytes",
         "Memory of each slot for `/dev/shm` of its job, in bytes",
     ),
-    known("jobs", "Jobs that a node runs now"),
-    known("jobs.started", "Jobs that a node started"),
-    known("jobs.ended", "Jobs of a node that ended"),
-    known("volumes.made", "Volumes that a node made"),
-    known("volumes.failed", "Volumes that a node could not make"),
-    known(
+    documented_metric("jobs", "Jobs that a node runs now"),
+    documented_metric("jobs.started", "Jobs that a node started"),
+    documented_metric("jobs.ended", "Jobs of a node that ended"),
+    documented_metric("volumes.made", "Volumes that a node made"),
+    documented_metric("volumes.failed", "Volumes that a node could not make"),
+    documented_metric(
         "volumes.expired",
         "Volumes that a node deleted as their lifetime was over",
     ),
-    known(
+    documented_metric(
         "fill.files",
         "Files made when scratch volumes were filled or copied",
     ),
-    known(
+    documented_metric(
         "fill.bytes",
         "Bytes of files made when scratch volumes were filled or copied",
     ),
-    known(
+    documented_metric(
         "fill.received_bytes",
         "Bytes that came over the network to fill scratch volumes",
     ),
-    known(
+    documented_metric(
         "fill.damaged",
         "Blocks whose digest was wrong when scratch volumes were filled or copied",
     ),
-    known("extract.files", "Files sent home"),
-    known("extract.bytes", "Bytes sent home"),
-    known("tree_ops", "File operations that a server ran for agents"),
-    known(
+    documented_metric("extract.files", "Files sent home"),
+    documented_metric("extract.bytes", "Bytes sent home"),
+    documented_metric("tree_ops", "File operations that a server ran for agents"),
+    documented_metric(
         "tree_read_bytes",
         "Bytes that agents read by file operations",
     ),
-    known(
+    documented_metric(
         "tree_written_bytes",
         "Bytes that agents wrote by file operations",
     ),
-    known(
+    documented_metric(
         "trees.handed_over",
         "Volumes handed over to agents on the same machine",
     ),
-    known("door.opened", "Connections of agents on the same machine"),
-    known(
+    documented_metric("door.opened", "Connections of agents on the same machine"),
+    documented_metric(
         "door.refused",
         "Connections of agents on the same machine that were refused",
     ),
-    known("door.tickets", "Permissions for agents on the same machine"),
-    known("home_requests", "Calls that a home received"),
-    known("home_read_bytes", "Bytes of files that a home sent"),
-    known("home_written_bytes", "Bytes of files that a home took"),
-    known(
+    documented_metric("door.tickets", "Permissions for agents on the same machine"),
+    documented_metric("home_requests", "Calls that a home received"),
+    documented_metric("home_read_bytes", "Bytes of files that a home sent"),
+    documented_metric("home_written_bytes", "Bytes of files that a home took"),
+    documented_metric(
         "home_listed_bytes",
         "Bytes of directory listings that a home sent",
     ),
-    known(
+    documented_metric(
         "cache_served_bytes",
         "Bytes that caches of a node gave to peers",
     ),
-    known(
+    documented_metric(
         "cache_wanted_bytes",
         "Bytes that the node asked home for, as their primary and for the first time",
     ),
-    known(
+    documented_metric(
         "cache_kept_bytes",
         "Bytes that caches had as their primary when the node started",
     ),
-    known(
+    documented_metric(
         "cache_hits_local",
         "Blocks, or parts of them, that readers found in the node's own cache",
     ),
-    known(
+    documented_metric(
         "cache_hit_local_bytes",
         "Bytes that were in the node's own cache",
     ),
-    known("cache_hits_peer", "Blocks that a peer had"),
-    known("cache_hit_peer_bytes", "Bytes that a peer had"),
-    known("cache_home_reads", "Reads from homes for caches"),
-    known("cache_home_bytes", "Bytes read from homes for caches"),
-    known(
+    documented_metric("cache_hits_peer", "Blocks that a peer had"),
+    documented_metric("cache_hit_peer_bytes", "Bytes that a peer had"),
+    documented_metric("cache_home_reads", "Reads from homes for caches"),
+    documented_metric("cache_home_bytes", "Bytes read from homes for caches"),
+    documented_metric(
         "cache_ahead_bytes",
         "Bytes that caches fetched ahead of readers",
     ),
-    known(
+    documented_metric(
         "cache_ahead_used_bytes",
         "Bytes fetched ahead that were read later",
     ),
-    known(
+    documented_metric(
         "cache_warmed_bytes",
         "Bytes that came while caches were warmed",
     ),
-    known(
+    documented_metric(
         "cache_joined_flights",
         "Reads that waited for a fetch that was under way",
     ),
-    known(
+    documented_metric(
         "cache_digest_failures",
         "Blocks whose digest was wrong: fetched again",
     ),
-    known(
+    documented_metric(
         "cache_fallbacks",
         "Requests that the primary did not answer: another peer or home did",
     ),
-    known(
+    documented_metric(
         "cache_pass_through",
         "Blocks that were served without being kept",
     ),
-    known(
+    documented_metric(
         "cache_evicted_primary",
         "Blocks dropped for space that were no copies",
     ),
-    known("cache_evicted_secondary", "Copies dropped for space"),
-    known("cache_evicted_pinned", "Pinned blocks dropped for space"),
-    known(
+    documented_metric("cache_evicted_secondary", "Copies dropped for space"),
+    documented_metric("cache_evicted_pinned", "Pinned blocks dropped for space"),
+    documented_metric(
         "cache_evicted_for_full_disk",
         "Blocks given up as the disk was full",
     ),
-    known(
+    documented_metric(
         "cache_wait_us",
         "Time that readers waited for blocks, in microseconds",
     ),
-    known("run_jobs", "Jobs of the workflow"),
-    known("run_jobs_done", "Jobs that are done"),
-    known("run_jobs_running", "Jobs that run now"),
-    known("run_jobs_failed", "Jobs that failed for good"),
-    known("run_jobs_skipped", "Jobs that depend on one that failed"),
-    known("run_files", "Files to send home"),
-    known("run_files_done", "Files that are at home"),
-    known("run_files_failed", "Files that cannot be sent home"),
-    known("run_volumes", "Volumes of the run that exist now"),
-    known("run_nodes", "Nodes that are alive"),
-    known(
+    documented_metric("run_jobs", "Jobs of the workflow"),
+    documented_metric("run_jobs_done", "Jobs that are done"),
+    documented_metric("run_jobs_running", "Jobs that run now"),
+    documented_metric("run_jobs_failed", "Jobs that failed for good"),
+    documented_metric("run_jobs_skipped", "Jobs that depend on one that failed"),
+    documented_metric("run_files", "Files to send home"),
+    documented_metric("run_files_done", "Files that are at home"),
+    documented_metric("run_files_failed", "Files that cannot be sent home"),
+    documented_metric("run_volumes", "Volumes of the run that exist now"),
+    documented_metric("run_nodes", "Nodes that are alive"),
+    documented_metric(
         "run_executions",
         "Executions that were started, re-runs included",
     ),
-    known("run_nodes_lost", "Nodes that were lost"),
-    known("run_extracted_bytes", "Bytes of the files that are at home"),
+    documented_metric("run_nodes_lost", "Nodes that were lost"),
+    documented_metric("run_extracted_bytes", "Bytes of the files that are at home"),
 ];
 
 /// Help of a figure that is in no document: a defect that a test finds.
-const UNKNOWN: &str = "Not documented";
+const UNDOCUMENTED_HELP: &str = "Not documented";
 
-fn help(name: &str) -> &'static str {
-    let found = KNOWN.iter().find(|known| known.name == name);
-    found.map_or(UNKNOWN, |known| known.help)
+fn metric_help(name: &str) -> &'static str {
+    let found = DOCUMENTED_METRICS.iter().find(|known| known.name == name);
+    found.map_or(UNDOCUMENTED_HELP, |known| known.help)
 }
 
 /// Tells figures at an address from now on, in a thread of its own, and returns where.
 ///
 /// # Errors
 /// When the address cannot be listened at.
-pub(crate) fn start(address: &str, read: ReadMetrics) -> Result<SocketAddr> {
+pub(crate) fn start_endpoint(address: &str, read: ReadMetrics) -> Result<SocketAddr> {
     let what =
         || format!("--metrics {address}: cannot listen there; it is HOST:PORT of this machine");
     let places: Vec<SocketAddr> = address.to_socket_addrs().with_context(what)?.collect();
@@ -219,22 +219,22 @@ pub(crate) fn start(address: &str, read: ReadMetrics) -> Result<SocketAddr> {
     if !bound.ip().is_loopback() {
         tracing::warn!(%bound, "whoever reaches this address can read the metrics");
     }
-    http::serve(listener, Arc::new(move || text::page(&read())))?;
+    http::serve_page(listener, Arc::new(move || text::render_page(&read())))?;
     Ok(bound)
 }
 
 /// The progress of a run, as it is told. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Shown(Arc<Mutex<Progress>>);
+pub(crate) struct PublishedProgress(Arc<Mutex<Progress>>);
 
-impl Shown {
+impl PublishedProgress {
     /// Takes note of how far the run is.
-    pub(crate) fn set(&self, progress: &Progress) {
+    pub(crate) fn publish(&self, progress: &Progress) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = *progress;
     }
 
     /// Reads it as figures.
-    pub(crate) fn figures(&self) -> ReadMetrics {
+    pub(crate) fn read_figures(&self) -> ReadMetrics {
         let shown = self.0.clone();
         Arc::new(move || {
             let progress = *shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    fn figures() -> Metrics {
+    fn test_figures() -> Metrics {
         let counters = [
             ("calls.ReadBlocks", 3),
             ("volumes.made", 2),
@@ -282,7 +282,7 @@ mod tests {
         }
     }
 
-    fn ask(address: SocketAddr, request: &str) -> String {
+    fn send_request(address: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(address).expect("it listens");
         let within = Some(Duration::from_secs(20));
         stream.set_read_timeout(within).expect("a time limit");
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn the_page_has_names_help_and_values() {
-        let page = text::page(&figures());
+        let page = text::render_page(&test_figures());
         for line in [
             "# HELP bafs_volumes_made Volumes that a node made",
             "# TYPE bafs_volumes_made counter",
@@ -312,8 +312,8 @@ mod tests {
     #[test]
     fn every_figure_is_documented_once() {
         let document = include_str!("../../../docs/METRICS.md");
-        for known in KNOWN {
-            let name = text::plain(known.name);
+        for known in DOCUMENTED_METRICS {
+            let name = text::sanitize_name(known.name);
             let (gauge, counter) = (
                 format!("| `bafs_{name}` |"),
                 format!("| `bafs_{name}_total` |"),
@@ -321,7 +321,7 @@ mod tests {
             let lines = document.lines();
             let found = lines.filter(|l| l.contains(&gauge) || l.contains(&counter));
             assert_eq!(found.count(), 1, "{gauge} in docs/METRICS.md");
-            let same = KNOWN.iter().filter(|other| other.name == known.name);
+            let same = DOCUMENTED_METRICS.iter().filter(|other| other.name == known.name);
             assert_eq!(same.count(), 1, "{}", known.name);
         }
     }
@@ -335,7 +335,7 @@ mod tests {
                 counters: Counters::with_names(names).snapshot(),
                 ..Metrics::default()
             };
-            let page = text::page(&started);
+            let page = text::render_page(&started);
             let mut told: Vec<&str> = page
                 .lines()
                 .filter_map(|line| line.strip_suffix(" 0"))
@@ -359,9 +359,9 @@ mod tests {
 
     #[test]
     fn garbage_slow_and_many_clients_keep_nobody_from_the_figures() {
-        let address = start("127.0.0.1:0", Arc::new(figures)).expect("it starts");
+        let address = start_endpoint("127.0.0.1:0", Arc::new(test_figures)).expect("it starts");
         let get = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
-        assert!(ask(address, get).contains("bafs_volumes_made_total 2"));
+        assert!(send_request(address, get).contains("bafs_volumes_made_total 2"));
         let huge = format!(
             "GET /metrics HTTP/1.1\r\nx: {}\r\n\r\n",
             "y".repeat(1 << 20)
@@ -377,16 +377,16 @@ mod tests {
             let mut stream = TcpStream::connect(address).expect("it listens");
             let _ = stream.write_all(bad.as_bytes());
         }
-        assert!(ask(address, "GET /other HTTP/1.1\r\nHost: x\r\n\r\n").contains("404"));
+        assert!(send_request(address, "GET /other HTTP/1.1\r\nHost: x\r\n\r\n").contains("404"));
         let put = "PUT /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
-        assert!(ask(address, put).contains("405"));
+        assert!(send_request(address, put).contains("405"));
         // More than are served at once, and none of them says anything.
         let idle: Vec<_> = (0..2 * http::CONNECTIONS_MAX)
             .map(|_| TcpStream::connect(address).expect("it listens"))
             .collect();
         let answered = (0..100).any(|_| {
             std::thread::sleep(Duration::from_millis(100));
-            ask(address, get).contains("bafs_volumes_made_total 2")
+            send_request(address, get).contains("bafs_volumes_made_total 2")
         });
         assert!(answered, "idle connections keep others out for ever");
         drop(idle);
@@ -396,7 +396,7 @@ mod tests {
     fn an_address_that_is_taken_is_an_error() {
         let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = taken.local_addr().expect("an address").to_string();
-        let error = start(&address, Arc::new(figures)).expect_err("it is taken");
+        let error = start_endpoint(&address, Arc::new(test_figures)).expect_err("it is taken");
         assert!(format!("{error:#}").contains(&address));
     }
 }

@@ -12,15 +12,15 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::{CALLS, help};
+use super::{CALLS_PREFIX, metric_help};
 
 /// First part of every name.
-const PREFIX: &str = "bafs";
+const NAME_PREFIX: &str = "bafs";
 
 /// The page.
-pub(super) fn page(figures: &Metrics) -> String {
-    let mut registry = Registry::with_prefix(PREFIX);
-    registry.register_collector(Box::new(Once(figures.clone())));
+pub(super) fn render_page(figures: &Metrics) -> String {
+    let mut registry = Registry::with_prefix(NAME_PREFIX);
+    registry.register_collector(Box::new(FiguresCollector(figures.clone())));
     let mut page = String::new();
     // Writing to a string does not fail.
     let _ = text::encode(&mut page, &registry);
@@ -28,38 +28,38 @@ pub(super) fn page(figures: &Metrics) -> String {
 }
 
 /// Letters, digits and underscores, as Prometheus demands.
-pub(super) fn plain(name: &str) -> String {
+pub(super) fn sanitize_name(name: &str) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     name.chars().map(allowed).collect()
 }
 
 /// Figures of one moment.
 #[derive(Debug)]
-struct Once(Metrics);
+struct FiguresCollector(Metrics);
 
-impl Collector for Once {
+impl Collector for FiguresCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut calls = BTreeMap::new();
         for (counted, value) in &self.0.counters {
-            if let Some(call) = counted.strip_prefix(CALLS) {
+            if let Some(call) = counted.strip_prefix(CALLS_PREFIX) {
                 calls.insert(call, *value);
                 continue;
             }
-            let (name, kind) = (plain(counted), MetricType::Counter);
-            let told = encoder.encode_descriptor(&name, help(counted), None, kind)?;
+            let (name, kind) = (sanitize_name(counted), MetricType::Counter);
+            let told = encoder.encode_descriptor(&name, metric_help(counted), None, kind)?;
             ConstCounter::new(*value).encode(told)?;
         }
         if !calls.is_empty() {
             let (name, kind) = ("calls", MetricType::Counter);
-            let mut told = encoder.encode_descriptor(name, help(name), None, kind)?;
+            let mut told = encoder.encode_descriptor(name, metric_help(name), None, kind)?;
             for (call, value) in calls {
                 let labels = [("call", call)];
                 ConstCounter::new(value).encode(told.encode_family(&labels)?)?;
             }
         }
         for (counted, value) in &self.0.gauges {
-            let (name, kind) = (plain(counted), MetricType::Gauge);
-            let told = encoder.encode_descriptor(&name, help(counted), None, kind)?;
+            let (name, kind) = (sanitize_name(counted), MetricType::Gauge);
+            let told = encoder.encode_descriptor(&name, metric_help(counted), None, kind)?;
             let value = i64::try_from(*value).unwrap_or(i64::MAX);
             ConstGauge::new(value).encode(told)?;
         }

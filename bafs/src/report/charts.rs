@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use bafs_sched::timeline::{Execution, Fate, Holding, Timeline};
 
-use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, Joined};
+use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, CurveStyle};
 
 fn seconds(ms: u64) -> f64 {
     ms as f64 / 1e3
 }
 
 /// Which execution ran where and when: a row for each slot that was used.
-pub(super) fn gantt(timeline: &Timeline) -> Result<String> {
+pub(super) fn draw_gantt(timeline: &Timeline) -> Result<String> {
     let mut by_node: BTreeMap<&str, Vec<&Execution>> = BTreeMap::new();
     for execution in &timeline.executions {
         by_node.entry(&execution.node).or_default().push(execution);
@@ -35,7 +35,7 @@ pub(super) fn gantt(timeline: &Timeline) -> Result<String> {
                 row: first + lane,
                 from: seconds(execution.asked_ms),
                 until: seconds(until),
-                colour: colour(execution.fate),
+                colour: outcome_colour(execution.fate),
             });
         }
     }
@@ -54,24 +54,24 @@ pub(super) fn gantt(timeline: &Timeline) -> Result<String> {
         rows,
         bars,
         legend: kinds
-            .map(|(name, fate)| (name.to_owned(), colour(fate)))
+            .map(|(name, fate)| (name.to_owned(), outcome_colour(fate)))
             .collect(),
     };
-    gantt.svg()
+    gantt.render_svg()
 }
 
-fn colour(fate: Fate) -> Colour {
+fn outcome_colour(fate: Fate) -> Colour {
     match fate {
-        Fate::Done => Colour::GOOD,
-        Fate::RolledBack => Colour::WASTED,
-        Fate::Failed => Colour::BAD,
+        Fate::Done => Colour::SUCCESS,
+        Fate::RolledBack => Colour::LOST,
+        Fate::Failed => Colour::FAILURE,
         Fate::GivenUp => Colour::NEUTRAL,
-        Fate::Running => Colour::OPEN,
+        Fate::Running => Colour::ACTIVE,
     }
 }
 
 /// Slots that jobs occupied, and slots that were there.
-pub(super) fn processors(timeline: &Timeline) -> Result<String> {
+pub(super) fn draw_processors(timeline: &Timeline) -> Result<String> {
     let end = timeline.wall_ms;
     let ran = timeline.executions.iter().map(|execution| {
         let until = execution.ended_ms.unwrap_or(end);
@@ -82,14 +82,14 @@ pub(super) fn processors(timeline: &Timeline) -> Result<String> {
         present.map(|(from, until)| (*from, until.unwrap_or(end), f64::from(node.slots)))
     });
     let curves = vec![
-        sum_over_time("slots of jobs", ran, end),
-        sum_over_time("slots there", there, end),
+        sum_intervals("slots of jobs", ran, end),
+        sum_intervals("slots there", there, end),
     ];
-    chart("Processors", "slots at once", curves)
+    draw_chart("Processors", "slots at once", curves)
 }
 
 /// Bytes that volumes reserved, and bytes that nodes offered.
-pub(super) fn space(timeline: &Timeline) -> Result<String> {
+pub(super) fn draw_space(timeline: &Timeline) -> Result<String> {
     let end = timeline.wall_ms;
     let of = |holding: Holding| {
         let volumes = timeline.volumes.iter();
@@ -104,17 +104,17 @@ pub(super) fn space(timeline: &Timeline) -> Result<String> {
         present.map(|(from, until)| (*from, until.unwrap_or(end), node.capacity_bytes as f64))
     });
     let mut curves = vec![
-        sum_over_time("scratch volumes", of(Holding::Scratch), end),
-        sum_over_time("cache volumes", of(Holding::Cache), end),
-        sum_over_time("copies", of(Holding::Copy), end),
-        sum_over_time("offered", offered, end),
+        sum_intervals("scratch volumes", of(Holding::Scratch), end),
+        sum_intervals("cache volumes", of(Holding::Cache), end),
+        sum_intervals("copies", of(Holding::Copy), end),
+        sum_intervals("offered", offered, end),
     ];
     curves.retain(|curve| curve.points.iter().any(|(_, y)| *y > 0.0));
-    chart("Space", "bytes reserved", curves)
+    draw_chart("Space", "bytes reserved", curves)
 }
 
 /// What a journal knows of the traffic to home.
-pub(super) fn home(timeline: &Timeline) -> Result<String> {
+pub(super) fn draw_home_traffic(timeline: &Timeline) -> Result<String> {
     let end = timeline.wall_ms;
     let sent = timeline.sendings.iter().filter_map(|sending| {
         let at = sending.ended_ms?;
@@ -129,27 +129,27 @@ pub(super) fn home(timeline: &Timeline) -> Result<String> {
         Some((at, end, execution.distinct_bytes as f64))
     });
     let mut curves = vec![
-        sum_over_time("files sent home", sent, end),
-        sum_over_time("volumes filled from home (as declared)", filled, end),
-        sum_over_time("read by jobs from caches and home", read, end),
+        sum_intervals("files sent home", sent, end),
+        sum_intervals("volumes filled from home (as declared)", filled, end),
+        sum_intervals("read by jobs from caches and home", read, end),
     ];
     curves.retain(|curve| curve.points.iter().any(|(_, y)| *y > 0.0));
-    chart("Home", "bytes so far", curves)
+    draw_chart("Home", "bytes so far", curves)
 }
 
-fn chart(title: &str, y: &str, curves: Vec<Curve>) -> Result<String> {
+fn draw_chart(title: &str, y: &str, curves: Vec<Curve>) -> Result<String> {
     let chart = Chart {
         title: title.to_owned(),
         x: Axis::new("time, s"),
         y: Axis::new(y),
-        joined: Joined::Steps,
+        curve_style: CurveStyle::Steps,
         curves,
     };
-    chart.svg()
+    chart.render_svg()
 }
 
 /// The sum of amounts, each of which counts in an interval of time.
-fn sum_over_time(name: &str, intervals: impl Iterator<Item = (u64, u64, f64)>, end: u64) -> Curve {
+fn sum_intervals(name: &str, intervals: impl Iterator<Item = (u64, u64, f64)>, end: u64) -> Curve {
     let mut changes: BTreeMap<u64, f64> = BTreeMap::from([(0, 0.0), (end, 0.0)]);
     for (from, until, amount) in intervals {
         *changes.entry(from).or_default() += amount;
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn amounts_count_while_they_last() {
         let intervals = [(0, 2_000, 1.0), (1_000, 3_000, 2.0), (2_000, 9_000, 1.0)];
-        let curve = sum_over_time("x", intervals.into_iter(), 4_000);
+        let curve = sum_intervals("x", intervals.into_iter(), 4_000);
         let expected = [(0.0, 1.0), (1.0, 3.0), (2.0, 3.0), (3.0, 1.0), (4.0, 1.0)];
         assert_eq!(curve.points, expected);
     }

@@ -14,34 +14,34 @@ use serde::Serialize;
 
 use crate::args::ReportArgs;
 use crate::history;
-use crate::output::{self, Output};
+use crate::output::{self, Printer};
 
 /// All that a report tells.
 #[derive(Debug, Serialize)]
-struct Report {
+struct ReportData {
     timeline: Timeline,
     goodput: Goodput,
     /// What went wrong with the run as a whole, or is not as it should be.
     warnings: Vec<String>,
     /// Everything that happened, in order.
-    lines: Vec<Line>,
+    history_lines: Vec<Line>,
 }
 
 /// Writes the page, or prints the data.
-pub(crate) fn run(args: &ReportArgs, output: Output) -> Result<()> {
-    let journal = history::journal_of(&args.run)?;
-    let report = read(&journal)?;
-    if args.output.as_deref().is_some_and(output::is_standard) {
+pub(crate) fn run_report(args: &ReportArgs, output: Printer) -> Result<()> {
+    let journal = history::find_journal(&args.run)?;
+    let report = read_report(&journal)?;
+    if args.output.as_deref().is_some_and(output::is_stdout) {
         return match output.is_json() {
-            true => output.say("", &report),
-            false => output::print(page::page(&report)?.as_bytes()),
+            true => output.print_result("", &report),
+            false => output::print_bytes(page::render_page(&report)?.as_bytes()),
         };
     }
     if let Some(path) = &args.output {
-        write(&report, path)?;
+        write_page(&report, path)?;
     }
     if output.is_json() {
-        return output.say("", &report);
+        return output.print_result("", &report);
     }
     let path = match &args.output {
         Some(path) => path.clone(),
@@ -49,33 +49,33 @@ pub(crate) fn run(args: &ReportArgs, output: Output) -> Result<()> {
             let mut name = journal.into_os_string();
             name.push(".html");
             let path = PathBuf::from(name);
-            write(&report, &path)?;
+            write_page(&report, &path)?;
             path
         }
     };
-    output.say(&format!("the report is in {}", path.display()), &())
+    output.print_result(&format!("the report is in {}", path.display()), &())
 }
 
-fn read(journal: &Path) -> Result<Report> {
+fn read_report(journal: &Path) -> Result<ReportData> {
     let history = bafs_sched::io::journal::read(journal)?;
     let workflow = history.header.workflow.clone();
     let (lines, _) = replay(history.clone());
     let timeline = timeline(history);
     let goodput = goodput(&workflow, &timeline);
-    Ok(Report {
-        warnings: warnings(&timeline),
+    Ok(ReportData {
+        warnings: collect_warnings(&timeline),
         goodput,
         timeline,
-        lines,
+        history_lines: lines,
     })
 }
 
-fn write(report: &Report, path: &Path) -> Result<()> {
-    let page = page::page(report)?;
+fn write_page(report: &ReportData, path: &Path) -> Result<()> {
+    let page = page::render_page(report)?;
     std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn warnings(timeline: &Timeline) -> Vec<String> {
+fn collect_warnings(timeline: &Timeline) -> Vec<String> {
     let mut warnings = Vec::new();
     match &timeline.outcome {
         Some(Outcome::Failed { jobs, messages }) => {
@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    fn history(seed: u64) -> History {
+    fn simulate_history(seed: u64) -> History {
         let text = "for i in 1..4\n\
             volume p$(i) scratch 1 MB\n\
             job a$(i) {\nexecutable = /bin/true\nretry = 3\n}\n\
@@ -158,13 +158,13 @@ mod tests {
     fn a_page_is_whole_and_no_name_is_markup() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("run.journal");
-        let history = history(3);
+        let history = simulate_history(3);
         let header = history.header.clone();
         let opened = bafs_sched::io::journal::Journal::open(&path, || header);
         let (mut journal, _) = opened.expect("it is created");
         journal.append(&history.records).expect("it is written");
-        let report = read(&path).expect("it is read");
-        let page = page::page(&report).expect("it is drawn");
+        let report = read_report(&path).expect("it is read");
+        let page = page::render_page(&report).expect("it is drawn");
         assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
         assert!(page.contains("&lt;img src=x"));
         for bad in ["<script", "<img", "http://", "https://", "url("] {

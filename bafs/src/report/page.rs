@@ -7,55 +7,55 @@ use bafs_proto::path::steers_text;
 use bafs_sched::goodput::Account;
 use bafs_sched::logic::Outcome;
 
-use super::{Report, charts};
+use super::{ReportData, charts};
 
 /// Rows of a table at most: more is in the data (`--json`).
 const ROWS_MAX: usize = 1_000;
 
-const STYLE: &str = "body{font:14px sans-serif;max-width:1000px;margin:2em auto;color:#222}\
+const STYLE_SHEET: &str = "body{font:14px sans-serif;max-width:1000px;margin:2em auto;color:#222}\
 h1{font-size:22px}h2{font-size:17px;margin-top:2em}table{border-collapse:collapse}\
 td,th{padding:2px 10px 2px 0;text-align:left;border-bottom:1px solid #ddd;vertical-align:top}\
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}svg{max-width:100%;height:auto}\
 .warn{color:#a00}.small{color:#666;font-size:12px}";
 
 /// The page.
-pub(super) fn page(report: &Report) -> Result<String> {
+pub(super) fn render_page(report: &ReportData) -> Result<String> {
     let timeline = &report.timeline;
     let mut html =
         String::from("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
     html += "<meta http-equiv=\"Content-Security-Policy\" \
              content=\"default-src 'none'; style-src 'unsafe-inline'\">";
-    let title = escape(&timeline.workflow);
+    let title = escape_html(&timeline.workflow);
     write!(
         html,
-        "<title>{title}</title><style>{STYLE}</style></head><body>"
+        "<title>{title}</title><style>{STYLE_SHEET}</style></head><body>"
     )?;
     write!(
         html,
         "<h1>{title}: {}</h1>",
-        ended(timeline.outcome.as_ref())
+        outcome_text(timeline.outcome.as_ref())
     )?;
-    summary(&mut html, report)?;
-    warnings(&mut html, report)?;
+    write_summary(&mut html, report)?;
+    write_warnings(&mut html, report)?;
     for picture in [
-        charts::gantt(timeline)?,
-        charts::processors(timeline)?,
-        charts::space(timeline)?,
-        charts::home(timeline)?,
+        charts::draw_gantt(timeline)?,
+        charts::draw_processors(timeline)?,
+        charts::draw_space(timeline)?,
+        charts::draw_home_traffic(timeline)?,
     ] {
         write!(html, "<p>{picture}</p>")?;
     }
     html += "<p class=\"small\">A journal knows when files came home and which pages jobs read \
              from caches; the bytes that caches fetched are counted by the home server.</p>";
-    ledger(&mut html, report)?;
-    failures(&mut html, report)?;
-    copies(&mut html, report)?;
-    happened(&mut html, report)?;
+    write_ledger(&mut html, report)?;
+    write_failures(&mut html, report)?;
+    write_copies(&mut html, report)?;
+    write_events(&mut html, report)?;
     html += "</body></html>\n";
     Ok(html)
 }
 
-fn ended(outcome: Option<&Outcome>) -> &'static str {
+fn outcome_text(outcome: Option<&Outcome>) -> &'static str {
     match outcome {
         Some(Outcome::Complete) => "complete",
         Some(Outcome::Failed { .. }) => "FAILED",
@@ -64,7 +64,7 @@ fn ended(outcome: Option<&Outcome>) -> &'static str {
     }
 }
 
-fn summary(html: &mut String, report: &Report) -> Result<()> {
+fn write_summary(html: &mut String, report: &ReportData) -> Result<()> {
     let (timeline, progress) = (&report.timeline, &report.timeline.progress);
     write!(
         html,
@@ -77,25 +77,25 @@ fn summary(html: &mut String, report: &Report) -> Result<()> {
         progress.extracts_total,
         progress.extracted_bytes,
         timeline.nodes.len(),
-        seconds(timeline.wall_ms),
-        escape(&timeline.run.to_string()),
+        format_seconds(timeline.wall_ms),
+        escape_html(&timeline.run.to_string()),
     )?;
     Ok(())
 }
 
-fn warnings(html: &mut String, report: &Report) -> Result<()> {
+fn write_warnings(html: &mut String, report: &ReportData) -> Result<()> {
     if report.warnings.is_empty() {
         return Ok(());
     }
     *html += "<h2>Warnings</h2><ul>";
     for warning in report.warnings.iter().take(ROWS_MAX) {
-        write!(html, "<li class=\"warn\">{}</li>", escape(warning))?;
+        write!(html, "<li class=\"warn\">{}</li>", escape_html(warning))?;
     }
     *html += "</ul>";
     Ok(())
 }
 
-fn ledger(html: &mut String, report: &Report) -> Result<()> {
+fn write_ledger(html: &mut String, report: &ReportData) -> Result<()> {
     let goodput = &report.goodput;
     *html += "<h2>Ledger: where the time went</h2>";
     write!(
@@ -118,16 +118,16 @@ fn ledger(html: &mut String, report: &Report) -> Result<()> {
         write!(html, "<th class=\"n\">{column}</th>")?;
     }
     *html += "</tr>";
-    account(html, "all jobs", &goodput.total)?;
+    write_account(html, "all jobs", &goodput.total)?;
     for job in goodput.jobs.iter().take(ROWS_MAX) {
-        account(html, &job.job, &job.account)?;
+        write_account(html, &job.job, &job.account)?;
     }
     *html += "</table>";
-    left_out(html, goodput.jobs.len())
+    write_omitted(html, goodput.jobs.len())
 }
 
-fn account(html: &mut String, name: &str, account: &Account) -> Result<()> {
-    write!(html, "<tr><td>{}</td>", escape(name))?;
+fn write_account(html: &mut String, name: &str, account: &Account) -> Result<()> {
+    write!(html, "<tr><td>{}</td>", escape_html(name))?;
     for ms in [
         account.computing_ms,
         account.waiting_ms,
@@ -137,13 +137,13 @@ fn account(html: &mut String, name: &str, account: &Account) -> Result<()> {
         account.queued_ms,
         account.sum_ms(),
     ] {
-        write!(html, "<td class=\"n\">{}</td>", seconds(ms))?;
+        write!(html, "<td class=\"n\">{}</td>", format_seconds(ms))?;
     }
     *html += "</tr>";
     Ok(())
 }
 
-fn failures(html: &mut String, report: &Report) -> Result<()> {
+fn write_failures(html: &mut String, report: &ReportData) -> Result<()> {
     let timeline = &report.timeline;
     let lost: Vec<_> = timeline
         .executions
@@ -154,29 +154,29 @@ fn failures(html: &mut String, report: &Report) -> Result<()> {
         return Ok(());
     }
     *html += "<h2>Failures</h2>";
-    head(html, &["job", "node", "from, s", "to, s", "how it ended"])?;
+    write_header(html, &["job", "node", "from, s", "to, s", "how it ended"])?;
     for execution in lost.iter().take(ROWS_MAX) {
         let until = execution.ended_ms.unwrap_or(timeline.wall_ms);
         let how = match execution.fate {
             bafs_sched::timeline::Fate::RolledBack => "done, but what it wrote was lost",
             _ => &execution.ended_how,
         };
-        row(
+        write_row(
             html,
             &[
                 &timeline.jobs[execution.job.as_usize()].name,
                 &execution.node,
-                &seconds(execution.asked_ms),
-                &seconds(until),
+                &format_seconds(execution.asked_ms),
+                &format_seconds(until),
                 how,
             ],
         )?;
     }
     *html += "</table>";
-    left_out(html, lost.len())
+    write_omitted(html, lost.len())
 }
 
-fn copies(html: &mut String, report: &Report) -> Result<()> {
+fn write_copies(html: &mut String, report: &ReportData) -> Result<()> {
     let receipts = &report.timeline.receipts;
     if receipts.is_empty() {
         return Ok(());
@@ -193,43 +193,43 @@ fn copies(html: &mut String, report: &Report) -> Result<()> {
         "space keeps waiting, s",
         "decision",
     ];
-    head(html, &titles)?;
+    write_header(html, &titles)?;
     for receipt in receipts.iter().take(ROWS_MAX) {
         // How long jobs wait for a copy is known as soon as it is known how long that takes.
         let known = |ms: u64| match receipt.copy_ms {
-            Some(_) => seconds(ms),
+            Some(_) => format_seconds(ms),
             None => "not known yet".to_owned(),
         };
-        row(
+        write_row(
             html,
             &[
                 &receipt.volume,
-                &seconds(receipt.at_ms),
-                &seconds(receipt.redo_ms),
+                &format_seconds(receipt.at_ms),
+                &format_seconds(receipt.redo_ms),
                 &format!("{:.4}", receipt.risk_ppm as f64 / 1e4),
                 &format!("{:.3}", receipt.benefit_us as f64 / 1e6),
                 &known(receipt.copy_ms.unwrap_or(0)),
                 &known(receipt.wait_ms),
-                &seconds(receipt.space_ms),
+                &format_seconds(receipt.space_ms),
                 &receipt.decision,
             ],
         )?;
     }
     *html += "</table>";
-    left_out(html, receipts.len())
+    write_omitted(html, receipts.len())
 }
 
-fn happened(html: &mut String, report: &Report) -> Result<()> {
+fn write_events(html: &mut String, report: &ReportData) -> Result<()> {
     *html += "<h2>What happened</h2>";
-    head(html, &["s", ""])?;
-    for line in report.lines.iter().take(ROWS_MAX) {
-        row(html, &[&seconds(line.at_ms), &line.text])?;
+    write_header(html, &["s", ""])?;
+    for line in report.history_lines.iter().take(ROWS_MAX) {
+        write_row(html, &[&format_seconds(line.at_ms), &line.text])?;
     }
     *html += "</table>";
-    left_out(html, report.lines.len())
+    write_omitted(html, report.history_lines.len())
 }
 
-fn head(html: &mut String, titles: &[&str]) -> Result<()> {
+fn write_header(html: &mut String, titles: &[&str]) -> Result<()> {
     *html += "<table><tr>";
     for title in titles {
         write!(html, "<th>{title}</th>")?;
@@ -238,16 +238,16 @@ fn head(html: &mut String, titles: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn row(html: &mut String, cells: &[&str]) -> Result<()> {
+fn write_row(html: &mut String, cells: &[&str]) -> Result<()> {
     *html += "<tr>";
     for cell in cells {
-        write!(html, "<td>{}</td>", escape(cell))?;
+        write!(html, "<td>{}</td>", escape_html(cell))?;
     }
     *html += "</tr>\n";
     Ok(())
 }
 
-fn left_out(html: &mut String, rows: usize) -> Result<()> {
+fn write_omitted(html: &mut String, rows: usize) -> Result<()> {
     if rows > ROWS_MAX {
         let more = rows - ROWS_MAX;
         write!(
@@ -258,12 +258,12 @@ fn left_out(html: &mut String, rows: usize) -> Result<()> {
     Ok(())
 }
 
-fn seconds(ms: u64) -> String {
+fn format_seconds(ms: u64) -> String {
     format!("{}.{:03}", ms / 1_000, ms % 1_000)
 }
 
 /// Text as a page shows it, whatever is in it.
-fn escape(text: &str) -> String {
+fn escape_html(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -9,11 +9,11 @@ use bafs_sched::logic::{FREE_OR_OFFER_LESS, Outcome, REMOVE_FILES, RUN_ANEW};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{Scheme, Volume, VolumeKind, Workflow};
 
-use crate::rate::show_bytes;
+use crate::rate::format_bytes;
 
 /// What the scheduler advises for nodes that stay, and what helps here: the next run has another
 /// cluster, and keeps no journal unless one is named.
-const ADVICE: [(&str, &str); 3] = [
+const ADVICE_REPLACEMENTS: [(&str, &str); 3] = [
     (
         FREE_OR_OFFER_LESS,
         "free some of it, or give a smaller --node-size",
@@ -26,35 +26,35 @@ const ADVICE: [(&str, &str); 3] = [
 ];
 
 /// Most places of results that are named.
-const PLACES_SHOWN: usize = 5;
+const RESULT_PATHS_SHOWN_MAX: usize = 5;
 
 /// What the scheduler says of a result on a node that stays, up to the name of the node.
-const STAYS: &str = "it stays on node ";
+const RESULT_NODE_PREFIX: &str = "it stays on node ";
 
 /// What it then advises, up to the id of the volume, or says of a file that cannot be sent at all.
-const FETCH: [&str; 2] = ["bafs volume extract ", " after the run in volume "];
+const RESULT_VOLUME_PREFIXES: [&str; 2] = ["bafs volume extract ", " after the run in volume "];
 
 /// Where results are that could not be sent and that nodes of the cluster in `directory` hold.
-pub(super) fn places_of_results(report: &RunReport, directory: &Path) -> BTreeSet<PathBuf> {
+pub(super) fn unsent_result_paths(report: &RunReport, directory: &Path) -> BTreeSet<PathBuf> {
     let messages = match &report.outcome {
         Outcome::Failed { messages, .. } => messages.as_slice(),
         Outcome::Complete | Outcome::Cancelled => &[],
     };
     let told = report.warnings.iter().chain(messages);
-    let told = told.filter_map(|text| place_of_result(text));
+    let told = told.filter_map(|text| parse_result_location(text));
     let mut places: BTreeSet<PathBuf> = told
-        .map(|(_, node, volume)| place(directory, node, volume))
+        .map(|(_, node, volume)| volume_path(directory, node, volume))
         .filter(|place| place.is_dir())
         .collect();
     if report.warnings_omitted > 0 && report.totals.extracts_failed > 0 {
         // A run that ends in order deletes all volumes but those with results.
-        places.extend(volumes_on_disk(directory));
+        places.extend(volume_paths(directory));
     }
     places
 }
 
 /// Where a node of the cluster in `directory` keeps the files of a volume.
-fn place(directory: &Path, node: &str, volume: &str) -> PathBuf {
+fn volume_path(directory: &Path, node: &str, volume: &str) -> PathBuf {
     directory
         .join(node)
         .join("volumes")
@@ -63,7 +63,7 @@ fn place(directory: &Path, node: &str, volume: &str) -> PathBuf {
 }
 
 /// The same of all volumes that are there.
-fn volumes_on_disk(directory: &Path) -> impl Iterator<Item = PathBuf> {
+fn volume_paths(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
     entries(directory.to_owned())
         .flat_map(move |node| entries(node.path().join("volumes")))
@@ -73,7 +73,7 @@ fn volumes_on_disk(directory: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// Where what jobs print is kept: nowhere if it would change what the home of the cluster shows to
 /// them. Says so then.
-pub(super) fn place_of_logs(
+pub(super) fn choose_logs_directory(
     directory: PathBuf,
     export: &Path,
     workflow: &Workflow,
@@ -106,10 +106,10 @@ pub(super) fn place_of_logs(
 }
 
 /// Says what stays of the cluster in `directory`, and where.
-pub(super) fn what_stays(places: &BTreeSet<PathBuf>, directory: &Path) -> String {
-    let shown = places.iter().take(PLACES_SHOWN);
+pub(super) fn describe_kept_results(places: &BTreeSet<PathBuf>, directory: &Path) -> String {
+    let shown = places.iter().take(RESULT_PATHS_SHOWN_MAX);
     let shown: Vec<String> = shown.map(|place| place.display().to_string()).collect();
-    let more = match places.len().saturating_sub(PLACES_SHOWN) {
+    let more = match places.len().saturating_sub(RESULT_PATHS_SHOWN_MAX) {
         0 => String::new(),
         more => format!(", and {more} more beside them"),
     };
@@ -122,43 +122,43 @@ pub(super) fn what_stays(places: &BTreeSet<PathBuf>, directory: &Path) -> String
 }
 
 /// Words a report as it is right when the cluster is gone, whose files are in `kept` if they stay.
-pub(super) fn reword(report: &mut RunReport, kept: Option<&Path>) {
+pub(super) fn rewrite_report(report: &mut RunReport, kept: Option<&Path>) {
     let mut texts: Vec<&mut String> = report.warnings.iter_mut().collect();
     if let Outcome::Failed { jobs, messages } = &mut report.outcome {
         texts.extend(jobs.iter_mut().map(|job| &mut job.reason));
         texts.extend(messages);
     }
     for text in texts {
-        *text = reworded(text, kept);
+        *text = rewrite_message(text, kept);
     }
 }
 
-fn reworded(text: &str, kept: Option<&Path>) -> String {
-    if let Some((what, node, volume)) = place_of_result(text) {
-        let place = kept.map(|kept| place(kept, node, volume));
+fn rewrite_message(text: &str, kept: Option<&Path>) -> String {
+    if let Some((what, node, volume)) = parse_result_location(text) {
+        let place = kept.map(|kept| volume_path(kept, node, volume));
         return match place.filter(|place| place.is_dir()) {
             Some(place) => format!("{what}it is in {}", place.display()),
             None => format!("{what}it is lost with the throw-away cluster"),
         };
     }
     let here = |text: String, (there, here): (&str, &str)| text.replace(there, here);
-    ADVICE.into_iter().fold(text.to_owned(), here)
+    ADVICE_REPLACEMENTS.into_iter().fold(text.to_owned(), here)
 }
 
 /// What is told of a result before it is said where it stays, and on which node in which volume
 /// that is.
-fn place_of_result(text: &str) -> Option<(&str, &str, &str)> {
-    let at = text.find(STAYS)?;
+fn parse_result_location(text: &str) -> Option<(&str, &str, &str)> {
+    let at = text.find(RESULT_NODE_PREFIX)?;
     let (what, stays) = text.split_at(at);
-    let (node, _) = stays.strip_prefix(STAYS)?.split_once(" for ")?;
-    let mut volumes = FETCH.iter().filter_map(|fetch| stays.split_once(fetch));
+    let (node, _) = stays.strip_prefix(RESULT_NODE_PREFIX)?.split_once(" for ")?;
+    let mut volumes = RESULT_VOLUME_PREFIXES.iter().filter_map(|fetch| stays.split_once(fetch));
     let (_, volume) = volumes.next()?;
     Some((what, node, volume.split(' ').next()?))
 }
 
 /// What is wrong with nodes of this size beside each other on the disk of a directory, if
 /// something is; `disk_bytes` is all that the disk has.
-pub(super) fn too_much_offered(
+pub(super) fn oversubscription_message(
     nodes: u32,
     size_bytes: u64,
     place: &Path,
@@ -170,9 +170,9 @@ pub(super) fn too_much_offered(
         format!(
             "the nodes offer {} together, but the disk of {} has {} in all, and jobs will meet \
              its end: give a smaller --node-size, or name a directory of a larger disk in TMPDIR",
-            show_bytes(offered),
+            format_bytes(offered),
             place.display(),
-            show_bytes(all)
+            format_bytes(all)
         )
     })
 }
@@ -188,7 +188,7 @@ mod tests {
     fn advice_names_the_option_of_this_command() {
         let told =
             format!("the disk of node n1 was full 9 times; {FREE_OR_OFFER_LESS}; then {RUN_ANEW}");
-        let told = reworded(&told, None);
+        let told = rewrite_message(&told, None);
         assert!(
             told.ends_with("free some of it, or give a smaller --node-size; then run it again"),
             "{told}"
@@ -196,7 +196,7 @@ mod tests {
     }
 
     /// The beginning of what is told of a result, and the whole.
-    fn told_of(volume: &str) -> (&'static str, String) {
+    fn result_message(volume: &str) -> (&'static str, String) {
         let before = "file 'out' of volume 'w' could not be sent to bafs://home/out: no; ";
         let stays = "it stays on node n2 for 7 days after the run; mend the cause, then: bafs \
                      volume extract";
@@ -207,36 +207,36 @@ mod tests {
     }
 
     /// The directory of a cluster whose node `n2` has the volume `0af3`, and where its files are.
-    fn cluster() -> (tempfile::TempDir, PathBuf) {
+    fn test_cluster_directory() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().expect("a directory");
-        let place = place(directory.path(), "n2", "0af3");
+        let place = volume_path(directory.path(), "n2", "0af3");
         fs::create_dir_all(&place).expect("a directory");
         (directory, place)
     }
 
     #[test]
     fn a_result_that_stays_is_where_the_files_of_the_cluster_are() {
-        let (directory, place) = cluster();
-        let (before, told) = told_of("0af3");
-        let kept = reworded(&told, Some(directory.path()));
+        let (directory, place) = test_cluster_directory();
+        let (before, told) = result_message("0af3");
+        let kept = rewrite_message(&told, Some(directory.path()));
         assert_eq!(kept, format!("{before}it is in {}", place.display()));
-        let lost = reworded(&told, None);
+        let lost = rewrite_message(&told, None);
         assert_eq!(
             lost,
             format!("{before}it is lost with the throw-away cluster")
         );
         // Its node lost the volume at the end.
-        let gone = reworded(&told_of("0af4").1, Some(directory.path()));
+        let gone = rewrite_message(&result_message("0af4").1, Some(directory.path()));
         assert_eq!(gone, lost);
         let fifo = format!("{before}it stays on node n2 for 7 days after the run in volume 0af3");
-        assert_eq!(reworded(&fifo, None), lost);
-        assert_eq!(reworded(&fifo, Some(directory.path())), kept);
+        assert_eq!(rewrite_message(&fifo, None), lost);
+        assert_eq!(rewrite_message(&fifo, Some(directory.path())), kept);
     }
 
     #[test]
     fn only_results_that_are_there_are_a_reason_to_keep_the_cluster() {
-        let (directory, here) = cluster();
-        let another = place(directory.path(), "n1", "0af5");
+        let (directory, here) = test_cluster_directory();
+        let another = volume_path(directory.path(), "n1", "0af5");
         let mut report = RunReport {
             run: RunId(1),
             workflow: "w".to_owned(),
@@ -249,17 +249,17 @@ mod tests {
         };
         // Of a file that no job wrote nothing is told.
         report.totals.extracts_failed = 1;
-        let found = |report: &RunReport| places_of_results(report, directory.path());
+        let found = |report: &RunReport| unsent_result_paths(report, directory.path());
         assert!(found(&report).is_empty());
-        report.warnings.push(told_of("0af4").1);
+        report.warnings.push(result_message("0af4").1);
         assert!(found(&report).is_empty());
-        report.warnings.push(told_of("0af3").1);
+        report.warnings.push(result_message("0af3").1);
         assert_eq!(found(&report), BTreeSet::from([here.clone()]));
         report.warnings_omitted = 1;
         fs::create_dir_all(&another).expect("a directory");
         let both = BTreeSet::from([another, here]);
         assert_eq!(found(&report), both);
-        let said = what_stays(&both, directory.path());
+        let said = describe_kept_results(&both, directory.path());
         assert!(
             both.iter()
                 .all(|it| said.contains(&it.display().to_string())),
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn nodes_share_the_disk_of_this_machine() {
-        let offered = |nodes, size| too_much_offered(nodes, size, Path::new("/tmp"), 1_000);
+        let offered = |nodes, size| oversubscription_message(nodes, size, Path::new("/tmp"), 1_000);
         assert_eq!(offered(2, 500), None);
         let told = offered(3, 500).expect("too much");
         assert!(

@@ -7,11 +7,11 @@ use bafs_client::signals::{Asked, asked_to_end};
 use bafs_sched::driver::Cancel;
 
 /// Signals that come within so long of the first one ask for the same.
-const ONE_WISH: Duration = Duration::from_secs(1);
+const SIGNAL_GRACE: Duration = Duration::from_secs(1);
 
 /// Waits for a run that is cancelled when somebody asks for its end. `hear` is told of the first
 /// who does; it need not return. Nothing when somebody asked again, and the run was left.
-pub(super) async fn until_over<T>(
+pub(super) async fn run_until_stopped<T>(
     run: impl Future<Output = T>,
     cancel: &Cancel,
     asked: impl Future<Output = Asked>,
@@ -21,7 +21,7 @@ pub(super) async fn until_over<T>(
         hear(asked.await);
         cancel.request();
         // `timeout` signals a process and then its group: that is one wish.
-        tokio::time::sleep(ONE_WISH).await;
+        tokio::time::sleep(SIGNAL_GRACE).await;
         // Who closes a terminal does not mean what is under way to be left half done.
         while asked_to_end().await == Asked::Hangup {}
     };

@@ -9,50 +9,50 @@ use bafs_sched::sim::Run;
 use bafs_sched::sim::study::{Point, Varied, sketch};
 use bafs_sched::workflow::Workflow;
 
-use super::Row;
+use super::SimulatedRun;
 use crate::graph;
-use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, Joined, Map};
+use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, CurveStyle, CategoryMap};
 
 /// Points of a sensitivity curve.
-const STEPS: u32 = 6;
+const SENSITIVITY_POINTS: u32 = 6;
 
 /// Jobs of a point at most, and parts of its batch volumes on nodes; where there are more, the
 /// curve has none.
 const POINT_JOBS_MAX: u64 = 50_000;
-const POINT_PARTS_MAX: u64 = 100_000;
+const POINT_CACHES_MAX: u64 = 100_000;
 
 /// Squares along each side of the map, and their values as shares of all storage.
-const SQUARES: u32 = 24;
-const BATCH: (f64, f64) = (0.005, 0.96);
-const PRIVATE: (f64, f64) = (0.000_05, 0.02);
+const MAP_CELLS: u32 = 24;
+const BATCH_SHARES: (f64, f64) = (0.005, 0.96);
+const PRIVATE_SHARES: (f64, f64) = (0.000_05, 0.02);
 
 /// Makes the directory of the pictures, before anything is simulated for them.
-pub(super) fn prepare(directory: &Path) -> Result<()> {
+pub(super) fn create_directory(directory: &Path) -> Result<()> {
     std::fs::create_dir_all(directory)
         .with_context(|| format!("cannot make {}", directory.display()))
 }
 
 /// Writes the pictures of all runs.
-pub(super) fn write(directory: &Path, workflow: &Workflow, rows: &[Row]) -> Result<Vec<String>> {
-    let mut files = Files {
+pub(super) fn write_run_charts(directory: &Path, workflow: &Workflow, rows: &[SimulatedRun]) -> Result<Vec<String>> {
+    let mut files = ChartFiles {
         directory,
         written: Vec::new(),
     };
-    files.write("workflow.dot", &graph::dot(workflow, None)?)?;
-    let running = |run: &Run| over_time(run, |moment| f64::from(moment.running));
+    files.write_file("workflow.dot", &graph::render_dot(workflow, None)?)?;
+    let running = |run: &Run| curve_points(run, |moment| f64::from(moment.running));
     // Remote I/O may take a hundred times as long, and would leave no room for the others.
-    let is_shown = |row: &&Row| row.policy != Strategy::Remote.to_string() || rows.len() == 1;
+    let is_shown = |row: &&SimulatedRun| row.policy != Strategy::Remote.to_string() || rows.len() == 1;
     let curves = rows.iter().filter(is_shown).map(|row| Curve {
         name: row.policy.clone(),
         points: running(&row.run),
     });
-    let chart = steps("Processors", "jobs on processors", curves.collect());
-    files.write("processors.svg", &chart.svg()?)?;
+    let chart = step_chart("Processors", "jobs on processors", curves.collect());
+    files.write_file("processors.svg", &chart.render_svg()?)?;
     for row in rows {
         let name = row.policy.to_lowercase();
-        let chart = storage(row);
-        files.write(&format!("storage-{name}.svg"), &chart.svg()?)?;
-        files.write(&format!("gantt-{name}.svg"), &gantt(row).svg()?)?;
+        let chart = storage_chart(row);
+        files.write_file(&format!("storage-{name}.svg"), &chart.render_svg()?)?;
+        files.write_file(&format!("gantt-{name}.svg"), &gantt_chart(row).render_svg()?)?;
     }
     Ok(files.written)
 }
@@ -60,20 +60,20 @@ pub(super) fn write(directory: &Path, workflow: &Workflow, rows: &[Row]) -> Resu
 /// Writes what is special to canonical workloads: which strategy the model chooses for which
 /// sizes, and how each strategy's simulated time depends on each quantity, as far as it ends and
 /// has few enough jobs.
-pub(super) fn write_canonical(
+pub(super) fn write_canonical_charts(
     directory: &Path,
     canonical: &Canonical,
     environment: &Environment,
 ) -> Result<Vec<String>> {
-    let mut files = Files {
+    let mut files = ChartFiles {
         directory,
         written: Vec::new(),
     };
-    files.write("map.svg", &map(canonical, environment).svg()?)?;
+    files.write_file("map.svg", &choice_map(canonical, environment).render_svg()?)?;
     for varied in Varied::EACH {
         let mut curves: BTreeMap<Strategy, Vec<(f64, f64)>> = BTreeMap::new();
-        for step in 0..STEPS {
-            let point = varied.point_in(environment, canonical, step, STEPS);
+        for step in 0..SENSITIVITY_POINTS {
+            let point = varied.point_in(environment, canonical, step, SENSITIVITY_POINTS);
             if is_large(&point) {
                 continue;
             }
@@ -93,11 +93,11 @@ pub(super) fn write_canonical(
                 is_logarithmic: varied.is_logarithmic(),
             },
             y: Axis::new("simulated time, s"),
-            joined: Joined::Straight,
+            curve_style: CurveStyle::Lines,
             curves: curves.collect(),
         };
         let name = format!("sensitivity-{}.svg", varied.name());
-        files.write(&name, &chart.svg()?)?;
+        files.write_file(&name, &chart.render_svg()?)?;
     }
     Ok(files.written)
 }
@@ -105,16 +105,16 @@ pub(super) fn write_canonical(
 /// Whether a point would take minutes.
 fn is_large(point: &Point) -> bool {
     let parts = u64::from(point.canonical.depth) * point.environment.storing_nodes();
-    point.canonical.jobs() > POINT_JOBS_MAX || parts > POINT_PARTS_MAX
+    point.canonical.jobs() > POINT_JOBS_MAX || parts > POINT_CACHES_MAX
 }
 
-struct Files<'d> {
+struct ChartFiles<'d> {
     directory: &'d Path,
     written: Vec<String>,
 }
 
-impl Files<'_> {
-    fn write(&mut self, name: &str, text: &str) -> Result<()> {
+impl ChartFiles<'_> {
+    fn write_file(&mut self, name: &str, text: &str) -> Result<()> {
         let path = self.directory.join(name);
         // Under its own name it is whole, also when the disk fills up meanwhile.
         let unfinished = self.directory.join(format!(".{name}.unfinished"));
@@ -129,22 +129,22 @@ impl Files<'_> {
     }
 }
 
-fn over_time(run: &Run, of: impl Fn(&bafs_sched::sim::Moment) -> f64) -> Vec<(f64, f64)> {
+fn curve_points(run: &Run, of: impl Fn(&bafs_sched::sim::Moment) -> f64) -> Vec<(f64, f64)> {
     let moments = run.moments.iter();
     moments.map(|m| (m.at_us as f64 / 1e6, of(m))).collect()
 }
 
-fn steps(title: &str, y: &str, curves: Vec<Curve>) -> Chart {
+fn step_chart(title: &str, y: &str, curves: Vec<Curve>) -> Chart {
     Chart {
         title: title.to_owned(),
         x: Axis::new("time, s"),
         y: Axis::new(y),
-        joined: Joined::Steps,
+        curve_style: CurveStyle::Steps,
         curves,
     }
 }
 
-fn storage(row: &Row) -> Chart {
+fn storage_chart(row: &SimulatedRun) -> Chart {
     let curve = |name: &str, points| Curve {
         name: name.to_owned(),
         points,
@@ -152,14 +152,14 @@ fn storage(row: &Row) -> Chart {
     let curves = vec![
         curve(
             "scratch volumes",
-            over_time(&row.run, |m| m.scratch_bytes as f64),
+            curve_points(&row.run, |m| m.scratch_bytes as f64),
         ),
         curve(
             "cache volumes",
-            over_time(&row.run, |m| m.cache_bytes as f64),
+            curve_points(&row.run, |m| m.cache_bytes as f64),
         ),
     ];
-    steps(
+    step_chart(
         &format!("Storage, {}", row.policy),
         "bytes allocated",
         curves,
@@ -167,7 +167,7 @@ fn storage(row: &Row) -> Chart {
 }
 
 /// A row for each job that a node ran at once with others.
-fn gantt(row: &Row) -> Gantt {
+fn gantt_chart(row: &SimulatedRun) -> Gantt {
     let mut by_node: BTreeMap<u32, Vec<_>> = BTreeMap::new();
     for spell in &row.run.spells {
         by_node.entry(spell.node).or_default().push(spell);
@@ -190,9 +190,9 @@ fn gantt(row: &Row) -> Gantt {
                 from: spell.start_us as f64 / 1e6,
                 until: spell.end_us as f64 / 1e6,
                 colour: if spell.is_done {
-                    Colour::GOOD
+                    Colour::SUCCESS
                 } else {
-                    Colour::BAD
+                    Colour::FAILURE
                 },
             });
         }
@@ -203,21 +203,21 @@ fn gantt(row: &Row) -> Gantt {
         rows,
         bars,
         legend: vec![
-            ("done".to_owned(), Colour::GOOD),
-            ("lost".to_owned(), Colour::BAD),
+            ("done".to_owned(), Colour::SUCCESS),
+            ("lost".to_owned(), Colour::FAILURE),
         ],
     }
 }
 
-pub(super) fn map(canonical: &Canonical, environment: &Environment) -> Map {
+pub(super) fn choice_map(canonical: &Canonical, environment: &Environment) -> CategoryMap {
     let storage = environment.storage_bytes() as f64;
     let values = |(low, high): (f64, f64)| -> Vec<f64> {
-        let part = |at: u32| f64::from(at) / f64::from(SQUARES - 1);
-        (0..SQUARES)
+        let part = |at: u32| f64::from(at) / f64::from(MAP_CELLS - 1);
+        (0..MAP_CELLS)
             .map(|at| storage * low * (high / low).powf(part(at)))
             .collect()
     };
-    let (columns, rows) = (values(BATCH), values(PRIVATE));
+    let (columns, rows) = (values(BATCH_SHARES), values(PRIVATE_SHARES));
     let mut kinds: Vec<String> = Vec::new();
     let mut kind = |strategy: Strategy| {
         let name = strategy.to_string();
@@ -247,13 +247,13 @@ pub(super) fn map(canonical: &Canonical, environment: &Environment) -> Map {
         title: title.to_owned(),
         is_logarithmic: true,
     };
-    Map {
+    CategoryMap {
         title: "Strategy that the model chooses".to_owned(),
         x: axis("batch volume, bytes"),
         y: axis("private volume, bytes"),
         columns,
         rows,
         cells,
-        kinds,
+        categories: kinds,
     }
 }

@@ -13,7 +13,7 @@ use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duratio
 use serde::Serialize;
 
 use crate::args::SimArgs;
-use crate::live::Rates;
+use crate::live::LinkRates;
 use crate::{history, input_file, plan, workflow_file};
 
 /// Jobs of a canonical workload that are simulated at most: each is a job in memory.
@@ -21,7 +21,7 @@ const JOBS_MAX: u64 = 10_000_000;
 
 /// Parts of the batch volumes of a canonical workload at most, were each on every node: each takes
 /// some 300 bytes of memory.
-const PARTS_MAX: u64 = 20_000_000;
+const CACHES_MAX: u64 = 20_000_000;
 
 /// What is simulated.
 #[derive(Debug)]
@@ -30,26 +30,26 @@ pub(super) struct Workload {
     pub(super) shape: Shape,
     pub(super) load: Load,
     /// How it really went, when it is something that was run.
-    pub(super) before: Option<Before>,
+    pub(super) measured_run: Option<MeasuredRun>,
     site: Option<Site>,
     /// The line of each job in its file, of jobs that a table tells of.
-    lines: Vec<usize>,
+    job_lines: Vec<usize>,
     /// Whether it was described as canonical.
     is_canonical: bool,
 }
 
 /// Something that was run before.
 #[derive(Debug, Serialize)]
-pub(super) struct Before {
+pub(super) struct MeasuredRun {
     /// How long it took, in seconds, when that is known.
-    pub(super) took_s: Option<f64>,
+    pub(super) duration_s: Option<f64>,
     /// What was left out or assumed.
     pub(super) remarks: Vec<String>,
 }
 
 impl Workload {
     /// What the arguments name.
-    pub(super) fn of(args: &SimArgs) -> Result<Self> {
+    pub(super) fn from_args(args: &SimArgs) -> Result<Self> {
         if let Some(text) = &args.canonical {
             let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
             let jobs = canonical.jobs();
@@ -58,26 +58,26 @@ impl Workload {
             }
             return Ok(Self {
                 is_canonical: true,
-                ..Self::declared(workflow_of(&canonical), canonical.shape())
+                ..Self::from_shape(workflow_of(&canonical), canonical.shape())
             });
         }
         if let Some(path) = &args.workflow {
-            let workflow = workflow_file::load(path)?;
+            let workflow = workflow_file::load_workflow(path)?;
             if workflow.jobs.is_empty() {
                 bail!("{} has no jobs to simulate", path.display());
             }
             return match &args.trace {
-                Some(path) => Self::traced(workflow, path),
+                Some(path) => Self::from_trace(workflow, path),
                 None => {
                     let shape = Shape::of(&workflow, args.variability);
-                    Ok(Self::declared(workflow, shape))
+                    Ok(Self::from_shape(workflow, shape))
                 }
             };
         }
-        Ok(Self::measured(past(args)?))
+        Ok(Self::from_past_run(read_past_run(args)?))
     }
 
-    fn declared(workflow: Workflow, shape: Shape) -> Self {
+    fn from_shape(workflow: Workflow, shape: Shape) -> Self {
         let load = Load::Declared {
             variability_ppm: (shape.variability * 1e6).round() as u64,
         };
@@ -85,16 +85,16 @@ impl Workload {
             workflow,
             shape,
             load,
-            before: None,
+            measured_run: None,
             site: None,
-            lines: Vec::new(),
+            job_lines: Vec::new(),
             is_canonical: false,
         }
     }
 
     /// A workflow whose jobs compute as a trace says, for what is predicted as well.
-    fn traced(mut workflow: Workflow, path: &Path) -> Result<Self> {
-        let measured = trace(&workflow, path)?;
+    fn from_trace(mut workflow: Workflow, path: &Path) -> Result<Self> {
+        let measured = read_trace(&workflow, path)?;
         for (job, load) in workflow.jobs.iter_mut().zip(&measured.jobs) {
             job.runtime_s = Some(load.compute_us.div_ceil(1_000_000));
         }
@@ -102,31 +102,31 @@ impl Workload {
         let shape = shape.with_times(&workflow, |job| computing_s(&measured, job));
         Ok(Self {
             load: Load::Measured(measured),
-            ..Self::declared(workflow, shape)
+            ..Self::from_shape(workflow, shape)
         })
     }
 
-    fn measured(past: Past) -> Self {
+    fn from_past_run(past: Past) -> Self {
         let variability = variability(&past.measured);
         let (shape, _) = Shape::bottleneck(&past.workflow, variability);
         let shape = shape.with_times(&past.workflow, |job| computing_s(&past.measured, job));
-        let before = Before {
-            took_s: past.took_s,
+        let before = MeasuredRun {
+            duration_s: past.took_s,
             remarks: past.remarks,
         };
         Self {
             shape,
             load: Load::Measured(past.measured),
             workflow: past.workflow,
-            before: Some(before),
+            measured_run: Some(before),
             site: past.site,
-            lines: past.lines,
+            job_lines: past.lines,
             is_canonical: false,
         }
     }
 
     /// Simulates candidates of a plan where the model cannot tell, as `bafs plan` does.
-    pub(super) fn decide(&self, plan: &mut Plan, environment: &Environment) -> Result<Doubts> {
+    pub(super) fn simulate_candidates(&self, plan: &mut Plan, environment: &Environment) -> Result<Doubts> {
         let jobs = self.workflow.jobs.len() as u64;
         let work = (jobs, || self.workflow.clone());
         let variability = self.shape.variability;
@@ -142,7 +142,7 @@ impl Workload {
     }
 
     /// What a scheduler that plans by itself is told before it begins.
-    pub(super) fn advice(&self, environment: &Environment) -> Result<Option<Advice>> {
+    pub(super) fn simulate_plan(&self, environment: &Environment) -> Result<Option<Advice>> {
         let advice = advise(
             &self.workflow,
             self.shape.variability,
@@ -160,11 +160,11 @@ impl Workload {
 
     /// The machines: those of the environment file, else those of the run that is simulated again;
     /// with what the arguments change.
-    pub(super) fn environment(&self, args: &SimArgs) -> Result<Environment> {
-        let Rates { home, local } = Rates::read(&args.home_rate, &args.local_rate)?;
+    pub(super) fn build_environment(&self, args: &SimArgs) -> Result<Environment> {
+        let LinkRates { home, local } = LinkRates::parse_rates(&args.home_rate, &args.local_rate)?;
         let environment = match (&args.environment, &self.site) {
-            (Some(path), _) => plan::environment(path)?,
-            (None, Some(site)) => of_site(site, home, local)?,
+            (Some(path), _) => plan::read_environment(path)?,
+            (None, Some(site)) => site_environment(site, home, local)?,
             (None, None) => bail!("give --environment: nodes, storage and links are not known"),
         };
         let mut environment = environment.with_rates(home, local);
@@ -178,27 +178,27 @@ impl Workload {
             };
             kind.count = count;
         }
-        if let Some(text) = &args.failures {
-            environment.mtbf_s = Some(mtbf(text)?);
+        if let Some(text) = &args.mtbf {
+            environment.mtbf_s = Some(parse_mtbf(text)?);
         }
         self.check_processors(args, &environment)?;
         let checked = environment.checked();
         let environment =
             checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))?;
         if args.canonical.is_some() {
-            self.check_parts(&environment)?;
+            self.check_cache_count(&environment)?;
         }
         Ok(environment)
     }
 
-    fn check_parts(&self, environment: &Environment) -> Result<()> {
+    fn check_cache_count(&self, environment: &Environment) -> Result<()> {
         let is_cache = |volume: &&Volume| matches!(volume.kind, VolumeKind::Cache { .. });
         let batch = self.workflow.volumes.iter().filter(is_cache).count() as u64;
         let nodes = environment.storing_nodes();
-        if batch.saturating_mul(nodes) > PARTS_MAX {
+        if batch.saturating_mul(nodes) > CACHES_MAX {
             bail!(
                 "--canonical: {batch} batch volumes with parts on {nodes} nodes are too much to \
-                 simulate; the limit is {PARTS_MAX} parts"
+                 simulate; the limit is {CACHES_MAX} parts"
             );
         }
         Ok(())
@@ -206,11 +206,11 @@ impl Workload {
 
     /// Refuses jobs that fit on no node, of a table with the line.
     fn check_processors(&self, args: &SimArgs, environment: &Environment) -> Result<()> {
-        let Some((at, why)) = plan::too_wide(&self.workflow, environment) else {
+        let Some((at, why)) = plan::find_oversized_job(&self.workflow, environment) else {
             return Ok(());
         };
         let file = args.from_slurm.as_ref().or(args.from_csv.as_ref());
-        match self.lines.get(at).zip(file) {
+        match self.job_lines.get(at).zip(file) {
             Some((line, file)) => bail!("{}: line {line}: {why}", file.display()),
             None => bail!(why),
         }
@@ -218,7 +218,7 @@ impl Workload {
 }
 
 /// The machines of a run, as far as its journal tells.
-fn of_site(site: &Site, home: Option<u64>, local: Option<u64>) -> Result<Environment> {
+fn site_environment(site: &Site, home: Option<u64>, local: Option<u64>) -> Result<Environment> {
     let unknown = |name: &str, what: &str| {
         anyhow!("the journal tells no rate of {what}: too little crossed it; give --{name}")
     };
@@ -238,9 +238,9 @@ fn of_site(site: &Site, home: Option<u64>, local: Option<u64>) -> Result<Environ
 }
 
 /// Something that was run, from the file that the arguments name.
-fn past(args: &SimArgs) -> Result<Past> {
+fn read_past_run(args: &SimArgs) -> Result<Past> {
     if let Some(path) = &args.from_journal {
-        let path = history::journal_of(path)?;
+        let path = history::find_journal(path)?;
         let past = past::from_journal(journal::read(&path)?);
         return past.with_context(|| path.display().to_string());
     }
@@ -254,19 +254,19 @@ fn past(args: &SimArgs) -> Result<Past> {
     let text = input_file::read_text(path, past::FILE_BYTES_MAX).context("the past jobs")?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let past = match is_slurm {
-        true => past::from_slurm(&name, &text, permille(args.shared)),
+        true => past::from_slurm(&name, &text, to_permille(args.shared_fraction)),
         false => past::from_csv(&name, &text),
     };
     past.with_context(|| Path::new(path).display().to_string())
 }
 
-fn trace(workflow: &Workflow, path: &Path) -> Result<Measured> {
+fn read_trace(workflow: &Workflow, path: &Path) -> Result<Measured> {
     let text = input_file::read_text(path, past::FILE_BYTES_MAX).context("the trace")?;
     let measured = past::from_trace(workflow, &text);
     measured.with_context(|| path.display().to_string())
 }
 
-fn permille(share: f64) -> u32 {
+fn to_permille(share: f64) -> u32 {
     (share.clamp(0.0, 1.0) * 1_000.0).round() as u32
 }
 
@@ -288,7 +288,7 @@ fn variability(measured: &Measured) -> f64 {
     (square.sqrt() / mean).min(10.0)
 }
 
-fn mtbf(text: &str) -> Result<u64> {
+fn parse_mtbf(text: &str) -> Result<u64> {
     match parse_duration_with_unit(text) {
         Ok(0) => bail!("--failures is zero: nothing would ever be done"),
         Ok(seconds) => Ok(seconds),
@@ -302,13 +302,13 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{Cli, CliCommand};
 
     #[test]
     fn a_mean_time_of_nothing_is_refused() {
-        assert_eq!(mtbf("12 h").unwrap(), 43_200);
-        assert!(mtbf("0 s").unwrap_err().to_string().contains("is zero"));
-        let error = mtbf("often").unwrap_err().to_string();
+        assert_eq!(parse_mtbf("12 h").unwrap(), 43_200);
+        assert!(parse_mtbf("0 s").unwrap_err().to_string().contains("is zero"));
+        let error = parse_mtbf("often").unwrap_err().to_string();
         assert!(error.contains("cannot be read"), "{error}");
     }
 
@@ -322,10 +322,10 @@ mod tests {
             "/../examples/environments/thesis.toml"
         );
         let words = ["bafs", "sim", "--from-csv", path, "--environment", thesis];
-        let Command::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
+        let CliCommand::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("another command");
         };
-        let refused = Workload::of(&args).unwrap().environment(&args).unwrap_err();
+        let refused = Workload::from_args(&args).unwrap().build_environment(&args).unwrap_err();
         let expected = format!("{path}: line 4: job 'b' needs 2 processors");
         assert!(refused.to_string().starts_with(&expected), "{refused}");
     }
@@ -338,9 +338,9 @@ mod tests {
             home_bytes_per_s: None,
             local_bytes_per_s: Some(7),
         };
-        let error = of_site(&site, None, None).unwrap_err().to_string();
+        let error = site_environment(&site, None, None).unwrap_err().to_string();
         assert!(error.contains("give --home-rate"), "{error}");
-        let environment = of_site(&site, Some(3), None).unwrap();
+        let environment = site_environment(&site, Some(3), None).unwrap();
         let rates = (environment.home_bytes_per_s, environment.local_bytes_per_s);
         assert_eq!(rates, (3, 7));
     }
@@ -353,7 +353,7 @@ mod tests {
         let workflow = parsed.unwrap().workflow;
         let trace = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(trace.path(), "job,compute\na,500\n").unwrap();
-        let workload = Workload::traced(workflow, trace.path()).unwrap();
+        let workload = Workload::from_trace(workflow, trace.path()).unwrap();
         assert_eq!(workload.shape.run_s, 500.0);
     }
 
@@ -369,10 +369,10 @@ mod tests {
         let words = ["bafs", "sim", "--canonical", canonical];
         let words = words.into_iter().chain(["--environment", path]);
         let words = words.chain(["--home-rate", "8MB/s", "--local-rate", "7MB/s"]);
-        let Command::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
+        let CliCommand::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("another command");
         };
-        let found = Workload::of(&args).unwrap().environment(&args).unwrap();
+        let found = Workload::from_args(&args).unwrap().build_environment(&args).unwrap();
         let rates = (found.home_bytes_per_s, found.local_bytes_per_s);
         assert_eq!(rates, (8_000_000, 7_000_000));
         let class = &found.nodes[0];
@@ -398,11 +398,11 @@ mod tests {
                 path,
             ];
             let words = words.into_iter().chain(["--nodes", count]);
-            let Command::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
+            let CliCommand::Sim(args) = Cli::try_parse_from(words).unwrap().command else {
                 panic!("another command");
             };
-            let workload = Workload::of(&args).unwrap();
-            workload.environment(&args).unwrap_err().to_string()
+            let workload = Workload::from_args(&args).unwrap();
+            workload.build_environment(&args).unwrap_err().to_string()
         };
         for (count, expected) in [
             ("4000000000", "4000000000 nodes are too many"),

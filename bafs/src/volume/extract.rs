@@ -12,30 +12,30 @@ use bafs_proto::volume::Source;
 use bafs_proto::{Error, ErrorCode};
 use serde_json::json;
 
-use super::{PATIENCE, TRANSFER_MS};
+use super::{PROGRESS_NOTICE_DELAY, TRANSFER_TIMEOUT_MS};
 use crate::args::VolumeExtractArgs;
-use crate::client::Client;
-use crate::output::Output;
+use crate::client::ClusterClient;
+use crate::output::Printer;
 
 /// A home that is away is looked for again for so long, in milliseconds, after the node found that
 /// out, which takes as long.
-const AWAY_MS: u64 = 20_000;
+const HOME_TIMEOUT_MS: u64 = 20_000;
 
 /// A node that was at it for so long has heard of the home, in milliseconds.
-const LONG_MS: u64 = 3 * AWAY_MS;
+const HOME_CONTACT_MS: u64 = 3 * HOME_TIMEOUT_MS;
 
 /// Pause before it is looked for.
-const LOOK: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs the command.
-pub(super) async fn extract(args: VolumeExtractArgs, output: Output) -> Result<()> {
-    let client = Client::new(&args.client)?;
-    let (node, status) = client.volume(&args.volume).await?;
+pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Result<()> {
+    let client = ClusterClient::new(&args.client)?;
+    let (node, status) = client.find_volume(&args.volume).await?;
     let Source::Home {
         address: home,
         path: target,
         id: home_id,
-    } = client.home_source(&args.target).await?
+    } = client.resolve_source(&args.target).await?
     else {
         bail!("'{}' is no place at a home", args.target);
     };
@@ -48,20 +48,20 @@ pub(super) async fn extract(args: VolumeExtractArgs, output: Output) -> Result<(
         home,
         home_id,
         target,
-        home_token: client.give(resource, &[Right::Read, Right::Write])?,
+        home_token: client.issue_token(resource, &[Right::Read, Right::Write])?,
     };
     let mut give_up = None;
     let receipt = loop {
-        let long = Deadline::after_ms(LONG_MS);
-        let away = match send(&client, &node, &call).await {
+        let long = Deadline::after_ms(HOME_CONTACT_MS);
+        let away = match send_file(&client, &node, &call).await {
             Ok(receipt) => break receipt,
-            Err(error) => away(error)?,
+            Err(error) => expect_home_unreachable(error)?,
         };
         if long.left().is_zero() {
             // It was there meanwhile.
             give_up = None;
         }
-        let until = *give_up.get_or_insert_with(|| Deadline::after_ms(AWAY_MS));
+        let until = *give_up.get_or_insert_with(|| Deadline::after_ms(HOME_TIMEOUT_MS));
         eprintln!("{}; looking for the home again", away.detail);
         call.home = loop {
             if until.left().is_zero() {
@@ -69,12 +69,12 @@ pub(super) async fn extract(args: VolumeExtractArgs, output: Output) -> Result<(
                               this command";
                 return Err(anyhow::Error::new(away).context(advice));
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
             let Some(id) = home_id else {
                 break call.home.clone();
             };
             // Another one of that name is not the same home.
-            let homes = client.servers(Some(ServerKind::Home)).await;
+            let homes = client.list_servers(Some(ServerKind::Home)).await;
             let back = homes
                 .unwrap_or_default()
                 .into_iter()
@@ -84,7 +84,7 @@ pub(super) async fn extract(args: VolumeExtractArgs, output: Output) -> Result<(
             }
         };
     };
-    output.say(
+    output.print_result(
         &format!(
             "{} bytes are at {} ({})",
             receipt.size, receipt.path, receipt.digest
@@ -98,10 +98,10 @@ pub(super) async fn extract(args: VolumeExtractArgs, output: Output) -> Result<(
 }
 
 /// Has the node send the file, and says so when that takes a while.
-async fn send(client: &Client, node: &Advert, call: &ExtractFile) -> Result<PutReceipt> {
-    let sent = client.call_within(&node.address, call.clone(), TRANSFER_MS);
+async fn send_file(client: &ClusterClient, node: &Advert, call: &ExtractFile) -> Result<PutReceipt> {
+    let sent = client.call_with_timeout(&node.address, call.clone(), TRANSFER_TIMEOUT_MS);
     tokio::pin!(sent);
-    match tokio::time::timeout(PATIENCE, &mut sent).await {
+    match tokio::time::timeout(PROGRESS_NOTICE_DELAY, &mut sent).await {
         Ok(sent) => sent,
         Err(_) => {
             eprintln!(
@@ -114,7 +114,7 @@ async fn send(client: &Client, node: &Advert, call: &ExtractFile) -> Result<PutR
 }
 
 /// That the home is away, or any other error as it is.
-fn away(error: anyhow::Error) -> Result<Error> {
+fn expect_home_unreachable(error: anyhow::Error) -> Result<Error> {
     let error = error.downcast::<Error>()?;
     match error.code {
         ErrorCode::HomeUnreachable => Ok(error),

@@ -13,24 +13,24 @@ use bafs_proto::{Error, ErrorCode};
 use serde_json::{Value, json};
 
 use crate::args::VolumeWarmArgs;
-use crate::client::Client;
-use crate::output::Output;
+use crate::client::ClusterClient;
+use crate::output::Printer;
 
 /// How often it is asked how far a warming is.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A volume with its node, and how far its warming is, or why it is not warmed.
-struct Share {
+struct VolumeWarming {
     node: Advert,
     volume: VolumeId,
     warming: Result<Warming, Error>,
 }
 
 /// Warms a cache volume on its node, or a cooperative one on all of its nodes.
-pub(super) async fn warm(args: VolumeWarmArgs, output: Output) -> Result<()> {
-    let client = Client::new(&args.client)?;
-    let mut shares = begin(&client, &args).await?;
-    let is_running = |share: &Share| share.is(|state| *state == WarmState::Running);
+pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<()> {
+    let client = ClusterClient::new(&args.client)?;
+    let mut shares = start_warming(&client, &args).await?;
+    let is_running = |share: &VolumeWarming| share.has_state(|state| *state == WarmState::Running);
     while args.wait && shares.iter().any(is_running) {
         if std::io::stderr().is_terminal() {
             let under_way = || {
@@ -42,7 +42,7 @@ pub(super) async fn warm(args: VolumeWarmArgs, output: Output) -> Result<()> {
             let (present, wanted) = (sum(|w| w.present_bytes), sum(|w| w.wanted_bytes));
             eprint!("\r{present} of {wanted} bytes are here ");
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         for share in shares.iter_mut().filter(|share| share.warming.is_ok()) {
             let volume = share.volume;
             let shown = client.call(&share.node.address, ShowCache { volume });
@@ -52,21 +52,21 @@ pub(super) async fn warm(args: VolumeWarmArgs, output: Output) -> Result<()> {
             });
         }
     }
-    let lines: Vec<_> = shares.iter().map(|share| share.text(args.unpin)).collect();
-    let described: Vec<_> = shares.iter().map(Share::describe).collect();
-    output.say(&lines.join("\n"), &described)?;
-    conclude(&shares, args.wait)
+    let lines: Vec<_> = shares.iter().map(|share| share.format_warming_line(args.unpin)).collect();
+    let described: Vec<_> = shares.iter().map(VolumeWarming::to_json).collect();
+    output.print_result(&lines.join("\n"), &described)?;
+    check_completion(&shares, args.wait)
 }
 
 /// Has all shares warmed as far as their nodes do it.
-async fn begin(client: &Client, args: &VolumeWarmArgs) -> Result<Vec<Share>> {
+async fn start_warming(client: &ClusterClient, args: &VolumeWarmArgs) -> Result<Vec<VolumeWarming>> {
     let pinning = match (args.pin, args.unpin) {
         (true, _) => Pinning::Pin,
         (_, true) => Pinning::Unpin,
         _ => Pinning::Leave,
     };
     let mut shares = Vec::new();
-    for (node, volume) in meant(client, &args.volume).await? {
+    for (node, volume) in find_warming_targets(client, &args.volume).await? {
         let call = WarmCache {
             volume,
             path: args.path.trim_matches('/').to_owned(),
@@ -76,7 +76,7 @@ async fn begin(client: &Client, args: &VolumeWarmArgs) -> Result<Vec<Share>> {
             Ok(warming) => Ok(warming),
             Err(error) => Err(error.downcast::<Error>()?),
         };
-        shares.push(Share {
+        shares.push(VolumeWarming {
             node,
             volume,
             warming,
@@ -87,7 +87,7 @@ async fn begin(client: &Client, args: &VolumeWarmArgs) -> Result<Vec<Share>> {
 
 /// Fails if nothing is warmed, or less than could be: volumes of one name may show different
 /// sources, and one that does not have the path has no part in it.
-fn conclude(shares: &[Share], waited: bool) -> Result<()> {
+fn check_completion(shares: &[VolumeWarming], waited: bool) -> Result<()> {
     let is_apart = |error: &Error| error.code == ErrorCode::NotFound;
     let faults = || {
         shares
@@ -116,27 +116,27 @@ fn conclude(shares: &[Share], waited: bool) -> Result<()> {
     Ok(())
 }
 
-impl Share {
-    fn is(&self, what: impl FnOnce(&WarmState) -> bool) -> bool {
+impl VolumeWarming {
+    fn has_state(&self, what: impl FnOnce(&WarmState) -> bool) -> bool {
         self.warming
             .as_ref()
             .is_ok_and(|warming| what(&warming.state))
     }
 
-    fn text(&self, unpinned: bool) -> String {
+    fn format_warming_line(&self, unpinned: bool) -> String {
         let name = &self.node.name;
         match &self.warming {
             Ok(_) if unpinned => format!("{name}: unpinned"),
-            Ok(warming) => format!("{name}: {}", warming_text(warming)),
+            Ok(warming) => format!("{name}: {}", format_warming(warming)),
             Err(error) => format!("{name}: nothing is warmed in {}: {error}", self.volume),
         }
     }
 
-    fn describe(&self) -> Value {
+    fn to_json(&self) -> Value {
         json!({
             "node": self.node.name,
             "volume": self.volume.to_string(),
-            "warming": self.warming.as_ref().ok().map(describe_warming),
+            "warming": self.warming.as_ref().ok().map(warming_json),
             "fault": self.warming.as_ref().err().map(ToString::to_string),
         })
     }
@@ -144,8 +144,8 @@ impl Share {
 
 /// The volumes that are meant, with their nodes: all that share their blocks with one of the id or
 /// name. Those share that have one cooperative name and one source.
-async fn meant(client: &Client, wanted: &str) -> Result<Vec<(Advert, VolumeId)>> {
-    let (volumes, silent) = client.volumes().await?;
+async fn find_warming_targets(client: &ClusterClient, wanted: &str) -> Result<Vec<(Advert, VolumeId)>> {
+    let (volumes, silent) = client.list_volumes().await?;
     for node in silent {
         eprintln!("warning: the share of a node is not warmed: {node}");
     }
@@ -153,10 +153,10 @@ async fn meant(client: &Client, wanted: &str) -> Result<Vec<(Advert, VolumeId)>>
     let is_named = |v: &VolumeStatus| {
         Some(v.spec.id) == id
             || v.spec.name == wanted
-            || cooperative(v).is_some_and(|(name, _)| name == wanted)
+            || cooperative_key(v).is_some_and(|(name, _)| name == wanted)
     };
     let named: Vec<_> = volumes.iter().filter(|(_, v)| is_named(v)).collect();
-    if let Some((_, v)) = named.iter().find(|(_, v)| cooperative(v).is_none()) {
+    if let Some((_, v)) = named.iter().find(|(_, v)| cooperative_key(v).is_none()) {
         bail!(
             "{} is a scratch volume; only a cache is warmed",
             v.spec.name
@@ -164,11 +164,11 @@ async fn meant(client: &Client, wanted: &str) -> Result<Vec<(Advert, VolumeId)>>
     }
     let caches: Vec<_> = named
         .iter()
-        .filter_map(|(_, v)| cooperative(v))
+        .filter_map(|(_, v)| cooperative_key(v))
         .filter(|(name, _)| !name.is_empty())
         .collect();
     let shares = volumes.iter().filter(|(_, v)| {
-        is_named(v) || cooperative(v).is_some_and(|cache| caches.contains(&cache))
+        is_named(v) || cooperative_key(v).is_some_and(|cache| caches.contains(&cache))
     });
     let shares: Vec<_> = shares.map(|(node, v)| (node.clone(), v.spec.id)).collect();
     if shares.is_empty() {
@@ -178,7 +178,7 @@ async fn meant(client: &Client, wanted: &str) -> Result<Vec<(Advert, VolumeId)>>
 }
 
 /// By what a cache volume shares its blocks with others: a name, and a source.
-fn cooperative(volume: &VolumeStatus) -> Option<(&str, &Source)> {
+fn cooperative_key(volume: &VolumeStatus) -> Option<(&str, &Source)> {
     match &volume.spec.kind {
         VolumeKind::Cache {
             cooperative,
@@ -190,7 +190,7 @@ fn cooperative(volume: &VolumeStatus) -> Option<(&str, &Source)> {
 }
 
 /// Further lines of `bafs volume show`.
-pub(super) fn text(cache: &CacheStatus) -> String {
+pub(super) fn format_cache(cache: &CacheStatus) -> String {
     let mut text = format!(
         "\n  shows {} files of {} bytes in blocks of {}; keeps {} bytes as primary, {} as copies, \
          {} pinned",
@@ -209,7 +209,7 @@ pub(super) fn text(cache: &CacheStatus) -> String {
         let _ = write!(text, "\n  pinned: {}", pins.collect::<Vec<_>>().join(", "));
     }
     if let Some(warming) = &cache.warming {
-        let _ = write!(text, "\n  warming: {}", warming_text(warming));
+        let _ = write!(text, "\n  warming: {}", format_warming(warming));
     }
     let count = |name: &str| cache.counts.get(name).copied().unwrap_or(0);
     let _ = write!(
@@ -260,7 +260,7 @@ pub(super) fn text(cache: &CacheStatus) -> String {
 }
 
 /// The part of `bafs volume show --json` that is about a cache (`docs/CACHE.md`).
-pub(super) fn describe(cache: &CacheStatus) -> Value {
+pub(super) fn cache_json(cache: &CacheStatus) -> Value {
     let peers = cache.peers.iter().map(|peer| {
         json!({
             "server": peer.server.to_string(),
@@ -281,14 +281,14 @@ pub(super) fn describe(cache: &CacheStatus) -> Value {
         "secondary_bytes": cache.secondary_bytes,
         "pinned_bytes": cache.pinned_bytes,
         "pins": cache.pins,
-        "warming": cache.warming.as_ref().map(describe_warming),
+        "warming": cache.warming.as_ref().map(warming_json),
         "home_ratio": cache.home_ratio(),
         "counts": cache.counts,
         "peers": peers.collect::<Vec<_>>(),
     })
 }
 
-fn describe_warming(warming: &Warming) -> Value {
+fn warming_json(warming: &Warming) -> Value {
     json!({
         "path": warming.path,
         "state": state_name(&warming.state),
@@ -301,7 +301,7 @@ fn describe_warming(warming: &Warming) -> Value {
     })
 }
 
-fn warming_text(warming: &Warming) -> String {
+fn format_warming(warming: &Warming) -> String {
     let path = match warming.path.as_str() {
         "" => "everything",
         path => path,

@@ -33,7 +33,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         in_virtual_time(options.pick(VIRTUAL.0, VIRTUAL.1), &mut sum, report);
     }
     if options.wants("real") {
-        match crate::cannot_mount() {
+        match crate::mount_obstacle() {
             Some(why) => report.not_measured("real_runs", &why),
             None => with_processes(options.pick(REAL.0, REAL.1), &mut sum, report)?,
         }
@@ -79,20 +79,20 @@ fn with_processes(seeds: u64, sum: &mut Sum, report: &mut Report) -> Result<()> 
     report.section("with real processes: 40 pipelines of 4 stages on 6 nodes");
     let mut rows = vec![vec!["seed".to_owned(), "s".to_owned(), "faults".to_owned()]];
     for seed in 0..seeds {
-        let ended = chaos::run(seed, FAULTS)?;
-        if let Some(why) = ended.unmade.as_ref().filter(|_| seed == 0) {
+        let ended = chaos::run_chaos(seed, FAULTS)?;
+        if let Some(why) = ended.isolation_obstacle.as_ref().filter(|_| seed == 0) {
             report.not_measured("real_runs_with_cut_links_and_full_disks", why);
         }
         sum.runs += 1;
         sum.complete += u64::from(ended.is_complete);
         sum.identical += u64::from(ended.is_identical);
-        sum.leaks += ended.left.len() as u64;
+        sum.leaks += ended.leftovers.len() as u64;
         rows.push(vec![
             seed.to_string(),
             format!("{:.1}", ended.seconds),
             ended.faults.join(" "),
         ]);
-        if !(ended.is_complete && ended.is_identical && ended.left.is_empty()) {
+        if !(ended.is_complete && ended.is_identical && ended.leftovers.is_empty()) {
             report.say(&format!("seed {seed}: {ended:?}"));
         }
     }

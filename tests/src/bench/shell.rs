@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::measure::Watch;
-use crate::World;
+use crate::TestCluster;
 
 /// Longest time for one line or one program: what takes longer hangs, and the benchmark goes on
 /// without it.
@@ -59,8 +59,8 @@ fn ends_within(child: &mut Child, longest: Duration) -> Result<bool> {
 
 impl Shell {
     /// Starts one in a job with a volume, as `bafs exec --mount` calls it.
-    pub(super) fn job(world: &World, mount: &str) -> Result<Self> {
-        Self::start(&mut world.bafs(&["exec", "--mount", mount, "--", "/bin/sh"]))
+    pub(super) fn job(world: &TestCluster, mount: &str) -> Result<Self> {
+        Self::start(&mut world.bafs_command(&["exec", "--mount", mount, "--", "/bin/sh"]))
     }
 
     /// Starts one on the host.

@@ -91,16 +91,16 @@ fn begin(fault: &Fault, run: &mut ChaosRun) -> Result<bool> {
         FaultKind::Kill => cluster.kill(target)?,
         FaultKind::Wipe => {
             cluster.kill(target)?;
-            wipe(&cluster.store(target))?;
+            wipe(&cluster.store_path(target))?;
         }
-        FaultKind::Stop | FaultKind::StopPulses => cluster.signal(target, Signal::SIGSTOP)?,
-        FaultKind::Cut | FaultKind::CutPulses => cluster.network.cut(target)?,
+        FaultKind::Stop | FaultKind::StopPulses => cluster.send_signal(target, Signal::SIGSTOP)?,
+        FaultKind::Cut | FaultKind::CutPulses => cluster.network.cut_link(target)?,
         FaultKind::OneWay => {
             let other = fault.other.as_deref().unwrap_or(target);
-            cluster.network.block(&[target], &[other])?;
+            cluster.network.block_packets(&[target], &[other])?;
         }
-        FaultKind::Loss => cluster.network.lose(target, fault.strength)?,
-        FaultKind::Full => fill(&cluster.store(target).join(FILLER))?,
+        FaultKind::Loss => cluster.network.set_packet_loss(target, fault.strength)?,
+        FaultKind::Full => fill(&cluster.store_path(target).join(FILLER))?,
     }
     Ok(true)
 }
@@ -117,15 +117,15 @@ fn end(fault: &Fault, run: &mut ChaosRun) -> Result<()> {
             }
         }
         FaultKind::Kill | FaultKind::Wipe => cluster.restart(target)?,
-        FaultKind::Stop | FaultKind::StopPulses => cluster.signal(target, Signal::SIGCONT)?,
-        FaultKind::Cut | FaultKind::CutPulses => cluster.network.mend(target)?,
+        FaultKind::Stop | FaultKind::StopPulses => cluster.send_signal(target, Signal::SIGCONT)?,
+        FaultKind::Cut | FaultKind::CutPulses => cluster.network.restore_link(target)?,
         FaultKind::OneWay => {
             let other = fault.other.as_deref().unwrap_or(target);
-            cluster.network.unblock(&[target], &[other])?;
+            cluster.network.unblock_packets(&[target], &[other])?;
         }
-        FaultKind::Loss => cluster.network.lose(target, 0)?,
+        FaultKind::Loss => cluster.network.set_packet_loss(target, 0)?,
         // A node that was wiped meanwhile has none.
-        FaultKind::Full => drop(std::fs::remove_file(cluster.store(target).join(FILLER))),
+        FaultKind::Full => drop(std::fs::remove_file(cluster.store_path(target).join(FILLER))),
     }
     Ok(())
 }

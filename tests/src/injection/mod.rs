@@ -20,9 +20,9 @@ pub use self::journal::{Execution, InjectedFault, Rerun, RunHistory, executions}
 use self::workload::{DATA, Expected, Workload};
 use crate::bench::measure::{Watch, time_of_day};
 use crate::bench::nohang::fault;
-use crate::dice::Dice;
-use crate::netns::{NetCluster, Running};
-use crate::{processes_with, program};
+use crate::dice::SeededRng;
+use crate::netns::{NamespaceCluster, ChildGuard};
+use crate::{processes_matching, bafs_program};
 
 /// Two runs at once.
 const USERS: [&str; 2] = ["alice", "bob"];
@@ -78,7 +78,7 @@ impl Verdict {
 
 /// Why it cannot run here, if so.
 pub fn cannot() -> Option<String> {
-    crate::cannot_mount().or_else(crate::netns::cannot)
+    crate::mount_obstacle().or_else(crate::netns::namespace_obstacle)
 }
 
 /// Two users' runs with the faults of a seed.
@@ -92,7 +92,7 @@ pub fn run(seed: u64) -> Result<Verdict> {
         .and_then(|text| text.parse().ok());
     let seed = asked.unwrap_or(seed);
     apart(move || {
-        let mut dice = Dice::new(seed);
+        let mut dice = SeededRng::new(seed);
         let slots = SLOTS * NODES.len() as u32 / 2;
         let workloads = USERS.map(|user| Workload::new(user, &mut dice, WINDOW + CALM, slots));
         let window_ms = u64::try_from(WINDOW.as_millis())?;
@@ -178,28 +178,28 @@ struct UserRun {
     user: String,
     workflow: PathBuf,
     expected: Vec<Expected>,
-    run: Running,
+    run: ChildGuard,
 }
 
 struct ChaosRun {
     runs: Vec<UserRun>,
-    cluster: NetCluster,
+    cluster: NamespaceCluster,
     disks: Disks,
 }
 
 impl ChaosRun {
     fn start(workloads: &[Workload], disks: Disks) -> Result<Self> {
-        let mut cluster = NetCluster::start(&NODES, SLOTS)?;
+        let mut cluster = NamespaceCluster::start(&NODES, SLOTS)?;
         if disks == Disks::Small {
             for node in nodes() {
                 cluster.kill(&node)?;
-                injector::wipe(&cluster.store(&node))?;
-                fault::make_small(&cluster.store(&node), DISK)?;
+                injector::wipe(&cluster.store_path(&node))?;
+                fault::make_small(&cluster.store_path(&node), DISK)?;
                 cluster.restart(&node)?;
             }
             cluster.wait_for_servers(NODES.len() + 1)?;
         }
-        cluster.put(DATA, &Workload::data())?;
+        cluster.write_home(DATA, &Workload::data())?;
         let data = cluster.home.path().join(DATA);
         let data = data.parent().context("data is in a directory")?;
         let mut runs = Vec::new();
@@ -209,7 +209,7 @@ impl ChaosRun {
             let expected = workload.make_expected(data, plain.path())?;
             let workflow = cluster.directory.path().join(format!("{user}.bafs"));
             std::fs::write(&workflow, workload.text())?;
-            cluster.network.add(&user)?;
+            cluster.network.add_host(&user)?;
             let run = start_run(&cluster, &user, &workflow)?;
             runs.push(UserRun {
                 user,
@@ -274,7 +274,7 @@ impl ChaosRun {
     fn judge(&self, injected: &[InjectedFault], verdict: &mut Verdict) -> Result<()> {
         for user_run in &self.runs {
             for file in &user_run.expected {
-                match self.cluster.get(&file.path) {
+                match self.cluster.read_home(&file.path) {
                     Ok(found) if found == file.content => {}
                     Ok(found) => verdict.wrong.push(format!(
                         "{} has {} bytes instead of {}, or others",
@@ -295,13 +295,13 @@ impl ChaosRun {
 
     /// Volumes and agents that are left when servers have had time to notice.
     fn leftovers(&self) -> Result<Vec<String>> {
-        let agent = format!("agent --identity {}", self.cluster.identity().display());
+        let agent = format!("agent --identity {}", self.cluster.identity_directory().display());
         let mut left = Vec::new();
         for _ in 0..60 {
-            let volumes = self.cluster.json(&["volume", "list"])?;
+            let volumes = self.cluster.run_json(&["volume", "list"])?;
             let volumes = volumes.as_array().into_iter().flatten();
             let told = volumes.map(|it| format!("left: volume {} on {}", it["name"], it["node"]));
-            let agents = processes_with(&agent).into_iter();
+            let agents = processes_matching(&agent).into_iter();
             left = told.chain(agents.map(|it| format!("left: {it}"))).collect();
             if left.is_empty() {
                 break;
@@ -325,7 +325,7 @@ impl ChaosRun {
             verdict.kept = Some(kept);
         }
         let directory = cluster.directory.path().to_owned();
-        let stores: Vec<PathBuf> = nodes().map(|node| cluster.store(&node)).collect();
+        let stores: Vec<PathBuf> = nodes().map(|node| cluster.store_path(&node)).collect();
         drop(cluster);
         if disks == Disks::Small {
             for store in stores {
@@ -333,7 +333,7 @@ impl ChaosRun {
             }
             std::fs::remove_dir_all(&directory).ok();
         }
-        let left = processes_with(&directory.to_string_lossy());
+        let left = processes_matching(&directory.to_string_lossy());
         verdict
             .failed
             .extend(left.into_iter().map(|it| format!("left: {it}")));
@@ -345,7 +345,7 @@ fn nodes() -> impl Iterator<Item = String> {
     (1..=NODES.len()).map(|at| format!("n{at}"))
 }
 
-fn log_path(cluster: &NetCluster, user: &str) -> PathBuf {
+fn log_path(cluster: &NamespaceCluster, user: &str) -> PathBuf {
     cluster.directory.path().join(format!("{user}.said"))
 }
 
@@ -356,16 +356,16 @@ fn journal_of(workflow: &Path) -> PathBuf {
 }
 
 /// Starts a user's run, or takes up what a killed scheduler left.
-fn start_run(cluster: &NetCluster, user: &str, workflow: &Path) -> Result<Running> {
+fn start_run(cluster: &NamespaceCluster, user: &str, workflow: &Path) -> Result<ChildGuard> {
     let workflow = workflow.to_string_lossy();
-    let mut command = cluster.bafs(&["run", &workflow, "--user", user])?;
+    let mut command = cluster.bafs_command(&["run", &workflow, "--user", user])?;
     let mut options = OpenOptions::new();
     let said = options
         .create(true)
         .append(true)
         .open(log_path(cluster, user))?;
     command.stdout(said.try_clone()?).stderr(said);
-    cluster.network.spawn(user, &mut command)
+    cluster.network.spawn_in_host(user, &mut command)
 }
 
 /// What a fault may be a cause for. One of a scheduler, of its link or of the catalog is none:
@@ -391,8 +391,8 @@ fn injected(fault: &plan::Fault, begun_ms: u64) -> InjectedFault {
 
 /// Where the journals and logs of a seed that is not fine are kept.
 fn evidence_directory(seed: u64) -> PathBuf {
-    let program = program();
-    program.with_file_name("chaos").join(format!("seed-{seed}"))
+    let program = bafs_program();
+    bafs_program.with_file_name("chaos").join(format!("seed-{seed}"))
 }
 
 fn save_evidence(directory: &Path, kept: &Path) -> Result<()> {

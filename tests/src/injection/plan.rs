@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 
 /// What goes wrong with a server, or on the way to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,7 +90,7 @@ const LONGEST_MS: u64 = 14_000;
 
 /// The faults of a seed on so many nodes `n1`, `n2`, …, while runs of these users go on: they begin
 /// and end within so many milliseconds.
-pub fn plan(dice: &mut Dice, nodes: u64, users: &[&str], window_ms: u64) -> Vec<Fault> {
+pub fn plan(dice: &mut SeededRng, nodes: u64, users: &[&str], window_ms: u64) -> Vec<Fault> {
     let mut faults: Vec<Fault> = Vec::new();
     let mut at_ms = 1_500;
     while at_ms + SHORTEST_MS < window_ms {
@@ -103,12 +103,12 @@ pub fn plan(dice: &mut Dice, nodes: u64, users: &[&str], window_ms: u64) -> Vec<
         if is_free && at_once.len() < AT_ONCE_MOST {
             faults.push(fault);
         }
-        at_ms += 400 + dice.below(2_200);
+        at_ms += 400 + dice.next_below(2_200);
     }
     faults
 }
 
-fn draw(dice: &mut Dice, nodes: u64, users: &[&str], at_ms: u64, longest_ms: u64) -> Fault {
+fn draw(dice: &mut SeededRng, nodes: u64, users: &[&str], at_ms: u64, longest_ms: u64) -> Fault {
     const NODE: [FaultKind; 9] = [
         FaultKind::Kill,
         FaultKind::Wipe,
@@ -132,17 +132,17 @@ fn draw(dice: &mut Dice, nodes: u64, users: &[&str], at_ms: u64, longest_ms: u64
         FaultKind::CutPulses,
         FaultKind::Loss,
     ];
-    let user = users[dice.below(users.len() as u64) as usize];
-    let node = |dice: &mut Dice| format!("n{}", 1 + dice.below(nodes));
+    let user = users[dice.next_below(users.len() as u64) as usize];
+    let node = |dice: &mut SeededRng| format!("n{}", 1 + dice.next_below(nodes));
     // Shorter ones are more frequent.
-    let for_ms = SHORTEST_MS + dice.below(longest_ms + 1).min(dice.below(longest_ms + 1));
-    let (kind, target) = match dice.below(10) {
-        0 => (dice.pick(&SERVER), "home".to_owned()),
-        1 => (dice.pick(&SERVER), "catalog".to_owned()),
-        2 | 3 => (dice.pick(&SCHEDULER), user.to_owned()),
-        _ => (dice.pick(&NODE), node(dice)),
+    let for_ms = SHORTEST_MS + dice.next_below(longest_ms + 1).min(dice.next_below(longest_ms + 1));
+    let (kind, target) = match dice.next_below(10) {
+        0 => (dice.choose(&SERVER), "home".to_owned()),
+        1 => (dice.choose(&SERVER), "catalog".to_owned()),
+        2 | 3 => (dice.choose(&SCHEDULER), user.to_owned()),
+        _ => (dice.choose(&NODE), node(dice)),
     };
-    let other = (kind == FaultKind::OneWay).then(|| match dice.below(4) {
+    let other = (kind == FaultKind::OneWay).then(|| match dice.next_below(4) {
         0 => user.to_owned(),
         1 => "catalog".to_owned(),
         2 => "home".to_owned(),
@@ -156,8 +156,8 @@ fn draw(dice: &mut Dice, nodes: u64, users: &[&str], at_ms: u64, longest_ms: u64
         _ => for_ms,
     };
     let strength = match kind {
-        FaultKind::Loss => 5 + dice.below(45),
-        _ => 200 + dice.below(1_300),
+        FaultKind::Loss => 5 + dice.next_below(45),
+        _ => 200 + dice.next_below(1_300),
     };
     Fault {
         kind,
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn plans_follow_their_seed_and_cover_all_kinds() {
-        let make = |seed| plan(&mut Dice::new(seed), 5, &["alice", "bob"], 22_000);
+        let make = |seed| plan(&mut SeededRng::new(seed), 5, &["alice", "bob"], 22_000);
         assert_eq!(make(7), make(7));
         let mut kinds = BTreeSet::new();
         let mut count = 0;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 
 /// Stages of each pipeline; one job more gathers what all of them made.
 pub const STAGES: u32 = 3;
@@ -52,10 +52,10 @@ const WATCHED_MOST: u64 = 2;
 
 impl Workload {
     /// One that follows the dice; its jobs take `least` together on so many slots.
-    pub fn new(user: &str, dice: &mut Dice, least: Duration, slots: u32) -> Self {
-        let count = 10 + dice.below(11);
-        let watched = 1 + dice.below(WATCHED_MOST);
-        let unknown = 2 + dice.below(4);
+    pub fn new(user: &str, dice: &mut SeededRng, least: Duration, slots: u32) -> Self {
+        let count = 10 + dice.next_below(11);
+        let watched = 1 + dice.next_below(WATCHED_MOST);
+        let unknown = 2 + dice.next_below(4);
         let sizes = |at: u64| match at {
             at if at < watched => [Size::Declared, Size::Watched, Size::Declared],
             at if at < watched + unknown => [Size::Unknown; STAGES as usize],
@@ -163,7 +163,7 @@ impl Workload {
         std::fs::create_dir_all(&own)?;
         script += &self.gather(&Places::plain(data, &directory.join("in"), &own));
         let output = Command::new("sh").args(["-c", &script]).output()?;
-        ensure!(output.status.success(), "{}", crate::said(&output));
+        ensure!(output.status.success(), "{}", crate::printed_text(&output));
         let last = STAGES - 1;
         let names = (0..self.count()).map(|p| (p.to_string(), format!("v{p}_{last}")));
         let all = names.chain([("all".to_owned(), "sum".to_owned())]);
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn workloads_follow_their_seed() {
-        let make = |seed| Workload::new("alice", &mut Dice::new(seed), Duration::from_secs(20), 10);
+        let make = |seed| Workload::new("alice", &mut SeededRng::new(seed), Duration::from_secs(20), 10);
         assert_eq!(make(1).text(), make(1).text());
         assert_ne!(make(1).text(), make(2).text());
         for seed in 0..20 {

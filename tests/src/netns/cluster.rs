@@ -13,26 +13,26 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::{Network, Running, within};
-use crate::{program, said};
+use super::{Network, ChildGuard, run_in_namespace};
+use crate::{bafs_program, printed_text};
 
 /// Where `bafs run` and the other commands of a user live.
-pub const SCHEDULER: &str = "scheduler";
+pub const SCHEDULER_HOST: &str = "scheduler";
 
 /// A server may take so long to end when it is asked to.
-const STOP: Duration = Duration::from_secs(3);
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
-struct Server {
+struct ClusterServer {
     args: Vec<String>,
-    running: Running,
+    process: ChildGuard,
 }
 
 /// A cluster of which each server, and the scheduler, has a name space of its own.
 #[derive(Debug)]
-pub struct NetCluster {
+pub struct NamespaceCluster {
     /// Servers by name. Dropped first: they end before their files go.
-    servers: BTreeMap<String, Server>,
+    servers: BTreeMap<String, ClusterServer>,
     /// Where they live: `catalog`, `home`, `n1`, `n2`, … and [`SCHEDULER`].
     pub network: Network,
     addresses: BTreeMap<String, String>,
@@ -42,7 +42,7 @@ pub struct NetCluster {
     pub directory: TempDir,
 }
 
-impl NetCluster {
+impl NamespaceCluster {
     /// Starts catalog, home and nodes `n1`, `n2`, … of these sizes, with so many slots each.
     ///
     /// # Errors
@@ -55,13 +55,13 @@ impl NetCluster {
             home: tempfile::tempdir()?,
             directory: tempfile::tempdir()?,
         };
-        cluster.network.add(SCHEDULER)?;
-        let identity = cluster.identity();
-        let made = Command::new(program())
+        cluster.network.add_host(SCHEDULER_HOST)?;
+        let identity = cluster.identity_directory();
+        let made = Command::new(bafs_program())
             .arg("init")
             .arg(&identity)
             .output()?;
-        ensure!(made.status.success(), "bafs init: {}", said(&made));
+        ensure!(made.status.success(), "bafs init: {}", printed_text(&made));
         cluster.add_server("catalog", &["catalog"])?;
         let export = cluster.home.path().to_string_lossy().into_owned();
         let catalog = cluster.server_address("catalog")?.to_owned();
@@ -83,7 +83,7 @@ impl NetCluster {
     /// # Errors
     /// As [`Self::start`].
     pub fn add_node(&mut self, name: &str, more: &[&str]) -> Result<()> {
-        let store = self.store(name).to_string_lossy().into_owned();
+        let store = self.store_path(name).to_string_lossy().into_owned();
         let catalog = self.server_address("catalog")?.to_owned();
         let own = [
             "node",
@@ -102,7 +102,7 @@ impl NetCluster {
     /// # Errors
     /// As [`Self::start`].
     pub fn add_server(&mut self, name: &str, args: &[&str]) -> Result<()> {
-        self.network.add(name)?;
+        self.network.add_host(name)?;
         let mut args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
         args.extend([
             "--listen".to_owned(),
@@ -112,15 +112,15 @@ impl NetCluster {
     }
 
     fn start_server(&mut self, name: &str, mut args: Vec<String>) -> Result<()> {
-        let log = self.log(name);
-        let mut command = Command::new(program());
+        let log = self.log_path(name);
+        let mut command = Command::new(bafs_program());
         command.arg("--json").args(&args);
-        command.arg("--identity").arg(self.identity());
+        command.arg("--identity").arg(self.identity_directory());
         command.arg("--until-stdin-closes");
         command.env_remove("BAFS_LISTEN").env_remove("BAFS_METRICS");
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(OpenOptions::new().create(true).append(true).open(&log)?);
-        let mut running = self.network.spawn(name, &mut command)?;
+        let mut running = self.network.spawn_in_host(name, &mut command)?;
         let stdout = running.stdout.take().context("standard output is piped")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
@@ -136,7 +136,7 @@ impl NetCluster {
         }
         self.addresses.insert(name.to_owned(), address);
         self.servers
-            .insert(name.to_owned(), Server { args, running });
+            .insert(name.to_owned(), ClusterServer { args, process: running });
         Ok(())
     }
 
@@ -150,17 +150,17 @@ impl NetCluster {
     }
 
     /// The store of a node.
-    pub fn store(&self, node: &str) -> PathBuf {
+    pub fn store_path(&self, node: &str) -> PathBuf {
         self.directory.path().join(node)
     }
 
     /// What a server said.
-    pub fn log(&self, server: &str) -> PathBuf {
+    pub fn log_path(&self, server: &str) -> PathBuf {
         self.directory.path().join(format!("{server}.log"))
     }
 
     /// The identity of all.
-    pub fn identity(&self) -> PathBuf {
+    pub fn identity_directory(&self) -> PathBuf {
         self.directory.path().join("identity")
     }
 
@@ -169,9 +169,9 @@ impl NetCluster {
     /// # Errors
     /// When there is none of that name.
     pub fn kill(&mut self, name: &str) -> Result<()> {
-        let server = self.server(name)?;
-        server.running.kill()?;
-        server.running.wait()?;
+        let server = self.find_server(name)?;
+        server.process.kill()?;
+        server.process.wait()?;
         Ok(())
     }
 
@@ -180,7 +180,7 @@ impl NetCluster {
     /// # Errors
     /// When there is none of that name, or it does not start.
     pub fn restart(&mut self, name: &str) -> Result<()> {
-        let args = self.server(name)?.args.clone();
+        let args = self.find_server(name)?.args.clone();
         self.start_server(name, args)
     }
 
@@ -188,12 +188,12 @@ impl NetCluster {
     ///
     /// # Errors
     /// When there is none of that name.
-    pub fn signal(&mut self, name: &str, signal: Signal) -> Result<()> {
-        let pid = self.server(name)?.running.id();
+    pub fn send_signal(&mut self, name: &str, signal: Signal) -> Result<()> {
+        let pid = self.find_server(name)?.process.id();
         Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?)
     }
 
-    fn server(&mut self, name: &str) -> Result<&mut Server> {
+    fn find_server(&mut self, name: &str) -> Result<&mut ClusterServer> {
         let server = self.servers.get_mut(name);
         server.with_context(|| format!("there is no server '{name}'"))
     }
@@ -202,11 +202,11 @@ impl NetCluster {
     ///
     /// # Errors
     /// There is no catalog.
-    pub fn bafs(&self, args: &[&str]) -> Result<Command> {
-        let mut command = Command::new(program());
+    pub fn bafs_command(&self, args: &[&str]) -> Result<Command> {
+        let mut command = Command::new(bafs_program());
         command
             .args(args)
-            .env("BAFS_IDENTITY", self.identity())
+            .env("BAFS_IDENTITY", self.identity_directory())
             .env("BAFS_CATALOG", self.server_address("catalog")?)
             .stdin(Stdio::null());
         Ok(command)
@@ -216,9 +216,9 @@ impl NetCluster {
     ///
     /// # Errors
     /// When it does not start.
-    pub fn output(&self, args: &[&str]) -> Result<Output> {
-        let mut command = self.bafs(args)?;
-        within(&self.network.host(SCHEDULER)?.space, || {
+    pub fn run_command(&self, args: &[&str]) -> Result<Output> {
+        let mut command = self.bafs_command(args)?;
+        run_in_namespace(&self.network.find_host(SCHEDULER_HOST)?.namespace, || {
             Ok(command.output()?)
         })
     }
@@ -227,10 +227,10 @@ impl NetCluster {
     ///
     /// # Errors
     /// What the command said when it failed.
-    pub fn json(&self, args: &[&str]) -> Result<serde_json::Value> {
-        let output = self.output(&[args, &["--json"]].concat())?;
-        ensure!(output.status.success(), "bafs {args:?}: {}", said(&output));
-        serde_json::from_slice(&output.stdout).with_context(|| said(&output))
+    pub fn run_json(&self, args: &[&str]) -> Result<serde_json::Value> {
+        let output = self.run_command(&[args, &["--json"]].concat())?;
+        ensure!(output.status.success(), "bafs {args:?}: {}", printed_text(&output));
+        serde_json::from_slice(&output.stdout).with_context(|| printed_text(&output))
     }
 
     /// Starts `bafs run` in the scheduler's name space; what it says goes to a file, after what
@@ -238,12 +238,12 @@ impl NetCluster {
     ///
     /// # Errors
     /// When it does not start.
-    pub fn run(&self, workflow: &Path, more: &[&str], told: &Path) -> Result<Running> {
+    pub fn start_run(&self, workflow: &Path, more: &[&str], told: &Path) -> Result<ChildGuard> {
         let workflow = workflow.to_string_lossy();
-        let mut command = self.bafs(&[&["run", &workflow], more].concat())?;
+        let mut command = self.bafs_command(&[&["run", &workflow], more].concat())?;
         let told = OpenOptions::new().create(true).append(true).open(told)?;
         command.stdout(told.try_clone()?).stderr(told);
-        self.network.spawn(SCHEDULER, &mut command)
+        self.network.spawn_in_host(SCHEDULER_HOST, &mut command)
     }
 
     /// Waits until the catalog lists so many servers.
@@ -252,7 +252,7 @@ impl NetCluster {
     /// When it does not within 20 seconds.
     pub fn wait_for_servers(&self, count: usize) -> Result<()> {
         for _ in 0..200 {
-            let listed = self.json(&["servers"])?;
+            let listed = self.run_json(&["servers"])?;
             if listed
                 .as_array()
                 .is_some_and(|listed| listed.len() == count)
@@ -268,7 +268,7 @@ impl NetCluster {
     ///
     /// # Errors
     /// An I/O error.
-    pub fn put(&self, path: &str, content: &[u8]) -> Result<PathBuf> {
+    pub fn write_home(&self, path: &str, content: &[u8]) -> Result<PathBuf> {
         let path = self.home.path().join(path);
         std::fs::create_dir_all(path.parent().context("a file has a directory")?)?;
         std::fs::write(&path, content)?;
@@ -279,18 +279,18 @@ impl NetCluster {
     ///
     /// # Errors
     /// An I/O error, with the path.
-    pub fn get(&self, path: &str) -> Result<Vec<u8>> {
+    pub fn read_home(&self, path: &str) -> Result<Vec<u8>> {
         let path = self.home.path().join(path);
         std::fs::read(&path).with_context(|| path.display().to_string())
     }
 }
 
-impl Drop for NetCluster {
+impl Drop for NamespaceCluster {
     /// Ends servers in order, so that their mounts go; who does not end in time is killed.
     fn drop(&mut self) {
         for server in self.servers.values_mut() {
-            drop(server.running.stdin.take());
-            if let Ok(pid) = i32::try_from(server.running.id()) {
+            drop(server.process.stdin.take());
+            if let Ok(pid) = i32::try_from(server.process.id()) {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
                 let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
             }
@@ -298,7 +298,7 @@ impl Drop for NetCluster {
         let pause = Duration::from_millis(20);
         for server in self.servers.values_mut() {
             let mut waited = Duration::ZERO;
-            while matches!(server.running.try_wait(), Ok(None)) && waited < STOP {
+            while matches!(server.process.try_wait(), Ok(None)) && waited < STOP_TIMEOUT {
                 std::thread::sleep(pause);
                 waited += pause;
             }

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 use bafs_proto::message::JobOutcome;
 
 use super::{Outcome, Work, row};
-use crate::api::CacheWish;
+use crate::api::CacheSpec;
 use crate::bench::measure::{Samples, digits, seconds};
 use crate::bench::{Options, Report};
-use crate::stage::Stage;
+use crate::stage::CacheCluster;
 
 const NODES: usize = 4;
 const LINK: &str = "8MB/s";
@@ -31,15 +31,15 @@ struct Run {
 
 /// Both ways, in turns.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
-    if let Some(reason) = crate::cannot_mount() {
+    if let Some(reason) = crate::mount_obstacle() {
         anyhow::bail!("jobs with volumes cannot run here: {reason}");
     }
-    let stage = Stage::start(NODES, "2GB", Some(LINK))?;
-    let home = stage.world.home.path().to_owned();
+    let stage = CacheCluster::start(NODES, "2GB", Some(LINK))?;
+    let home = stage.test_cluster.home.path().to_owned();
     let residues = options.pick(25, 4) << 20;
     let queries = u32::try_from(NODES * WAVES)?;
-    let prepared = bafs::demo::prepare(&home, residues, queries, 1);
-    stage.api.wait(prepared)?;
+    let prepared = bafs::demo::prepare_input(&home, residues, queries, 1);
+    stage.client.block_on(prepared)?;
     let database = size_of(&home.join("db"))?;
     let share = (database as f64 * SHARE) as u64;
     let expected = expected_results(&home)?;
@@ -59,9 +59,9 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
     let (mut together, mut alone, mut wrong) = (vec![], vec![], 0);
     for round in 0..options.pick(2, 1) {
         for cooperative in [format!("blast-{round}"), String::new()] {
-            let wish = CacheWish {
+            let wish = CacheSpec {
                 cooperative: cooperative.clone(),
-                ..CacheWish::of("db", share)
+                ..CacheSpec::new("db", share)
             };
             let run = once(&stage, &wish, &expected)?;
             wrong += run.wrong;
@@ -122,12 +122,12 @@ fn expected_results(home: &Path) -> Result<Vec<String>> {
 }
 
 /// Runs all searches: on each node one after the other, all nodes at once.
-fn once(stage: &Stage, wish: &CacheWish, expected: &[String]) -> Result<Run> {
+fn once(stage: &CacheCluster, wish: &CacheSpec, expected: &[String]) -> Result<Run> {
     let volumes = stage.caches(&stage.nodes(), wish)?;
-    let home = stage.world.home.path().to_str().context("a path is text")?;
+    let home = stage.test_cluster.home.path().to_str().context("a path is text")?;
     let mut work: Vec<Work> = Vec::new();
     for (index, volume) in volumes.iter().enumerate() {
-        let (speaker, volume) = (stage.api.speaker().clone(), volume.clone());
+        let (speaker, volume) = (stage.client.client().clone(), volume.clone());
         let jobs: Vec<_> = (0..WAVES)
             .map(|wave| wave * NODES + index)
             .map(|query| (search(query, home, "/data"), expected[query].clone()))
@@ -135,8 +135,8 @@ fn once(stage: &Stage, wish: &CacheWish, expected: &[String]) -> Result<Run> {
         work.push(Box::pin(async move {
             let mut wrong = 0;
             for (script, expected) in jobs {
-                let job = speaker.start_job(&volume.node, volume.target(), &script);
-                let report = speaker.wait_job(&volume.node, job.await?).await?;
+                let job = speaker.start_job(&volume.node, volume.mount_target(), &script);
+                let report = speaker.wait_for_job(&volume.node, job.await?).await?;
                 let said = report.output_tail.trim().to_owned();
                 let ended = report.outcome == JobOutcome::Exited(0);
                 ensure!(ended, "{:?}: {said}", report.outcome);
@@ -146,7 +146,7 @@ fn once(stage: &Stage, wish: &CacheWish, expected: &[String]) -> Result<Run> {
         }));
     }
     let before = stage.home_bytes()?;
-    let (time, wrong) = seconds(|| stage.api.all(work))?;
+    let (time, wrong) = seconds(|| stage.client.run_all(work))?;
     let home_bytes = stage.home_bytes()? - before;
     stage.delete(&volumes)?;
     Ok(Run {

@@ -4,12 +4,12 @@
 use anyhow::Result;
 
 use super::{MIB, Outcome, row};
-use crate::api::CacheWish;
+use crate::api::CacheSpec;
 use crate::bench::measure::{Samples, digits, seconds};
 use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
 use crate::content::Content;
-use crate::stage::{FILE, Stage};
+use crate::stage::{DATA_FILE, CacheCluster};
 
 const LINK: &str = "8MB/s";
 const LINK_BYTES_PER_S: f64 = 8e6;
@@ -31,12 +31,12 @@ struct Costs {
 
 /// All sizes, in turns.
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
-    if let Some(reason) = crate::cannot_mount() {
+    if let Some(reason) = crate::mount_obstacle() {
         anyhow::bail!("jobs with volumes cannot run here: {reason}");
     }
     let set = MIB * options.pick(64, 16);
-    let stage = Stage::start(1, "4GB", Some(LINK))?;
-    stage.put("blocks", &Content::new(9, set))?;
+    let stage = CacheCluster::start(1, "4GB", Some(LINK))?;
+    stage.write_data_set("blocks", &Content::new(9, set))?;
     report.section(&format!(
         "block sizes: a cold scan of {} MiB behind {LINK}, and {READS} cold random reads of 4 KiB",
         set / MIB
@@ -77,19 +77,19 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
 }
 
 /// Reads a new, empty cache in a job: seconds, and bytes from home.
-fn once(stage: &Stage, set: usize, block_bytes: u32, pattern: &str) -> Result<(f64, f64)> {
-    let wish = CacheWish {
+fn once(stage: &CacheCluster, set: usize, block_bytes: u32, pattern: &str) -> Result<(f64, f64)> {
+    let wish = CacheSpec {
         block_bytes,
         cooperative: String::new(),
-        ..CacheWish::of("blocks", 2 * set as u64)
+        ..CacheSpec::new("blocks", 2 * set as u64)
     };
     let volumes = stage.caches(&stage.nodes(), &wish)?;
-    let mut shell = Shell::job(&stage.world, &format!("{}:/data:ro", volumes[0].id))?;
+    let mut shell = Shell::job(&stage.test_cluster, &format!("{}:/data:ro", volumes[0].id))?;
     shell.run("true")?;
     let before = stage.home_bytes()?;
     let (time, said) = seconds(|| {
         shell.run(&format!(
-            "fio --name=read --filename=/data/{FILE} --readonly --invalidate=0 --ioengine=psync \
+            "fio --name=read --filename=/data/{DATA_FILE} --readonly --invalidate=0 --ioengine=psync \
              --norandommap {pattern} >/dev/null 2>&1 || echo failed"
         ))
     })?;

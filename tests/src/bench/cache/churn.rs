@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::{MIB, Outcome, Work, row};
-use crate::api::CacheWish;
+use crate::api::CacheSpec;
 use crate::bench::measure::{Samples, digits, seconds};
 use crate::bench::{Options, Report};
 use crate::content::Content;
-use crate::stage::{Stage, compare, scan};
+use crate::stage::{CacheCluster, compare, scan};
 
 const NODES: usize = 8;
 
@@ -38,8 +38,8 @@ struct Run {
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
     let set = MIB * options.pick(128, 48);
     let content = Arc::new(Content::new(7, set));
-    let mut stage = Stage::start(NODES, "2GB", Some(LINK))?;
-    stage.put("churn", &content)?;
+    let mut stage = CacheCluster::start(NODES, "2GB", Some(LINK))?;
+    stage.write_data_set("churn", &content)?;
     report.section(&format!(
         "a scan of {} MiB behind {LINK} on {STAYING} of {NODES} nodes; of the others one is killed \
          (SIGKILL) or leaves the cache, so that its share moves, every {} s and is back after {} s",
@@ -89,17 +89,17 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
     Ok(Outcome { wrong_bytes: wrong })
 }
 
-fn once(stage: &mut Stage, content: &Arc<Content>, name: &str, kills: bool) -> Result<Run> {
-    let wish = CacheWish {
+fn once(stage: &mut CacheCluster, content: &Arc<Content>, name: &str, kills: bool) -> Result<Run> {
+    let wish = CacheSpec {
         cooperative: name.to_owned(),
-        ..CacheWish::of("churn", content.bytes().len() as u64 + MIB as u64)
+        ..CacheSpec::new("churn", content.bytes().len() as u64 + MIB as u64)
     };
     let mut volumes = stage.caches(&stage.nodes(), &wish)?;
     let script = stage.compare_script("churn");
     let mut work: Vec<Work> = Vec::new();
     for volume in &volumes[..STAYING] {
-        let speaker = stage.api.speaker().clone();
-        let (node, target, script) = (volume.node.clone(), volume.target(), script.clone());
+        let speaker = stage.client.client().clone();
+        let (node, target, script) = (volume.node.clone(), volume.mount_target(), script.clone());
         work.push(Box::pin(compare(speaker, node, target, script)));
         let (speaker, volume, content) = (stage.reader()?, volume.clone(), content.clone());
         work.push(Box::pin(
@@ -108,9 +108,9 @@ fn once(stage: &mut Stage, content: &Arc<Content>, name: &str, kills: bool) -> R
     }
     let staying = stage.nodes()[..STAYING].to_vec();
     let before = (stage.home_bytes()?, stage.sum(&staying, "cache_fallbacks")?);
-    let home = stage.world.cluster.home().to_owned();
+    let home = stage.test_cluster.cluster.home_address().to_owned();
     let (leaving, wish, home) = (&mut volumes[STAYING..], &wish, &home);
-    let Stage { world, api, .. } = &mut *stage;
+    let CacheCluster { test_cluster: world, client: api, .. } = &mut *stage;
     let api = &*api;
     let over = AtomicBool::new(false);
     let (time, wrong, killed) = std::thread::scope(|scope| -> Result<_> {
@@ -127,16 +127,16 @@ fn once(stage: &mut Stage, content: &Arc<Content>, name: &str, kills: bool) -> R
                     // Who was killed is believed in for longer than it is away; who has no volume
                     // any more is a peer no more.
                     let volume = &mut leaving[place];
-                    api.wait(api.speaker().delete(volume))?;
+                    api.block_on(api.client().delete_volume(volume))?;
                     std::thread::sleep(AWAY);
-                    *volume = api.wait(api.speaker().create(&volume.node, home, wish))?;
+                    *volume = api.block_on(api.client().create_cache(&volume.node, home, wish))?;
                 }
                 killed += 1;
                 std::thread::sleep(AWAY);
             }
             Ok(killed)
         });
-        let read = seconds(|| api.all(work));
+        let read = seconds(|| api.run_all(work));
         over.store(true, Ordering::Relaxed);
         let killed = disturb.join().ok().context("who disturbs broke off")??;
         let (time, wrong) = read?;

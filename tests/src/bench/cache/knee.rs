@@ -5,11 +5,11 @@ use anyhow::Result;
 use bafs_proto::volume::Replacement;
 
 use super::{MIB, Outcome, row};
-use crate::api::CacheWish;
+use crate::api::CacheSpec;
 use crate::bench::measure::{Samples, digits};
 use crate::bench::{Options, Report};
 use crate::content::Content;
-use crate::stage::{FILE, Stage, scan};
+use crate::stage::{DATA_FILE, CacheCluster, scan};
 
 const NODES: usize = 4;
 
@@ -26,7 +26,7 @@ const SCANS: usize = 2;
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
     let node = MIB * options.pick(128, 32);
     let rounds = options.pick(2, 1);
-    let stage = Stage::start(NODES, "4GB", None)?;
+    let stage = CacheCluster::start(NODES, "4GB", None)?;
     report.section(&format!(
         "{SCANS} linear scans of a growing data set, {NODES} nodes of {} MiB: bytes from home / \
          bytes of the set",
@@ -37,15 +37,15 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
     for percent in PERCENT {
         let content = Content::new(percent as u64, NODES * node * percent / 100);
         let directory = format!("knee{percent}");
-        stage.put(&directory, &content)?;
+        stage.write_data_set(&directory, &content)?;
         let mut samples = Vec::new();
         for replacement in [Replacement::Lru, Replacement::Mru] {
             let mut factors = Vec::new();
             for round in 0..rounds {
-                let wish = CacheWish {
+                let wish = CacheSpec {
                     cooperative: format!("{directory}-{replacement:?}-{round}"),
                     replacement,
-                    ..CacheWish::of(&directory, node as u64)
+                    ..CacheSpec::new(&directory, node as u64)
                 };
                 let (factor, bad) = factor(&stage, &wish, &content)?;
                 factors.push(factor);
@@ -65,7 +65,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
             &samples[1].to_string(),
             &digits(best),
         ]));
-        std::fs::remove_file(stage.world.home.path().join(&directory).join(FILE))?;
+        std::fs::remove_file(stage.test_cluster.home.path().join(&directory).join(DATA_FILE))?;
     }
     report.table(&rows);
     report.figure("knee_percent", knee as f64);
@@ -73,14 +73,14 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
 }
 
 /// Reads the set twice, through another node each time, and sees what home sent.
-fn factor(stage: &Stage, wish: &CacheWish, content: &Content) -> Result<(f64, u64)> {
+fn factor(stage: &CacheCluster, wish: &CacheSpec, content: &Content) -> Result<(f64, u64)> {
     let volumes = stage.caches(&stage.nodes(), wish)?;
     let before = stage.home_bytes()?;
     let mut wrong = 0;
     for volume in &volumes[..SCANS] {
         wrong += stage
-            .api
-            .wait(scan(stage.reader()?, volume.clone(), content))?;
+            .client
+            .block_on(scan(stage.reader()?, volume.clone(), content))?;
     }
     let home_bytes = stage.home_bytes()? - before;
     stage.delete(&volumes)?;

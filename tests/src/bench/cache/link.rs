@@ -8,12 +8,12 @@ use anyhow::{Result, ensure};
 use bafs_proto::message::MountTarget;
 
 use super::{MIB, Outcome, Work, row};
-use crate::api::CacheWish;
+use crate::api::CacheSpec;
 use crate::bench::machine::Processors;
 use crate::bench::measure::{Samples, digits, seconds};
 use crate::bench::{Options, Report};
 use crate::content::Content;
-use crate::stage::{Stage, compare, scan};
+use crate::stage::{CacheCluster, compare, scan};
 
 /// Rate of the link to home: as the command line says it, and in bytes per second.
 const LINK: &str = "8MB/s";
@@ -69,8 +69,8 @@ struct Run {
 pub(super) fn cold(options: &Options, report: &mut Report) -> Result<Outcome> {
     let set = MIB * options.pick(256, 32);
     let content = Arc::new(Content::new(4, set));
-    let stage = Stage::start(NODES, "2GB", Some(LINK))?;
-    stage.put("cold", &content)?;
+    let stage = CacheCluster::start(NODES, "2GB", Some(LINK))?;
+    stage.write_data_set("cold", &content)?;
     let link_s = set as f64 / LINK_BYTES_PER_S;
     let readers = |jobs, programs, speakers| Readers {
         jobs,
@@ -135,8 +135,8 @@ pub(super) fn factors(options: &Options, report: &mut Report) -> Result<Outcome>
     let set = MIB * options.pick(16, 2);
     let readers = PROGRAMS;
     let content = Arc::new(Content::new(5, set));
-    let stage = Stage::start(NODES, "2GB", Some(LINK))?;
-    stage.put("factor", &content)?;
+    let stage = CacheCluster::start(NODES, "2GB", Some(LINK))?;
+    stage.write_data_set("factor", &content)?;
     report.section(&format!(
         "{} cold readers on {NODES} nodes of {} MiB behind {LINK}: three ways",
         readers.count(),
@@ -202,25 +202,25 @@ pub(super) fn factors(options: &Options, report: &mut Report) -> Result<Outcome>
 }
 
 fn run_cached(
-    stage: &Stage,
+    stage: &CacheCluster,
     content: &Arc<Content>,
     directory: &str,
     cooperative: &str,
     readers: Readers,
 ) -> Result<Run> {
     let size_bytes = content.bytes().len() as u64 + MIB as u64;
-    let wish = CacheWish {
+    let wish = CacheSpec {
         cooperative: cooperative.to_owned(),
-        ..CacheWish::of(directory, size_bytes)
+        ..CacheSpec::new(directory, size_bytes)
     };
     let volumes = stage.caches(&stage.nodes(), &wish)?;
     let script = at_once(&stage.compare_script(directory), readers.programs);
     let mut work: Vec<Work> = Vec::new();
     for volume in &volumes {
         for _ in 0..readers.jobs {
-            let (speaker, volume) = (stage.api.speaker().clone(), volume.clone());
+            let (speaker, volume) = (stage.client.client().clone(), volume.clone());
             let script = script.clone();
-            let target = volume.target();
+            let target = volume.mount_target();
             work.push(Box::pin(compare(speaker, volume.node, target, script)));
         }
         for _ in 0..readers.speakers {
@@ -244,24 +244,24 @@ fn at_once(script: &str, times: usize) -> String {
     )
 }
 
-fn run_remote(stage: &Stage, directory: &str, readers: usize) -> Result<Run> {
+fn run_remote(stage: &CacheCluster, directory: &str, readers: usize) -> Result<Run> {
     let script = stage.compare_script(directory);
-    let home = stage.world.cluster.home().to_owned();
+    let home = stage.test_cluster.cluster.home_address().to_owned();
     let mut work: Vec<Work> = Vec::new();
     for node in stage.nodes().into_iter().cycle().take(readers) {
         let target = MountTarget::Home {
             server: home.clone(),
             path: directory.to_owned(),
         };
-        let speaker = stage.api.speaker().clone();
+        let speaker = stage.client.client().clone();
         work.push(Box::pin(compare(speaker, node, target, script.clone())));
     }
     measure(stage, work)
 }
 
-fn measure(stage: &Stage, work: Vec<Work>) -> Result<Run> {
+fn measure(stage: &CacheCluster, work: Vec<Work>) -> Result<Run> {
     let (before, processors) = (stage.home_bytes()?, Processors::now());
-    let (seconds, wrong) = seconds(|| stage.api.all(work))?;
+    let (seconds, wrong) = seconds(|| stage.client.run_all(work))?;
     let home_bytes = stage.home_bytes()? - before;
     ensure!(home_bytes > 0, "home was not asked: nothing was measured");
     Ok(Run {

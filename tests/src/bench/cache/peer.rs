@@ -13,13 +13,13 @@ use bafs_proto::net::quic;
 use bytes::Bytes;
 
 use super::{MIB, Outcome, row};
-use crate::api::{CacheVolume, CacheWish, READ_BYTES, Speaker};
+use crate::api::{CacheVolume, CacheSpec, READ_BYTES_MAX, ApiClient};
 use crate::bench::machine::warm_memory;
 use crate::bench::measure::{Way, interleave, seconds};
 use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
 use crate::content::Content;
-use crate::stage::{FILE, Stage};
+use crate::stage::{DATA_FILE, CacheCluster};
 
 /// Hidden first argument: this process sends bytes over a bare QUIC stream.
 pub(in crate::bench) const SOURCE_PROCESS: &str = "--quic-source";
@@ -35,12 +35,12 @@ const WARM_BYTES: usize = 8 << 30;
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
     let set = MIB * options.pick(256, 64);
     let content = Content::new(3, set);
-    if let Some(reason) = crate::cannot_mount() {
+    if let Some(reason) = crate::mount_obstacle() {
         anyhow::bail!("jobs with volumes cannot run here: {reason}");
     }
-    let stage = Stage::start(2, "20GB", None)?;
-    stage.put("peer", &content)?;
-    let source = Source::start(&stage.world.cluster.identity(), set)?;
+    let stage = CacheCluster::start(2, "20GB", None)?;
+    stage.write_data_set("peer", &content)?;
+    let source = Source::start(&stage.test_cluster.cluster.identity(), set)?;
     report.section(&format!(
         "{} MiB that only a peer has, over loopback",
         set / MIB
@@ -90,14 +90,14 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
 
 /// Has everything on the first node, makes the second one a peer, and reads there.
 fn from_peer(
-    stage: &Stage,
+    stage: &CacheCluster,
     cooperative: &str,
     content: &Content,
     mut read: impl FnMut(&CacheVolume) -> Result<f64>,
 ) -> Result<f64> {
-    let wish = CacheWish {
+    let wish = CacheSpec {
         cooperative: cooperative.to_owned(),
-        ..CacheWish::of("peer", 2 * content.bytes().len() as u64)
+        ..CacheSpec::new("peer", 2 * content.bytes().len() as u64)
     };
     let nodes = stage.nodes();
     let first = stage.caches(&nodes[..1], &wish)?;
@@ -125,21 +125,21 @@ fn from_peer(
 
 /// Reads the data file by fio in a job on the volume's node: MB/s. The bytes are compared by the
 /// way through the volume API, and by the kernel's reader in the fault tests.
-fn in_job(stage: &Stage, volume: &CacheVolume, set: usize) -> Result<f64> {
-    let mut shell = Shell::job(&stage.world, &format!("{}:/data:ro", volume.id))?;
+fn in_job(stage: &CacheCluster, volume: &CacheVolume, set: usize) -> Result<f64> {
+    let mut shell = Shell::job(&stage.test_cluster, &format!("{}:/data:ro", volume.id))?;
     shell.run("true")?;
     let options = format!(
-        "--name=read --filename=/data/{FILE} --readonly --invalidate=0 --size={set} \
+        "--name=read --filename=/data/{DATA_FILE} --readonly --invalidate=0 --size={set} \
          --ioengine=psync --rw=read --bs=1M"
     );
     shell.fio(&options, set as u64)
 }
 
 /// Reads what the own node has.
-fn from_own(stage: &Stage, content: &Content) -> Result<(f64, u64)> {
-    let wish = CacheWish {
+fn from_own(stage: &CacheCluster, content: &Content) -> Result<(f64, u64)> {
+    let wish = CacheSpec {
         cooperative: String::new(),
-        ..CacheWish::of("peer", 2 * content.bytes().len() as u64)
+        ..CacheSpec::new("peer", 2 * content.bytes().len() as u64)
     };
     let volumes = stage.caches(&stage.nodes()[..1], &wish)?;
     read_all(stage, &volumes[0], content)?;
@@ -149,25 +149,25 @@ fn from_own(stage: &Stage, content: &Content) -> Result<(f64, u64)> {
 }
 
 /// Reads the data file with several requests at once: MB/s and wrong bytes.
-fn read_all(stage: &Stage, volume: &CacheVolume, content: &Content) -> Result<(f64, u64)> {
+fn read_all(stage: &CacheCluster, volume: &CacheVolume, content: &Content) -> Result<(f64, u64)> {
     let reader = stage.reader()?;
     let length = content.bytes().len() as u64;
-    let (time, wrong) = seconds(|| stage.api.wait(read_pieces(&reader, volume, content)))?;
+    let (time, wrong) = seconds(|| stage.client.block_on(read_pieces(&reader, volume, content)))?;
     Ok((length as f64 / time / 1e6, wrong))
 }
 
-async fn read_pieces(reader: &Speaker, volume: &CacheVolume, content: &Content) -> Result<u64> {
-    let listing = reader.list(volume).await?;
-    let file = listing.files().find(|(_, entry)| entry.path == FILE);
+async fn read_pieces(reader: &ApiClient, volume: &CacheVolume, content: &Content) -> Result<u64> {
+    let listing = reader.list_files(volume).await?;
+    let file = listing.regular_files().find(|(_, entry)| entry.path == DATA_FILE);
     let (file, _) = file.context("the data file is listed")?;
-    let pieces = (content.bytes().len() as u64).div_ceil(u64::from(READ_BYTES));
-    let step = READ_BYTES / listing.block_bytes;
+    let pieces = (content.bytes().len() as u64).div_ceil(u64::from(READ_BYTES_MAX));
+    let step = READ_BYTES_MAX / listing.block_bytes;
     let read = |piece: u64| {
         let (reader, volume, listing) = (reader.clone(), volume.clone(), listing.clone());
         let first = piece * u64::from(step);
         tokio::spawn(async move {
-            let bytes = reader.read(&volume, &listing, file, first, step).await?;
-            anyhow::Ok((piece * u64::from(READ_BYTES), bytes))
+            let bytes = reader.read_blocks(&volume, &listing, file, first, step).await?;
+            anyhow::Ok((piece * u64::from(READ_BYTES_MAX), bytes))
         })
     };
     let mut under_way: std::collections::VecDeque<_> =
@@ -179,7 +179,7 @@ async fn read_pieces(reader: &Speaker, volume: &CacheVolume, content: &Content) 
             under_way.push_back(read(next));
             next += 1;
         }
-        wrong += content.wrong_bytes(offset, &bytes);
+        wrong += content.count_wrong_bytes(offset, &bytes);
     }
     Ok(wrong)
 }
@@ -211,9 +211,9 @@ impl Source {
     }
 
     /// Fetches everything once: MB/s.
-    fn fetch(&self, stage: &Stage, bytes: usize) -> Result<f64> {
+    fn fetch(&self, stage: &CacheCluster, bytes: usize) -> Result<f64> {
         let identity = Identity::load(&self.identity.join("scheduler"), Role::Scheduler)?;
-        stage.api.wait(async {
+        stage.client.block_on(async {
             let endpoint = quic::client_endpoint(&identity)?;
             let address = self.address.parse()?;
             let connection = endpoint.connect(address, SERVER_NAME)?.await?;
@@ -261,7 +261,7 @@ pub(in crate::bench) fn source_process(arguments: &[String]) -> Result<()> {
                 let connection = incoming.await?;
                 let (mut send, mut receive) = connection.accept_bi().await?;
                 receive.read_to_end(16).await?;
-                let piece = Bytes::from(vec![7; READ_BYTES as usize]);
+                let piece = Bytes::from(vec![7; READ_BYTES_MAX as usize]);
                 let mut left = bytes;
                 while left > 0 {
                     let now = left.min(piece.len());

@@ -7,14 +7,14 @@ use std::{cell::RefCell, rc::Rc};
 use anyhow::{Result, ensure};
 
 use super::{MIB, Outcome, row};
-use crate::api::CacheWish;
+use crate::api::CacheSpec;
 use crate::bench::machine::{Cold, drop_caches};
 use crate::bench::measure::{Samples, Way, interleave};
 use crate::bench::shell::Shell;
 use crate::bench::smallest::passing::PassingShown;
 use crate::bench::{Options, Report};
 use crate::content::Content;
-use crate::stage::{FILE, Stage};
+use crate::stage::{DATA_FILE, CacheCluster};
 
 /// A way to read, as fio calls it.
 struct Pattern {
@@ -78,18 +78,18 @@ fn measure(
     report: &mut Report,
     figure: impl Fn(Pages, &Pattern) -> Option<String>,
 ) -> Result<()> {
-    if let Some(reason) = crate::cannot_mount() {
+    if let Some(reason) = crate::mount_obstacle() {
         anyhow::bail!("jobs with volumes cannot run here: {reason}");
     }
     let set = MIB * options.pick(512, 64);
     let content = Content::new(2, set);
-    let stage = Stage::start(1, "20GB", None)?;
-    stage.put("warm", &content)?;
-    stage.put("as-warm", &content)?;
-    let wish = CacheWish::of("warm", 2 * set as u64);
+    let stage = CacheCluster::start(1, "20GB", None)?;
+    stage.write_data_set("warm", &content)?;
+    stage.write_data_set("as-warm", &content)?;
+    let wish = CacheSpec::new("warm", 2 * set as u64);
     let volumes = stage.caches(&stage.nodes(), &wish)?;
     let [native, control] =
-        ["warm", "as-warm"].map(|it| stage.world.home.path().join(it).join(FILE));
+        ["warm", "as-warm"].map(|it| stage.test_cluster.home.path().join(it).join(DATA_FILE));
     // Jobs see what is mounted before they begin.
     let smallest = PassingShown::start(&native);
     report.section(&format!(
@@ -99,7 +99,7 @@ fn measure(
     ));
     let files = Files {
         shell: Rc::new(RefCell::new(Shell::job(
-            &stage.world,
+            &stage.test_cluster,
             &format!("{}:/data:ro", volumes[0].id),
         )?)),
         smallest: smallest.as_ref().ok().map(PassingShown::path),
@@ -164,7 +164,7 @@ struct Found {
 impl Files {
     /// Fills the node's cache, and checks it.
     fn fill_cache(&self) -> Result<()> {
-        let compare = format!("cmp /data/{FILE} {} && echo same", self.native.display());
+        let compare = format!("cmp /data/{DATA_FILE} {} && echo same", self.native.display());
         let same = self.shell.borrow_mut().run(&compare)?;
         ensure!(
             same.trim() == "same",
@@ -174,7 +174,7 @@ impl Files {
     }
 
     fn compare(&self, options: &Options, pages: Pages, pattern: &Pattern) -> Result<Found> {
-        let mounted = Path::new("/data").join(FILE);
+        let mounted = Path::new("/data").join(DATA_FILE);
         let way = |name, path: &Path| {
             let path = path.to_owned();
             Way::new(name, move || {

@@ -8,12 +8,12 @@ use anyhow::Result;
 
 use super::local::at_once;
 use super::work::{Work, rate};
-use crate::api::CacheWish;
+use crate::api::CacheSpec;
 use crate::bench::measure::{Samples, Way, interleave};
 use crate::bench::shell::Shell;
 use crate::bench::smallest::kept;
 use crate::bench::{Options, Report};
-use crate::stage::Stage;
+use crate::stage::CacheCluster;
 
 /// What a job does again and again with what it reads from: libraries, scripts, tables.
 const WORKS: [(Work, &str); 4] = [
@@ -37,20 +37,20 @@ const PLACES: [&str; 4] = ["cache", "directory", "control", "smallest"];
 
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let files = options.pick(5_000, 500);
-    let stage = Stage::start(1, "20GB", None)?;
+    let stage = CacheCluster::start(1, "20GB", None)?;
     let [native, control] =
-        ["small-files", "as-small-files"].map(|name| stage.world.home.path().join(name));
+        ["small-files", "as-small-files"].map(|name| stage.test_cluster.home.path().join(name));
     for place in [&native, &control] {
         let own = place.join("process-1");
         std::fs::create_dir_all(&own)?;
         rate(Work::Create, &own, files)?;
     }
-    let wish = CacheWish::of("small-files", 200_000_000);
+    let wish = CacheSpec::new("small-files", 200_000_000);
     let volumes = stage.caches(&stage.nodes(), &wish)?;
     let mount = format!("{}:/data:ro", volumes[0].id);
     // Jobs see what is mounted before they begin.
     let smallest = kept::start(&native)?;
-    let shell = RefCell::new(Shell::job(&stage.world, &mount)?);
+    let shell = RefCell::new(Shell::job(&stage.test_cluster, &mount)?);
     report.section(&format!(
         "{files} files of 4 KiB of a cache on this node, in a job, beside the directory that they \
          come from, another one, and the smallest file system of which the kernel keeps all: \

@@ -14,8 +14,8 @@ use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
 use super::{MIB, row};
-use crate::World;
-use crate::api::Api;
+use crate::TestCluster;
+use crate::api::BlockingClient;
 use crate::bench::measure::{Samples, Way, interleave, seconds};
 use crate::bench::{Options, Report};
 
@@ -58,19 +58,19 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
 
 /// One load by all ways.
 fn copies(options: &Options, report: &mut Report, daemon: &Daemon, load: &Load) -> Result<()> {
-    let world = World::start(&["20GB", "20GB"])?;
+    let world = TestCluster::start(&["20GB", "20GB"])?;
     world.wait_for_servers(3)?;
     let create = ["volume", "create", "work", "--node", "n1", "--size", "5GB"];
-    let made = world.json(&[&create[..], &["--files", "50000"]].concat())?;
+    let made = world.run_json(&[&create[..], &["--files", "50000"]].concat())?;
     let volume: VolumeId = made["id"]
         .as_str()
         .context("the volume has an id")?
         .parse()?;
     let script = format!("cd /data && {}", load.script);
     let mounted = ["exec", "--mount", "work:/data", "--", "sh", "-c", &script];
-    ensure!(world.bafs(&mounted).status()?.success(), "no files");
+    ensure!(world.bafs_command(&mounted).status()?.success(), "no files");
     let plain = Plain::make(load)?;
-    let api = Api::new(&world.cluster.identity())?;
+    let api = BlockingClient::new(&world.cluster.identity())?;
     let [replicate, home] = [
         format!("a volume with {} file(s) to another node", load.files),
         format!("{} file(s) home", load.files),
@@ -119,11 +119,11 @@ fn tell(report: &mut Report, figure: &str, found: &[Samples]) {
     report.table(&rows);
 }
 
-fn replicated(world: &World) -> Result<f64> {
+fn replicated(world: &TestCluster) -> Result<f64> {
     rustix::fs::sync();
-    let (took, copy) = seconds(|| world.json(&["volume", "replicate", "work", "--to", "n2"]))?;
+    let (took, copy) = seconds(|| world.run_json(&["volume", "replicate", "work", "--to", "n2"]))?;
     let id = copy["id"].as_str().context("the copy has an id")?;
-    world.json(&["volume", "delete", id])?;
+    world.run_json(&["volume", "delete", id])?;
     // What the node still removes would slow down who is next.
     let trash = world.cluster.directory().join("n2/trash");
     let mut looks = LOOKS;
@@ -136,8 +136,8 @@ fn replicated(world: &World) -> Result<f64> {
 }
 
 fn extracted(
-    world: &World,
-    api: &Api,
+    world: &TestCluster,
+    api: &BlockingClient,
     (volume, files): (VolumeId, u64),
     round: u32,
 ) -> Result<f64> {
@@ -152,13 +152,13 @@ fn extracted(
     if files == 1 {
         let target = "bafs://home/out/large";
         let arguments = ["volume", "extract", "work", "large", target];
-        return Ok(seconds(|| world.json(&arguments))?.0);
+        return Ok(seconds(|| world.run_json(&arguments))?.0);
     }
     let node = world.cluster.address("n1").to_owned();
-    let home = world.cluster.home().to_owned();
+    let home = world.cluster.home_address().to_owned();
     let permits = std::sync::Arc::new(Semaphore::new(AT_ONCE));
     let sent = (1..=files).map(|number| {
-        let (speaker, permits) = (api.speaker().clone(), permits.clone());
+        let (speaker, permits) = (api.client().clone(), permits.clone());
         let (node, home) = (node.clone(), home.clone());
         async move {
             let _permit = permits.acquire().await?;
@@ -175,7 +175,7 @@ fn extracted(
             anyhow::Ok(())
         }
     });
-    Ok(seconds(|| api.all(sent))?.0)
+    Ok(seconds(|| api.run_all(sent))?.0)
 }
 
 /// The same files in a plain directory, and where they are copied to.
@@ -230,7 +230,7 @@ fn done(command: &mut Command) -> Result<f64> {
     ensure!(
         output.status.success(),
         "{command:?}: {}",
-        crate::said(&output)
+        crate::printed_text(&output)
     );
     Ok(took)
 }

@@ -154,7 +154,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         "the parts are {}",
         names.join(", ")
     );
-    if let Some(reason) = crate::cannot_mount() {
+    if let Some(reason) = crate::mount_obstacle() {
         anyhow::bail!("volumes cannot be mounted here: {reason}");
     }
     report.promise(PROMISED);

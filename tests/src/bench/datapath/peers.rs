@@ -19,7 +19,7 @@ use super::work::{Work, arguments, rate, rate_of};
 use crate::bench::measure::{Samples, Way, digits, interleave};
 use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
-use crate::{World, mounts_with};
+use crate::{TestCluster, mounts_matching};
 
 /// A file system that we are compared with.
 struct Kind {
@@ -140,7 +140,7 @@ impl Peer {
 
     fn is_shown(&self) -> bool {
         let text = self.mount.to_str().unwrap_or_default();
-        !mounts_with(text).is_empty() && fs::write(self.mount.join("ready"), "").is_ok()
+        !mounts_matching(text).is_empty() && fs::write(self.mount.join("ready"), "").is_ok()
     }
 
     fn said(&self) -> String {
@@ -191,7 +191,7 @@ impl<'a> Place<'a> {
     }
 
     /// A volume within a job.
-    fn in_job(name: &'a str, world: &World) -> Result<Self> {
+    fn in_job(name: &'a str, world: &TestCluster) -> Result<Self> {
         let mut shell = Shell::job(world, "work:/scratch")?;
         let program = std::env::current_exe()?;
         let program = program

@@ -12,7 +12,7 @@ use super::{MIB, row};
 use crate::bench::measure::{Samples, Way, interleave};
 use crate::bench::shell::Shell;
 use crate::bench::{Options, Report};
-use crate::ring::Rings;
+use crate::ring::RingSetting;
 
 /// Name, figure, options of fio, and how many times the file's bytes are read.
 const DATA: [(&str, &str, &str, u64); 4] = [
@@ -49,7 +49,7 @@ const NAMES: [Work; 4] = [Work::Create, Work::Stat, Work::OpenRead, Work::Unlink
 pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     let ring = Shown::by_rings("4GB")?;
     let device = {
-        let _none = Rings::forbid()?;
+        let _none = RingSetting::disable()?;
         Shown::near("4GB")?
     };
     let shell = RefCell::new(Shell::host()?);

@@ -13,9 +13,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::ring::{Rings, missing};
+use crate::ring::{RingSetting, uring_obstacle};
 use crate::stand::{BY_RING, COLLECTS};
-use crate::{World, mounts_with};
+use crate::{TestCluster, mounts_matching};
 
 /// How often, and with which pauses, something is looked for that comes soon.
 const LOOKS: u32 = 400;
@@ -31,25 +31,25 @@ pub(super) struct Shown {
     /// What the agent said.
     said: File,
     directory: TempDir,
-    pub(super) world: World,
+    pub(super) world: TestCluster,
 }
 
 /// A cluster of one node whose door is shut, so that agents must use the network, with a volume
 /// named `work`.
-pub(super) fn distant_world(size: &str) -> Result<World> {
+pub(super) fn distant_world(size: &str) -> Result<TestCluster> {
     let world = near_world(size, &[])?;
     fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
     Ok(world)
 }
 
 /// A cluster of one node with a volume named `work`, made with these options.
-pub(super) fn near_world(size: &str, options: &[&str]) -> Result<World> {
-    let world = World::start(&[size])?;
+pub(super) fn near_world(size: &str, options: &[&str]) -> Result<TestCluster> {
+    let world = TestCluster::start(&[size])?;
     world.wait_for_servers(2)?;
     // A watched volume takes a margin too.
     let size = if options.is_empty() { size } else { "16GB" };
     let create = ["volume", "create", "work", "--node", "n1", "--size", size];
-    world.json(&[&create[..], &["--files", "200000"], options].concat())?;
+    world.run_json(&[&create[..], &["--files", "200000"], options].concat())?;
     Ok(world)
 }
 
@@ -77,11 +77,11 @@ impl Shown {
     /// # Errors
     /// Why it does not, or does not get answers.
     pub(super) fn by_rings(size: &str) -> Result<Self> {
-        if let Some(reason) = missing() {
+        if let Some(reason) = uring_obstacle() {
             bail!(reason);
         }
         let shown = {
-            let _rings = Rings::allow()?;
+            let _rings = RingSetting::enable()?;
             Self::near(size)?
         };
         let said = shown.way()?;
@@ -113,7 +113,7 @@ impl Shown {
         bail!("the agent does not say how the kernel asks");
     }
 
-    fn show(world: World, options: &[&str]) -> Result<Self> {
+    fn show(world: TestCluster, options: &[&str]) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let at = directory
             .path()
@@ -121,7 +121,7 @@ impl Shown {
             .context("a temporary path is text")?;
         let said = tempfile::tempfile()?;
         let agent = world
-            .bafs(&[&["mount", "work", at, "--explain"], options].concat())
+            .bafs_command(&[&["mount", "work", at, "--explain"], options].concat())
             .stderr(said.try_clone()?)
             .spawn()?;
         let shown = Self {
@@ -131,7 +131,7 @@ impl Shown {
             world,
         };
         let mut looks = LOOKS;
-        while mounts_with(shown.path().to_str().unwrap_or_default()).is_empty() {
+        while mounts_matching(shown.path().to_str().unwrap_or_default()).is_empty() {
             looks -= 1;
             ensure!(looks > 0, "the volume is not mounted");
             std::thread::sleep(LOOK);

@@ -16,7 +16,7 @@ use super::delay::Link;
 use super::row;
 use super::shown::distant_world;
 use super::work::{Work, arguments, rate_of};
-use crate::World;
+use crate::TestCluster;
 use crate::bench::measure::{Way, interleave};
 use crate::bench::{Options, Report};
 
@@ -55,10 +55,10 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
 }
 
 /// Files per second of a job, from its start of making them until all are at the server.
-fn one_storm(world: &World, server: &str, files: u64, delegated: bool, serial: u32) -> Result<f64> {
+fn one_storm(world: &TestCluster, server: &str, files: u64, delegated: bool, serial: u32) -> Result<f64> {
     let identity = world.cluster.identity();
     let token = Identity::load(&identity.join("scheduler"), Role::Scheduler)?.token;
-    let volume = world.json(&["volume", "show", "work"])?["id"]
+    let volume = world.run_json(&["volume", "show", "work"])?["id"]
         .as_str()
         .context("a volume has an id")?
         .parse()?;
@@ -110,8 +110,8 @@ fn one_storm(world: &World, server: &str, files: u64, delegated: bool, serial: u
 }
 
 /// Runs a job under an agent of its own.
-fn run_job(world: &World, job: &JobSpec, delegated: bool) -> Result<JobReport> {
-    let mut command = Command::new(crate::program());
+fn run_job(world: &TestCluster, job: &JobSpec, delegated: bool) -> Result<JobReport> {
+    let mut command = Command::new(crate::bafs_program());
     command
         .arg("agent")
         .arg("--identity")

@@ -117,7 +117,7 @@ pub(super) fn rate(work: Work, directory: &Path, amount: u64) -> Result<f64> {
     ensure!(
         output.status.success(),
         "{name} on {directory}: {}",
-        crate::said(&output)
+        crate::printed_text(&output)
     );
     rate_of(work, amount, &String::from_utf8_lossy(&output.stdout))
 }

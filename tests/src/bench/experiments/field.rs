@@ -11,8 +11,8 @@ use bafs_sched::sim::Policy;
 use serde_json::Value;
 
 use super::job::JOB_PROCESS;
-use crate::World;
-use crate::api::Api;
+use crate::TestCluster;
+use crate::api::BlockingClient;
 use crate::bench::measure::Watch;
 
 /// No run of an experiment takes so long: the longest take a minute or two.
@@ -43,8 +43,8 @@ impl Wish {
 /// A cluster, with a home behind a slow link.
 #[derive(Debug)]
 pub(super) struct Field {
-    pub(super) world: World,
-    api: Api,
+    pub(super) world: TestCluster,
+    api: BlockingClient,
     runs: u32,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Took {
 
 impl Field {
     pub(super) fn start(wishes: &[Wish], home_rate: &str) -> Result<Self> {
-        let mut world = World::start_as(&[], |spec| spec.limit = Some(home_rate.to_owned()))?;
+        let mut world = TestCluster::start_with_spec(&[], |spec| spec.home_rate = Some(home_rate.to_owned()))?;
         for (at, wish) in wishes.iter().enumerate() {
             let slots = wish.slots.to_string();
             let more = [
@@ -77,7 +77,7 @@ impl Field {
             world.cluster.add_node(&format!("n{}", at + 1), &more)?;
         }
         world.wait_for_servers(wishes.len() + 1)?;
-        let api = Api::new(&world.cluster.identity())?;
+        let api = BlockingClient::new(&world.cluster.identity())?;
         Ok(Self {
             world,
             api,
@@ -88,12 +88,12 @@ impl Field {
     /// Puts a file of so many bytes at home.
     pub(super) fn put(&self, path: &str, bytes: u64) -> Result<()> {
         let content: Vec<u8> = (0..bytes).map(|at| ((at * 31) >> 5) as u8).collect();
-        self.world.put(path, &content)
+        self.world.write_home(path, &content)
     }
 
     fn home_bytes(&self) -> Result<u64> {
-        let home = self.world.cluster.home();
-        let counters = self.api.wait(self.api.speaker().counters(home))?;
+        let home = self.world.cluster.home_address();
+        let counters = self.api.block_on(self.api.client().read_counters(home))?;
         let value = |name: &str| counters.get(name).copied().unwrap_or(0);
         Ok(value("home_read_bytes") + value("home_written_bytes"))
     }
@@ -103,16 +103,16 @@ impl Field {
         &mut self,
         workflow: &str,
         arguments: &[&str],
-        mut meanwhile: impl FnMut(&mut World) -> Result<()>,
+        mut meanwhile: impl FnMut(&mut TestCluster) -> Result<()>,
     ) -> Result<Took> {
         self.runs += 1;
-        let path = self.world.workflow(workflow)?;
+        let path = self.world.write_workflow(workflow)?;
         let journal = self.journal();
         let before = self.home_bytes()?;
         let (path, journal) = (path.to_string_lossy(), journal.to_string_lossy());
         let mut command = self
             .world
-            .bafs(&["run", &path, "--journal", &journal, "--json"]);
+            .bafs_command(&["run", &path, "--journal", &journal, "--json"]);
         command.args(arguments);
         let mut child = command
             .stdout(Stdio::piped())

@@ -17,7 +17,7 @@ mod twins;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use bafs::picture::{Axis, Chart, Curve, Joined};
+use bafs::picture::{Axis, Chart, Curve, CurveStyle};
 use serde_json::json;
 
 pub(super) use self::job::{JOB_PROCESS, job_process};
@@ -182,11 +182,11 @@ impl Plot {
             title: self.title.to_owned(),
             x: Axis::new(self.x),
             y: Axis::new(self.y),
-            joined: Joined::Straight,
+            curve_style: CurveStyle::Lines,
             curves: self.curves,
         };
         let picture = directory.join(format!("{}.svg", self.name));
-        std::fs::write(&picture, chart.svg()?)?;
+        std::fs::write(&picture, chart.render_svg()?)?;
         report.say(&format!("  picture: {}", picture.display()));
         Ok(())
     }

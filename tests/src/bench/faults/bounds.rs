@@ -17,14 +17,14 @@ use super::results::chmod;
 use super::runs::must;
 use super::user_directory::{UserDirectory, last_lines, wait};
 use crate::bench::measure::{Watch, time_of_day};
-use crate::{World, mounts_with, program, said};
+use crate::{TestCluster, mounts_matching, bafs_program, printed_text};
 
 /// What an agent may take, in MiB, however many volumes its job has.
 pub(super) const AGENT_MIB_MOST: u64 = 256 + 64;
 
 /// The most memory that the agent of a job with so many volumes ever had, in MiB.
 pub(super) fn agent_mib(volumes: u32) -> Result<u64> {
-    let world = World::start(&["2GB"])?;
+    let world = TestCluster::start(&["2GB"])?;
     world.wait_for_servers(2)?;
     let text = format!(
         "for i in 1..{volumes}\nvolume v$(i) scratch 64 KB files 4\nmount v$(i) a /in/$(i)\nend\n\
@@ -32,9 +32,9 @@ pub(super) fn agent_mib(volumes: u32) -> Result<u64> {
          arguments = -c 'for i in /in/*; do echo x > $i/x; done; \
          cat /in/*/x | wc -l > /r/x; sleep 2'\n}}\nmount r a /r\nextract r x bafs://home/x\n"
     );
-    let path = world.workflow(&text)?;
+    let path = world.write_workflow(&text)?;
     let told = world.home.path().join("told");
-    let mut command = world.bafs(&["run"]);
+    let mut command = world.bafs_command(&["run"]);
     command
         .arg(&path)
         .stdout(Stdio::null())
@@ -44,7 +44,7 @@ pub(super) fn agent_mib(volumes: u32) -> Result<u64> {
     let watch = Watch::start();
     let mut most_kib = 0;
     let ended = loop {
-        for line in crate::processes_with(&agent) {
+        for line in crate::processes_matching(&agent) {
             let pid = line.split(' ').next().unwrap_or_default();
             most_kib = most_kib.max(anonymous_kib(pid).unwrap_or(0));
         }
@@ -59,7 +59,7 @@ pub(super) fn agent_mib(volumes: u32) -> Result<u64> {
     };
     let told = last_lines(&std::fs::read_to_string(&told)?);
     ensure!(ended.success(), "the run ends with {ended}: {told}");
-    let found = world.get("x")?;
+    let found = world.read_home("x")?;
     let found = String::from_utf8_lossy(&found);
     ensure!(
         found.trim() == volumes.to_string(),
@@ -88,7 +88,7 @@ pub(super) fn memory_of_many_volumes() -> Result<()> {
 /// A token to which its bearer appended many blocks is refused.
 pub(super) fn token_of_many_blocks() -> Result<()> {
     const BLOCKS: usize = 24;
-    let world = World::start(&["100MB"])?;
+    let world = TestCluster::start(&["100MB"])?;
     world.wait_for_servers(2)?;
     must(
         &world,
@@ -98,7 +98,7 @@ pub(super) fn token_of_many_blocks() -> Result<()> {
     let granted = directory.path().join("granted");
     must(&world, &["grant", "v", "--to", &granted.to_string_lossy()])?;
     let list = |identity: &std::path::Path| {
-        let mut command = world.bafs(&["exec", "--mount", "v:/s", "--", "true"]);
+        let mut command = world.bafs_command(&["exec", "--mount", "v:/s", "--", "true"]);
         command.env("BAFS_IDENTITY", identity);
         Ok::<_, anyhow::Error>(command.output()?)
     };
@@ -106,7 +106,7 @@ pub(super) fn token_of_many_blocks() -> Result<()> {
     ensure!(
         fine.status.success(),
         "the token as granted: {}",
-        said(&fine)
+        printed_text(&fine)
     );
     let mut identity = Identity::load(&granted.join("agent"), Role::Agent)?;
     for _ in 0..BLOCKS {
@@ -135,11 +135,11 @@ pub(super) fn token_of_many_blocks() -> Result<()> {
 pub(super) fn store_of_another_user() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let identity = directory.path().join("identity");
-    let made = Command::new(program())
+    let made = Command::new(bafs_program())
         .arg("init")
         .arg(&identity)
         .output()?;
-    ensure!(made.status.success(), said(&made));
+    ensure!(made.status.success(), printed_text(&made));
     let mine = directory.path().join("mine");
     std::fs::create_dir(&mine)?;
     for (name, owner) in [("theirs", 65_534), ("linked", 0)] {
@@ -148,7 +148,7 @@ pub(super) fn store_of_another_user() -> Result<()> {
         chmod(&store, 0o777)?;
         std::os::unix::fs::symlink(&mine, store.join("volumes"))?;
         std::os::unix::fs::chown(&store, Some(owner), Some(owner))?;
-        let mut command = Command::new(program());
+        let mut command = Command::new(bafs_program());
         command
             .arg("node")
             .arg("--identity")
@@ -195,7 +195,7 @@ pub(super) fn journals_of_others() -> Result<()> {
 
 /// A mount that is unmounted in order ends with 0 also where the volume is mounted again at once.
 pub(super) fn mount_again_at_once() -> Result<()> {
-    let world = World::start(&["100MB"])?;
+    let world = TestCluster::start(&["100MB"])?;
     world.wait_for_servers(2)?;
     must(
         &world,
@@ -204,13 +204,13 @@ pub(super) fn mount_again_at_once() -> Result<()> {
     let place = tempfile::tempdir()?;
     let path = place.path().to_string_lossy().into_owned();
     let mount = || -> Result<_> {
-        let mut command = world.bafs(&["mount", "v", &path]);
+        let mut command = world.bafs_command(&["mount", "v", &path]);
         let child = command
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
         for _ in 0..200 {
-            if !mounts_with(&path).is_empty() {
+            if !mounts_matching(&path).is_empty() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -268,11 +268,11 @@ pub(super) fn descriptors_of_one_program() -> Result<()> {
     let few = directory.path().join("bafs-with-few-descriptors");
     let script = format!(
         "#!/bin/sh\nulimit -n 3000\nexec {} \"$@\"\n",
-        program().display()
+        bafs_program().display()
     );
     std::fs::write(&few, script)?;
     chmod(&few, 0o755)?;
-    let world = World::start_as(&["100MB"], |spec| spec.program = few)?;
+    let world = TestCluster::start_with_spec(&["100MB"], |spec| spec.program = few)?;
     world.wait_for_servers(2)?;
     for name in ["v", "w"] {
         let create = ["volume", "create", name, "--node", "n1", "--size", "20MB"];
@@ -283,7 +283,7 @@ pub(super) fn descriptors_of_one_program() -> Result<()> {
     let own = std::env::current_exe()?;
     let own = own.to_string_lossy();
     let exec = ["exec", "--mount", "v:/s", "--", &own, HOLD_PROCESS, "/s"];
-    let mut command = world.bafs(&exec);
+    let mut command = world.bafs_command(&exec);
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -294,7 +294,7 @@ pub(super) fn descriptors_of_one_program() -> Result<()> {
     std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line)?;
     let make = "cd /w && for i in $(seq 40); do echo $i > f$i || exit 9; done";
     let other = world
-        .bafs(&["exec", "--mount", "w:/w", "--", "sh", "-c", make])
+        .bafs_command(&["exec", "--mount", "w:/w", "--", "sh", "-c", make])
         .output();
     drop(hold.stdin.take());
     if wait(&mut hold, Duration::from_secs(20))?.is_none() {
@@ -304,7 +304,7 @@ pub(super) fn descriptors_of_one_program() -> Result<()> {
     ensure!(
         other.status.success(),
         "another program: {}",
-        last_lines(&said(&other))
+        last_lines(&printed_text(&other))
     );
     let error = line.split_whitespace().nth(1).unwrap_or_default();
     ensure!(

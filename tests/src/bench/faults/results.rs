@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::stat::Mode;
 
 use super::user_directory::UserDirectory;
-use crate::World;
+use crate::TestCluster;
 
 /// Programs name their temporary files by their process number. At once on one machine, they do
 /// not disturb each other.
@@ -37,7 +37,7 @@ pub(super) fn temporary_files_named_by_pid() -> Result<()> {
 /// theirs alone. Programs seldom fail where it is not: when one removes it as another begins.
 pub(super) fn mpi_jobs_at_once() -> Result<u32> {
     const JOBS: u32 = 3;
-    let world = World::start_as(&["200MB"], |spec| spec.slots = JOBS)?;
+    let world = TestCluster::start_with_spec(&["200MB"], |spec| spec.slots = JOBS)?;
     world.wait_for_servers(2)?;
     let mark = "$PMIX_SERVER_TMPDIR/mark.$OMPI_COMM_WORLD_RANK";
     let text = format!(
@@ -46,10 +46,10 @@ pub(super) fn mpi_jobs_at_once() -> Result<u32> {
          'test -d $PMIX_SERVER_TMPDIR || exit 9; echo $(i) > {mark}; sleep 3; cat {mark}'\n\
          output = /w/out\n}}\nmount w$(i) mpi$(i) /w\nextract w$(i) out bafs://home/mpi/$(i)\nend\n"
     );
-    let path = world.workflow(&text)?;
-    world.bafs(&["run"]).arg(&path).output()?;
+    let path = world.write_workflow(&text)?;
+    world.bafs_command(&["run"]).arg(&path).output()?;
     let is_right = |i: &u32| {
-        let found = world.get(&format!("mpi/{i}")).unwrap_or_default();
+        let found = world.read_home(&format!("mpi/{i}")).unwrap_or_default();
         found == format!("{i}\n{i}\n").into_bytes()
     };
     Ok(u32::try_from((1..=JOBS).filter(is_right).count())?)
@@ -102,18 +102,18 @@ pub(super) fn names_that_are_not_utf8() -> Result<()> {
 pub(super) fn scheduler_of_commands() -> Result<()> {
     const TASKS: usize = 40;
     const AT_ONCE: usize = 8;
-    let world = World::start_as(&["1GB"], |spec| spec.slots = 8)?;
+    let world = TestCluster::start_with_spec(&["1GB"], |spec| spec.slots = 8)?;
     world.wait_for_servers(2)?;
-    world.put("ref/genome.fa", b">one\nACGT\n>two\nACGT\n")?;
+    world.write_home("ref/genome.fa", b">one\nACGT\n>two\nACGT\n")?;
     let cache = [
         "volume", "create", "sref", "--node", "n1", "--size", "20MB", "--cache",
     ];
-    let made = world.json(&[&cache[..], &["bafs://home/ref"]].concat())?;
+    let made = world.run_json(&[&cache[..], &["bafs://home/ref"]].concat())?;
     let cache = made["id"].as_str().context("an id")?;
     let task = |i: usize| -> Result<()> {
         let name = format!("t{i}");
         let made = ["volume", "create", &name, "--node", "n1", "--size", "5MB"];
-        let made = world.json(&made)?;
+        let made = world.run_json(&made)?;
         let id = made["id"].as_str().context("an id")?;
         let (own, read) = (format!("{id}:/w"), format!("{cache}:/ref:ro"));
         let count = "grep -c '>' /ref/genome.fa > /w/n";
@@ -126,15 +126,15 @@ pub(super) fn scheduler_of_commands() -> Result<()> {
             &["volume", "extract", id, "n", &target],
             &["volume", "delete", id],
         ] {
-            let output = world.bafs(call).output()?;
+            let output = world.bafs_command(call).output()?;
             ensure!(
                 output.status.success(),
                 "{call:?}: {}",
-                crate::said(&output)
+                crate::printed_text(&output)
             );
         }
         ensure!(
-            world.get(&format!("mini/{i}"))? == b"2\n",
+            world.read_home(&format!("mini/{i}"))? == b"2\n",
             "result {i} is wrong"
         );
         Ok(())
@@ -224,27 +224,27 @@ pub(super) fn unreadable_directory() -> Result<()> {
         &format!(
             "#!/bin/sh\ncase \" $* \" in *' home '*) exec setpriv \
              --bounding-set=-dac_override,-dac_read_search {0} \"$@\";; esac\nexec {0} \"$@\"\n",
-            crate::program().display()
+            crate::bafs_program().display()
         ),
     )?;
     chmod(&home, 0o755)?;
-    let world = World::start_as(&["100MB"], |spec| spec.program = home)?;
+    let world = TestCluster::start_with_spec(&["100MB"], |spec| spec.program = home)?;
     world.wait_for_servers(2)?;
-    world.put("db/seq", b"data\n")?;
-    world.put("db/lost+found/x", b"secret\n")?;
+    world.write_home("db/seq", b"data\n")?;
+    world.write_home("db/lost+found/x", b"secret\n")?;
     let closed = world.home.path().join("db/lost+found");
     std::os::unix::fs::chown(&closed, Some(65_534), Some(65_534))?;
     chmod(&closed, 0o700)?;
     let text = "volume v cache bafs://home/db 1 MB\nvolume o scratch 1 MB\njob j {\n\
         executable = sh\narguments = -c 'cat /v/seq > /o/r'\n}\nmount v j /v\nmount o j /o\n\
         extract o r bafs://home/r\n";
-    let path = world.workflow(text)?;
-    let output = world.bafs(&["run"]).arg(&path).output()?;
+    let path = world.write_workflow(text)?;
+    let output = world.bafs_command(&["run"]).arg(&path).output()?;
     ensure!(
         output.status.success(),
-        super::user_directory::last_lines(&crate::said(&output))
+        super::user_directory::last_lines(&crate::printed_text(&output))
     );
-    ensure!(world.get("r")? == b"data\n", "the result is wrong");
+    ensure!(world.read_home("r")? == b"data\n", "the result is wrong");
     Ok(())
 }
 

@@ -11,9 +11,9 @@ use bafs_sched::io::journal;
 use bafs_sched::logic::Event;
 
 use super::user_directory::{UserDirectory, last_lines, wait};
-use crate::disk::{fill, node_on, seen_by};
+use crate::disk::{fill_disk, start_node_on_disk, path_in_namespace};
 use crate::injection::executions;
-use crate::{World, program, said};
+use crate::{TestCluster, bafs_program, printed_text};
 
 /// A run that is to go on beside others may take so long.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// Sizes that nobody declared are made up; beside a user who fills the nodes they are not made up
 /// so small that the run fails for good.
 pub(super) fn unknown_sizes_beside_another_user() -> Result<()> {
-    let world = World::start(&["700MB", "700MB"])?;
+    let world = TestCluster::start(&["700MB", "700MB"])?;
     world.wait_for_servers(3)?;
     let full = "for i in 1..2\nvolume w$(i) scratch 685 MB\njob h$(i) {\nexecutable = sh\n\
         arguments = -c 'sleep 12; echo done > /w/x'\n}\nmount w$(i) h$(i) /w\nend\n";
@@ -30,7 +30,7 @@ pub(super) fn unknown_sizes_beside_another_user() -> Result<()> {
     let start = |user: &str, text: &str| -> Result<_> {
         let path = world.home.path().join(format!("{user}.bafs"));
         std::fs::write(&path, text)?;
-        let mut command = world.bafs(&["run", "--user", user]);
+        let mut command = world.bafs_command(&["run", "--user", user]);
         command.arg(&path).process_group(0);
         command.stdout(Stdio::null()).stderr(std::fs::File::create(
             world.home.path().join(format!("{user}.told")),
@@ -42,7 +42,7 @@ pub(super) fn unknown_sizes_beside_another_user() -> Result<()> {
     let mut alice = start("alice", unknown)?;
     let ended = wait(&mut alice, LIMIT)?;
     let bob = wait(&mut bob, LIMIT)?;
-    let told = world.get("alice.told")?;
+    let told = world.read_home("alice.told")?;
     let told = last_lines(&String::from_utf8_lossy(&told));
     ensure!(
         ended == Some(Some(0)),
@@ -95,16 +95,16 @@ fn runs_again(path: &Path) -> Result<BTreeMap<String, usize>> {
 
 /// A full disk below a volume that no agent watches is no fault of the job: it runs again.
 pub(super) fn full_disk_below_a_watched_volume() -> Result<()> {
-    let world = World::start(&[])?;
+    let world = TestCluster::start(&[])?;
     let directory = tempfile::tempdir()?;
     let store = directory.path().to_string_lossy().into_owned();
-    let mut node = node_on("-t tmpfs -o size=600m tmpfs", &world, &store)?;
+    let mut node = start_node_on_disk("-t tmpfs -o size=600m tmpfs", &world, &store)?;
     world.wait_for_servers(2)?;
     let text = "volume w scratch 16 MB watched\njob j {\nexecutable = sh\n\
         arguments = -c 'sleep 4; head -c 2000000 /dev/zero > /w/x'\n}\nmount w j /w\n\
         extract w x bafs://home/x\n";
-    let path = world.workflow(text)?;
-    let mut command = world.bafs(&["run"]);
+    let path = world.write_workflow(text)?;
+    let mut command = world.bafs_command(&["run"]);
     command.arg(&path).process_group(0);
     let told = world.home.path().join("told");
     command
@@ -112,8 +112,8 @@ pub(super) fn full_disk_below_a_watched_volume() -> Result<()> {
         .stderr(std::fs::File::create(&told)?);
     let mut run = command.spawn()?;
     std::thread::sleep(Duration::from_secs(2));
-    let filler = seen_by(&node, &store).join("filler");
-    fill(&filler)?;
+    let filler = path_in_namespace(&node, &store).join("filler");
+    fill_disk(&filler)?;
     std::thread::sleep(Duration::from_secs(6));
     std::fs::remove_file(&filler)?;
     let ended = wait(&mut run, LIMIT)?;
@@ -124,7 +124,7 @@ pub(super) fn full_disk_below_a_watched_volume() -> Result<()> {
         ended == Some(Some(0)),
         "the run ends with {ended:?}: {told}"
     );
-    ensure!(world.get("x")?.len() == 2_000_000, "the result is wrong");
+    ensure!(world.read_home("x")?.len() == 2_000_000, "the result is wrong");
     Ok(())
 }
 
@@ -167,7 +167,7 @@ pub(super) fn disk_without_inodes() -> Result<()> {
     let script = format!(
         "mount -t tmpfs -o size=200m,nr_inodes=1500 tmpfs small && TMPDIR=$PWD/small exec {} run \
          test.bafs --local 1 --node-size 150MB --patience 5s",
-        program().display()
+        bafs_program().display()
     );
     let mut command = Command::new("unshare");
     let ended = directory.finish(command.args(["-m", "sh", "-c", &script]))?;
@@ -227,8 +227,8 @@ pub(super) fn looking_at_names_is_use() -> Result<()> {
 }
 
 /// What a command of a world says when it fails.
-pub(super) fn must(world: &World, args: &[&str]) -> Result<String> {
-    let output = world.bafs(args).output()?;
-    ensure!(output.status.success(), "{args:?}: {}", said(&output));
-    Ok(said(&output))
+pub(super) fn must(world: &TestCluster, args: &[&str]) -> Result<String> {
+    let output = world.bafs_command(args).output()?;
+    ensure!(output.status.success(), "{args:?}: {}", printed_text(&output));
+    Ok(printed_text(&output))
 }

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::bench::measure::Watch;
-use crate::program;
+use crate::bafs_program;
 
 /// A program that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(100);
@@ -60,8 +60,8 @@ pub(super) struct UserDirectory {
 impl UserDirectory {
     /// A new one. It is beside the program and not in `/tmp`, of which jobs may have their own.
     pub(super) fn new() -> Result<Self> {
-        let program = program();
-        let beside = program.parent().context("a program is in a directory")?;
+        let program = bafs_program();
+        let beside = bafs_program.parent().context("a program is in a directory")?;
         let mut builder = tempfile::Builder::new();
         builder.prefix("directory-");
         Ok(Self {
@@ -96,7 +96,7 @@ impl UserDirectory {
 
     /// Runs `bafs` here to its end.
     pub(super) fn bafs(&self, args: &[&str]) -> Result<CommandResult> {
-        self.finish(Command::new(program()).args(args))
+        self.finish(Command::new(bafs_program()).args(args))
     }
 
     /// Runs a workflow on a throw-away cluster here, with a journal `journal`.

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use super::runs::{expect_no_advice, failure_beside_a_watched_volume, must};
 use super::user_directory::{UserDirectory, last_lines};
-use crate::World;
+use crate::TestCluster;
 
 /// The log of a failed job is told and sent home, though its workflow names a file for it.
 pub(super) fn log_of_a_failed_job() -> Result<()> {
@@ -31,7 +31,7 @@ pub(super) fn messages_that_are_so() -> Result<()> {
     expect_no_advice(watched, "o", "1")?;
     failure_beside_a_watched_volume()?;
     // The identities of this cluster are good for a week.
-    let world = World::start(&["100MB"])?;
+    let world = TestCluster::start(&["100MB"])?;
     world.wait_for_servers(2)?;
     must(
         &world,
@@ -47,8 +47,8 @@ pub(super) fn messages_that_are_so() -> Result<()> {
         "--to",
         &granted.to_string_lossy(),
     ];
-    let output = world.bafs(&days).output()?;
-    let told = crate::said(&output);
+    let output = world.bafs_command(&days).output()?;
+    let told = crate::printed_text(&output);
     ensure!(!told.contains("30 days"), "{}", last_lines(&told));
     Ok(())
 }

@@ -14,8 +14,8 @@ use tempfile::TempDir;
 
 use super::probe::{CHECK, Keeps, PROBE, State, Work, now_ns, set};
 use crate::bench::measure::Watch;
-use crate::stage::FILE;
-use crate::{World, processes_with, said};
+use crate::stage::DATA_FILE;
+use crate::{TestCluster, processes_matching, printed_text};
 
 /// Calls after which a program counts as under way.
 const UNDER_WAY: u64 = 30;
@@ -104,7 +104,7 @@ pub(super) struct Running {
 
 impl Running {
     /// Makes a volume and has a program work on it. `tools` is the program of [`PROBE`].
-    pub(super) fn start(world: &World, tools: &str, case: Case, deadline_s: u64) -> Result<Self> {
+    pub(super) fn start(world: &TestCluster, tools: &str, case: Case, deadline_s: u64) -> Result<Self> {
         make_volume(world, case)?;
         let directory = tempfile::tempdir()?;
         for name in ["mnt", "tmp"] {
@@ -131,9 +131,9 @@ impl Running {
                 let own = [
                     "--mount", &mount, "--", tools, PROBE, work, "/vol", &state, keeps,
                 ];
-                world.bafs(&[&["exec"], &common[..], &own[..]].concat())
+                world.bafs_command(&[&["exec"], &common[..], &own[..]].concat())
             }
-            Place::Host => world.bafs(&[&["mount"], &common[..], &[&volume, &point]].concat()),
+            Place::Host => world.bafs_command(&[&["mount"], &common[..], &[&volume, &point]].concat()),
         };
         command
             .env("TMPDIR", running.path("tmp"))
@@ -212,7 +212,7 @@ impl Running {
     }
 
     /// Ends it, and looks what is left, and whether what was kept is there.
-    pub(super) fn end(mut self, world: &World, tools: &str, hung: bool) -> Result<Found> {
+    pub(super) fn end(mut self, world: &TestCluster, tools: &str, hung: bool) -> Result<Found> {
         let state = self.state();
         let longest = Duration::from_nanos(state.longest_ns);
         let took = self.resolved.unwrap_or(longest);
@@ -289,7 +289,7 @@ impl Running {
     }
 
     /// Bytes that the program had kept and that are wrong now, by a look in another job.
-    fn check(&self, world: &World, tools: &str) -> Result<u64> {
+    fn check(&self, world: &TestCluster, tools: &str) -> Result<u64> {
         if self.case.work == Work::Cache {
             return Ok(0);
         }
@@ -298,9 +298,9 @@ impl Running {
         let args = [
             "exec", "--mount", &mount, "--", tools, CHECK, "scratch", "/vol", &state,
         ];
-        let output = world.bafs(&args).output()?;
+        let output = world.bafs_command(&args).output()?;
         let told = String::from_utf8_lossy(&output.stdout).trim().parse();
-        told.with_context(|| format!("{}: {}", self.case.name(), said(&output)))
+        told.with_context(|| format!("{}: {}", self.case.name(), printed_text(&output)))
     }
 
     fn state(&self) -> State {
@@ -321,12 +321,12 @@ impl Running {
 
     /// The program, which has the path of its state on its command line; without dead ones.
     fn probes(&self) -> Vec<String> {
-        processes_with(&self.text("state"))
+        processes_matching(&self.text("state"))
     }
 
     /// All that has to do with it, the keeper of its mount included.
     fn processes(&self) -> Vec<String> {
-        processes_with(&self.directory.path().to_string_lossy())
+        processes_matching(&self.directory.path().to_string_lossy())
     }
 
     /// In the name space of this thread, which may have its own.
@@ -354,18 +354,18 @@ impl Running {
     }
 }
 
-fn make_volume(world: &World, case: Case) -> Result<()> {
+fn make_volume(world: &TestCluster, case: Case) -> Result<()> {
     let name = case.name();
     let mut args = vec!["volume", "create", &name, "--node", "n1", "--size", SIZE];
     if case.work == Work::Cache {
         let path = world.home.path().join("set");
         if !path.exists() {
             std::fs::create_dir(&path)?;
-            set().write(&path.join(FILE))?;
+            set().write_file(&path.join(DATA_FILE))?;
         }
         args.extend(["--cache", "bafs://home/set"]);
     }
-    world.json(&args).map(drop)
+    world.run_json(&args).map(drop)
 }
 
 impl Drop for Running {

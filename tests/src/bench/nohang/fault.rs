@@ -11,7 +11,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 
 use super::case::Running;
-use crate::World;
+use crate::TestCluster;
 
 /// The node that holds all volumes.
 const NODE: &str = "n1";
@@ -69,7 +69,7 @@ impl Fault {
     }
 
     /// What must be there before anything runs.
-    pub(super) fn prepare(self, world: &mut World) -> Result<()> {
+    pub(super) fn prepare(self, world: &mut TestCluster) -> Result<()> {
         if self != Self::DiskFull {
             return Ok(());
         }
@@ -82,7 +82,7 @@ impl Fault {
     }
 
     /// Makes it happen.
-    pub(super) fn happen(self, world: &mut World, running: &[Running]) -> Result<()> {
+    pub(super) fn happen(self, world: &mut TestCluster, running: &[Running]) -> Result<()> {
         match self {
             Self::ServerStop => world.cluster.signal(NODE, Signal::SIGSTOP),
             Self::ServerKill => world.cluster.kill(NODE),
@@ -98,7 +98,7 @@ impl Fault {
     }
 
     /// Keeps it so: what makes room on a full disk is not to help.
-    pub(super) fn stay(self, world: &World) -> Result<()> {
+    pub(super) fn stay(self, world: &TestCluster) -> Result<()> {
         match self {
             Self::DiskFull => fill(&filler(world)),
             _ => Ok(()),
@@ -106,7 +106,7 @@ impl Fault {
     }
 
     /// Puts right what can be put right.
-    pub(super) fn heal(self, world: &mut World) -> Result<()> {
+    pub(super) fn heal(self, world: &mut TestCluster) -> Result<()> {
         match self {
             Self::ServerStop => world.cluster.signal(NODE, Signal::SIGCONT),
             Self::ServerKill => world.cluster.restart(NODE),
@@ -117,7 +117,7 @@ impl Fault {
     }
 
     /// Takes away what [`Self::prepare`] made.
-    pub(super) fn clear(self, world: &World) -> Result<()> {
+    pub(super) fn clear(self, world: &TestCluster) -> Result<()> {
         if self == Self::DiskFull {
             take_small(&store(world))?;
         }
@@ -146,16 +146,16 @@ pub(crate) fn live_apart() -> Result<()> {
 }
 
 /// Has agents that come now take the way over the network.
-pub(super) fn close_door(world: &World) -> Result<()> {
+pub(super) fn close_door(world: &TestCluster) -> Result<()> {
     let door = store(world).join(bafs_proto::door::DOOR_NAME);
     std::fs::remove_file(&door).with_context(|| door.display().to_string())
 }
 
-fn store(world: &World) -> PathBuf {
+fn store(world: &TestCluster) -> PathBuf {
     world.cluster.directory().join(NODE)
 }
 
-fn filler(world: &World) -> PathBuf {
+fn filler(world: &TestCluster) -> PathBuf {
     store(world).join("filler")
 }
 
@@ -200,7 +200,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<()> {
     ensure!(
         output.status.success(),
         "{program}: {}",
-        crate::said(&output)
+        crate::printed_text(&output)
     );
     Ok(())
 }

@@ -15,7 +15,7 @@ use self::probe::Work;
 pub use self::probe::{CHECK, PROBE};
 use super::measure::{Watch, digits};
 use super::{Options, Report};
-use crate::World;
+use crate::TestCluster;
 
 /// Deadline of remote operations, in seconds: longer than the shortest silence of an agent that
 /// its watchers act on, and than a connection needs to be given up (five seconds of silence).
@@ -78,7 +78,7 @@ pub fn longest() -> Duration {
 }
 
 fn meet_here(fault: Fault, tools: &str) -> Result<Verdict> {
-    let mut world = World::start(&["3GB"])?;
+    let mut world = TestCluster::start(&["3GB"])?;
     world.wait_for_servers(2)?;
     fault.prepare(&mut world)?;
     world.wait_for_servers(2)?;
@@ -109,7 +109,7 @@ fn meet_here(fault: Fault, tools: &str) -> Result<Verdict> {
 /// Watches until each program has ended, or is known to go on; tells which did neither.
 fn watch_all(
     fault: Fault,
-    world: &World,
+    world: &TestCluster,
     running: &mut [Running],
     watch: &Watch,
 ) -> Result<Vec<bool>> {

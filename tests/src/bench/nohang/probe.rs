@@ -13,8 +13,8 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::content::Content;
-use crate::dice::Dice;
-use crate::stage::FILE;
+use crate::dice::SeededRng;
+use crate::stage::DATA_FILE;
 
 /// What the command line of the benchmarks calls it.
 pub const PROBE: &str = "nohang-probe";
@@ -156,7 +156,7 @@ pub(super) fn probe(arguments: &[String]) -> Result<()> {
     let mut probe = Probe {
         told: file,
         state: State::default(),
-        dice: Dice::new(u64::from(std::process::id())),
+        dice: SeededRng::new(u64::from(std::process::id())),
     };
     let ended = match work {
         Work::Scratch => probe.write_for_ever(keeps),
@@ -202,7 +202,7 @@ fn record(index: u64) -> Vec<u8> {
 struct Probe {
     told: File,
     state: State,
-    dice: Dice,
+    dice: SeededRng,
 }
 
 impl Probe {
@@ -224,7 +224,7 @@ impl Probe {
             if keeps == Keeps::Closed || round % ROUNDS == 0 {
                 self.state.kept = written;
             }
-            let at = self.dice.below(written);
+            let at = self.dice.next_below(written);
             let found = self.read(&log, at * RECORD_BYTES as u64, RECORD_BYTES)?;
             self.state.wrong_bytes += different(&found, &record(at));
             if round % ROUNDS == 0 {
@@ -245,12 +245,12 @@ impl Probe {
     }
 
     fn read_for_ever(&mut self) -> io::Result<()> {
-        let path = PathBuf::from(FILE);
+        let path = PathBuf::from(DATA_FILE);
         let set = set();
         loop {
-            let at = self.dice.below(SET_BYTES as u64 - READ_BYTES);
+            let at = self.dice.next_below(SET_BYTES as u64 - READ_BYTES);
             let found = self.read(&path, at, READ_BYTES as usize)?;
-            self.state.wrong_bytes += set.wrong_bytes(at, &found);
+            self.state.wrong_bytes += set.count_wrong_bytes(at, &found);
             std::thread::sleep(PAUSE);
         }
     }

@@ -16,7 +16,7 @@ use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
 
 use super::machine;
-use crate::mounts_with;
+use crate::mounts_matching;
 
 /// As long as agents let the kernel believe attributes and names.
 const BELIEVE: Duration = Duration::from_secs(24 * 3600);
@@ -70,7 +70,7 @@ impl Smallest {
             .spawn()?;
         let started = Self { process, shown };
         let mut looks = 400;
-        while mounts_with(&started.path().to_string_lossy()).is_empty() {
+        while mounts_matching(&started.path().to_string_lossy()).is_empty() {
             looks -= 1;
             ensure!(looks > 0, "the smallest file system is not mounted");
             std::thread::sleep(Duration::from_millis(50));
