@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
-use crate::bench::measure::Watch;
+use crate::bench::measure::Stopwatch;
 use crate::bench::nohang::fault;
 use crate::dice::SeededRng;
 use crate::{TestCluster, processes_matching};
@@ -139,7 +139,7 @@ fn run_isolated(seed: u64, faults: Duration) -> Result<ChaosOutcome> {
         .write_workflow(&workflow_text(faults + QUIET_PERIOD))?
         .to_string_lossy()
         .into_owned();
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     let mut scheduler = start_scheduler(&world, &path)?;
     let mut chaos = ChaosFaults {
         world: &mut world,
@@ -253,7 +253,7 @@ struct ChaosFaults<'w> {
 
 impl ChaosFaults<'_> {
     /// Lets things fail for a while; in the end all is back.
-    fn inject_faults(&mut self, seed: u64, watch: &Watch, faults: Duration) -> Result<()> {
+    fn inject_faults(&mut self, seed: u64, watch: &Stopwatch, faults: Duration) -> Result<()> {
         let mut dice = SeededRng::new(seed);
         let now_ms = || u64::try_from(watch.elapsed().as_millis()).unwrap_or(u64::MAX);
         let end_ms = u64::try_from(faults.as_millis())?;

@@ -44,7 +44,7 @@ impl CacheCluster {
     }
 
     /// Addresses of the nodes.
-    pub fn nodes(&self) -> Vec<String> {
+    pub fn node_addresses(&self) -> Vec<String> {
         let name = |n: usize| self.test_cluster.cluster.address(&format!("n{n}")).to_owned();
         (1..=self.node_count).map(name).collect()
     }
@@ -53,7 +53,7 @@ impl CacheCluster {
     ///
     /// # Errors
     /// What a node answers.
-    pub fn caches(&self, nodes: &[String], wish: &CacheSpec) -> Result<Vec<CacheVolume>> {
+    pub fn create_caches(&self, nodes: &[String], wish: &CacheSpec) -> Result<Vec<CacheVolume>> {
         let home = self.test_cluster.cluster.home_address().to_owned();
         self.client.run_all(nodes.iter().cloned().map(|node| {
             let (speaker, home, wish) = (self.client.client().clone(), home.clone(), wish.clone());
@@ -65,7 +65,7 @@ impl CacheCluster {
     ///
     /// # Errors
     /// What a node answers.
-    pub fn delete(&self, volumes: &[CacheVolume]) -> Result<()> {
+    pub fn delete_volumes(&self, volumes: &[CacheVolume]) -> Result<()> {
         volumes
             .iter()
             .try_for_each(|volume| self.client.block_on(self.client.client().delete_volume(volume)))
@@ -75,7 +75,7 @@ impl CacheCluster {
     ///
     /// # Errors
     /// Home does not answer.
-    pub fn home_bytes(&self) -> Result<u64> {
+    pub fn read_home_bytes(&self) -> Result<u64> {
         let home = self.test_cluster.cluster.home_address();
         let counters = self.client.block_on(self.client.client().read_counters(home))?;
         Ok(counters.get("home_read_bytes").copied().unwrap_or(0))
@@ -85,7 +85,7 @@ impl CacheCluster {
     ///
     /// # Errors
     /// A node does not answer.
-    pub fn sum(&self, nodes: &[String], counter: &str) -> Result<u64> {
+    pub fn sum_counter(&self, nodes: &[String], counter: &str) -> Result<u64> {
         let mut sum = 0;
         for node in nodes {
             let counters = self.client.block_on(self.client.client().read_counters(node))?;
@@ -98,7 +98,7 @@ impl CacheCluster {
     ///
     /// # Errors
     /// No socket.
-    pub fn reader(&self) -> Result<ApiClient> {
+    pub fn new_reader(&self) -> Result<ApiClient> {
         let identity = self.test_cluster.cluster.identity();
         self.client.block_on(async { ApiClient::new(&identity) })
     }
@@ -108,8 +108,8 @@ impl CacheCluster {
     /// # Errors
     /// Wrong bytes, or what the node answers.
     pub fn check_scan(&self, volume: &CacheVolume, content: &Content) -> Result<()> {
-        let scan = scan(self.reader()?, volume.clone(), content);
-        let wrong = self.client.block_on(scan)?;
+        let scan = count_wrong_bytes(self.new_reader()?, volume.clone(), content);
+        let wrong = self.client.block_on(count_wrong_bytes)?;
         ensure!(wrong == 0, "{wrong} bytes are wrong");
         Ok(())
     }
@@ -131,7 +131,7 @@ impl CacheCluster {
 ///
 /// # Errors
 /// What the node answers.
-pub async fn scan(speaker: ApiClient, volume: CacheVolume, expected: &Content) -> Result<u64> {
+pub async fn count_wrong_bytes(speaker: ApiClient, volume: CacheVolume, expected: &Content) -> Result<u64> {
     let mut wrong = 0;
     let count = |_: &str, offset, found: &[u8]| wrong += expected.count_wrong_bytes(offset, found);
     let read = speaker.scan_files(&volume, count).await?;
@@ -142,7 +142,7 @@ pub async fn scan(speaker: ApiClient, volume: CacheVolume, expected: &Content) -
 ///
 /// # Errors
 /// What the node answers; a job that ends in another way.
-pub async fn compare(
+pub async fn run_compare_job(
     speaker: ApiClient,
     node: String,
     target: MountTarget,
@@ -150,10 +150,10 @@ pub async fn compare(
 ) -> Result<u64> {
     let execution = speaker.start_job(&node, target, &script).await?;
     let report = speaker.wait_for_job(&node, execution).await?;
-    wrong_bytes_of(&report)
+    parse_wrong_bytes(&report)
 }
 
-fn wrong_bytes_of(report: &JobReport) -> Result<u64> {
+fn parse_wrong_bytes(report: &JobReport) -> Result<u64> {
     let said = report.output_tail.trim();
     ensure!(
         report.outcome == JobOutcome::Exited(0),

@@ -23,103 +23,103 @@ use crate::ring::RingSetting;
 use crate::{TestCluster, mounts_matching};
 
 /// What a mount says whose requests come by rings.
-pub const BY_RING: &str = "by a ring for each processor";
+pub const RING_MESSAGE: &str = "by a ring for each processor";
 
 /// What a mount says whose kernel collects writes.
-pub const COLLECTS: &str = "it collects writes";
+pub const WRITE_BACK_MESSAGE: &str = "it collects writes";
 
 /// The way from a program to its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum DataPath {
     /// The process that serves the kernel has the tree.
     Inline,
     /// The same, and the kernel keeps nothing.
     Uncached,
     /// Agent and node are processes of their own: what `bafs mount` shows.
-    Processes,
+    AgentProcess,
     /// The same as on another machine: the node's door is shut, and agents use the network.
     Network,
     /// As [`Self::Inline`], and the kernel asks by rings, where it can (see [`crate::ring`]).
     Ring,
     /// As [`Self::Inline`], and the kernel collects writes.
-    Collected,
+    WriteBack,
     /// As [`Self::Ring`], and the kernel collects writes.
-    CollectedRing,
+    WriteBackRing,
     /// As [`Self::Network`], and the kernel collects writes.
-    CollectedNetwork,
+    WriteBackNetwork,
 }
 
-impl Way {
+impl DataPath {
     /// All that every machine has.
-    pub const ALL: [Self; 4] = [Self::Inline, Self::Uncached, Self::Processes, Self::Network];
+    pub const ALL: [Self; 4] = [Self::Inline, Self::Uncached, Self::AgentProcess, Self::Network];
 
     /// Those by which the kernel collects writes.
-    pub const COLLECTED: [Self; 2] = [Self::Collected, Self::CollectedNetwork];
+    pub const WRITE_BACK: [Self; 2] = [Self::WriteBack, Self::WriteBackNetwork];
 
-    fn is_ring(self) -> bool {
-        matches!(self, Self::Ring | Self::CollectedRing)
+    fn has_rings(self) -> bool {
+        matches!(self, Self::Ring | Self::WriteBackRing)
     }
 
-    fn collects(self) -> bool {
-        matches!(self, Self::Collected | Self::CollectedRing)
+    fn has_write_back(self) -> bool {
+        matches!(self, Self::WriteBack | Self::WriteBackRing)
     }
 }
 
 /// A volume that is shown.
 #[derive(Debug)]
-pub struct Stand {
-    shown: Shown,
+pub struct MountedVolume {
+    mount: VolumeMount,
     directory: TempDir,
 }
 
 #[derive(Debug)]
-enum Shown {
-    Here {
+enum VolumeMount {
+    InProcess {
         mounted: Option<Mounted>,
         _store: TempDir,
     },
-    Elsewhere {
+    AgentProcess {
         agent: Child,
         _world: Box<TestCluster>,
     },
 }
 
-impl Stand {
+impl MountedVolume {
     /// Shows an empty volume of 2 GB and 100,000 files, open to every user.
     ///
     /// # Errors
     /// What could not be started or mounted.
-    pub fn start(way: Way) -> Result<Self> {
+    pub fn start(way: DataPath) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
         let shown = match way {
-            Way::Inline => show_here(Mode::scratch(true), directory.path())?,
-            Way::Collected => show_here(collecting(), directory.path())?,
-            Way::Uncached => show_here(Mode::home(true), directory.path())?,
-            Way::Ring => {
+            DataPath::Inline => mount_in_process(Mode::scratch(true), directory.path())?,
+            DataPath::WriteBack => mount_in_process(write_back_mode(), directory.path())?,
+            DataPath::Uncached => mount_in_process(Mode::home(true), directory.path())?,
+            DataPath::Ring => {
                 let _rings = RingSetting::enable()?;
-                show_here(Mode::scratch(true), directory.path())?
+                mount_in_process(Mode::scratch(true), directory.path())?
             }
-            Way::CollectedRing => {
+            DataPath::WriteBackRing => {
                 let _rings = RingSetting::enable()?;
-                show_here(collecting(), directory.path())?
+                mount_in_process(write_back_mode(), directory.path())?
             }
-            Way::Processes => show_elsewhere(directory.path(), true, &[])?,
-            Way::Network => show_elsewhere(directory.path(), false, &[])?,
-            Way::CollectedNetwork => show_elsewhere(directory.path(), false, &["--write-back"])?,
+            DataPath::AgentProcess => mount_by_agent(directory.path(), true, &[])?,
+            DataPath::Network => mount_by_agent(directory.path(), false, &[])?,
+            DataPath::WriteBackNetwork => mount_by_agent(directory.path(), false, &["--write-back"])?,
         };
-        if let Shown::Here {
+        if let VolumeMount::InProcess {
             mounted: Some(mounted),
             ..
         } = &shown
         {
             // Others may have allowed rings at this moment, so they may come unasked.
-            let right = !way.is_ring() || mounted.way().contains(BY_RING);
-            let collects = mounted.way().contains(COLLECTS) == way.collects();
+            let right = !way.has_rings() || mounted.way().contains(RING_MESSAGE);
+            let collects = mounted.way().contains(WRITE_BACK_MESSAGE) == way.has_write_back();
             ensure!(right && collects, "{way:?}: {}", mounted.way());
         }
         fs::set_permissions(directory.path(), Permissions::from_mode(0o777))?;
-        Ok(Self { shown, directory })
+        Ok(Self { mount: shown, directory })
     }
 
     /// Where the volume is.
@@ -128,10 +128,10 @@ impl Stand {
     }
 
     /// What is served by this process.
-    pub fn mounted(&self) -> Option<&Mounted> {
-        match &self.shown {
-            Shown::Here { mounted, .. } => mounted.as_ref(),
-            Shown::Elsewhere { .. } => None,
+    pub fn in_process_mount(&self) -> Option<&Mounted> {
+        match &self.mount {
+            VolumeMount::InProcess { mounted, .. } => mounted.as_ref(),
+            VolumeMount::AgentProcess { .. } => None,
         }
     }
 
@@ -139,7 +139,7 @@ impl Stand {
     ///
     /// # Errors
     /// An I/O error.
-    pub fn directory(&self, name: &str) -> Result<PathBuf> {
+    pub fn create_directory(&self, name: &str) -> Result<PathBuf> {
         let path = self.path().join(name);
         fs::create_dir(&path)?;
         fs::set_permissions(&path, Permissions::from_mode(0o777))?;
@@ -147,15 +147,15 @@ impl Stand {
     }
 }
 
-impl Drop for Stand {
+impl Drop for MountedVolume {
     fn drop(&mut self) {
-        match &mut self.shown {
-            Shown::Here { mounted, .. } => {
+        match &mut self.mount {
+            VolumeMount::InProcess { mounted, .. } => {
                 if let Some(mounted) = mounted.take() {
                     mounted.unmount();
                 }
             }
-            Shown::Elsewhere { agent, .. } => {
+            VolumeMount::AgentProcess { agent, .. } => {
                 if let Ok(pid) = i32::try_from(agent.id()) {
                     // It may have ended by itself, which the test has seen.
                     let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
@@ -166,7 +166,7 @@ impl Drop for Stand {
     }
 }
 
-fn show_here(mode: Mode, directory: &Path) -> Result<Shown> {
+fn mount_in_process(mode: Mode, directory: &Path) -> Result<VolumeMount> {
     let store = tempfile::tempdir()?;
     let limit = bafs_tree::Limit {
         bytes: 2_000_000_000,
@@ -184,20 +184,20 @@ fn show_here(mode: Mode, directory: &Path) -> Result<Shown> {
         Usage::new(),
     );
     let mounted = Mounted::mount(Arc::new(volume), directory, MountKind::Own)?;
-    Ok(Shown::Here {
+    Ok(VolumeMount::InProcess {
         mounted: Some(mounted),
         _store: store,
     })
 }
 
-fn collecting() -> Mode {
+fn write_back_mode() -> Mode {
     Mode {
         collects: true,
         ..Mode::scratch(true)
     }
 }
 
-fn show_elsewhere(directory: &Path, by_door: bool, options: &[&str]) -> Result<Shown> {
+fn mount_by_agent(directory: &Path, by_door: bool, options: &[&str]) -> Result<VolumeMount> {
     let world = TestCluster::start(&["2GB"])?;
     world.wait_for_servers(2)?;
     if !by_door {
@@ -208,7 +208,7 @@ fn show_elsewhere(directory: &Path, by_door: bool, options: &[&str]) -> Result<S
     let at = directory.to_str().context("a temporary path is text")?;
     let mount = [&["mount", "stand", at], options].concat();
     let agent = world.bafs_command(&mount).spawn()?;
-    let shown = Shown::Elsewhere {
+    let shown = VolumeMount::AgentProcess {
         agent,
         _world: Box::new(world),
     };

@@ -11,7 +11,7 @@ use crate::{TestCluster, processes_matching, printed_text};
 
 /// How the volumes are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum AccessMethod {
     /// The agent has the directories.
     Inline,
     /// Each operation is a call to the node.
@@ -20,11 +20,11 @@ pub enum Reach {
 
 /// A job with many volumes that ended well.
 #[derive(Debug, Clone, Copy)]
-pub struct ManyVolumes {
+pub struct ManyVolumesResult {
     /// The most anonymous memory that its agent had, in MiB.
     pub agent_mib: u64,
     /// How long the workflow took.
-    pub wall: Duration,
+    pub wall_time: Duration,
 }
 
 /// Runs a job that writes a file to each of so many volumes and reads all of them.
@@ -32,10 +32,10 @@ pub struct ManyVolumes {
 /// # Errors
 /// A cluster that does not start; a job that fails, or reads something else.
 #[expect(clippy::disallowed_methods, reason = "measures")]
-pub fn run_with_volumes(count: usize, reach: Reach) -> Result<ManyVolumes> {
+pub fn run_job_with_volumes(count: usize, reach: AccessMethod) -> Result<ManyVolumesResult> {
     let world = TestCluster::start(&["2GB"])?;
     world.wait_for_servers(2)?;
-    if reach == Reach::Calls {
+    if reach == AccessMethod::Calls {
         let door = world.cluster.directory().join("n1").join("door.sock");
         fs::remove_file(&door).context("the node has a door")?;
     }
@@ -68,9 +68,9 @@ pub fn run_with_volumes(count: usize, reach: Reach) -> Result<ManyVolumes> {
     let lines = String::from_utf8(world.read_home("x")?)?;
     ensure!(lines.trim() == count.to_string(), "{lines} lines");
     ensure!(most_kib > 0, "no agent was seen");
-    Ok(ManyVolumes {
+    Ok(ManyVolumesResult {
         agent_mib: most_kib.div_ceil(1024),
-        wall,
+        wall_time: wall,
     })
 }
 

@@ -14,7 +14,7 @@ use bafs_proto::door::DOOR_NAME;
 use bafs_proto::message::JobOutcome;
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{DATA_FILE, CacheCluster, compare};
+use bafs_tests::stage::{DATA_FILE, CacheCluster, run_compare_job};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
@@ -60,9 +60,9 @@ fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
     let content = Content::new(1, 8 * MIB);
     let mut stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("kept", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("kept", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("kept", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
-    let before = stage.home_bytes()?;
+    let before = stage.read_home_bytes()?;
     ensure!(
         before == content.bytes().len() as u64,
         "home sent {before} bytes"
@@ -75,7 +75,7 @@ fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
         stage.test_cluster.cluster.restart(name)?;
     }
     stage.check_scan(&volumes[0], &content)?;
-    let after = stage.home_bytes()?;
+    let after = stage.read_home_bytes()?;
     ensure!(
         after == before,
         "home was asked again for {} bytes",
@@ -89,9 +89,9 @@ fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
     let content = Content::new(2, 4 * MIB);
     let mut stage = CacheCluster::start(1, "100MB", None)?;
     stage.write_data_set("damaged", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("damaged", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("damaged", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
-    let before = stage.home_bytes()?;
+    let before = stage.read_home_bytes()?;
     wait_until_kept(&stage, &["n1"])?;
     stage.test_cluster.cluster.kill("n1")?;
     let damaged = [0, 7, 31];
@@ -104,12 +104,12 @@ fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
     }
     stage.test_cluster.cluster.restart("n1")?;
     stage.check_scan(&volumes[0], &content)?;
-    let fetched = stage.home_bytes()? - before;
+    let fetched = stage.read_home_bytes()? - before;
     ensure!(
         fetched == (damaged.len() * BLOCK) as u64,
         "home was asked for {fetched} bytes instead of the damaged ones"
     );
-    let found = stage.sum(&stage.nodes(), "cache_digest_failures")?;
+    let found = stage.sum_counter(&stage.node_addresses(), "cache_digest_failures")?;
     ensure!(
         found == damaged.len() as u64,
         "{found} damaged blocks were counted"
@@ -122,7 +122,7 @@ fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
     let content = Content::new(3, 4 * MIB);
     let stage = CacheCluster::start(1, "100MB", None)?;
     stage.write_data_set("live", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("live", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("live", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     if let Some(reason) = mount_obstacle() {
         report_skip("cluster_cache_never_shows_damage_of_a_live_node", &reason);
@@ -151,7 +151,7 @@ fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
             "round {round}: {:?}: {said}",
             report.outcome
         );
-        let found = stage.sum(&stage.nodes(), "cache_digest_failures")?;
+        let found = stage.sum_counter(&stage.node_addresses(), "cache_digest_failures")?;
         ensure!(
             found == round,
             "round {round}: {found} damaged blocks were counted"
@@ -170,7 +170,7 @@ fn cluster_cache_repairs_what_is_damaged_under_an_open_file() -> Result<()> {
     let content = Content::new(5, 16 * MIB);
     let stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("open", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("open", 32 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("open", 32 << 20))?;
     let signs = tempfile::tempdir()?;
     let (read, damaged) = (signs.path().join("read"), signs.path().join("damaged"));
     // The first descriptor reads a part; the second one, as old, reads the same once the kernel has
@@ -209,7 +209,7 @@ fn cluster_cache_repairs_what_is_damaged_under_an_open_file() -> Result<()> {
         "{:?}: {said}",
         report.outcome
     );
-    let found = stage.sum(&stage.nodes(), "cache_digest_failures")?;
+    let found = stage.sum_counter(&stage.node_addresses(), "cache_digest_failures")?;
     ensure!(found > 0, "the damage was not seen: nothing was tested");
     Ok(())
 }
@@ -236,7 +236,7 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
     let size_bytes = 4 << 20;
     let stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("small", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("small", size_bytes))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("small", size_bytes))?;
     let places = [blocks_of(&stage, "n1")?, blocks_of(&stage, "n2")?];
     let over = AtomicBool::new(false);
     let (samples, largest) = std::thread::scope(|scope| -> Result<_> {
@@ -251,7 +251,7 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
             (samples, largest)
         });
         let readers = (0..64).map(|reader| {
-            let (speaker, volume) = (stage.reader(), volumes[reader % 2].clone());
+            let (speaker, volume) = (stage.new_reader(), volumes[reader % 2].clone());
             let content = content.clone();
             async move {
                 let speaker = speaker?;
@@ -282,7 +282,7 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
         largest > size_bytes / 2,
         "the cache was not under pressure: {largest} bytes"
     );
-    let evicted = stage.sum(&stage.nodes(), "cache_evicted_primary")?;
+    let evicted = stage.sum_counter(&stage.node_addresses(), "cache_evicted_primary")?;
     ensure!(evicted > 0, "nothing was evicted");
     Ok(())
 }
@@ -296,7 +296,7 @@ fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
     let (old, new) = (Content::new(5, 4 * MIB), Content::new(6, 4 * MIB));
     let stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("changing", &old)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("changing", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("changing", 16 << 20))?;
     let signs = tempfile::tempdir()?;
     let (began, go) = (signs.path().join("began"), signs.path().join("go"));
     let script = format!(
@@ -342,7 +342,7 @@ fn cluster_cache_is_right_again_after_invalidate() -> Result<()> {
     let stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("fresh", &old)?;
     rest.write_file(&stage.test_cluster.home.path().join("fresh/zz-same.bin"))?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("fresh", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("fresh", 16 << 20))?;
     let check = |expected: &Content| -> Result<()> {
         let speaker = stage.client.client();
         let mut wrong = 0;
@@ -358,12 +358,12 @@ fn cluster_cache_is_right_again_after_invalidate() -> Result<()> {
     check(&old)?;
     let stale = stage.client.block_on(stage.client.client().list_files(&volumes[0]))?;
     stage.write_data_set("fresh", &new)?;
-    let before = stage.home_bytes()?;
+    let before = stage.read_home_bytes()?;
     for volume in &volumes {
         stage.client.block_on(stage.client.client().invalidate_cache(volume))?;
     }
     check(&new)?;
-    let fetched = stage.home_bytes()? - before;
+    let fetched = stage.read_home_bytes()? - before;
     let changed = new.bytes().len() as u64;
     ensure!(
         fetched == changed,
@@ -390,19 +390,19 @@ fn cluster_cache_jobs_and_readers_share_each_byte() -> Result<()> {
     let content = Arc::new(Content::new(10, 6 * MIB));
     let stage = CacheCluster::start(4, "100MB", Some("6MB/s"))?;
     stage.write_data_set("shared", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("shared", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("shared", 16 << 20))?;
     let script = stage.compare_script("shared");
     let jobs = volumes.iter().flat_map(|volume| {
         let job = || {
             let (speaker, volume) = (stage.client.client().clone(), volume.clone());
             let target = volume.mount_target();
-            compare(speaker, volume.node, target, script.clone())
+            run_compare_job(speaker, volume.node, target, script.clone())
         };
         [job(), job()]
     });
     let wrong: u64 = stage.client.run_all(jobs.collect::<Vec<_>>())?.into_iter().sum();
     ensure!(wrong == 0, "{wrong} bytes are wrong");
-    let (sent, needed) = (stage.home_bytes()?, content.bytes().len() as u64);
+    let (sent, needed) = (stage.read_home_bytes()?, content.bytes().len() as u64);
     ensure!(
         sent == needed,
         "home sent {sent} bytes, {needed} are needed"
@@ -476,10 +476,10 @@ fn cluster_cache_fetches_what_is_touched_in_mapped_memory() -> Result<()> {
     let content = Content::new(6, 96 * MIB);
     let stage = CacheCluster::start(1, "200MB", None)?;
     stage.write_data_set("mapped", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("mapped", 128 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("mapped", 128 << 20))?;
     let original = stage.test_cluster.home.path().join("mapped").join(DATA_FILE);
     let touched: usize = python(&stage, &volumes[0], TOUCH, &original)?.parse()?;
-    let sent = stage.home_bytes()?;
+    let sent = stage.read_home_bytes()?;
     // One window may begin where a block does, or go on where another one ended.
     let most = (touched * BLOCK + 6 * MIB) as u64;
     ensure!(
@@ -489,7 +489,7 @@ fn cluster_cache_fetches_what_is_touched_in_mapped_memory() -> Result<()> {
     // What was refused around those pages is there for whoever wants it.
     let read = python(&stage, &volumes[0], GO_THROUGH, &original)?;
     ensure!(read == "same", "{read}");
-    let (sent, all) = (stage.home_bytes()?, content.bytes().len() as u64);
+    let (sent, all) = (stage.read_home_bytes()?, content.bytes().len() as u64);
     ensure!(sent == all, "home sent {sent} bytes of {all}");
     Ok(())
 }

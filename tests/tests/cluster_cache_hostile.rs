@@ -12,7 +12,7 @@ use bafs_proto::ErrorCode;
 use bafs_proto::message::JobOutcome;
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{DATA_FILE, CacheCluster, scan};
+use bafs_tests::stage::{DATA_FILE, CacheCluster, count_wrong_bytes};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
@@ -25,8 +25,8 @@ fn read_all(
     content: &Arc<Content>,
 ) -> Result<Vec<impl Future<Output = Result<u64>> + Send + use<>>> {
     let reader = |volume: &CacheVolume| {
-        let (speaker, volume, content) = (stage.reader()?, volume.clone(), content.clone());
-        Ok(async move { scan(speaker, volume, &content).await })
+        let (speaker, volume, content) = (stage.new_reader()?, volume.clone(), content.clone());
+        Ok(async move { count_wrong_bytes(speaker, volume, &content).await })
     };
     volumes.iter().map(reader).collect()
 }
@@ -34,7 +34,7 @@ fn read_all(
 /// Waits until home has sent so many bytes: the reads are under way.
 fn wait_for_home(stage: &CacheCluster, bytes: u64) -> Result<()> {
     for _ in 0..400 {
-        if stage.home_bytes()? >= bytes {
+        if stage.read_home_bytes()? >= bytes {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(25));
@@ -48,7 +48,7 @@ fn cluster_cache_waits_for_a_home_that_goes_away_and_reads_nothing_twice() -> Re
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(4, "100MB", Some("4MB/s"))?;
     stage.write_data_set("away", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("away", 32 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("away", 32 << 20))?;
     let readers = read_all(&stage, &volumes, &content)?;
     let wrong: u64 = std::thread::scope(|scope| -> Result<_> {
         let reading = scope.spawn({
@@ -64,12 +64,12 @@ fn cluster_cache_waits_for_a_home_that_goes_away_and_reads_nothing_twice() -> Re
         Ok(read?.into_iter().sum())
     })?;
     ensure!(wrong == 0, "{wrong} bytes are wrong");
-    let came = stage.sum(&stage.nodes(), "cache_home_bytes")?;
+    let came = stage.sum_counter(&stage.node_addresses(), "cache_home_bytes")?;
     ensure!(
         came == needed,
         "{came} bytes came from home, {needed} are needed"
     );
-    let fallbacks = stage.sum(&stage.nodes(), "cache_fallbacks")?;
+    let fallbacks = stage.sum_counter(&stage.node_addresses(), "cache_fallbacks")?;
     ensure!(
         fallbacks == 0,
         "{fallbacks} times a living peer was passed over"
@@ -97,7 +97,7 @@ fn cluster_cache_survives_the_end_of_all_nodes_and_tampering_with_what_is_left()
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(3, "100MB", Some("8MB/s"))?;
     stage.write_data_set("hostile", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("hostile", 32 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("hostile", 32 << 20))?;
     let readers = read_all(&stage, &volumes, &content)?;
     let names = ["n1", "n2", "n3"];
     let tampered = std::thread::scope(|scope| -> Result<_> {
@@ -136,7 +136,7 @@ fn cluster_cache_survives_the_end_of_all_nodes_and_tampering_with_what_is_left()
     ensure!(tampered == 0, "{tampered} bytes are wrong");
     let again = stage.client.run_all(read_all(&stage, &volumes, &content)?)?;
     ensure!(again.iter().sum::<u64>() == 0, "bytes are wrong: {again:?}");
-    let found = stage.sum(&stage.nodes(), "cache_digest_failures")?;
+    let found = stage.sum_counter(&stage.node_addresses(), "cache_digest_failures")?;
     ensure!(found > 0, "nothing was tampered with: nothing was tested");
     Ok(())
 }
@@ -151,7 +151,7 @@ fn cluster_cache_tells_jobs_that_their_state_of_the_source_is_over() -> Result<(
     let (old, new) = (Content::new(43, 4 * MIB), Content::new(44, 4 * MIB));
     let stage = CacheCluster::start(1, "100MB", None)?;
     stage.write_data_set("renewed", &old)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("renewed", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("renewed", 16 << 20))?;
     let signs = tempfile::tempdir()?;
     let began = signs.path().join("began");
     // It has read something of the old state, and would never end by itself.
@@ -180,7 +180,7 @@ fn cluster_cache_tells_jobs_that_their_state_of_the_source_is_over() -> Result<(
     }
     let wrong = stage
         .client
-        .block_on(scan(stage.reader()?, volume.clone(), &new))?;
+        .block_on(count_wrong_bytes(stage.new_reader()?, volume.clone(), &new))?;
     ensure!(wrong == 0, "{wrong} bytes of the new state are wrong");
     Ok(())
 }

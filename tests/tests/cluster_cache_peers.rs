@@ -14,7 +14,7 @@ use bafs_proto::net::channel::{Channel, choose};
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
 use bafs_tests::report_skip;
-use bafs_tests::stage::{DATA_FILE, CacheCluster, scan};
+use bafs_tests::stage::{DATA_FILE, CacheCluster, count_wrong_bytes};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 
@@ -29,9 +29,9 @@ fn scan_during(
 ) -> Result<()> {
     let mut readers = Vec::new();
     for volume in volumes {
-        let (speaker, volume) = (stage.reader()?, volume.clone());
+        let (speaker, volume) = (stage.new_reader()?, volume.clone());
         let content = content.clone();
-        readers.push(async move { scan(speaker, volume, &content).await });
+        readers.push(async move { count_wrong_bytes(speaker, volume, &content).await });
     }
     let CacheCluster { test_cluster: world, client: api, .. } = stage;
     let wrong: u64 = std::thread::scope(|scope| -> Result<_> {
@@ -71,7 +71,7 @@ fn cluster_cache_goes_on_when_a_primary_is_killed_during_cold_reads() -> Result<
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(4, "100MB", Some("4MB/s"))?;
     stage.write_data_set("killed", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("killed", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("killed", 16 << 20))?;
     let sent = home_counter(&stage)?;
     scan_during(&mut stage, &volumes[..2], &content, |cluster| {
         wait_for_home(sent, needed / 3)?;
@@ -79,7 +79,7 @@ fn cluster_cache_goes_on_when_a_primary_is_killed_during_cold_reads() -> Result<
     })?;
     // What the dead node alone had is asked for once more, and nothing else: its share of a third,
     // of which the readers hold copies already.
-    let sent = stage.home_bytes()?;
+    let sent = stage.read_home_bytes()?;
     ensure!(
         sent >= needed,
         "home sent {sent} of {needed} bytes: nothing was cold"
@@ -88,7 +88,7 @@ fn cluster_cache_goes_on_when_a_primary_is_killed_during_cold_reads() -> Result<
         sent <= needed + needed / 6,
         "home sent {sent} bytes, {needed} are needed"
     );
-    let fallbacks = stage.sum(&stage.nodes()[..2], "cache_fallbacks")?;
+    let fallbacks = stage.sum_counter(&stage.node_addresses()[..2], "cache_fallbacks")?;
     ensure!(
         fallbacks > 0,
         "nobody noticed the death: nothing was tested"
@@ -102,7 +102,7 @@ fn cluster_cache_does_not_wait_for_a_stopped_peer() -> Result<()> {
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(3, "100MB", Some("4MB/s"))?;
     stage.write_data_set("stopped", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("stopped", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("stopped", 16 << 20))?;
     let sent = home_counter(&stage)?;
     let stopped = scan_during(&mut stage, &volumes[..1], &content, |cluster| {
         wait_for_home(sent, needed / 3)?;
@@ -111,7 +111,7 @@ fn cluster_cache_does_not_wait_for_a_stopped_peer() -> Result<()> {
     // The scan ended although the peer still sleeps; it takes part again when it wakes up.
     stage.test_cluster.cluster.signal("n3", Signal::SIGCONT)?;
     stopped?;
-    let fallbacks = stage.sum(&stage.nodes()[..1], "cache_fallbacks")?;
+    let fallbacks = stage.sum_counter(&stage.node_addresses()[..1], "cache_fallbacks")?;
     ensure!(
         fallbacks > 0,
         "nobody noticed the sleep: nothing was tested"
@@ -190,17 +190,17 @@ fn cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others() -> Result<
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(3, "100MB", None)?;
     stage.write_data_set("cut", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("cut", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("cut", 16 << 20))?;
     // The first two see the third, and the third both, but not each other.
     let pid = |name| stage.test_cluster.cluster.pid(name);
     cut(pid("n1")?, pid("n2")?)?;
     scan_during(&mut stage, &volumes[..2], &content, |_| Ok(()))?;
-    let fallbacks = stage.sum(&stage.nodes()[..2], "cache_fallbacks")?;
+    let fallbacks = stage.sum_counter(&stage.node_addresses()[..2], "cache_fallbacks")?;
     ensure!(fallbacks > 0, "nothing was cut off: nothing was tested");
     // The third has what the others fetched at its disposal: it reads without home.
-    let before = stage.home_bytes()?;
+    let before = stage.read_home_bytes()?;
     scan_during(&mut stage, &volumes[2..], &content, |_| Ok(()))?;
-    let more = stage.home_bytes()? - before;
+    let more = stage.read_home_bytes()? - before;
     ensure!(
         more == 0,
         "{more} bytes were fetched although peers have them"
@@ -232,7 +232,7 @@ fn cluster_cache_survives_long_churn() -> Result<()> {
             cooperative: format!("churn-{round}"),
             ..CacheSpec::new("churn", 16 << 20)
         };
-        let volumes = stage.caches(&stage.nodes(), &wish)?;
+        let volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
         let rolls = &dice.bytes()[round * 30..][..30];
         scan_during(&mut stage, &volumes[..3], &content, |cluster| {
             for roll in rolls.chunks(2).take(6) {
@@ -256,7 +256,7 @@ fn cluster_cache_survives_long_churn() -> Result<()> {
             }
             Ok(())
         })?;
-        stage.delete(&volumes)?;
+        stage.delete_volumes(&volumes)?;
     }
     Ok(())
 }
@@ -266,7 +266,7 @@ fn cluster_cache_finds_its_home_at_another_port() -> Result<()> {
     let content = Content::new(8, 2 * MIB);
     let mut stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("moved", &content)?;
-    let volumes = stage.caches(&stage.nodes(), &CacheSpec::new("moved", 16 << 20))?;
+    let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("moved", 16 << 20))?;
     let before = stage.test_cluster.cluster.home_address().to_owned();
     stage.test_cluster.cluster.kill("home")?;
     // Others, which have such a file too: one of that name, one at the address before.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use bafs_proto::door::DOOR_NAME;
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{CacheCluster, compare};
+use bafs_tests::stage::{CacheCluster, run_compare_job};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
@@ -67,7 +67,7 @@ fn peers(stage: &CacheCluster, volume: &CacheVolume) -> Result<Vec<String>> {
 /// Calls by which nodes share caches, that these nodes have received.
 fn shared_calls(stage: &CacheCluster, nodes: &[String]) -> Result<u64> {
     let calls = ["calls.JoinCache", "calls.ReadBlocks"];
-    calls.iter().map(|call| stage.sum(nodes, call)).sum()
+    calls.iter().map(|call| stage.sum_counter(nodes, call)).sum()
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> 
     }
     let (subnet, east) = (addresses(&stage, &SUBNET), addresses(&stage, &EAST));
     let nodes = [subnet.clone(), east.clone()].concat();
-    let volumes = stage.caches(&nodes, &CacheSpec::new("set", 16 << 20))?;
+    let volumes = stage.create_caches(&nodes, &CacheSpec::new("set", 16 << 20))?;
     let (of_subnet, of_east) = volumes.split_at(subnet.len());
     let mut sent = 0;
     for (own, own_nodes, others) in [(of_subnet, &subnet, &east), (of_east, &east, &subnet)] {
@@ -93,7 +93,7 @@ fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> 
         for volume in own {
             stage.check_scan(volume, &content)?;
         }
-        let now = stage.home_bytes()?;
+        let now = stage.read_home_bytes()?;
         ensure!(
             now - sent == needed,
             "home sent a group {} bytes, {needed} are needed",
@@ -108,9 +108,9 @@ fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> 
         }
         let asked = shared_calls(&stage, others)? - asked;
         ensure!(asked == 0, "the other group was asked {asked} times");
-        let given = stage.sum(own_nodes, "cache_served_bytes")?;
+        let given = stage.sum_counter(own_nodes, "cache_served_bytes")?;
         ensure!(given > 0, "nobody gave anything: nothing was tested");
-        let passed_over = stage.sum(own_nodes, "cache_fallbacks")?;
+        let passed_over = stage.sum_counter(own_nodes, "cache_fallbacks")?;
         ensure!(
             passed_over == 0,
             "{passed_over} times a peer was passed over"
@@ -131,29 +131,29 @@ fn cluster_groups_let_a_job_elsewhere_read_what_a_group_keeps() -> Result<()> {
     let stage = start()?;
     stage.write_data_set("far", &content)?;
     let (subnet, east) = (addresses(&stage, &SUBNET), addresses(&stage, &EAST));
-    let volumes = stage.caches(&subnet, &CacheSpec::new("far", 16 << 20))?;
+    let volumes = stage.create_caches(&subnet, &CacheSpec::new("far", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     // As from another machine: nothing is handed over.
     let door = stage.test_cluster.cluster.directory().join("n1").join(DOOR_NAME);
     fs::rename(&door, door.with_extension("away"))?;
     // No node of this job's group has the volume: it asks the node of the volume for each block.
-    let before = stage.sum(&subnet[..1], "cache_hit_local_bytes")?;
+    let before = stage.sum_counter(&subnet[..1], "cache_hit_local_bytes")?;
     let (speaker, target) = (stage.client.client().clone(), volumes[0].mount_target());
     let script = stage.compare_script("far");
-    let job = compare(speaker, east[0].clone(), target, script);
+    let job = run_compare_job(speaker, east[0].clone(), target, script);
     let wrong = stage.client.block_on(job)?;
     ensure!(wrong == 0, "{wrong} bytes are wrong");
-    let read = stage.sum(&subnet[..1], "cache_hit_local_bytes")? - before;
+    let read = stage.sum_counter(&subnet[..1], "cache_hit_local_bytes")? - before;
     ensure!(
         read >= needed,
         "the volume's node counts {read} of {needed} bytes"
     );
-    let sent = stage.home_bytes()?;
+    let sent = stage.read_home_bytes()?;
     ensure!(
         sent == needed,
         "home sent {sent} bytes, {needed} are needed"
     );
-    let kept = stage.sum(&east, "cache_home_bytes")? + stage.sum(&east, "cache_hit_peer_bytes")?;
+    let kept = stage.sum_counter(&east, "cache_home_bytes")? + stage.sum_counter(&east, "cache_hit_peer_bytes")?;
     ensure!(kept == 0, "the other group took {kept} bytes into caches");
     Ok(())
 }

@@ -1,27 +1,27 @@
 //! Two users' runs while servers, links and disks fail as a seed says: all results are right,
 //! nothing is left, and no job runs again but for a fault of what held it.
 
-use bafs_tests::injection::{self, Verdict};
+use bafs_tests::injection::{self, SeedResult};
 use bafs_tests::report_skip;
 
 fn withstand(test: &str, seed: u64) {
-    if let Some(reason) = injection::cannot() {
+    if let Some(reason) = injection::injection_obstacle() {
         return report_skip(test, &reason);
     }
-    let verdict = injection::run(seed).expect("the cluster runs");
+    let verdict = injection::run_seed(seed).expect("the cluster runs");
     check(&verdict);
 }
 
-fn check(verdict: &Verdict) {
+fn check(verdict: &SeedResult) {
     assert!(!verdict.faults.is_empty(), "nothing failed: {verdict:#?}");
-    let without: Vec<_> = verdict.without_cause().collect();
+    let without: Vec<_> = verdict.reruns_without_cause().collect();
     assert!(
-        verdict.is_fine(),
+        verdict.has_passed(),
         "faults {:?}\nwrong {:#?}\nfailed {:#?}\nagain without cause {without:#?}\nkept {:?}",
         verdict.faults,
-        verdict.wrong,
-        verdict.failed,
-        verdict.kept
+        verdict.wrong_files,
+        verdict.problems,
+        verdict.evidence_path
     );
 }
 
@@ -44,10 +44,10 @@ fn cluster_withstands_further_injected_faults() {
 #[ignore = "half an hour; for soak"]
 fn cluster_withstands_forty_seeds_of_faults() {
     let test = "cluster_withstands_forty_seeds_of_faults";
-    if let Some(reason) = injection::cannot() {
+    if let Some(reason) = injection::injection_obstacle() {
         return report_skip(test, &reason);
     }
-    let verdicts = injection::run_all(1..=40, &|verdict| eprintln!("{verdict:?}"));
+    let verdicts = injection::run_seeds(1..=40, &|verdict| eprintln!("{verdict:?}"));
     for verdict in &verdicts {
         check(verdict);
     }

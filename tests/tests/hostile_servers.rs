@@ -191,14 +191,14 @@ fn cluster_waits_for_a_home_that_is_slower_than_the_deadline() -> Result<()> {
          for i in 0 1 2 3; do same $i & done; wait",
         original.display()
     );
-    let (speaker, node) = (stage.client.client(), stage.nodes().remove(0));
+    let (speaker, node) = (stage.client.client(), stage.node_addresses().remove(0));
     let report = stage.client.block_on(async {
         let start = speaker.start_job_with(&node, target, &script, |job| job.op_deadline_ms = 3_000);
         speaker.wait_for_job(&node, start.await?).await
     })?;
     ensure!(report.output_tail == "same\n".repeat(4), "{report:?}");
     // Nothing was asked for twice.
-    ensure!(stage.home_bytes()? == 4 << 20, "{}", stage.home_bytes()?);
+    ensure!(stage.read_home_bytes()? == 4 << 20, "{}", stage.read_home_bytes()?);
     Ok(())
 }
 

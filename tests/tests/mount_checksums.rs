@@ -13,7 +13,7 @@ use bafs_proto::door::DOOR_NAME;
 use bafs_proto::message::{JobOutcome, MountTarget};
 use bafs_tests::api::BlockingClient;
 use bafs_tests::ring::{self, RingSetting};
-use bafs_tests::stand::{BY_RING, COLLECTS};
+use bafs_tests::stand::{RING_MESSAGE, WRITE_BACK_MESSAGE};
 use bafs_tests::{TestCluster, mount_obstacle, passthrough_obstacle, mounts_matching, printed_text, report_skip};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
@@ -75,7 +75,7 @@ const RING: Way = Way {
     name: "ring",
     shown: Shown::Rings,
     options: &[],
-    says: &["inline: each operation runs in this process", BY_RING],
+    says: &["inline: each operation runs in this process", RING_MESSAGE],
 };
 
 /// A mount that is only read passes large files to the kernel.
@@ -112,14 +112,14 @@ const COLLECTED: Way = Way {
     name: "collected",
     shown: Shown::Mount,
     options: &["--write-back"],
-    says: &["inline: each operation runs in this process", COLLECTS],
+    says: &["inline: each operation runs in this process", WRITE_BACK_MESSAGE],
 };
 
 const COLLECTED_CALLS: Way = Way {
     name: "collected-tcp",
     shown: Shown::CollectedCalls,
     options: &["--channel", "tcp"],
-    says: &[COLLECTS, "answered first", "is reached over TCP"],
+    says: &[WRITE_BACK_MESSAGE, "answered first", "is reached over TCP"],
 };
 
 /// Ways to write that this machine has; says aloud which it has not.
@@ -143,7 +143,7 @@ fn writers() -> Vec<Way> {
 fn readers() -> Result<Vec<Way>> {
     let mut ways = writers();
     // Where nothing is written, nothing is collected.
-    ways.retain(|way| !way.says.contains(&COLLECTS));
+    ways.retain(|way| !way.says.contains(&WRITE_BACK_MESSAGE));
     match passthrough_obstacle(tempfile::tempdir()?.path()) {
         Some(reason) => report_skip(&format!("{TEST}, by passthrough"), reason),
         None => ways.push(PASSED),

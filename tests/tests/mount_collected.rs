@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::door::DOOR_NAME;
 use bafs_tests::exec::{self, ExecJob};
-use bafs_tests::stand::{COLLECTS, Stand, Way};
+use bafs_tests::stand::{WRITE_BACK_MESSAGE, MountedVolume, DataPath};
 use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, ring, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -58,14 +58,14 @@ impl Ready {
     }
 }
 
-fn stands(test: &str) -> Result<Vec<Stand>> {
+fn stands(test: &str) -> Result<Vec<MountedVolume>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(test, &reason);
         return Ok(Vec::new());
     }
-    let mut stands = vec![Stand::start(Way::Collected)?];
+    let mut stands = vec![MountedVolume::start(DataPath::WriteBack)?];
     if ring::can_use_rings(test) {
-        stands.push(Stand::start(Way::CollectedRing)?);
+        stands.push(MountedVolume::start(DataPath::WriteBackRing)?);
     }
     Ok(stands)
 }
@@ -73,7 +73,7 @@ fn stands(test: &str) -> Result<Vec<Stand>> {
 #[test]
 fn mount_collected_writes_come_with_fsync_and_close_and_not_before() -> Result<()> {
     for stand in stands("mount_collected_writes_come_with_fsync_and_close_and_not_before")? {
-        let mounted = stand.mounted().context("it is served here")?;
+        let mounted = stand.in_process_mount().context("it is served here")?;
         let written = || mounted.volume().usage().written_bytes;
         let path = stand.path().join("f");
         let mut file = File::create(&path)?;
@@ -148,9 +148,9 @@ fn mount_collected_single_bytes_arrive() -> Result<()> {
 fn mount_collected_says_so() -> Result<()> {
     for ready in Ready::each("mount_collected_says_so")? {
         let output = ready.job("true").output()?;
-        ensure!(printed_text(&output).contains(COLLECTS), printed_text(&output));
+        ensure!(printed_text(&output).contains(WRITE_BACK_MESSAGE), printed_text(&output));
         let without = exec::job_command(&ready.world, &[], "true").output()?;
-        ensure!(!printed_text(&without).contains(COLLECTS), printed_text(&without));
+        ensure!(!printed_text(&without).contains(WRITE_BACK_MESSAGE), printed_text(&without));
     }
     Ok(())
 }

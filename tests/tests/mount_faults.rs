@@ -2,11 +2,11 @@
 //! something goes wrong: none hangs, nothing of them is left, and what they had kept is there.
 
 use anyhow::{Result, ensure};
-use bafs_tests::bench::nohang::{Fault, Verdict, meet};
+use bafs_tests::bench::nohang::{Fault, FaultResult, meet};
 use bafs_tests::{mount_obstacle, report_skip};
 
 /// Has programs meet a fault; `None` when this machine cannot.
-fn met(name: &str, fault: Fault) -> Result<Option<Verdict>> {
+fn met(name: &str, fault: Fault) -> Result<Option<FaultResult>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(None);
@@ -16,14 +16,14 @@ fn met(name: &str, fault: Fault) -> Result<Option<Verdict>> {
         return Ok(None);
     }
     let verdict = meet(fault, env!("CARGO_BIN_EXE_bafs-bench"))?;
-    ensure!(verdict.cases == 8 && verdict.hung == 0, "{verdict:#?}");
+    ensure!(verdict.case_count == 8 && verdict.hung == 0, "{verdict:#?}");
     ensure!(verdict.leftovers.is_empty(), "{verdict:#?}");
     ensure!(verdict.wrong_bytes == 0, "{verdict:#?}");
     Ok(Some(verdict))
 }
 
 /// Whether all programs whose name contains a word saw something that contains another.
-fn saw(verdict: &Verdict, of: &str, what: &str) -> Result<()> {
+fn saw(verdict: &FaultResult, of: &str, what: &str) -> Result<()> {
     let lines = || verdict.lines.iter().filter(|line| line[0].contains(of));
     ensure!(lines().count() > 0, "nothing is called {of}");
     let all = lines().all(|line| line[1].contains(what));

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::volumes::{Reach, run_with_volumes};
+use bafs_tests::volumes::{AccessMethod, run_job_with_volumes};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// What the agent may use for data that pass through it, in MiB.
@@ -84,8 +84,8 @@ fn stays_small(name: &str, count: usize) -> Result<()> {
         report_skip(name, &reason);
         return Ok(());
     }
-    for reach in [Reach::Inline, Reach::Calls] {
-        let ran = run_with_volumes(count, reach)?;
+    for reach in [AccessMethod::Inline, AccessMethod::Calls] {
+        let ran = run_job_with_volumes(count, reach)?;
         eprintln!("{count} volumes, {reach:?}: {ran:?}");
         ensure!(ran.agent_mib <= REST_MIB, "{reach:?}: {ran:?}");
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use bafs_tests::exec::{self, ExecJob};
 use bafs_tests::ring::{self, RingSetting};
 use bafs_tests::printed_text;
-use bafs_tests::stand::{BY_RING, Stand, Way};
+use bafs_tests::stand::{RING_MESSAGE, MountedVolume, DataPath};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 
@@ -19,8 +19,8 @@ const ASK: &str = "while dd if=big of=/dev/null bs=64k iflag=direct 2>/dev/null 
     && rm own$0; do :; done; exit 7";
 
 /// A volume with a file of 64 MB, and programs on every processor that ask it without end.
-fn busy() -> Result<(Stand, Vec<Child>)> {
-    let stand = Stand::start(Way::Ring)?;
+fn busy() -> Result<(MountedVolume, Vec<Child>)> {
+    let stand = MountedVolume::start(DataPath::Ring)?;
     fs::write(stand.path().join("big"), vec![1; 64_000_000])?;
     let mut programs = Vec::new();
     for number in 0..4 {
@@ -75,7 +75,7 @@ fn mount_by_ring_answers_programs_of_every_processor() -> Result<()> {
     if !ring::can_use_rings(name) {
         return Ok(());
     }
-    let stand = Stand::start(Way::Ring)?;
+    let stand = MountedVolume::start(DataPath::Ring)?;
     for processor in 0..std::thread::available_parallelism()?.get() {
         let script = format!(
             "head -c 3000001 /dev/urandom > a{processor}; cp a{processor} b; \
@@ -108,7 +108,7 @@ fn mount_by_ring_ends_when_its_connection_is_aborted() -> Result<()> {
         return Ok(());
     }
     let (stand, programs) = busy()?;
-    let mounted = stand.mounted().context("it is served here")?;
+    let mounted = stand.in_process_mount().context("it is served here")?;
     mounted.abort();
     all_fail(programs)?;
     eventually("the mount is over", || mounted.is_over())?;
@@ -141,7 +141,7 @@ fn mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent() -> Result<()>
         let busy = busy_job(&world)?;
         busy.send_signal(signal)?;
         let output = busy.wait_for_end()?;
-        ensure!(printed_text(&output).contains(BY_RING), "{}", printed_text(&output));
+        ensure!(printed_text(&output).contains(RING_MESSAGE), "{}", printed_text(&output));
         let keeps = printed_text(&output).contains("keeps memory");
         ensure!(!keeps, "the kernel gives back all: {}", printed_text(&output));
         ends.push(output.status);
@@ -151,7 +151,7 @@ fn mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent() -> Result<()>
     let script = "cd /vol; head -c 3000001 /dev/urandom > a; sync a; \
         dd if=a of=b bs=64k oflag=sync 2>/dev/null; cp a c; dd if=a of=d bs=1M conv=fsync \
         2>/dev/null; for one in b c d; do cmp a $one; done; sync .; echo same";
-    exec::check_job(&world, &[], BY_RING, script, "same")
+    exec::check_job(&world, &[], RING_MESSAGE, script, "same")
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn mount_by_ring_of_the_host_goes_with_its_killed_process() -> Result<()> {
     eventually("a program asks", || place.path().join("own1").exists())?;
     agent.kill()?;
     let output = agent.wait_with_output()?;
-    ensure!(printed_text(&output).contains(BY_RING), "{}", printed_text(&output));
+    ensure!(printed_text(&output).contains(RING_MESSAGE), "{}", printed_text(&output));
     all_fail(programs.into_iter().collect::<Result<_>>()?)?;
     eventually("the mount is gone", || {
         bafs_tests::mounts_matching(&at).is_empty()
@@ -199,8 +199,8 @@ fn mount_without_rings_works_and_says_why() -> Result<()> {
         return Ok(());
     }
     let _none = RingSetting::disable()?;
-    let stand = Stand::start(Way::Inline)?;
-    let way = stand.mounted().context("it is served here")?.way();
+    let stand = MountedVolume::start(DataPath::Inline)?;
+    let way = stand.in_process_mount().context("it is served here")?.way();
     ensure!(way.contains("enable_uring is not Y"), "{way}");
     fs::write(stand.path().join("f"), "x")?;
     Ok(())

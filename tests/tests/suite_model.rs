@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use bafs_tests::dice::SeededRng;
-use bafs_tests::stand::{Stand, Way};
+use bafs_tests::stand::{MountedVolume, DataPath};
 use bafs_tests::{mount_obstacle, report_skip};
 use rustix::fs::{self as sys, AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
@@ -473,18 +473,18 @@ fn picture(root: &Path, below: &str, found: &mut BTreeMap<String, String>) -> Re
     Ok(())
 }
 
-fn compare(test: &str, ways: &[Way], rounds: u64, steps: u64) -> Result<()> {
+fn compare(test: &str, ways: &[DataPath], rounds: u64, steps: u64) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(test, &reason);
         return Ok(());
     }
     let mut dice = SeededRng::new(2026);
     for &way in ways {
-        let is_all_data = Way::COLLECTED.contains(&way);
-        let (stand, plain) = (Stand::start(way)?, tempfile::tempdir()?);
+        let is_all_data = DataPath::WRITE_BACK.contains(&way);
+        let (stand, plain) = (MountedVolume::start(way)?, tempfile::tempdir()?);
         for round in 0..rounds {
             let (there, here) = (
-                stand.directory(&round.to_string())?,
+                stand.create_directory(&round.to_string())?,
                 plain.path().join(round.to_string()),
             );
             fs::create_dir(&here)?;
@@ -517,13 +517,13 @@ fn compare(test: &str, ways: &[Way], rounds: u64, steps: u64) -> Result<()> {
 
 #[test]
 fn mount_does_what_a_directory_does() -> Result<()> {
-    compare("mount_does_what_a_directory_does", &Way::ALL, 20, 300)
+    compare("mount_does_what_a_directory_does", &DataPath::ALL, 20, 300)
 }
 
 #[test]
 fn mount_that_collects_writes_does_what_a_directory_does() -> Result<()> {
     let name = "mount_that_collects_writes_does_what_a_directory_does";
-    compare(name, &Way::COLLECTED, 20, 300)
+    compare(name, &DataPath::WRITE_BACK, 20, 300)
 }
 
 #[test]
@@ -531,7 +531,7 @@ fn mount_that_collects_writes_does_what_a_directory_does() -> Result<()> {
 fn mount_does_what_a_directory_does_for_long() -> Result<()> {
     compare(
         "mount_does_what_a_directory_does_for_long",
-        &Way::ALL,
+        &DataPath::ALL,
         500,
         1_000,
     )

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
 use bafs_tests::dice::SeededRng;
-use bafs_tests::stand::{Stand, Way};
+use bafs_tests::stand::{MountedVolume, DataPath};
 use bafs_tests::{mount_obstacle, ring, printed_text, report_skip, find_tool};
 
 /// Cases of pjdfstest that do not apply, with the reason. Those named `erofs` run on their own.
@@ -65,14 +65,14 @@ fn mount_passes_pjdfstest() -> Result<()> {
     let Some(pjdfstest) = ready("mount_passes_pjdfstest", "pjdfstest") else {
         return Ok(());
     };
-    passes_pjdfstest(&pjdfstest, &Way::ALL)
+    passes_pjdfstest(&pjdfstest, &DataPath::ALL)
 }
 
 #[test]
 fn mount_that_collects_writes_passes_pjdfstest() -> Result<()> {
     let name = "mount_that_collects_writes_passes_pjdfstest";
     match ready(name, "pjdfstest") {
-        Some(pjdfstest) => passes_pjdfstest(&pjdfstest, &Way::COLLECTED),
+        Some(pjdfstest) => passes_pjdfstest(&pjdfstest, &DataPath::WRITE_BACK),
         None => Ok(()),
     }
 }
@@ -81,15 +81,15 @@ fn mount_that_collects_writes_passes_pjdfstest() -> Result<()> {
 fn mount_by_ring_passes_pjdfstest() -> Result<()> {
     let name = "mount_by_ring_passes_pjdfstest";
     match ready(name, "pjdfstest") {
-        Some(pjdfstest) if ring::can_use_rings(name) => passes_pjdfstest(&pjdfstest, &[Way::Ring]),
+        Some(pjdfstest) if ring::can_use_rings(name) => passes_pjdfstest(&pjdfstest, &[DataPath::Ring]),
         _ => Ok(()),
     }
 }
 
-fn passes_pjdfstest(pjdfstest: &Path, ways: &[Way]) -> Result<()> {
+fn passes_pjdfstest(pjdfstest: &Path, ways: &[DataPath]) -> Result<()> {
     for &way in ways {
-        let stand = Stand::start(way)?;
-        let (own, other) = (stand.directory("pjdfstest")?, tempfile::tempdir()?);
+        let stand = MountedVolume::start(way)?;
+        let (own, other) = (stand.create_directory("pjdfstest")?, tempfile::tempdir()?);
         let all = Figures::of(&run_pjdfstest(pjdfstest, &own, other.path(), false)?)?;
         let read_only = Figures::of(&run_pjdfstest(pjdfstest, &own, other.path(), true)?)?;
         let excluded: Vec<_> = all
@@ -180,14 +180,14 @@ impl Figures {
 
 #[test]
 fn mount_survives_fsx() -> Result<()> {
-    fsx("mount_survives_fsx", &Way::ALL, 1, 2_000)
+    fsx("mount_survives_fsx", &DataPath::ALL, 1, 2_000)
 }
 
 #[test]
 fn mount_by_ring_survives_fsx() -> Result<()> {
     let name = "mount_by_ring_survives_fsx";
     match ring::can_use_rings(name) {
-        true => fsx(name, &[Way::Ring], 1, 5_000),
+        true => fsx(name, &[DataPath::Ring], 1, 5_000),
         false => Ok(()),
     }
 }
@@ -195,9 +195,9 @@ fn mount_by_ring_survives_fsx() -> Result<()> {
 #[test]
 fn mount_that_collects_writes_survives_fsx() -> Result<()> {
     let name = "mount_that_collects_writes_survives_fsx";
-    fsx(name, &Way::COLLECTED, 1, 1_500)?;
+    fsx(name, &DataPath::WRITE_BACK, 1, 1_500)?;
     match ring::can_use_rings(name) {
-        true => fsx(name, &[Way::CollectedRing], 1, 1_500),
+        true => fsx(name, &[DataPath::WriteBackRing], 1, 1_500),
         false => Ok(()),
     }
 }
@@ -206,18 +206,18 @@ fn mount_that_collects_writes_survives_fsx() -> Result<()> {
 #[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_survives_a_million_operations_of_fsx() -> Result<()> {
     let name = "mount_survives_a_million_operations_of_fsx";
-    fsx(name, &[Way::Inline, Way::Processes], 4, 250_000)?;
-    fsx(name, &Way::COLLECTED, 1, 100_000)?;
-    fsx(name, &[Way::Uncached], 1, 100_000)
+    fsx(name, &[DataPath::Inline, DataPath::AgentProcess], 4, 250_000)?;
+    fsx(name, &DataPath::WRITE_BACK, 1, 100_000)?;
+    fsx(name, &[DataPath::Uncached], 1, 100_000)
 }
 
-fn fsx(test: &str, ways: &[Way], runs: u64, operations: u64) -> Result<()> {
+fn fsx(test: &str, ways: &[DataPath], runs: u64, operations: u64) -> Result<()> {
     let Some(fsx) = ready(test, "fsx") else {
         return Ok(());
     };
     let mut dice = SeededRng::new(1);
     for &way in ways {
-        let (stand, place) = (Stand::start(way)?, tempfile::tempdir()?);
+        let (stand, place) = (MountedVolume::start(way)?, tempfile::tempdir()?);
         let configuration = place.path().join("fsx.toml");
         fs::write(&configuration, FSX)?;
         for _ in 0..runs {

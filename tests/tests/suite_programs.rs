@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use bafs_tests::stand::{Stand, Way};
+use bafs_tests::stand::{MountedVolume, DataPath};
 use bafs_tests::{mount_obstacle, printed_text, report_skip};
 
 /// A script that works in an empty directory, prints what must be equal, and may leave files.
@@ -180,7 +180,7 @@ const LONG: [Work; 2] = [
     },
 ];
 
-fn compare(test: &str, works: &[Work], ways: &[Way]) -> Result<()> {
+fn compare(test: &str, works: &[Work], ways: &[DataPath]) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(test, &reason);
         return Ok(());
@@ -198,8 +198,8 @@ fn compare(test: &str, works: &[Work], ways: &[Way]) -> Result<()> {
                 rows.push(format!("{:48} {way:?}: not run: no {missing}", work.name));
                 continue;
             }
-            let (stand, plain) = (Stand::start(way)?, tempfile::tempdir()?);
-            let there = stand.directory("w")?;
+            let (stand, plain) = (MountedVolume::start(way)?, tempfile::tempdir()?);
+            let there = stand.create_directory("w")?;
             let here = plain.path().join("w");
             fs::create_dir(&here)?;
             fs::set_permissions(&here, fs::metadata(&there)?.permissions())?;
@@ -245,13 +245,13 @@ fn run(work: &Work, directory: &Path) -> Result<String> {
 #[test]
 fn mount_gives_programs_the_same_results() -> Result<()> {
     let name = "mount_gives_programs_the_same_results";
-    compare(name, &SHORT, &[Way::Processes])
+    compare(name, &SHORT, &[DataPath::AgentProcess])
 }
 
 #[test]
 #[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_gives_more_programs_the_same_results() -> Result<()> {
     let name = "mount_gives_more_programs_the_same_results";
-    compare(name, &SHORT, &[Way::Inline, Way::Uncached])?;
-    compare(name, &LONG, &Way::ALL)
+    compare(name, &SHORT, &[DataPath::Inline, DataPath::Uncached])?;
+    compare(name, &LONG, &DataPath::ALL)
 }

@@ -9,27 +9,27 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use bafs_tests::stand::{Stand, Way};
+use bafs_tests::stand::{MountedVolume, DataPath};
 use bafs_tests::{TestCluster, mount_obstacle, ring, printed_text, report_skip};
 use rustix::fs::{self as sys, AtFlags, CWD, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
-fn on_every_way(test: &str, check: impl Fn(&Stand) -> Result<()>) -> Result<()> {
+fn on_every_way(test: &str, check: impl Fn(&MountedVolume) -> Result<()>) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(test, &reason);
         return Ok(());
     }
-    for way in Way::ALL.into_iter().chain([Way::Collected]) {
-        check(&Stand::start(way)?).map_err(|error| error.context(format!("{way:?}")))?;
+    for way in DataPath::ALL.into_iter().chain([DataPath::WriteBack]) {
+        check(&MountedVolume::start(way)?).map_err(|error| error.context(format!("{way:?}")))?;
     }
     match ring::can_use_rings(&format!("{test}, by rings")) {
-        true => check(&Stand::start(Way::Ring)?).map_err(|error| error.context("Ring")),
+        true => check(&MountedVolume::start(DataPath::Ring)?).map_err(|error| error.context("Ring")),
         false => Ok(()),
     }
 }
 
 /// Runs a script in the volume; gives what it printed.
-fn sh(stand: &Stand, script: &str) -> Result<String> {
+fn sh(stand: &MountedVolume, script: &str) -> Result<String> {
     let mut command = Command::new("sh");
     let output = command
         .args(["-ec", script])
@@ -198,7 +198,7 @@ fn mount_refuses_what_it_cannot_keep() -> Result<()> {
 #[test]
 fn mount_keeps_places_in_a_directory_that_changes() -> Result<()> {
     on_every_way("mount_keeps_places_in_a_directory_that_changes", |stand| {
-        let directory = stand.directory("d")?;
+        let directory = stand.create_directory("d")?;
         let name = |number| format!("{number:04}{}", "n".repeat(60));
         for number in 0..1_500 {
             File::create(directory.join(name(number)))?;
@@ -348,7 +348,7 @@ fn mount_keeps_volumes_apart() -> Result<()> {
         report_skip("mount_keeps_volumes_apart", &reason);
         return Ok(());
     }
-    let (one, other) = (Stand::start(Way::Inline)?, Stand::start(Way::Inline)?);
+    let (one, other) = (MountedVolume::start(DataPath::Inline)?, MountedVolume::start(DataPath::Inline)?);
     let (file, new) = (one.path().join("f"), other.path().join("f"));
     fs::write(&file, "x")?;
     let moved = sys::renameat_with(CWD, &file, CWD, &new, RenameFlags::empty());

@@ -9,13 +9,13 @@ use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tempfile::TempDir;
 
 /// Above this load for each processor, other programs disturb what is measured.
-const CALM_LOAD: f64 = 0.2;
+const QUIET_LOAD_MAX: f64 = 0.2;
 
 /// One paragraph about the machine, with a warning when it is not calm.
-pub fn describe() -> String {
-    let cores = cores();
+pub fn describe_machine() -> String {
+    let cores = count_processors();
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let load = load();
+    let load = read_load();
     let kind = if cfg!(debug_assertions) {
         "a debug build: NOTHING HERE IS WORTH QUOTING"
     } else {
@@ -25,19 +25,19 @@ pub fn describe() -> String {
         "machine: {cores} processors, Linux {}, load {load:.2}; {kind}",
         kernel.trim()
     );
-    if load > CALM_LOAD * cores as f64 {
+    if load > QUIET_LOAD_MAX * count_processors as f64 {
         text.push_str("\nWARNING: the machine is busy with other things; only ratios may be used");
     }
     text
 }
 
 /// Processors that this process may use.
-pub fn cores() -> usize {
+pub fn count_processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Average number of runnable processes of the last minute.
-fn load() -> f64 {
+fn read_load() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let first = text.split_whitespace().next().unwrap_or_default();
     first.parse().unwrap_or(0.0)
@@ -45,7 +45,7 @@ fn load() -> f64 {
 
 /// Memory that may be used without anything being moved to a disk, in bytes; 0 when the kernel does
 /// not say.
-pub fn free_bytes() -> usize {
+pub fn read_free_bytes() -> usize {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"));
     let kib = line.and_then(|line| line.split_whitespace().nth(1));
@@ -63,7 +63,7 @@ pub fn warm_memory(bytes: usize) {
 
 /// How caches were made cold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cold {
+pub enum CacheDropScope {
     /// The kernel dropped every clean page, name and attribute.
     Everything,
     /// Not root: only the pages of the named files were given up, as far as the kernel agreed.
@@ -74,24 +74,24 @@ pub enum Cold {
 ///
 /// # Errors
 /// A file that cannot be opened.
-pub fn drop_caches(files: &[&Path]) -> Result<Cold> {
+pub fn drop_caches(files: &[&Path]) -> Result<CacheDropScope> {
     nix::unistd::sync();
     if fs::write("/proc/sys/vm/drop_caches", "3").is_ok() {
-        return Ok(Cold::Everything);
+        return Ok(CacheDropScope::Everything);
     }
     for path in files {
         let file = fs::File::open(path).with_context(|| path.display().to_string())?;
         posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
     }
-    Ok(Cold::NamedFiles)
+    Ok(CacheDropScope::NamedFiles)
 }
 
 /// A place for plain directories that begin far from each other on the disk, as volumes do in a
 /// store: else one of two has its files where the other has just removed as many.
 #[derive(Debug)]
-pub struct Spread(TempDir);
+pub struct SpreadDirectories(TempDir);
 
-impl Spread {
+impl SpreadDirectories {
     /// Makes the place, among other temporary files.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Spread {
     ///
     /// # Errors
     /// An I/O error.
-    pub fn directory(&self, name: &str) -> Result<PathBuf> {
+    pub fn create_directory(&self, name: &str) -> Result<PathBuf> {
         let path = self.0.path().join(name);
         fs::create_dir(&path)?;
         Ok(path)
@@ -118,12 +118,12 @@ impl Spread {
 
 /// Time that all processors spent working and in all, in clock ticks.
 #[derive(Debug, Clone, Copy)]
-pub struct Processors {
-    busy: u64,
-    total: u64,
+pub struct ProcessorTime {
+    busy_ticks: u64,
+    total_ticks: u64,
 }
 
-impl Processors {
+impl ProcessorTime {
     /// Reads the kernel's count.
     pub fn now() -> Self {
         let text = fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -138,14 +138,14 @@ impl Processors {
         // The fourth is idle, the fifth waits for a disk.
         let idle = ticks.iter().skip(3).take(2).sum::<u64>();
         let busy = total - idle;
-        Self { busy, total }
+        Self { busy_ticks: busy, total_ticks: total }
     }
 
     /// Share of all processors' time that was spent working since then, from 0 to 1.
-    pub fn busy_since(&self) -> f64 {
+    pub fn busy_fraction_since(&self) -> f64 {
         let now = Self::now();
-        let total = now.total.saturating_sub(self.total).max(1);
-        now.busy.saturating_sub(self.busy) as f64 / total as f64
+        let total = now.total_ticks.saturating_sub(self.total_ticks).max(1);
+        now.busy_ticks.saturating_sub(self.busy_ticks) as f64 / total as f64
     }
 }
 
@@ -155,9 +155,9 @@ mod tests {
 
     #[test]
     fn the_machine_is_seen() {
-        let before = Processors::now();
-        assert!(before.total > before.busy, "{before:?}");
-        assert!((0.0..=1.0).contains(&before.busy_since()));
-        assert!(describe().contains("processors, Linux "), "{}", describe());
+        let before = ProcessorTime::now();
+        assert!(before.total_ticks > before.busy_ticks, "{before:?}");
+        assert!((0.0..=1.0).contains(&before.busy_fraction_since()));
+        assert!(describe_machine().contains("processors, Linux "), "{}", describe_machine());
     }
 }

@@ -8,20 +8,20 @@ use anyhow::{Context, Result};
 use bafs_proto::time::Time;
 
 /// One way to do something, measured as a number: seconds, MB/s, a ratio.
-pub struct Way<'a> {
+pub struct BenchmarkVariant<'a> {
     /// Its name, for tables.
     pub name: &'a str,
     /// Does it once.
     pub run: Box<dyn FnMut() -> Result<f64> + 'a>,
 }
 
-impl fmt::Debug for Way<'_> {
+impl fmt::Debug for BenchmarkVariant<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Way({})", self.name)
     }
 }
 
-impl<'a> Way<'a> {
+impl<'a> BenchmarkVariant<'a> {
     /// A way with its name.
     pub fn new(name: &'a str, run: impl FnMut() -> Result<f64> + 'a) -> Self {
         let run = Box::new(run);
@@ -35,7 +35,7 @@ impl<'a> Way<'a> {
 ///
 /// # Errors
 /// That of a way, with its name.
-pub fn interleave(rounds: usize, ways: &mut [Way<'_>]) -> Result<Vec<Samples>> {
+pub fn run_interleaved(rounds: usize, ways: &mut [BenchmarkVariant<'_>]) -> Result<Vec<Samples>> {
     let mut values = vec![Vec::new(); ways.len()];
     for round in 0..rounds {
         let mut order: Vec<_> = (0..ways.len()).collect();
@@ -101,7 +101,7 @@ impl Samples {
     }
 
     /// Each value divided by a number that is known without measuring.
-    pub fn per(&self, number: f64) -> Self {
+    pub fn divided_by(&self, number: f64) -> Self {
         Self::new(self.0.iter().map(|value| value / number).collect())
     }
 }
@@ -111,14 +111,14 @@ impl fmt::Display for Samples {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (median, min, max) = (self.median(), self.min(), self.max());
         if self.0.len() == 1 {
-            return write!(f, "{}", digits(median));
+            return write!(f, "{}", format_number(median));
         }
-        write!(f, "{} ({} … {})", digits(median), digits(min), digits(max))
+        write!(f, "{} ({} … {})", format_number(median), format_number(min), format_number(max))
     }
 }
 
 /// A number as people read it: three digits behind the point below 10, none from 1000 on.
-pub fn digits(value: f64) -> String {
+pub fn format_number(value: f64) -> String {
     match value.abs() {
         v if v < 10.0 => format!("{value:.3}"),
         v if v < 1000.0 => format!("{value:.1}"),
@@ -131,7 +131,7 @@ pub fn digits(value: f64) -> String {
 /// # Errors
 /// That of what runs.
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
-pub fn seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
+pub fn time_seconds<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
     let start = Instant::now();
     let value = work()?;
     Ok((start.elapsed().as_secs_f64(), value))
@@ -146,9 +146,9 @@ pub fn time_of_day() -> Time {
 
 /// Measures from its making on.
 #[derive(Debug, Clone, Copy)]
-pub struct Watch(Instant);
+pub struct Stopwatch(Instant);
 
-impl Watch {
+impl Stopwatch {
     /// Starts.
     #[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
     pub fn start() -> Self {
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(samples.to_string(), "2.000 (1.000 … 3.000)");
         let even = Samples::new(vec![4.0, 1.0]);
         assert!((even.median() - 2.5).abs() < 1e-9);
-        assert_eq!(samples.per(2.0), Samples::new(vec![1.5, 0.5, 1.0]));
+        assert_eq!(samples.divided_by(2.0), Samples::new(vec![1.5, 0.5, 1.0]));
     }
 
     #[test]
@@ -180,22 +180,22 @@ mod tests {
         let way = |name: &'static str, value: f64| {
             let order = &order;
             let mut rounds = 0.0;
-            Way::new(name, move || {
+            BenchmarkVariant::new(name, move || {
                 order.borrow_mut().push_str(name);
                 rounds += 1.0;
                 Ok(value * rounds)
             })
         };
         let mut ways = [way("a", 1.0), way("b", 2.0), way("c", 4.0)];
-        let found = interleave(6, &mut ways).expect("runs");
+        let found = run_interleaved(6, &mut ways).expect("runs");
         assert_eq!(*order.borrow(), "abccbabcaacbcabbac");
         assert_eq!(found[1].ratio_to(&found[0]), Samples::new(vec![2.0; 6]));
     }
 
     #[test]
     fn a_failed_way_is_named() {
-        let fails = Way::new("slow way", || anyhow::bail!("no"));
-        let error = interleave(1, &mut [fails]).expect_err("fails");
+        let fails = BenchmarkVariant::new("slow way", || anyhow::bail!("no"));
+        let error = run_interleaved(1, &mut [fails]).expect_err("fails");
         assert!(format!("{error:#}").contains("slow way"), "{error:#}");
     }
 }

@@ -23,7 +23,7 @@ mod smallest;
 use anyhow::{Context, Result};
 
 pub use self::options::Options;
-pub use self::report::Report;
+pub use self::report::BenchmarkReport;
 use self::smallest::{kept, least, passing};
 
 /// A benchmark.
@@ -32,51 +32,51 @@ pub struct Benchmark {
     /// As `cargo xtask bench NAME` calls it; without spaces.
     pub name: &'static str,
     /// What it compares, in a line.
-    pub about: &'static str,
+    pub description: &'static str,
     /// Runs it.
-    pub run: fn(&Options, &mut Report) -> Result<()>,
+    pub run: fn(&Options, &mut BenchmarkReport) -> Result<()>,
 }
 
 /// Every benchmark.
 pub const ALL: &[Benchmark] = &[
     Benchmark {
         name: "cache",
-        about: "the cooperative cache: home traffic, warm and cold reads, replacement, churn",
+        description: "the cooperative cache: home traffic, warm and cold reads, replacement, churn",
         run: cache::run,
     },
     Benchmark {
         name: "chaos",
-        about: "runs while nodes, links, disks, catalog and scheduler fail: all end well, or not",
+        description: "runs while nodes, links, disks, catalog and scheduler fail: all end well, or not",
         run: chaos::run,
     },
     Benchmark {
         name: "datapath",
-        about: "what a program gets of a volume, beside the wire and other file systems",
+        description: "what a program gets of a volume, beside the wire and other file systems",
         run: datapath::run,
     },
     Benchmark {
         name: "experiments",
-        about: "the scheduler on real processes: scoping, orders, copies, twins of applications",
+        description: "the scheduler on real processes: scoping, orders, copies, twins of applications",
         run: experiments::run,
     },
     Benchmark {
         name: "faults",
-        about: "faults that users met, chaos from outside, memory of agents: mended, or not",
+        description: "faults that users met, chaos from outside, memory of agents: mended, or not",
         run: faults::run,
     },
     Benchmark {
         name: "nohang",
-        about: "programs while servers, links, disks and agents fail: nothing hangs or is left",
+        description: "programs while servers, links, disks and agents fail: nothing hangs or is left",
         run: nohang::run,
     },
     Benchmark {
         name: "planner",
-        about: "predictions beside the simulator: baselines, regret over two grids, other graphs",
+        description: "predictions beside the simulator: baselines, regret over two grids, other graphs",
         run: planner::run,
     },
     Benchmark {
         name: "sim",
-        about: "the scheduler core at size: a million jobs on ten thousand simulated nodes",
+        description: "the scheduler core at size: a million jobs on ten thousand simulated nodes",
         run: sim::run,
     },
 ];
@@ -93,15 +93,15 @@ pub fn main(arguments: &[String]) -> Result<()> {
             }
             Ok(())
         }
-        [part, rest @ ..] if part == cache::SOURCE_PROCESS => cache::source_process(rest),
-        [part, rest @ ..] if part == experiments::JOB_PROCESS => experiments::job_process(rest),
-        [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::work_process(rest),
-        [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::wire_process(rest),
-        [part, rest @ ..] if part == faults::HOLD_PROCESS => faults::hold_process(rest),
+        [part, rest @ ..] if part == cache::SOURCE_PROCESS => cache::run_source_process(rest),
+        [part, rest @ ..] if part == experiments::JOB_PROCESS => experiments::run_job_process(rest),
+        [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::run_work_process(rest),
+        [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::run_wire_process(rest),
+        [part, rest @ ..] if part == faults::HOLD_PROCESS => faults::run_hold_process(rest),
         [part, rest @ ..] if part == least::LEAST_PROCESS => least::least_process(rest),
         [part, rest @ ..] if part == kept::KEPT_PROCESS => kept::kept_process(rest),
         [part, rest @ ..] if part == passing::PASSING_PROCESS => passing::passing_process(rest),
-        [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::delay_process(rest),
+        [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::run_delay_process(rest),
         [name, rest @ ..] => {
             if let Some(ended) = nohang::tool(name, rest) {
                 return ended;
@@ -109,10 +109,10 @@ pub fn main(arguments: &[String]) -> Result<()> {
             let benchmark = ALL.iter().find(|benchmark| benchmark.name == name);
             let benchmark = benchmark.with_context(|| format!("no benchmark '{name}'"))?;
             let options = Options::parse(rest)?;
-            let mut report = Report::new(benchmark.name, benchmark.about);
-            report.say(&machine::describe());
+            let mut report = BenchmarkReport::new(benchmark.name, benchmark.description);
+            report.print_line(&machine::describe_machine());
             let ended = (benchmark.run)(&options, &mut report);
-            report.end(options.json);
+            report.finish(options.json);
             ended
         }
         [] => anyhow::bail!("which benchmark? `--list` names them"),

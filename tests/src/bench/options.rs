@@ -27,9 +27,9 @@ impl Options {
             match (argument, argument.strip_prefix("--only=")) {
                 ("--json", _) => options.json = true,
                 ("--quick", _) => options.quick = true,
-                ("--only", _) => options.only = parts(rest.next().unwrap_or_default()),
-                (_, Some(list)) => options.only = parts(list),
-                ("--points", _) => options.points = numbers(rest.next().unwrap_or_default())?,
+                ("--only", _) => options.only = split_parts(rest.next().unwrap_or_default()),
+                (_, Some(list)) => options.only = split_parts(list),
+                ("--points", _) => options.points = parse_numbers(rest.next().unwrap_or_default())?,
                 _ => bail!(
                     "'{argument}' is unknown; known are --json, --quick, --only PART,…, \
                      --points NUMBER,…"
@@ -40,7 +40,7 @@ impl Options {
     }
 
     /// Whether a part shall run.
-    pub fn wants(&self, part: &str) -> bool {
+    pub fn is_part_selected(&self, part: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|wanted| wanted == part)
     }
 
@@ -48,7 +48,7 @@ impl Options {
     ///
     /// # Errors
     /// Others are asked for, and none of these.
-    pub fn points(&self, all: &[u64]) -> Result<Vec<u64>> {
+    pub fn select_points(&self, all: &[u64]) -> Result<Vec<u64>> {
         let is_wanted = |point: &u64| self.points.is_empty() || self.points.contains(point);
         let wanted: Vec<u64> = all.iter().copied().filter(is_wanted).collect();
         ensure!(!wanted.is_empty(), "the points are {all:?}");
@@ -56,22 +56,22 @@ impl Options {
     }
 
     /// One of two values: for a full run, for a quick one.
-    pub fn pick<T>(&self, full: T, quick: T) -> T {
+    pub fn choose<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }
 }
 
-fn parts(list: &str) -> Vec<String> {
+fn split_parts(list: &str) -> Vec<String> {
     let parts = list.split(',').map(str::trim);
     parts.filter(|p| !p.is_empty()).map(str::to_owned).collect()
 }
 
-fn numbers(list: &str) -> Result<Vec<u64>> {
+fn parse_numbers(list: &str) -> Result<Vec<u64>> {
     let number = |part: String| {
         part.parse()
             .with_context(|| format!("'{part}' is no number"))
     };
-    parts(list).into_iter().map(number).collect()
+    split_parts(list).into_iter().map(number).collect()
 }
 
 #[cfg(test)]
@@ -87,13 +87,13 @@ mod tests {
     fn options_are_understood_and_others_refused() {
         let options = parse("--json --only link,warm").expect("options");
         assert!(options.json && !options.quick);
-        assert!(options.wants("warm") && !options.wants("knee"));
-        assert!(parse("--quick").expect("options").wants("knee"));
+        assert!(options.is_part_selected("warm") && !options.is_part_selected("knee"));
+        assert!(parse("--quick").expect("options").is_part_selected("knee"));
         assert_eq!(parse("--only=a").expect("options").only, ["a"]);
         assert!(parse("--fast").is_err());
         let options = parse("--points 50,110").expect("options");
-        assert_eq!(options.points(&[12, 50, 110]).expect("points"), [50, 110]);
-        assert!(options.points(&[20]).is_err(), "the curve has none of them");
+        assert_eq!(options.select_points(&[12, 50, 110]).expect("points"), [50, 110]);
+        assert!(options.select_points(&[20]).is_err(), "the curve has none of them");
         assert!(parse("--points many").is_err());
     }
 }

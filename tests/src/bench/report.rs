@@ -9,16 +9,16 @@ use super::measure::Samples;
 
 /// The sayings of one benchmark.
 #[derive(Debug)]
-pub struct Report {
+pub struct BenchmarkReport {
     name: String,
     figures: Map<String, Value>,
     spreads: Map<String, Value>,
-    not_measured: Vec<(String, String)>,
-    missed: Vec<(String, String)>,
-    promised: &'static [&'static str],
+    missing_figures: Vec<(String, String)>,
+    missed_targets: Vec<(String, String)>,
+    summary_figures: &'static [&'static str],
 }
 
-impl Report {
+impl BenchmarkReport {
     /// Begins a report.
     pub fn new(name: &str, about: &str) -> Self {
         println!("benchmark {name}: {about}");
@@ -26,37 +26,37 @@ impl Report {
             name: name.to_owned(),
             figures: Map::new(),
             spreads: Map::new(),
-            not_measured: Vec::new(),
-            missed: Vec::new(),
-            promised: &[],
+            missing_figures: Vec::new(),
+            missed_targets: Vec::new(),
+            summary_figures: &[],
         }
     }
 
     /// Prints a line.
-    pub fn say(&self, text: &str) {
+    pub fn print_line(&self, text: &str) {
         println!("{text}");
     }
 
     /// Prints the heading of a part.
-    pub fn section(&self, title: &str) {
+    pub fn print_section(&self, title: &str) {
         println!("\n== {title}");
     }
 
     /// Prints a table; the first row names the columns.
-    pub fn table(&self, rows: &[Vec<String>]) {
-        for line in lay_out(rows) {
+    pub fn print_table(&self, rows: &[Vec<String>]) {
+        for line in format_table(rows) {
             println!("  {line}");
         }
     }
 
     /// Notes a figure that was counted or computed.
-    pub fn figure(&mut self, key: &str, value: f64) {
-        self.figures.insert(key.to_owned(), json!(rounded(value)));
+    pub fn add_figure(&mut self, key: &str, value: f64) {
+        self.figures.insert(key.to_owned(), json!(round_figure(value)));
     }
 
     /// Notes a figure that is meant to lie in `aim`; the end of the report says what does not.
-    pub fn aimed(&mut self, key: &str, value: f64, aim: RangeInclusive<f64>) {
-        self.figure(key, value);
+    pub fn add_figure_with_target(&mut self, key: &str, value: f64, aim: RangeInclusive<f64>) {
+        self.add_figure(key, value);
         let bound = |bound: f64| match bound.is_infinite() {
             true => String::new(),
             false => format!("{bound}"),
@@ -69,68 +69,68 @@ impl Report {
         println!("  {key}: {value:.4} (aim {wanted}: {verdict})");
         if !aim.contains(&value) {
             let found = format!("{value:.4}, aim {wanted}");
-            self.missed.push((key.to_owned(), found));
+            self.missed_targets.push((key.to_owned(), found));
         }
     }
 
     /// Notes the median of a figure that was measured, and its spread.
-    pub fn measured(&mut self, key: &str, samples: &Samples) {
-        self.figure(key, samples.median());
-        let spread = json!([rounded(samples.min()), rounded(samples.max())]);
+    pub fn add_samples(&mut self, key: &str, samples: &Samples) {
+        self.add_figure(key, samples.median());
+        let spread = json!([round_figure(samples.min()), round_figure(samples.max())]);
         self.spreads.insert(key.to_owned(), spread);
     }
 
     /// Says loudly that a figure could not be measured, and why.
-    pub fn not_measured(&mut self, key: &str, why: &str) {
+    pub fn add_missing(&mut self, key: &str, why: &str) {
         println!("  NOT MEASURED: {key}: {why}");
         self.figures.insert(key.to_owned(), Value::Null);
-        self.not_measured.push((key.to_owned(), why.to_owned()));
+        self.missing_figures.push((key.to_owned(), why.to_owned()));
     }
 
     /// These figures, and no others, make the last line as JSON, in this order; `null` where there
     /// is none. All that was found is the line before.
-    pub fn promise(&mut self, figures: &'static [&'static str]) {
-        self.promised = figures;
+    pub fn set_summary_figures(&mut self, figures: &'static [&'static str]) {
+        self.summary_figures = figures;
     }
 
     /// Ends the report: says again what is missing; as JSON, the last line is one object.
-    pub fn end(self, as_json: bool) {
+    pub fn finish(self, as_json: bool) {
         println!("\n== {}: figures", self.name);
         for (key, value) in &self.figures {
             let spread = self.spreads.get(key);
             let spread = spread.map_or_else(String::new, |spread| format!("  {spread}"));
             println!("  {key:24} {value}{spread}");
         }
-        for (key, why) in &self.not_measured {
+        for (key, why) in &self.missing_figures {
             println!("NOT MEASURED: {key}: {why}");
         }
-        for (key, found) in &self.missed {
+        for (key, found) in &self.missed_targets {
             println!("MISSED: {key}: {found}");
         }
         if as_json {
-            println!("{}", self.json());
-            if !self.promised.is_empty() {
-                println!("{}", self.promised_line());
+            println!("{}", self.to_json());
+            if !self.summary_figures.is_empty() {
+                println!("{}", self.summary_line());
             }
         }
     }
 
-    fn promised_line(&self) -> String {
+    fn summary_line(&self) -> String {
         let pair = |key: &&str| {
             let value = self.figures.get(*key).and_then(Value::as_f64);
             let value = value.map_or_else(|| "null".to_owned(), |value| value.to_string());
             format!("\"{key}\":{value}")
         };
-        let pairs: Vec<_> = self.promised.iter().map(pair).collect();
+        let pairs: Vec<_> = self.summary_figures.iter().map(pair).collect();
         format!("{{{}}}", pairs.join(","))
     }
 
-    fn json(&self) -> Value {
+    fn to_json(&self) -> Value {
         let mut all = self.figures.clone();
         all.insert("spread".to_owned(), Value::Object(self.spreads.clone()));
         for (name, list) in [
-            ("not_measured", &self.not_measured),
-            ("missed", &self.missed),
+            ("not_measured", &self.missing_figures),
+            ("missed", &self.missed_targets),
         ] {
             if !list.is_empty() {
                 let pairs = list.iter().map(|(key, why)| (key.clone(), json!(why)));
@@ -142,11 +142,11 @@ impl Report {
 }
 
 /// Four digits behind the point: more would be noise.
-fn rounded(value: f64) -> f64 {
+fn round_figure(value: f64) -> f64 {
     (value * 10_000.0).round() / 10_000.0
 }
 
-fn lay_out(rows: &[Vec<String>]) -> Vec<String> {
+fn format_table(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
@@ -170,18 +170,18 @@ mod tests {
     #[test]
     fn columns_stand_below_each_other() {
         let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
-        let lines = lay_out(&[row(["way", "MB/s"]), row(["native …", "1"])]);
+        let lines = format_table(&[row(["way", "MB/s"]), row(["native …", "1"])]);
         assert_eq!(lines, ["way       MB/s", "native …  1"]);
     }
 
     #[test]
     fn what_misses_its_aim_is_told() {
-        let mut report = Report::new("test", "itself");
-        report.aimed("met", 1.0, 0.0..=1.0);
-        assert_eq!(report.json()["missed"], Value::Null);
-        report.aimed("rate", 1.0, 2.0..=f64::INFINITY);
-        report.aimed("nothing", f64::NAN, 0.0..=1.0);
-        let json = report.json();
+        let mut report = BenchmarkReport::new("test", "itself");
+        report.add_figure_with_target("met", 1.0, 0.0..=1.0);
+        assert_eq!(report.to_json()["missed"], Value::Null);
+        report.add_figure_with_target("rate", 1.0, 2.0..=f64::INFINITY);
+        report.add_figure_with_target("nothing", f64::NAN, 0.0..=1.0);
+        let json = report.to_json();
         assert_eq!(json["missed"]["rate"], "1.0000, aim 2 … ");
         assert_eq!(json["nothing"], Value::Null);
         assert!(json["missed"]["nothing"].is_string());
@@ -189,17 +189,17 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_null_and_explained() {
-        let mut report = Report::new("test", "itself");
-        report.measured("ratio", &Samples::new(vec![1.0, 0.123_456]));
-        report.not_measured("other", "no fio");
-        let json = report.json();
+        let mut report = BenchmarkReport::new("test", "itself");
+        report.add_samples("ratio", &Samples::new(vec![1.0, 0.123_456]));
+        report.add_missing("other", "no fio");
+        let json = report.to_json();
         assert_eq!(json["ratio"], 0.5617);
         assert_eq!(json["spread"]["ratio"], json!([0.1235, 1.0]));
         assert_eq!(json["other"], Value::Null);
         assert_eq!(json["not_measured"]["other"], "no fio");
-        report.figure("wrong", 0.0);
-        report.promise(&["wrong", "ratio", "other", "third"]);
+        report.add_figure("wrong", 0.0);
+        report.set_summary_figures(&["wrong", "ratio", "other", "third"]);
         let line = r#"{"wrong":0,"ratio":0.5617,"other":null,"third":null}"#;
-        assert_eq!(report.promised_line(), line);
+        assert_eq!(report.summary_line(), line);
     }
 }

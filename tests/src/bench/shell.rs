@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::measure::Watch;
+use super::measure::Stopwatch;
 use crate::TestCluster;
 
 /// Longest time for one line or one program: what takes longer hangs, and the benchmark goes on
 /// without it.
-const RUN_MAX: Duration = Duration::from_secs(600);
+const RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Longest time for a shell to end when it is told to.
-const END_MAX: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-const PAUSE: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A shell that waits for lines.
 pub(super) struct Shell {
@@ -32,13 +32,13 @@ pub(super) struct Shell {
 ///
 /// # Errors
 /// When it does not start, or hangs.
-pub(super) fn output(command: &mut Command) -> Result<Output> {
+pub(super) fn run_program(command: &mut Command) -> Result<Output> {
     let command = command.stdin(Stdio::null());
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
-    if !ends_within(&mut child, RUN_MAX)? {
+    if !has_ended_within(&mut child, RUN_TIMEOUT)? {
         // Who waits for a file system that hangs does so after this too.
         child.kill()?;
         bail!("{command:?} hangs");
@@ -46,25 +46,25 @@ pub(super) fn output(command: &mut Command) -> Result<Output> {
     Ok(child.wait_with_output()?)
 }
 
-fn ends_within(child: &mut Child, longest: Duration) -> Result<bool> {
-    let watch = Watch::start();
+fn has_ended_within(child: &mut Child, longest: Duration) -> Result<bool> {
+    let watch = Stopwatch::start();
     while child.try_wait()?.is_none() {
         if watch.elapsed() > longest {
             return Ok(false);
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(true)
 }
 
 impl Shell {
     /// Starts one in a job with a volume, as `bafs exec --mount` calls it.
-    pub(super) fn job(world: &TestCluster, mount: &str) -> Result<Self> {
+    pub(super) fn start_in_job(world: &TestCluster, mount: &str) -> Result<Self> {
         Self::start(&mut world.bafs_command(&["exec", "--mount", mount, "--", "/bin/sh"]))
     }
 
     /// Starts one on the host.
-    pub(super) fn host() -> Result<Self> {
+    pub(super) fn start_on_host() -> Result<Self> {
         Self::start(&mut Command::new("/bin/sh"))
     }
 
@@ -92,17 +92,17 @@ impl Shell {
     ///
     /// # Errors
     /// When the shell ends, or the line hangs: nothing can be run after that.
-    pub(super) fn run(&mut self, line: &str) -> Result<String> {
-        const END: &str = "--end-of-command--";
+    pub(super) fn run_line(&mut self, line: &str) -> Result<String> {
+        const END_MARKER: &str = "--end-of-command--";
         let input = self.input.as_mut().context("the shell lives")?;
-        writeln!(input, "{line}; echo {END}")?;
+        writeln!(input, "{line}; echo {END_MARKER}")?;
         input.flush()?;
         let mut said = String::new();
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         loop {
-            let left = RUN_MAX.saturating_sub(watch.elapsed());
+            let left = RUN_TIMEOUT.saturating_sub(watch.elapsed());
             match self.output.recv_timeout(left) {
-                Ok(printed) => match printed.strip_suffix(END) {
+                Ok(printed) => match printed.strip_suffix(END_MARKER) {
                     // The last line of a command need not end.
                     Some(last) => return Ok(said + last),
                     None => said = said + &printed + "\n",
@@ -114,8 +114,8 @@ impl Shell {
     }
 
     /// Runs fio, which must move so many bytes by reading or by writing: MB/s.
-    pub(super) fn fio(&mut self, options: &str, bytes: u64) -> Result<f64> {
-        let said = self.run(&format!("fio --output-format=json {options} 2>/dev/null"))?;
+    pub(super) fn run_fio(&mut self, options: &str, bytes: u64) -> Result<f64> {
+        let said = self.run_line(&format!("fio --output-format=json {options} 2>/dev/null"))?;
         let found: serde_json::Value = serde_json::from_str(&said).context(said)?;
         let job = &found["jobs"][0];
         let part = |way: &str, field: &str| job[way][field].as_u64().unwrap_or(0);
@@ -132,7 +132,7 @@ impl Drop for Shell {
     fn drop(&mut self) {
         // It ends with its standard input.
         drop(self.input.take());
-        if !ends_within(&mut self.child, END_MAX).unwrap_or(true) {
+        if !has_ended_within(&mut self.child, END_TIMEOUT).unwrap_or(true) {
             // What it runs hangs; who removes the mounts sets it free.
             let _ = self.child.kill();
         }

@@ -5,65 +5,65 @@ use std::path::Path;
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
-use super::plan::{Fault, FaultKind};
+use super::plan::{PlannedFault, FaultKind};
 use super::{ChaosRun, USERS, start_run};
 use crate::bench::nohang::fault::fill;
 
 /// What somebody else fills a disk with.
-const FILLER: &str = "filler";
+const FILLER_FILE: &str = "filler";
 
 /// Faults that are to come, and those that are there.
 pub(super) struct FaultInjector {
-    coming: Vec<Fault>,
+    pending: Vec<PlannedFault>,
     /// With when the next half of a pulse begins, and whether it is a bad one.
-    active: Vec<(Fault, u64, bool)>,
+    active: Vec<(PlannedFault, u64, bool)>,
 }
 
 impl FaultInjector {
-    pub(super) fn new(faults: Vec<Fault>) -> Self {
+    pub(super) fn new(faults: Vec<PlannedFault>) -> Self {
         Self {
-            coming: faults,
+            pending: faults,
             active: Vec::new(),
         }
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.coming.is_empty() && self.active.is_empty()
+    pub(super) fn is_finished(&self) -> bool {
+        self.pending.is_empty() && self.active.is_empty()
     }
 
     /// Whether the scheduler of a user is dead now and will come back.
-    pub(super) fn is_killed(&self, user: &str) -> bool {
+    pub(super) fn is_scheduler_killed(&self, user: &str) -> bool {
         let mut active = self.active.iter();
         active.any(|(fault, ..)| fault.kind == FaultKind::Kill && fault.target == user)
     }
 
     /// Begins and ends what is due.
-    pub(super) fn go_on(&mut self, now_ms: u64, run: &mut ChaosRun) -> Result<()> {
+    pub(super) fn advance(&mut self, now_ms: u64, run: &mut ChaosRun) -> Result<()> {
         let ended: Vec<_> = self
             .active
             .extract_if(.., |(fault, ..)| fault.until_ms <= now_ms)
             .collect();
         for (fault, _, is_bad) in ended {
             if is_bad {
-                end(&fault, run)?;
+                end_fault(&fault, run)?;
             }
         }
         for (fault, turn_ms, is_bad) in &mut self.active {
-            if fault.kind.pulses() && *turn_ms <= now_ms {
+            if fault.kind.is_pulsed() && *turn_ms <= now_ms {
                 match *is_bad {
-                    true => end(fault, run)?,
-                    false => drop(begin(fault, run)?),
+                    true => end_fault(fault, run)?,
+                    false => drop(begin_fault(fault, run)?),
                 }
                 *is_bad = !*is_bad;
                 *turn_ms = now_ms + u64::from(fault.strength);
             }
         }
-        let due: Vec<Fault> = self
-            .coming
+        let due: Vec<PlannedFault> = self
+            .pending
             .extract_if(.., |it| it.at_ms <= now_ms)
             .collect();
         for fault in due {
-            if begin(&fault, run)? {
+            if begin_fault(&fault, run)? {
                 let turn_ms = now_ms + u64::from(fault.strength);
                 self.active.push((fault, turn_ms, true));
             }
@@ -73,7 +73,7 @@ impl FaultInjector {
 }
 
 /// Makes a fault happen; not where there is nobody any more to whom it could.
-fn begin(fault: &Fault, run: &mut ChaosRun) -> Result<bool> {
+fn begin_fault(fault: &PlannedFault, run: &mut ChaosRun) -> Result<bool> {
     let target = fault.target.as_str();
     let cluster = &mut run.cluster;
     match fault.kind {
@@ -91,22 +91,22 @@ fn begin(fault: &Fault, run: &mut ChaosRun) -> Result<bool> {
         FaultKind::Kill => cluster.kill(target)?,
         FaultKind::Wipe => {
             cluster.kill(target)?;
-            wipe(&cluster.store_path(target))?;
+            wipe_store(&cluster.store_path(target))?;
         }
-        FaultKind::Stop | FaultKind::StopPulses => cluster.send_signal(target, Signal::SIGSTOP)?,
-        FaultKind::Cut | FaultKind::CutPulses => cluster.network.cut_link(target)?,
-        FaultKind::OneWay => {
-            let other = fault.other.as_deref().unwrap_or(target);
+        FaultKind::Stop | FaultKind::StopPulsed => cluster.send_signal(target, Signal::SIGSTOP)?,
+        FaultKind::Cut | FaultKind::CutPulsed => cluster.network.cut_link(target)?,
+        FaultKind::CutOneWay => {
+            let other = fault.other_side.as_deref().unwrap_or(target);
             cluster.network.block_packets(&[target], &[other])?;
         }
-        FaultKind::Loss => cluster.network.set_packet_loss(target, fault.strength)?,
-        FaultKind::Full => fill(&cluster.store_path(target).join(FILLER))?,
+        FaultKind::PacketLoss => cluster.network.set_packet_loss(target, fault.strength)?,
+        FaultKind::DiskFull => fill(&cluster.store_path(target).join(FILLER_FILE))?,
     }
     Ok(true)
 }
 
 /// Puts right what [`begin`] did.
-fn end(fault: &Fault, run: &mut ChaosRun) -> Result<()> {
+fn end_fault(fault: &PlannedFault, run: &mut ChaosRun) -> Result<()> {
     let target = fault.target.as_str();
     let cluster = &mut run.cluster;
     match fault.kind {
@@ -117,21 +117,21 @@ fn end(fault: &Fault, run: &mut ChaosRun) -> Result<()> {
             }
         }
         FaultKind::Kill | FaultKind::Wipe => cluster.restart(target)?,
-        FaultKind::Stop | FaultKind::StopPulses => cluster.send_signal(target, Signal::SIGCONT)?,
-        FaultKind::Cut | FaultKind::CutPulses => cluster.network.restore_link(target)?,
-        FaultKind::OneWay => {
-            let other = fault.other.as_deref().unwrap_or(target);
+        FaultKind::Stop | FaultKind::StopPulsed => cluster.send_signal(target, Signal::SIGCONT)?,
+        FaultKind::Cut | FaultKind::CutPulsed => cluster.network.restore_link(target)?,
+        FaultKind::CutOneWay => {
+            let other = fault.other_side.as_deref().unwrap_or(target);
             cluster.network.unblock_packets(&[target], &[other])?;
         }
-        FaultKind::Loss => cluster.network.set_packet_loss(target, 0)?,
+        FaultKind::PacketLoss => cluster.network.set_packet_loss(target, 0)?,
         // A node that was wiped meanwhile has none.
-        FaultKind::Full => drop(std::fs::remove_file(cluster.store_path(target).join(FILLER))),
+        FaultKind::DiskFull => drop(std::fs::remove_file(cluster.store_path(target).join(FILLER_FILE))),
     }
     Ok(())
 }
 
 /// Removes all that a node keeps; its directory may be a disk.
-pub(super) fn wipe(store: &Path) -> Result<()> {
+pub(super) fn wipe_store(store: &Path) -> Result<()> {
     for entry in std::fs::read_dir(store)? {
         let path = entry?.path();
         match path.is_dir() {

@@ -54,7 +54,7 @@ pub struct Rerun {
     /// The fault that made it so, if one did.
     pub cause: Option<String>,
     /// What the journal says of the job; for people.
-    pub told: Vec<String>,
+    pub journal_lines: Vec<String>,
 }
 
 /// A run, as its journal tells it.
@@ -62,20 +62,20 @@ pub struct Rerun {
 pub struct RunHistory {
     executions: Vec<Execution>,
     workflow: Workflow,
-    lines: Vec<Line>,
+    journal_events: Vec<Line>,
 }
 
 /// A node is given up, and what it kept is missed, so long after a fault has ended at most.
-const LATE_MS: u64 = 5_000;
+const DETECTION_MS_MAX: u64 = 5_000;
 
 /// So much of what is told of a job is kept.
-const LINES: usize = 14;
+const LINES_KEPT_MAX: usize = 14;
 
 /// All attempts of a run to run jobs, in order.
 ///
 /// # Errors
 /// The journal cannot be read.
-pub fn executions(path: &Path) -> Result<Vec<Execution>> {
+pub fn read_executions(path: &Path) -> Result<Vec<Execution>> {
     Ok(RunHistory::read(path)?.executions)
 }
 
@@ -92,7 +92,7 @@ impl RunHistory {
         let mut all: Vec<Execution> = Vec::new();
         let mut at: BTreeMap<ExecutionId, usize> = BTreeMap::new();
         for (now, event) in history.records.clone() {
-            if let Some(one) = about(&event).and_then(|id| all.get_mut(*at.get(&id)?)) {
+            if let Some(one) = execution_of(&event).and_then(|id| all.get_mut(*at.get(&id)?)) {
                 one.has_begun |= !matches!(event, Event::JobStartFailed { .. });
                 if let Event::JobEnded { report, .. } = &event {
                     one.has_succeeded = report.outcome == JobOutcome::Exited(0);
@@ -116,8 +116,8 @@ impl RunHistory {
                 all.push(Execution {
                     name: workflow.job(job).name.clone(),
                     job,
-                    node: name(&scheduler, server),
-                    volumes: places.map(|server| name(&scheduler, server)).collect(),
+                    node: node_name(&scheduler, server),
+                    volumes: places.map(|server| node_name(&scheduler, server)).collect(),
                     at_ms: now.0,
                     has_begun: false,
                     has_succeeded: false,
@@ -128,22 +128,22 @@ impl RunHistory {
         Ok(Self {
             executions: all,
             workflow,
-            lines,
+            journal_events: lines,
         })
     }
 
     /// Executions that nodes took.
-    pub fn started_count(&self) -> usize {
+    pub fn count_started(&self) -> usize {
         self.executions.iter().filter(|one| one.has_begun).count()
     }
 
     /// Each job that ran again, with its cause if that is one of these faults.
-    pub fn reruns(&self, user: &str, faults: &[InjectedFault]) -> Vec<Rerun> {
+    pub fn find_reruns(&self, user: &str, faults: &[InjectedFault]) -> Vec<Rerun> {
         let of_user = |fault: &&InjectedFault| fault.user.as_deref().is_none_or(|it| it == user);
         let faults: Vec<&InjectedFault> = faults.iter().filter(of_user).collect();
         let mut reruns = Vec::new();
-        for (before, again) in self.pairs() {
-            let cause = self.cause(before, again.at_ms, &faults);
+        for (before, again) in self.consecutive_executions() {
+            let cause = self.find_cause(before, again.at_ms, &faults);
             let told = match cause {
                 Some(_) => Vec::new(),
                 None => self.journal_lines(&again.name),
@@ -151,14 +151,14 @@ impl RunHistory {
             reruns.push(Rerun {
                 job: again.name.clone(),
                 cause,
-                told,
+                journal_lines: told,
             });
         }
         reruns
     }
 
     /// Each execution that came after another one of its job, with that.
-    fn pairs(&self) -> impl Iterator<Item = (&Execution, &Execution)> {
+    fn consecutive_executions(&self) -> impl Iterator<Item = (&Execution, &Execution)> {
         let begun = self.executions.iter().filter(|one| one.has_begun);
         let mut last: BTreeMap<JobIndex, &Execution> = BTreeMap::new();
         begun.filter_map(move |one| Some((last.insert(one.job, one)?, one)))
@@ -167,7 +167,7 @@ impl RunHistory {
     /// Why a job ran again at a time after this execution: a fault of what held it, its volumes or,
     /// while it read a cache, home; or a reason for which a job has to run again that reads what it
     /// had made, which had been deleted.
-    fn cause(
+    fn find_cause(
         &self,
         before: &Execution,
         again_ms: u64,
@@ -181,7 +181,7 @@ impl RunHistory {
             held.insert("home".to_owned());
         }
         let concerns = |fault: &&&InjectedFault| {
-            let is_then = fault.at_ms <= again_ms && fault.until_ms + LATE_MS >= before.at_ms;
+            let is_then = fault.at_ms <= again_ms && fault.until_ms + DETECTION_MS_MAX >= before.at_ms;
             is_then && !fault.servers.is_disjoint(&held)
         };
         if let Some(fault) = faults.iter().find(concerns) {
@@ -191,7 +191,7 @@ impl RunHistory {
             let begun = self.executions.iter().filter(|one| one.has_begun);
             let own = begun.filter(|one| one.job == reader && one.at_ms <= again_ms);
             let last = own.max_by_key(|one| one.at_ms)?;
-            let cause = self.cause(last, again_ms, faults)?;
+            let cause = self.find_cause(last, again_ms, faults)?;
             Some(format!("{cause} (for {})", last.name))
         });
         of_readers.into_iter().next()
@@ -227,22 +227,22 @@ impl RunHistory {
         names.extend(written.map(|mount| self.workflow.volume(mount.volume).name.as_str()));
         let is_about = |line: &&Line| line.about.iter().any(|name| names.contains(&name.as_str()));
         let is_weighed = |line: &&Line| line.text.starts_with("a copy of");
-        let lines = self.lines.iter().filter(is_about);
+        let lines = self.journal_events.iter().filter(is_about);
         let lines = lines.filter(|line| !is_weighed(line));
         let all: Vec<String> = lines
             .map(|line| format!("{:.1} s: {}", line.at_ms as f64 / 1e3, line.text))
             .collect();
-        all[all.len().saturating_sub(LINES)..].to_vec()
+        all[all.len().saturating_sub(LINES_KEPT_MAX)..].to_vec()
     }
 }
 
-fn name(scheduler: &Scheduler, server: ServerId) -> String {
+fn node_name(scheduler: &Scheduler, server: ServerId) -> String {
     let node = scheduler.node(server);
     node.map_or_else(|| server.to_string(), |node| node.name.clone())
 }
 
 /// The execution that an event is about.
-fn about(event: &Event) -> Option<ExecutionId> {
+fn execution_of(event: &Event) -> Option<ExecutionId> {
     match event {
         Event::JobStarted { execution }
         | Event::JobStartFailed { execution, .. }
@@ -263,7 +263,7 @@ mod tests {
         parent make child use\nmount v make /v\nmount v use /v ro\nmount w use /w\n";
 
     /// Each job ran twice, at these times: `make`, `use`, `make`, `use`.
-    fn past(times: [u64; 4]) -> RunHistory {
+    fn test_history(times: [u64; 4]) -> RunHistory {
         let checked = parse_workflow("test.bafs", TEXT, &|_| Err("none".to_owned()));
         let workflow = checked.expect("a workflow").workflow;
         let one = |at: usize| Execution {
@@ -278,11 +278,11 @@ mod tests {
         RunHistory {
             executions: (0..4).map(one).collect(),
             workflow,
-            lines: Vec::new(),
+            journal_events: Vec::new(),
         }
     }
 
-    fn fault(server: &str, at_ms: u64, user: Option<&str>) -> InjectedFault {
+    fn test_fault(server: &str, at_ms: u64, user: Option<&str>) -> InjectedFault {
         InjectedFault {
             text: format!("kill:{server}"),
             at_ms,
@@ -292,28 +292,28 @@ mod tests {
         }
     }
 
-    fn causes(past: &RunHistory, faults: &[InjectedFault]) -> Vec<Option<String>> {
-        let reruns = past.reruns("alice", faults).into_iter();
+    fn rerun_causes(past: &RunHistory, faults: &[InjectedFault]) -> Vec<Option<String>> {
+        let reruns = past.find_reruns("alice", faults).into_iter();
         reruns.map(|rerun| rerun.cause).collect()
     }
 
     #[test]
     fn repeated_jobs_need_a_fault_of_what_held_them() {
-        let past = past([10_000, 20_000, 60_000, 70_000]);
+        let past = test_history([10_000, 20_000, 60_000, 70_000]);
         let none = vec![None, None];
-        assert_eq!(causes(&past, &[]), none);
+        assert_eq!(rerun_causes(&past, &[]), none);
         // Of another node, after the second attempt, or for another user only.
-        assert_eq!(causes(&past, &[fault("n3", 30_000, None)]), none);
-        assert_eq!(causes(&past, &[fault("n1", 80_000, None)]), none);
-        assert_eq!(causes(&past, &[fault("n1", 30_000, Some("bob"))]), none);
-        let own = causes(&past, &[fault("n1", 30_000, Some("alice"))]);
+        assert_eq!(rerun_causes(&past, &[test_fault("n3", 30_000, None)]), none);
+        assert_eq!(rerun_causes(&past, &[test_fault("n1", 80_000, None)]), none);
+        assert_eq!(rerun_causes(&past, &[test_fault("n1", 30_000, Some("bob"))]), none);
+        let own = rerun_causes(&past, &[test_fault("n1", 30_000, Some("alice"))]);
         assert_eq!(own, [Some("kill:n1".to_owned()), None]);
     }
 
     #[test]
     fn a_repeated_reader_makes_its_producer_run_again() {
-        let past = past([10_000, 20_000, 60_000, 70_000]);
-        let both = causes(&past, &[fault("n2", 30_000, None)]);
+        let past = test_history([10_000, 20_000, 60_000, 70_000]);
+        let both = rerun_causes(&past, &[test_fault("n2", 30_000, None)]);
         let told = ["kill:n2 (for use)", "kill:n2"].map(|text| Some(text.to_owned()));
         assert_eq!(both, told);
     }

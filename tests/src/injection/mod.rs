@@ -16,9 +16,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 
 use self::injector::FaultInjector;
-pub use self::journal::{Execution, InjectedFault, Rerun, RunHistory, executions};
-use self::workload::{DATA, Expected, Workload};
-use crate::bench::measure::{Watch, time_of_day};
+pub use self::journal::{Execution, InjectedFault, Rerun, RunHistory, read_executions};
+use self::workload::{SHARED_DATA_PATH, ExpectedFile, Workload};
+use crate::bench::measure::{Stopwatch, time_of_day};
 use crate::bench::nohang::fault;
 use crate::dice::SeededRng;
 use crate::netns::{NamespaceCluster, ChildGuard};
@@ -29,31 +29,31 @@ const USERS: [&str; 2] = ["alice", "bob"];
 
 const NODES: [&str; 5] = ["1GB"; 5];
 /// The disk of each node has a little more than it offers.
-const DISK: &str = "1100m";
+const DISK_SIZE: &str = "1100m";
 const SLOTS: u32 = 2;
 
 /// Things fail within so long of a run.
-const WINDOW: Duration = Duration::from_secs(22);
+const FAULT_WINDOW: Duration = Duration::from_secs(22);
 /// Runs take so much longer at least, that what was away is back before they end.
-const CALM: Duration = Duration::from_secs(6);
+const QUIET_PERIOD: Duration = Duration::from_secs(6);
 
 /// A run that takes longer hangs.
-const LIMIT: Duration = Duration::from_secs(170);
+const RUN_TIMEOUT: Duration = Duration::from_secs(170);
 
 /// So much of what a scheduler said is told.
-const SAID_LINES: usize = 12;
+const OUTPUT_TAIL_LINES: usize = 12;
 
 /// What came of a seed.
 #[derive(Debug, Default)]
-pub struct Verdict {
+pub struct SeedResult {
     /// Which seed it really was.
     pub seed: u64,
     /// What failed, in order.
     pub faults: Vec<String>,
     /// Files at home that are not what they must be.
-    pub wrong: Vec<String>,
+    pub wrong_files: Vec<String>,
     /// Runs that did not end complete, files that are missing, and what is left of the runs.
-    pub failed: Vec<String>,
+    pub problems: Vec<String>,
     /// Jobs that ran again.
     pub reruns: Vec<Rerun>,
     /// Executions in all.
@@ -61,23 +61,23 @@ pub struct Verdict {
     /// How long it took.
     pub seconds: f64,
     /// Where journals and logs are kept, if something is not right.
-    pub kept: Option<PathBuf>,
+    pub evidence_path: Option<PathBuf>,
 }
 
-impl Verdict {
+impl SeedResult {
     /// Jobs that ran again though nothing failed that held them.
-    pub fn without_cause(&self) -> impl Iterator<Item = &Rerun> {
+    pub fn reruns_without_cause(&self) -> impl Iterator<Item = &Rerun> {
         self.reruns.iter().filter(|rerun| rerun.cause.is_none())
     }
 
     /// Whether everything is as it must be.
-    pub fn is_fine(&self) -> bool {
-        self.wrong.is_empty() && self.failed.is_empty() && self.without_cause().next().is_none()
+    pub fn has_passed(&self) -> bool {
+        self.wrong_files.is_empty() && self.problems.is_empty() && self.reruns_without_cause().next().is_none()
     }
 }
 
 /// Why it cannot run here, if so.
-pub fn cannot() -> Option<String> {
+pub fn injection_obstacle() -> Option<String> {
     crate::mount_obstacle().or_else(crate::netns::namespace_obstacle)
 }
 
@@ -85,38 +85,38 @@ pub fn cannot() -> Option<String> {
 ///
 /// # Errors
 /// No cluster, or a fault that cannot be made.
-pub fn run(seed: u64) -> Result<Verdict> {
+pub fn run_seed(seed: u64) -> Result<SeedResult> {
     // As [`Dice`] has it.
     let asked = std::env::var("SEED")
         .ok()
         .and_then(|text| text.parse().ok());
     let seed = asked.unwrap_or(seed);
-    apart(move || {
+    run_with_private_mounts(move || {
         let mut dice = SeededRng::new(seed);
         let slots = SLOTS * NODES.len() as u32 / 2;
-        let workloads = USERS.map(|user| Workload::new(user, &mut dice, WINDOW + CALM, slots));
-        let window_ms = u64::try_from(WINDOW.as_millis())?;
-        let faults = plan::plan(&mut dice, NODES.len() as u64, &USERS, window_ms);
-        let run = ChaosRun::start(&workloads, Disks::Small)?;
-        run.play(seed, faults)
+        let workloads = USERS.map(|user| Workload::new(user, &mut dice, FAULT_WINDOW + QUIET_PERIOD, slots));
+        let window_ms = u64::try_from(FAULT_WINDOW.as_millis())?;
+        let faults = plan::plan_faults(&mut dice, NODES.len() as u64, &USERS, window_ms);
+        let run = ChaosRun::start(&workloads, DiskSize::Small)?;
+        run_seed.play(seed, faults)
     })
 }
 
 /// All these seeds, two beside each other, as most of a run's time is waiting; each verdict is told
 /// as soon as it is there. What cannot be run counts as failed.
-pub fn run_all(
+pub fn run_seeds(
     seeds: impl IntoIterator<Item = u64>,
-    tell: &(dyn Fn(&Verdict) + Sync),
-) -> Vec<Verdict> {
+    tell: &(dyn Fn(&SeedResult) + Sync),
+) -> Vec<SeedResult> {
     const AT_ONCE: usize = 2;
     let seeds: Vec<u64> = seeds.into_iter().collect();
     let work = &|at: usize| {
         let own = seeds.iter().skip(at).step_by(AT_ONCE);
         let verdicts = own.map(|&seed| {
-            let verdict = run(seed).unwrap_or_else(|error| Verdict {
+            let verdict = run_seed(seed).unwrap_or_else(|error| SeedResult {
                 seed,
-                failed: vec![format!("{error:#}")],
-                ..Verdict::default()
+                problems: vec![format!("{error:#}")],
+                ..SeedResult::default()
             });
             tell(&verdict);
             verdict
@@ -137,28 +137,28 @@ pub fn run_all(
 ///
 /// # Errors
 /// As [`run`].
-pub fn cut_off(seconds: u64) -> Result<Verdict> {
-    apart(move || {
+pub fn run_with_scheduler_cut_off(seconds: u64) -> Result<SeedResult> {
+    run_with_private_mounts(move || {
         const PIPELINES: usize = 24;
         const AFTER_MS: u64 = 9_000;
         let slots = SLOTS * NODES.len() as u32;
         let least = Duration::from_secs(16);
-        let workload = Workload::plain(USERS[0], PIPELINES, least, slots);
-        let fault = plan::Fault {
+        let workload = Workload::with_declared_sizes(USERS[0], PIPELINES, least, slots);
+        let fault = plan::PlannedFault {
             kind: plan::FaultKind::Cut,
             target: USERS[0].to_owned(),
-            other: None,
+            other_side: None,
             at_ms: AFTER_MS,
             until_ms: AFTER_MS + seconds * 1_000,
             strength: 0,
         };
-        let run = ChaosRun::start(std::slice::from_ref(&workload), Disks::Large)?;
-        run.play(0, vec![fault])
+        let run = ChaosRun::start(std::slice::from_ref(&workload), DiskSize::Large)?;
+        run_seed.play(0, vec![fault])
     })
 }
 
 /// Does something on a thread whose mounts nobody else sees; they end with it.
-fn apart<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+fn run_with_private_mounts<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let acting = std::thread::spawn(move || {
         fault::live_apart()?;
         act()
@@ -168,7 +168,7 @@ fn apart<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) ->
 
 /// Whether nodes have disks that others can fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Disks {
+enum DiskSize {
     Small,
     Large,
 }
@@ -177,45 +177,45 @@ enum Disks {
 struct UserRun {
     user: String,
     workflow: PathBuf,
-    expected: Vec<Expected>,
+    expected: Vec<ExpectedFile>,
     run: ChildGuard,
 }
 
 struct ChaosRun {
     runs: Vec<UserRun>,
     cluster: NamespaceCluster,
-    disks: Disks,
+    disks: DiskSize,
 }
 
 impl ChaosRun {
-    fn start(workloads: &[Workload], disks: Disks) -> Result<Self> {
+    fn start(workloads: &[Workload], disks: DiskSize) -> Result<Self> {
         let mut cluster = NamespaceCluster::start(&NODES, SLOTS)?;
-        if disks == Disks::Small {
-            for node in nodes() {
+        if disks == DiskSize::Small {
+            for node in node_names() {
                 cluster.kill(&node)?;
-                injector::wipe(&cluster.store_path(&node))?;
-                fault::make_small(&cluster.store_path(&node), DISK)?;
+                injector::wipe_store(&cluster.store_path(&node))?;
+                fault::make_small(&cluster.store_path(&node), DISK_SIZE)?;
                 cluster.restart(&node)?;
             }
             cluster.wait_for_servers(NODES.len() + 1)?;
         }
-        cluster.write_home(DATA, &Workload::data())?;
-        let data = cluster.home.path().join(DATA);
+        cluster.write_home(SHARED_DATA_PATH, &Workload::shared_data())?;
+        let data = cluster.home.path().join(SHARED_DATA_PATH);
         let data = data.parent().context("data is in a directory")?;
         let mut runs = Vec::new();
         for workload in workloads {
             let user = workload.user().to_owned();
             let plain = tempfile::tempdir()?;
-            let expected = workload.make_expected(data, plain.path())?;
+            let expected = workload.compute_expected(data, plain.path())?;
             let workflow = cluster.directory.path().join(format!("{user}.bafs"));
-            std::fs::write(&workflow, workload.text())?;
+            std::fs::write(&workflow, workload.workflow_text())?;
             cluster.network.add_host(&user)?;
             let run = start_run(&cluster, &user, &workflow)?;
             runs.push(UserRun {
                 user,
                 workflow,
                 expected,
-                run,
+                run_seed,
             });
         }
         Ok(Self {
@@ -226,27 +226,27 @@ impl ChaosRun {
     }
 
     /// Lets the faults happen, waits for the runs, and judges.
-    fn play(mut self, seed: u64, faults: Vec<plan::Fault>) -> Result<Verdict> {
-        let watch = Watch::start();
+    fn run_with_faults(mut self, seed: u64, faults: Vec<plan::PlannedFault>) -> Result<SeedResult> {
+        let watch = Stopwatch::start();
         let begun_ms = time_of_day().0;
-        let mut verdict = Verdict {
+        let mut verdict = SeedResult {
             seed,
             faults: faults.iter().map(ToString::to_string).collect(),
-            ..Verdict::default()
+            ..SeedResult::default()
         };
-        let injected: Vec<InjectedFault> = faults.iter().map(|it| injected(it, begun_ms)).collect();
+        let injected: Vec<InjectedFault> = faults.iter().map(|it| to_injected_fault(it, begun_ms)).collect();
         let mut injector = FaultInjector::new(faults);
         let mut ended: Vec<Option<bool>> = vec![None; self.runs.len()];
-        while !injector.is_over() || ended.contains(&None) {
+        while !injector.is_finished() || ended.contains(&None) {
             std::thread::sleep(Duration::from_millis(40));
             let now_ms = u64::try_from(watch.elapsed().as_millis()).unwrap_or(u64::MAX);
-            injector.go_on(now_ms, &mut self)?;
+            injector.advance(now_ms, &mut self)?;
             for (user_run, ended) in self.runs.iter_mut().zip(&mut ended) {
-                if ended.is_none() && !injector.is_killed(&user_run.user) {
+                if ended.is_none() && !injector.is_scheduler_killed(&user_run.user) {
                     *ended = user_run.run.try_wait()?.map(|status| status.success());
                 }
             }
-            if watch.elapsed() > LIMIT {
+            if watch.elapsed() > RUN_TIMEOUT {
                 break;
             }
         }
@@ -259,42 +259,42 @@ impl ChaosRun {
             };
             let said = std::fs::read_to_string(log_path(&self.cluster, &user_run.user))?;
             let lines: Vec<&str> = said.lines().collect();
-            let last = lines[lines.len().saturating_sub(SAID_LINES)..].join("\n");
+            let last = lines[lines.len().saturating_sub(OUTPUT_TAIL_LINES)..].join("\n");
             verdict
-                .failed
+                .problems
                 .push(format!("the run of {} {how}:\n{last}", user_run.user));
             user_run.run.kill()?;
             user_run.run.wait()?;
         }
-        self.judge(&injected, &mut verdict)?;
-        self.end(&mut verdict)?;
+        self.check_results(&injected, &mut verdict)?;
+        self.stop_cluster(&mut verdict)?;
         Ok(verdict)
     }
 
-    fn judge(&self, injected: &[InjectedFault], verdict: &mut Verdict) -> Result<()> {
+    fn check_results(&self, injected: &[InjectedFault], verdict: &mut SeedResult) -> Result<()> {
         for user_run in &self.runs {
             for file in &user_run.expected {
                 match self.cluster.read_home(&file.path) {
                     Ok(found) if found == file.content => {}
-                    Ok(found) => verdict.wrong.push(format!(
+                    Ok(found) => verdict.wrong_files.push(format!(
                         "{} has {} bytes instead of {}, or others",
                         file.path,
                         found.len(),
                         file.content.len()
                     )),
-                    Err(_) => verdict.failed.push(format!("{} is missing", file.path)),
+                    Err(_) => verdict.problems.push(format!("{} is missing", file.path)),
                 }
             }
-            let past = RunHistory::read(&journal_of(&user_run.workflow))?;
-            verdict.executions += past.started_count();
-            verdict.reruns.extend(past.reruns(&user_run.user, injected));
+            let past = RunHistory::read(&journal_path(&user_run.workflow))?;
+            verdict.executions += past.count_started();
+            verdict.reruns.extend(past.find_reruns(&user_run.user, injected));
         }
-        verdict.failed.extend(self.leftovers()?);
+        verdict.problems.extend(self.find_leftovers()?);
         Ok(())
     }
 
     /// Volumes and agents that are left when servers have had time to notice.
-    fn leftovers(&self) -> Result<Vec<String>> {
+    fn find_leftovers(&self) -> Result<Vec<String>> {
         let agent = format!("agent --identity {}", self.cluster.identity_directory().display());
         let mut left = Vec::new();
         for _ in 0..60 {
@@ -312,22 +312,22 @@ impl ChaosRun {
     }
 
     /// Ends all, and looks whether a process is left.
-    fn end(self, verdict: &mut Verdict) -> Result<()> {
+    fn stop_cluster(self, verdict: &mut SeedResult) -> Result<()> {
         let Self {
             runs,
             cluster,
             disks,
         } = self;
         drop(runs);
-        if !verdict.is_fine() {
+        if !verdict.has_passed() {
             let kept = evidence_directory(verdict.seed);
             save_evidence(cluster.directory.path(), &kept)?;
-            verdict.kept = Some(kept);
+            verdict.evidence_path = Some(kept);
         }
         let directory = cluster.directory.path().to_owned();
-        let stores: Vec<PathBuf> = nodes().map(|node| cluster.store_path(&node)).collect();
+        let stores: Vec<PathBuf> = node_names().map(|node| cluster.store_path(&node)).collect();
         drop(cluster);
-        if disks == Disks::Small {
+        if disks == DiskSize::Small {
             for store in stores {
                 fault::take_small(&store)?;
             }
@@ -335,13 +335,13 @@ impl ChaosRun {
         }
         let left = processes_matching(&directory.to_string_lossy());
         verdict
-            .failed
+            .problems
             .extend(left.into_iter().map(|it| format!("left: {it}")));
         Ok(())
     }
 }
 
-fn nodes() -> impl Iterator<Item = String> {
+fn node_names() -> impl Iterator<Item = String> {
     (1..=NODES.len()).map(|at| format!("n{at}"))
 }
 
@@ -349,7 +349,7 @@ fn log_path(cluster: &NamespaceCluster, user: &str) -> PathBuf {
     cluster.directory.path().join(format!("{user}.said"))
 }
 
-fn journal_of(workflow: &Path) -> PathBuf {
+fn journal_path(workflow: &Path) -> PathBuf {
     let mut name = workflow.as_os_str().to_owned();
     name.push(".journal");
     PathBuf::from(name)
@@ -370,11 +370,11 @@ fn start_run(cluster: &NamespaceCluster, user: &str, workflow: &Path) -> Result<
 
 /// What a fault may be a cause for. One of a scheduler, of its link or of the catalog is none:
 /// nothing that holds a job or a volume suffers.
-fn injected(fault: &plan::Fault, begun_ms: u64) -> InjectedFault {
+fn to_injected_fault(fault: &plan::PlannedFault, begun_ms: u64) -> InjectedFault {
     let is_server = |name: &&String| *name != "catalog" && !USERS.contains(&name.as_str());
-    let sides = std::iter::once(&fault.target).chain(&fault.other);
-    let user = fault.other.iter().find(|it| USERS.contains(&it.as_str()));
-    let is_told_in_vain = fault.other.as_deref() == Some("catalog");
+    let sides = std::iter::once(&fault.target).chain(&fault.other_side);
+    let user = fault.other_side.iter().find(|it| USERS.contains(&it.as_str()));
+    let is_told_in_vain = fault.other_side.as_deref() == Some("catalog");
     let servers: BTreeSet<String> = match is_told_in_vain {
         // Only the catalog misses it.
         true => BTreeSet::new(),

@@ -7,98 +7,98 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use bafs_proto::message::JobOutcome;
 
-use super::{Outcome, Work, row};
+use super::{PartOutcome, ReadTask, table_row};
 use crate::api::CacheSpec;
-use crate::bench::measure::{Samples, digits, seconds};
-use crate::bench::{Options, Report};
+use crate::bench::measure::{Samples, format_number, time_seconds};
+use crate::bench::{Options, BenchmarkReport};
 use crate::stage::CacheCluster;
 
 const NODES: usize = 4;
 const LINK: &str = "8MB/s";
 
 /// Jobs on each node, one after the other.
-const WAVES: usize = 2;
+const JOBS_PER_NODE: usize = 2;
 
 /// Space of each node's cache, as a share of the database.
-const SHARE: f64 = 0.35;
+const CACHE_FRACTION: f64 = 0.35;
 
 /// What one run took.
-struct Run {
+struct BlastRun {
     seconds: f64,
     home_bytes: u64,
-    wrong: u64,
+    wrong_results: u64,
 }
 
 /// Both ways, in turns.
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<PartOutcome> {
     if let Some(reason) = crate::mount_obstacle() {
         anyhow::bail!("jobs with volumes cannot run here: {reason}");
     }
     let stage = CacheCluster::start(NODES, "2GB", Some(LINK))?;
     let home = stage.test_cluster.home.path().to_owned();
-    let residues = options.pick(25, 4) << 20;
-    let queries = u32::try_from(NODES * WAVES)?;
+    let residues = options.choose(25, 4) << 20;
+    let queries = u32::try_from(NODES * JOBS_PER_NODE)?;
     let prepared = bafs::demo::prepare_input(&home, residues, queries, 1);
     stage.client.block_on(prepared)?;
-    let database = size_of(&home.join("db"))?;
-    let share = (database as f64 * SHARE) as u64;
+    let database = directory_bytes(&home.join("db"))?;
+    let share = (database as f64 * CACHE_FRACTION) as u64;
     let expected = expected_results(&home)?;
-    report.section(&format!(
+    report.print_section(&format!(
         "blastp, {} searches on {NODES} nodes, database of {:.1} MB behind {LINK}, {:.1} MB of \
          cache on each node",
-        NODES * WAVES,
+        NODES * JOBS_PER_NODE,
         database as f64 / 1e6,
         share as f64 / 1e6
     ));
-    let mut rows = vec![row([
+    let mut rows = vec![table_row([
         "caches",
         "seconds",
         "home / database",
         "wrong results",
     ])];
     let (mut together, mut alone, mut wrong) = (vec![], vec![], 0);
-    for round in 0..options.pick(2, 1) {
+    for round in 0..options.choose(2, 1) {
         for cooperative in [format!("blast-{round}"), String::new()] {
             let wish = CacheSpec {
                 cooperative: cooperative.clone(),
                 ..CacheSpec::new("db", share)
             };
-            let run = once(&stage, &wish, &expected)?;
-            wrong += run.wrong;
+            let run = run_once(&stage, &wish, &expected)?;
+            wrong += run.wrong_results;
             let is_alone = cooperative.is_empty();
-            rows.push(row([
+            rows.push(table_row([
                 if is_alone {
                     "stand-alone"
                 } else {
                     "cooperative"
                 },
-                &digits(run.seconds),
-                &digits(run.home_bytes as f64 / database as f64),
-                &run.wrong.to_string(),
+                &format_number(run.seconds),
+                &format_number(run.home_bytes as f64 / database as f64),
+                &run.wrong_results.to_string(),
             ]));
             if is_alone { &mut alone } else { &mut together }.push(run);
         }
     }
-    report.table(&rows);
-    let time = |runs: &[Run]| Samples::new(runs.iter().map(|run| run.seconds).collect());
-    let sent = |runs: &[Run]| Samples::new(runs.iter().map(|run| run.home_bytes as f64).collect());
-    report.measured(
+    report.print_table(&rows);
+    let time = |runs: &[BlastRun]| Samples::new(runs.iter().map(|run| run.seconds).collect());
+    let sent = |runs: &[BlastRun]| Samples::new(runs.iter().map(|run| run.home_bytes as f64).collect());
+    report.add_samples(
         "blast_alone_vs_cooperative",
         &time(&alone).ratio_to(&time(&together)),
     );
-    report.measured(
+    report.add_samples(
         "blast_home_read_ratio",
-        &sent(&together).per(database as f64),
+        &sent(&together).divided_by(database as f64),
     );
-    report.measured(
+    report.add_samples(
         "blast_home_alone_vs_cooperative",
         &sent(&alone).ratio_to(&sent(&together)),
     );
-    Ok(Outcome { wrong_bytes: wrong })
+    Ok(PartOutcome { wrong_bytes: wrong })
 }
 
 /// The script of a search, which prints a check sum of its results.
-fn search(query: usize, home: &str, database: &str) -> String {
+fn search_script(query: usize, home: &str, database: &str) -> String {
     let query = query + 1;
     format!(
         "set -e; blastp -db {database}/proteins -query {home}/queries/q{query:02}.fa -evalue 1e-3 \
@@ -109,7 +109,7 @@ fn search(query: usize, home: &str, database: &str) -> String {
 /// What each search finds in the plain directory.
 fn expected_results(home: &Path) -> Result<Vec<String>> {
     let home = home.to_str().context("a path is text")?;
-    let searches = (0..NODES * WAVES).map(|query| search(query, home, &format!("{home}/db")));
+    let searches = (0..NODES * JOBS_PER_NODE).map(|query| search_script(query, home, &format!("{home}/db")));
     let run = |script: String| {
         let output = Command::new("/bin/sh").args(["-c", &script]).output()?;
         ensure!(
@@ -122,15 +122,15 @@ fn expected_results(home: &Path) -> Result<Vec<String>> {
 }
 
 /// Runs all searches: on each node one after the other, all nodes at once.
-fn once(stage: &CacheCluster, wish: &CacheSpec, expected: &[String]) -> Result<Run> {
-    let volumes = stage.caches(&stage.nodes(), wish)?;
+fn run_once(stage: &CacheCluster, wish: &CacheSpec, expected: &[String]) -> Result<BlastRun> {
+    let volumes = stage.create_caches(&stage.node_addresses(), wish)?;
     let home = stage.test_cluster.home.path().to_str().context("a path is text")?;
-    let mut work: Vec<Work> = Vec::new();
+    let mut work: Vec<ReadTask> = Vec::new();
     for (index, volume) in volumes.iter().enumerate() {
         let (speaker, volume) = (stage.client.client().clone(), volume.clone());
-        let jobs: Vec<_> = (0..WAVES)
+        let jobs: Vec<_> = (0..JOBS_PER_NODE)
             .map(|wave| wave * NODES + index)
-            .map(|query| (search(query, home, "/data"), expected[query].clone()))
+            .map(|query| (search_script(query, home, "/data"), expected[query].clone()))
             .collect();
         work.push(Box::pin(async move {
             let mut wrong = 0;
@@ -145,18 +145,18 @@ fn once(stage: &CacheCluster, wish: &CacheSpec, expected: &[String]) -> Result<R
             Ok(wrong)
         }));
     }
-    let before = stage.home_bytes()?;
-    let (time, wrong) = seconds(|| stage.client.run_all(work))?;
-    let home_bytes = stage.home_bytes()? - before;
-    stage.delete(&volumes)?;
-    Ok(Run {
+    let before = stage.read_home_bytes()?;
+    let (time, wrong) = time_seconds(|| stage.client.run_all(work))?;
+    let home_bytes = stage.read_home_bytes()? - before;
+    stage.delete_volumes(&volumes)?;
+    Ok(BlastRun {
         seconds: time,
         home_bytes,
-        wrong: wrong.iter().sum(),
+        wrong_results: wrong.iter().sum(),
     })
 }
 
-fn size_of(directory: &Path) -> Result<u64> {
+fn directory_bytes(directory: &Path) -> Result<u64> {
     let mut sum = 0;
     for entry in std::fs::read_dir(directory)? {
         sum += entry?.metadata()?.len();

@@ -7,26 +7,26 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::{MIB, Outcome, Work, row};
+use super::{MIB, PartOutcome, ReadTask, table_row};
 use crate::api::CacheSpec;
-use crate::bench::measure::{Samples, digits, seconds};
-use crate::bench::{Options, Report};
+use crate::bench::measure::{Samples, format_number, time_seconds};
+use crate::bench::{Options, BenchmarkReport};
 use crate::content::Content;
-use crate::stage::{CacheCluster, compare, scan};
+use crate::stage::{CacheCluster, run_compare_job, count_wrong_bytes};
 
 const NODES: usize = 8;
 
 /// The first nodes have readers and stay; the others come and go.
-const STAYING: usize = 4;
+const PERMANENT_NODES: usize = 4;
 
 const LINK: &str = "8MB/s";
 const LINK_BYTES_PER_S: f64 = 8e6;
 
 /// A node is away for so long, and all are there for as long before the next one goes.
-const AWAY: Duration = Duration::from_millis(1_500);
+const DOWNTIME: Duration = Duration::from_millis(1_500);
 
 /// What one scan took.
-struct Run {
+struct ScanRun {
     seconds: f64,
     home_bytes: u64,
     wrong_bytes: u64,
@@ -35,19 +35,19 @@ struct Run {
 }
 
 /// A calm scan and one with churn, in turns.
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
-    let set = MIB * options.pick(128, 48);
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<PartOutcome> {
+    let set = MIB * options.choose(128, 48);
     let content = Arc::new(Content::new(7, set));
     let mut stage = CacheCluster::start(NODES, "2GB", Some(LINK))?;
     stage.write_data_set("churn", &content)?;
-    report.section(&format!(
-        "a scan of {} MiB behind {LINK} on {STAYING} of {NODES} nodes; of the others one is killed \
+    report.print_section(&format!(
+        "a scan of {} MiB behind {LINK} on {PERMANENT_NODES} of {NODES} nodes; of the others one is killed \
          (SIGKILL) or leaves the cache, so that its share moves, every {} s and is back after {} s",
         set / MIB,
-        2.0 * AWAY.as_secs_f64(),
-        AWAY.as_secs_f64()
+        2.0 * DOWNTIME.as_secs_f64(),
+        DOWNTIME.as_secs_f64()
     ));
-    let mut rows = vec![row([
+    let mut rows = vec![table_row([
         "",
         "seconds",
         "time / link",
@@ -56,9 +56,9 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
         "fallbacks",
     ])];
     let (mut calm_s, mut churn_s, mut ratios, mut wrong) = (vec![], vec![], vec![], 0);
-    for round in 0..options.pick(2, 1) {
+    for round in 0..options.choose(2, 1) {
         for kills in [false, true] {
-            let run = once(
+            let run = scan_once(
                 &mut stage,
                 &content,
                 &format!("churn-{round}-{kills}"),
@@ -66,11 +66,11 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
             )?;
             let ratio = run.home_bytes as f64 / set as f64;
             wrong += run.wrong_bytes;
-            rows.push(row([
+            rows.push(table_row([
                 if kills { "churn" } else { "calm" },
-                &digits(run.seconds),
-                &digits(run.seconds * LINK_BYTES_PER_S / set as f64),
-                &digits(ratio),
+                &format_number(run.seconds),
+                &format_number(run.seconds * LINK_BYTES_PER_S / set as f64),
+                &format_number(ratio),
                 &run.kills.to_string(),
                 &run.fallbacks.to_string(),
             ]));
@@ -82,34 +82,34 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
             }
         }
     }
-    report.table(&rows);
-    report.measured("churn_home_read_ratio", &Samples::new(ratios));
+    report.print_table(&rows);
+    report.add_samples("churn_home_read_ratio", &Samples::new(ratios));
     let time = Samples::new(churn_s).ratio_to(&Samples::new(calm_s));
-    report.measured("churn_time_vs_calm", &time);
-    Ok(Outcome { wrong_bytes: wrong })
+    report.add_samples("churn_time_vs_calm", &time);
+    Ok(PartOutcome { wrong_bytes: wrong })
 }
 
-fn once(stage: &mut CacheCluster, content: &Arc<Content>, name: &str, kills: bool) -> Result<Run> {
+fn scan_once(stage: &mut CacheCluster, content: &Arc<Content>, name: &str, kills: bool) -> Result<ScanRun> {
     let wish = CacheSpec {
         cooperative: name.to_owned(),
         ..CacheSpec::new("churn", content.bytes().len() as u64 + MIB as u64)
     };
-    let mut volumes = stage.caches(&stage.nodes(), &wish)?;
+    let mut volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
     let script = stage.compare_script("churn");
-    let mut work: Vec<Work> = Vec::new();
-    for volume in &volumes[..STAYING] {
+    let mut work: Vec<ReadTask> = Vec::new();
+    for volume in &volumes[..PERMANENT_NODES] {
         let speaker = stage.client.client().clone();
         let (node, target, script) = (volume.node.clone(), volume.mount_target(), script.clone());
-        work.push(Box::pin(compare(speaker, node, target, script)));
-        let (speaker, volume, content) = (stage.reader()?, volume.clone(), content.clone());
+        work.push(Box::pin(run_compare_job(speaker, node, target, script)));
+        let (speaker, volume, content) = (stage.new_reader()?, volume.clone(), content.clone());
         work.push(Box::pin(
-            async move { scan(speaker, volume, &content).await },
+            async move { count_wrong_bytes(speaker, volume, &content).await },
         ));
     }
-    let staying = stage.nodes()[..STAYING].to_vec();
-    let before = (stage.home_bytes()?, stage.sum(&staying, "cache_fallbacks")?);
+    let staying = stage.node_addresses()[..PERMANENT_NODES].to_vec();
+    let before = (stage.read_home_bytes()?, stage.sum_counter(&staying, "cache_fallbacks")?);
     let home = stage.test_cluster.cluster.home_address().to_owned();
-    let (leaving, wish, home) = (&mut volumes[STAYING..], &wish, &home);
+    let (leaving, wish, home) = (&mut volumes[PERMANENT_NODES..], &wish, &home);
     let CacheCluster { test_cluster: world, client: api, .. } = &mut *stage;
     let api = &*api;
     let over = AtomicBool::new(false);
@@ -117,35 +117,35 @@ fn once(stage: &mut CacheCluster, content: &Arc<Content>, name: &str, kills: boo
         let disturb = scope.spawn(|| -> Result<usize> {
             let mut killed = 0;
             while kills && !over.load(Ordering::Relaxed) {
-                let place = killed % (NODES - STAYING);
-                if (killed / (NODES - STAYING)).is_multiple_of(2) == killed.is_multiple_of(2) {
-                    let name = format!("n{}", STAYING + 1 + place);
+                let place = killed % (NODES - PERMANENT_NODES);
+                if (killed / (NODES - PERMANENT_NODES)).is_multiple_of(2) == killed.is_multiple_of(2) {
+                    let name = format!("n{}", PERMANENT_NODES + 1 + place);
                     world.cluster.kill(&name)?;
-                    std::thread::sleep(AWAY);
+                    std::thread::sleep(DOWNTIME);
                     world.cluster.restart(&name)?;
                 } else {
                     // Who was killed is believed in for longer than it is away; who has no volume
                     // any more is a peer no more.
                     let volume = &mut leaving[place];
                     api.block_on(api.client().delete_volume(volume))?;
-                    std::thread::sleep(AWAY);
+                    std::thread::sleep(DOWNTIME);
                     *volume = api.block_on(api.client().create_cache(&volume.node, home, wish))?;
                 }
                 killed += 1;
-                std::thread::sleep(AWAY);
+                std::thread::sleep(DOWNTIME);
             }
             Ok(killed)
         });
-        let read = seconds(|| api.run_all(work));
+        let read = time_seconds(|| api.run_all(work));
         over.store(true, Ordering::Relaxed);
         let killed = disturb.join().ok().context("who disturbs broke off")??;
         let (time, wrong) = read?;
         Ok((time, wrong, killed))
     })?;
-    let home_bytes = stage.home_bytes()? - before.0;
-    let fallbacks = stage.sum(&staying, "cache_fallbacks")? - before.1;
-    stage.delete(&volumes)?;
-    Ok(Run {
+    let home_bytes = stage.read_home_bytes()? - before.0;
+    let fallbacks = stage.sum_counter(&staying, "cache_fallbacks")? - before.1;
+    stage.delete_volumes(&volumes)?;
+    Ok(ScanRun {
         seconds: time,
         home_bytes,
         wrong_bytes: wrong.iter().sum(),

@@ -13,41 +13,41 @@ use std::pin::Pin;
 
 use anyhow::{Result, ensure};
 
-pub(super) use self::peer::{SOURCE_PROCESS, source_process};
-pub(super) use self::warm::passed;
-use super::measure::Watch;
-use super::{Options, Report};
+pub(super) use self::peer::{SOURCE_PROCESS, run_source_process};
+pub(super) use self::warm::run_passthrough;
+use super::measure::Stopwatch;
+use super::{Options, BenchmarkReport};
 
 const MIB: usize = 1 << 20;
 
 /// Something that reads, and tells how many bytes were wrong.
-type Work = Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
+type ReadTask = Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
 
 /// What a part found beside its figures.
 #[derive(Debug, Clone, Copy, Default)]
-struct Outcome {
+struct PartOutcome {
     wrong_bytes: u64,
 }
 
 /// A part with the figures that are missing when it fails.
-struct Part {
+struct CachePart {
     name: &'static str,
     figures: &'static [&'static str],
-    run: fn(&Options, &mut Report) -> Result<Outcome>,
+    run: fn(&Options, &mut BenchmarkReport) -> Result<PartOutcome>,
 }
 
-const PARTS: &[Part] = &[
-    Part {
+const PARTS: &[CachePart] = &[
+    CachePart {
         name: "link",
         figures: &["home_read_ratio", "time_vs_link"],
-        run: link::cold,
+        run: link::run_cold,
     },
-    Part {
+    CachePart {
         name: "factors",
         figures: &["stand_alone_vs_cooperative"],
-        run: link::factors,
+        run: link::run_factors,
     },
-    Part {
+    CachePart {
         name: "warm",
         figures: &[
             "warm_seq_vs_native",
@@ -56,27 +56,27 @@ const PARTS: &[Part] = &[
         ],
         run: warm::run,
     },
-    Part {
+    CachePart {
         name: "peer",
         figures: &["peer_vs_quinn"],
         run: peer::run,
     },
-    Part {
+    CachePart {
         name: "knee",
         figures: &["knee_percent"],
         run: knee::run,
     },
-    Part {
+    CachePart {
         name: "blast",
         figures: &["blast_alone_vs_cooperative"],
         run: blast::run,
     },
-    Part {
+    CachePart {
         name: "blocks",
         figures: &[],
         run: blocks::run,
     },
-    Part {
+    CachePart {
         name: "churn",
         figures: &["churn_home_read_ratio", "churn_time_vs_calm"],
         run: churn::run,
@@ -84,7 +84,7 @@ const PARTS: &[Part] = &[
 ];
 
 /// The last line, in this order.
-const PROMISED: &[&str] = &[
+const SUMMARY_FIGURES: &[&str] = &[
     "home_read_ratio",
     "time_vs_link",
     "warm_seq_vs_native",
@@ -96,7 +96,7 @@ const PROMISED: &[&str] = &[
 ];
 
 /// Runs the wanted parts. One that fails does not keep the others from running.
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let known = |name: &String| PARTS.iter().any(|part| part.name == name);
     let names: Vec<_> = PARTS.iter().map(|part| part.name).collect();
     ensure!(
@@ -104,26 +104,26 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         "the parts are {}",
         names.join(", ")
     );
-    report.promise(PROMISED);
+    report.set_summary_figures(SUMMARY_FIGURES);
     let (mut wrong_bytes, mut failed) = (0, Vec::new());
-    for part in PARTS.iter().filter(|part| options.wants(part.name)) {
-        let watch = Watch::start();
+    for part in PARTS.iter().filter(|part| options.is_part_selected(part.name)) {
+        let watch = Stopwatch::start();
         match (part.run)(options, report) {
             Ok(outcome) => wrong_bytes += outcome.wrong_bytes,
             Err(error) => {
                 failed.push(part.name);
                 for figure in part.figures {
-                    report.not_measured(figure, &format!("{error:#}"));
+                    report.add_missing(figure, &format!("{error:#}"));
                 }
             }
         }
-        report.say(&format!(
+        report.print_line(&format!(
             "  ({}: {:.0} s)",
             part.name,
             watch.elapsed().as_secs_f64()
         ));
     }
-    report.figure("wrong_bytes", wrong_bytes as f64);
+    report.add_figure("wrong_bytes", wrong_bytes as f64);
     ensure!(
         failed.is_empty(),
         "these parts failed: {}",
@@ -133,6 +133,6 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+fn table_row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }

@@ -12,12 +12,12 @@ use bafs_proto::message::Role;
 use bafs_proto::net::quic;
 use bytes::Bytes;
 
-use super::{MIB, Outcome, row};
+use super::{MIB, PartOutcome, table_row};
 use crate::api::{CacheVolume, CacheSpec, READ_BYTES_MAX, ApiClient};
 use crate::bench::machine::warm_memory;
-use crate::bench::measure::{Way, interleave, seconds};
+use crate::bench::measure::{BenchmarkVariant, run_interleaved, time_seconds};
 use crate::bench::shell::Shell;
-use crate::bench::{Options, Report};
+use crate::bench::{Options, BenchmarkReport};
 use crate::content::Content;
 use crate::stage::{DATA_FILE, CacheCluster};
 
@@ -25,37 +25,37 @@ use crate::stage::{DATA_FILE, CacheCluster};
 pub(in crate::bench) const SOURCE_PROCESS: &str = "--quic-source";
 
 /// Requests under way at once, as read-ahead of a kernel keeps them.
-const AT_ONCE: u64 = 4;
+const CONCURRENT_REQUESTS: u64 = 4;
 
 /// Memory that is touched first, in bytes: what a peer sends is kept, and the bare stream keeps
 /// nothing.
-const WARM_BYTES: usize = 8 << 30;
+const WARM_MEMORY_BYTES: usize = 8 << 30;
 
 /// Cold reads from a peer, and the bare stream.
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
-    let set = MIB * options.pick(256, 64);
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<PartOutcome> {
+    let set = MIB * options.choose(256, 64);
     let content = Content::new(3, set);
     if let Some(reason) = crate::mount_obstacle() {
         anyhow::bail!("jobs with volumes cannot run here: {reason}");
     }
     let stage = CacheCluster::start(2, "20GB", None)?;
     stage.write_data_set("peer", &content)?;
-    let source = Source::start(&stage.test_cluster.cluster.identity(), set)?;
-    report.section(&format!(
+    let source = StreamSource::start(&stage.test_cluster.cluster.identity(), set)?;
+    report.print_section(&format!(
         "{} MiB that only a peer has, over loopback",
         set / MIB
     ));
     let serial = std::cell::Cell::new(0);
     let (mut wrong, mut peer_wrong) = (0, 0);
     let mut ways = [
-        Way::new("bare QUIC stream", || source.fetch(&stage, set)),
-        Way::new("cold from a peer, by a program in a job", || {
+        BenchmarkVariant::new("bare QUIC stream", || source.fetch(&stage, set)),
+        BenchmarkVariant::new("cold from a peer, by a program in a job", || {
             serial.set(serial.get() + 1);
             let name = format!("peer-{}", serial.get());
-            let read = |volume: &CacheVolume| in_job(&stage, volume, set);
-            from_peer(&stage, &name, &content, read)
+            let read = |volume: &CacheVolume| read_in_job(&stage, volume, set);
+            read_from_peer(&stage, &name, &content, read)
         }),
-        Way::new("cold from a peer, by the volume API", || {
+        BenchmarkVariant::new("cold from a peer, by the volume API", || {
             serial.set(serial.get() + 1);
             let name = format!("peer-{}", serial.get());
             let read = |volume: &CacheVolume| {
@@ -63,33 +63,33 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<Outcome> {
                 wrong += bad;
                 Ok(rate)
             };
-            from_peer(&stage, &name, &content, read)
+            read_from_peer(&stage, &name, &content, read)
         }),
-        Way::new("warm from the own node", || {
-            let (rate, bad) = from_own(&stage, &content)?;
+        BenchmarkVariant::new("warm from the own node", || {
+            let (rate, bad) = read_own_cache(&stage, &content)?;
             peer_wrong += bad;
             Ok(rate)
         }),
     ];
-    warm_memory(options.pick(WARM_BYTES, 0));
-    let samples = interleave(options.pick(5, 2), &mut ways)?;
+    warm_memory(options.choose(WARM_MEMORY_BYTES, 0));
+    let samples = run_interleaved(options.choose(5, 2), &mut ways)?;
     let names: Vec<_> = ways.iter().map(|way| way.name.to_owned()).collect();
     drop(ways);
-    let mut rows = vec![row(["way", "MB/s", "ratio to the bare stream"])];
+    let mut rows = vec![table_row(["way", "MB/s", "ratio to the bare stream"])];
     for (name, rate) in names.iter().zip(&samples) {
         let ratio = rate.ratio_to(&samples[0]);
-        rows.push(row([name, &rate.to_string(), &ratio.to_string()]));
+        rows.push(table_row([name, &rate.to_string(), &ratio.to_string()]));
     }
-    report.table(&rows);
-    report.measured("peer_vs_quinn", &samples[1].ratio_to(&samples[0]));
-    report.measured("peer_by_api_vs_quinn", &samples[2].ratio_to(&samples[0]));
-    Ok(Outcome {
+    report.print_table(&rows);
+    report.add_samples("peer_vs_quinn", &samples[1].ratio_to(&samples[0]));
+    report.add_samples("peer_by_api_vs_quinn", &samples[2].ratio_to(&samples[0]));
+    Ok(PartOutcome {
         wrong_bytes: wrong + peer_wrong,
     })
 }
 
 /// Has everything on the first node, makes the second one a peer, and reads there.
-fn from_peer(
+fn read_from_peer(
     stage: &CacheCluster,
     cooperative: &str,
     content: &Content,
@@ -99,9 +99,9 @@ fn from_peer(
         cooperative: cooperative.to_owned(),
         ..CacheSpec::new("peer", 2 * content.bytes().len() as u64)
     };
-    let nodes = stage.nodes();
-    let first = stage.caches(&nodes[..1], &wish)?;
-    let compared = || stage.sum(&nodes[..1], "cache_whole_files_compared");
+    let nodes = stage.node_addresses();
+    let first = stage.create_caches(&nodes[..1], &wish)?;
+    let compared = || stage.sum_counter(&nodes[..1], "cache_whole_files_compared");
     let before = compared()?;
     read_all(stage, &first[0], content)?;
     // Else the first node would still be at its own work, which takes a processor.
@@ -111,52 +111,52 @@ fn from_peer(
         ensure!(looks > 0, "the first node does not compare what it has");
         std::thread::sleep(Duration::from_millis(10));
     }
-    let second = stage.caches(&nodes[1..], &wish)?;
-    let before = stage.home_bytes()?;
+    let second = stage.create_caches(&nodes[1..], &wish)?;
+    let before = stage.read_home_bytes()?;
     let rate = read(&second[0])?;
-    let home_bytes = stage.home_bytes()? - before;
+    let home_bytes = stage.read_home_bytes()? - before;
     ensure!(
         home_bytes == 0,
         "{home_bytes} bytes came from home, not from the peer"
     );
-    stage.delete(&[first, second].concat())?;
+    stage.delete_volumes(&[first, second].concat())?;
     Ok(rate)
 }
 
 /// Reads the data file by fio in a job on the volume's node: MB/s. The bytes are compared by the
 /// way through the volume API, and by the kernel's reader in the fault tests.
-fn in_job(stage: &CacheCluster, volume: &CacheVolume, set: usize) -> Result<f64> {
-    let mut shell = Shell::job(&stage.test_cluster, &format!("{}:/data:ro", volume.id))?;
-    shell.run("true")?;
+fn read_in_job(stage: &CacheCluster, volume: &CacheVolume, set: usize) -> Result<f64> {
+    let mut shell = Shell::start_in_job(&stage.test_cluster, &format!("{}:/data:ro", volume.id))?;
+    shell.run_line("true")?;
     let options = format!(
         "--name=read --filename=/data/{DATA_FILE} --readonly --invalidate=0 --size={set} \
          --ioengine=psync --rw=read --bs=1M"
     );
-    shell.fio(&options, set as u64)
+    shell.run_fio(&options, set as u64)
 }
 
 /// Reads what the own node has.
-fn from_own(stage: &CacheCluster, content: &Content) -> Result<(f64, u64)> {
+fn read_own_cache(stage: &CacheCluster, content: &Content) -> Result<(f64, u64)> {
     let wish = CacheSpec {
         cooperative: String::new(),
         ..CacheSpec::new("peer", 2 * content.bytes().len() as u64)
     };
-    let volumes = stage.caches(&stage.nodes()[..1], &wish)?;
+    let volumes = stage.create_caches(&stage.node_addresses()[..1], &wish)?;
     read_all(stage, &volumes[0], content)?;
     let found = read_all(stage, &volumes[0], content)?;
-    stage.delete(&volumes)?;
+    stage.delete_volumes(&volumes)?;
     Ok(found)
 }
 
 /// Reads the data file with several requests at once: MB/s and wrong bytes.
 fn read_all(stage: &CacheCluster, volume: &CacheVolume, content: &Content) -> Result<(f64, u64)> {
-    let reader = stage.reader()?;
+    let reader = stage.new_reader()?;
     let length = content.bytes().len() as u64;
-    let (time, wrong) = seconds(|| stage.client.block_on(read_pieces(&reader, volume, content)))?;
+    let (time, wrong) = time_seconds(|| stage.client.block_on(read_chunks(&reader, volume, content)))?;
     Ok((length as f64 / time / 1e6, wrong))
 }
 
-async fn read_pieces(reader: &ApiClient, volume: &CacheVolume, content: &Content) -> Result<u64> {
+async fn read_chunks(reader: &ApiClient, volume: &CacheVolume, content: &Content) -> Result<u64> {
     let listing = reader.list_files(volume).await?;
     let file = listing.regular_files().find(|(_, entry)| entry.path == DATA_FILE);
     let (file, _) = file.context("the data file is listed")?;
@@ -171,7 +171,7 @@ async fn read_pieces(reader: &ApiClient, volume: &CacheVolume, content: &Content
         })
     };
     let mut under_way: std::collections::VecDeque<_> =
-        (0..AT_ONCE.min(pieces)).map(&read).collect();
+        (0..CONCURRENT_REQUESTS.min(pieces)).map(&read).collect();
     let (mut next, mut wrong) = (under_way.len() as u64, 0);
     while let Some(oldest) = under_way.pop_front() {
         let (offset, bytes) = oldest.await??;
@@ -185,13 +185,13 @@ async fn read_pieces(reader: &ApiClient, volume: &CacheVolume, content: &Content
 }
 
 /// Another process that sends bytes.
-struct Source {
+struct StreamSource {
     child: Child,
     address: String,
     identity: PathBuf,
 }
 
-impl Source {
+impl StreamSource {
     fn start(identity: &Path, bytes: usize) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg(SOURCE_PROCESS)
@@ -217,7 +217,7 @@ impl Source {
             let endpoint = quic::client_endpoint(&identity)?;
             let address = self.address.parse()?;
             let connection = endpoint.connect(address, SERVER_NAME)?.await?;
-            let watch = crate::bench::measure::Watch::start();
+            let watch = crate::bench::measure::Stopwatch::start();
             let (mut send, mut receive) = connection.open_bi().await?;
             send.write_all(b"go").await?;
             send.finish()?;
@@ -231,7 +231,7 @@ impl Source {
     }
 }
 
-impl Drop for Source {
+impl Drop for StreamSource {
     fn drop(&mut self) {
         // It ends with its standard input.
         drop(self.child.stdin.take());
@@ -240,7 +240,7 @@ impl Drop for Source {
 }
 
 /// Is the other end of a bare stream until standard input ends. Arguments: identity, bytes.
-pub(in crate::bench) fn source_process(arguments: &[String]) -> Result<()> {
+pub(in crate::bench) fn run_source_process(arguments: &[String]) -> Result<()> {
     let [identity, bytes] = arguments else {
         anyhow::bail!("a source needs an identity and a number of bytes");
     };

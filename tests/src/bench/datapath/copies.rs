@@ -13,51 +13,51 @@ use bafs_proto::message::ExtractFile;
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
-use super::{MIB, row};
+use super::{MIB, table_row};
 use crate::TestCluster;
 use crate::api::BlockingClient;
-use crate::bench::measure::{Samples, Way, interleave, seconds};
-use crate::bench::{Options, Report};
+use crate::bench::measure::{Samples, BenchmarkVariant, run_interleaved, time_seconds};
+use crate::bench::{Options, BenchmarkReport};
 
 /// Small files that are on their way home at once.
-const AT_ONCE: usize = 64;
+const CONCURRENT_EXTRACTS: usize = 64;
 
 /// How often, and with which pauses, something is looked for that comes soon.
-const LOOKS: u32 = 600;
-const LOOK: Duration = Duration::from_millis(50);
+const POLLS_MAX: u32 = 600;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What is copied.
-struct Load {
+struct CopyLoad {
     name: &'static str,
     /// A script that makes the files in the working directory.
     script: String,
     files: u64,
 }
 
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let mib = options.pick(2_048, 128);
-    let files = options.pick(20_000, 1_000);
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    let mib = options.choose(2_048, 128);
+    let files = options.choose(20_000, 1_000);
     let loads = [
-        Load {
+        CopyLoad {
             name: "large",
             script: format!("head -c {} /dev/urandom >large", mib * MIB),
             files: 1,
         },
-        Load {
+        CopyLoad {
             name: "small",
             script: format!("for i in $(seq {files}); do echo $i $i $i $i >file-$i; done"),
             files,
         },
     ];
-    let daemon = Daemon::start()?;
+    let daemon = SshDaemon::start()?;
     for load in &loads {
-        copies(options, report, &daemon, load)?;
+        measure_copies(options, report, &daemon, load)?;
     }
     Ok(())
 }
 
 /// One load by all ways.
-fn copies(options: &Options, report: &mut Report, daemon: &Daemon, load: &Load) -> Result<()> {
+fn measure_copies(options: &Options, report: &mut BenchmarkReport, daemon: &SshDaemon, load: &CopyLoad) -> Result<()> {
     let world = TestCluster::start(&["20GB", "20GB"])?;
     world.wait_for_servers(3)?;
     let create = ["volume", "create", "work", "--node", "n1", "--size", "5GB"];
@@ -69,73 +69,73 @@ fn copies(options: &Options, report: &mut Report, daemon: &Daemon, load: &Load) 
     let script = format!("cd /data && {}", load.script);
     let mounted = ["exec", "--mount", "work:/data", "--", "sh", "-c", &script];
     ensure!(world.bafs_command(&mounted).status()?.success(), "no files");
-    let plain = Plain::make(load)?;
+    let plain = PlainDirectories::make(load)?;
     let api = BlockingClient::new(&world.cluster.identity())?;
     let [replicate, home] = [
         format!("a volume with {} file(s) to another node", load.files),
         format!("{} file(s) home", load.files),
     ];
-    report.section(&format!("{replicate}: seconds"));
+    report.print_section(&format!("{replicate}: seconds"));
     let other = "another node";
     let mut ways = [
-        Way::new(other, || replicated(&world)),
-        Way::new("rsync -a", || plain.rsync(daemon, &[])),
-        Way::new("rsync -a --fsync", || plain.rsync(daemon, &["--fsync"])),
-        Way::new("cp -a", || plain.copy()),
+        BenchmarkVariant::new(other, || time_replication(&world)),
+        BenchmarkVariant::new("rsync -a", || plain.time_rsync(daemon, &[])),
+        BenchmarkVariant::new("rsync -a --fsync", || plain.time_rsync(daemon, &["--fsync"])),
+        BenchmarkVariant::new("cp -a", || plain.time_copy()),
     ];
-    let rounds = options.pick(5, 2);
-    let found = interleave(rounds, &mut ways)?;
+    let rounds = options.choose(5, 2);
+    let found = run_interleaved(rounds, &mut ways)?;
     drop(ways);
-    tell(report, &format!("replicate_{}", load.name), &found);
-    report.section(&format!("{home}: seconds"));
+    report_ratios(report, &format!("replicate_{}", load.name), &found);
+    report.print_section(&format!("{home}: seconds"));
     let mut round = 0;
     let mut ways = [
-        Way::new("home", || {
+        BenchmarkVariant::new("home", || {
             round += 1;
-            extracted(&world, &api, (volume, load.files), round)
+            time_extraction(&world, &api, (volume, load.files), round)
         }),
-        Way::new("rsync -a", || plain.rsync(daemon, &[])),
-        Way::new("rsync -a --fsync", || plain.rsync(daemon, &["--fsync"])),
-        Way::new("cp -a", || plain.copy()),
+        BenchmarkVariant::new("rsync -a", || plain.time_rsync(daemon, &[])),
+        BenchmarkVariant::new("rsync -a --fsync", || plain.time_rsync(daemon, &["--fsync"])),
+        BenchmarkVariant::new("cp -a", || plain.time_copy()),
     ];
-    let found = interleave(rounds, &mut ways)?;
+    let found = run_interleaved(rounds, &mut ways)?;
     drop(ways);
-    tell(report, &format!("extract_{}", load.name), &found);
+    report_ratios(report, &format!("extract_{}", load.name), &found);
     Ok(())
 }
 
 /// Figures are rates over those of the others: larger than 1 is faster.
-fn tell(report: &mut Report, figure: &str, found: &[Samples]) {
+fn report_ratios(report: &mut BenchmarkReport, figure: &str, found: &[Samples]) {
     let names = ["BAFS", "rsync -a", "rsync -a --fsync", "cp -a"];
     let figures = ["rsync", "rsync_fsync", "cp"];
-    let mut rows = vec![row(["way", "s", "its time / BAFS'"])];
+    let mut rows = vec![table_row(["way", "s", "its time / BAFS'"])];
     for (at, (name, samples)) in names.iter().zip(found).enumerate() {
         let ratio = samples.ratio_to(&found[0]);
         if let Some(other) = at.checked_sub(1) {
-            report.measured(&format!("{figure}_vs_{}", figures[other]), &ratio);
+            report.add_samples(&format!("{figure}_vs_{}", figures[other]), &ratio);
         }
-        rows.push(row([name, &samples.to_string(), &ratio.to_string()]));
+        rows.push(table_row([name, &samples.to_string(), &ratio.to_string()]));
     }
-    report.table(&rows);
+    report.print_table(&rows);
 }
 
-fn replicated(world: &TestCluster) -> Result<f64> {
+fn time_replication(world: &TestCluster) -> Result<f64> {
     rustix::fs::sync();
-    let (took, copy) = seconds(|| world.run_json(&["volume", "replicate", "work", "--to", "n2"]))?;
+    let (took, copy) = time_seconds(|| world.run_json(&["volume", "replicate", "work", "--to", "n2"]))?;
     let id = copy["id"].as_str().context("the copy has an id")?;
     world.run_json(&["volume", "delete", id])?;
     // What the node still removes would slow down who is next.
     let trash = world.cluster.directory().join("n2/trash");
-    let mut looks = LOOKS;
+    let mut looks = POLLS_MAX;
     while fs::read_dir(&trash)?.next().is_some() {
         looks -= 1;
         ensure!(looks > 0, "the copy is not removed");
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(took)
 }
 
-fn extracted(
+fn time_extraction(
     world: &TestCluster,
     api: &BlockingClient,
     (volume, files): (VolumeId, u64),
@@ -152,11 +152,11 @@ fn extracted(
     if files == 1 {
         let target = "bafs://home/out/large";
         let arguments = ["volume", "extract", "work", "large", target];
-        return Ok(seconds(|| world.run_json(&arguments))?.0);
+        return Ok(time_seconds(|| world.run_json(&arguments))?.0);
     }
     let node = world.cluster.address("n1").to_owned();
     let home = world.cluster.home_address().to_owned();
-    let permits = std::sync::Arc::new(Semaphore::new(AT_ONCE));
+    let permits = std::sync::Arc::new(Semaphore::new(CONCURRENT_EXTRACTS));
     let sent = (1..=files).map(|number| {
         let (speaker, permits) = (api.client().clone(), permits.clone());
         let (node, home) = (node.clone(), home.clone());
@@ -175,17 +175,17 @@ fn extracted(
             anyhow::Ok(())
         }
     });
-    Ok(seconds(|| api.run_all(sent))?.0)
+    Ok(time_seconds(|| api.run_all(sent))?.0)
 }
 
 /// The same files in a plain directory, and where they are copied to.
-struct Plain {
+struct PlainDirectories {
     source: TempDir,
     targets: TempDir,
 }
 
-impl Plain {
-    fn make(load: &Load) -> Result<Self> {
+impl PlainDirectories {
+    fn make(load: &CopyLoad) -> Result<Self> {
         let source = tempfile::tempdir()?;
         let made = Command::new("sh")
             .args(["-c", &load.script])
@@ -196,7 +196,7 @@ impl Plain {
         Ok(Self { source, targets })
     }
 
-    fn target(&self) -> Result<PathBuf> {
+    fn new_target(&self) -> Result<PathBuf> {
         let target = self.targets.path().join("copy");
         if target.exists() {
             fs::remove_dir_all(&target)?;
@@ -205,18 +205,18 @@ impl Plain {
         Ok(target)
     }
 
-    fn rsync(&self, daemon: &Daemon, more: &[&str]) -> Result<f64> {
-        let target = self.target()?;
+    fn time_rsync(&self, daemon: &SshDaemon, more: &[&str]) -> Result<f64> {
+        let target = self.new_target()?;
         let mut command = Command::new("rsync");
-        command.arg("-a").args(more).arg("-e").arg(daemon.shell());
+        command.arg("-a").args(more).arg("-e").arg(daemon.ssh_command());
         command.arg(format!("{}/", self.source.path().display()));
         command.arg(format!("root@127.0.0.1:{}/", target.display()));
-        done(&mut command)
+        time_command(&mut command)
     }
 
-    fn copy(&self) -> Result<f64> {
-        let target = self.target()?;
-        done(
+    fn time_copy(&self) -> Result<f64> {
+        let target = self.new_target()?;
+        time_command(
             Command::new("cp")
                 .arg("-a")
                 .arg(self.source.path())
@@ -225,8 +225,8 @@ impl Plain {
     }
 }
 
-fn done(command: &mut Command) -> Result<f64> {
-    let (took, output) = seconds(|| Ok(command.output()?))?;
+fn time_command(command: &mut Command) -> Result<f64> {
+    let (took, output) = time_seconds(|| Ok(command.output()?))?;
     ensure!(
         output.status.success(),
         "{command:?}: {}",
@@ -236,13 +236,13 @@ fn done(command: &mut Command) -> Result<f64> {
 }
 
 /// An ssh daemon of our own.
-struct Daemon {
+struct SshDaemon {
     child: Child,
     directory: TempDir,
     port: u16,
 }
 
-impl Daemon {
+impl SshDaemon {
     fn start() -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?
@@ -276,8 +276,8 @@ AuthorizedKeysFile $D/key.pub\\nStrictModes no\\nPermitRootLogin yes\\nUsePAM no
     }
 
     /// What `rsync -e` wants.
-    fn shell(&self) -> String {
-        let key = self.key();
+    fn ssh_command(&self) -> String {
+        let key = self.key_path();
         format!(
             "ssh -p {} -i {} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
              -o LogLevel=ERROR -c aes128-gcm@openssh.com",
@@ -286,12 +286,12 @@ AuthorizedKeysFile $D/key.pub\\nStrictModes no\\nPermitRootLogin yes\\nUsePAM no
         )
     }
 
-    fn key(&self) -> PathBuf {
+    fn key_path(&self) -> PathBuf {
         Path::new(self.directory.path()).join("key")
     }
 }
 
-impl Drop for Daemon {
+impl Drop for SshDaemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

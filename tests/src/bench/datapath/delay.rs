@@ -18,19 +18,19 @@ use tokio::time::Instant;
 pub(in crate::bench) const DELAY_PROCESS: &str = "--datapath-delay";
 
 /// Packets on the way in one direction; what comes beyond is dropped, as by any link.
-const ON_THE_WAY_MAX: usize = 65_536;
+const PACKETS_IN_FLIGHT_MAX: usize = 65_536;
 
 /// Longer than any packet of ours.
 const PACKET_BYTES_MAX: usize = 65_536;
 
 /// A far link to a server, in a process of its own.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct DelayedLink {
     child: Child,
     pub(super) address: String,
 }
 
-impl Link {
+impl DelayedLink {
     /// A link that takes `delay` in each direction.
     pub(super) fn start(server: &str, delay: Duration) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
@@ -48,7 +48,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for DelayedLink {
     fn drop(&mut self) {
         // It ends with its standard input.
         drop(self.child.stdin.take());
@@ -57,7 +57,7 @@ impl Drop for Link {
 }
 
 /// Forwards until standard input ends. Arguments: server, delay in microseconds.
-pub(in crate::bench) fn delay_process(arguments: &[String]) -> Result<()> {
+pub(in crate::bench) fn run_delay_process(arguments: &[String]) -> Result<()> {
     let [server, delay] = arguments else {
         bail!("a link needs a server and a delay");
     };
@@ -69,10 +69,10 @@ pub(in crate::bench) fn delay_process(arguments: &[String]) -> Result<()> {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
-    runtime.block_on(forward(server, delay))
+    runtime.block_on(forward_packets(server, delay))
 }
 
-async fn forward(server: SocketAddr, delay: Duration) -> Result<()> {
+async fn forward_packets(server: SocketAddr, delay: Duration) -> Result<()> {
     let near = Arc::new(UdpSocket::bind("127.0.0.1:0").await?);
     println!("{}", near.local_addr()?);
     std::io::stdout().flush()?;
@@ -86,9 +86,9 @@ async fn forward(server: SocketAddr, delay: Duration) -> Result<()> {
             Entry::Vacant(new) => {
                 let far = Arc::new(UdpSocket::bind("127.0.0.1:0").await?);
                 far.connect(server).await?;
-                let back = deliver(near.clone(), Some(caller));
-                tokio::spawn(listen(far.clone(), delay, back));
-                new.insert(deliver(far, None))
+                let back = spawn_sender(near.clone(), Some(caller));
+                tokio::spawn(receive_packets(far.clone(), delay, back));
+                new.insert(spawn_sender(far, None))
             }
         };
         // A full link drops, as any does.
@@ -96,7 +96,7 @@ async fn forward(server: SocketAddr, delay: Duration) -> Result<()> {
     }
 }
 
-async fn listen(far: Arc<UdpSocket>, delay: Duration, back: mpsc::Sender<(Instant, Vec<u8>)>) {
+async fn receive_packets(far: Arc<UdpSocket>, delay: Duration, back: mpsc::Sender<(Instant, Vec<u8>)>) {
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     // A server that is gone refuses packets, and may come back.
     loop {
@@ -107,8 +107,8 @@ async fn listen(far: Arc<UdpSocket>, delay: Duration, back: mpsc::Sender<(Instan
 }
 
 /// Sends each packet when it is due.
-fn deliver(by: Arc<UdpSocket>, to: Option<SocketAddr>) -> mpsc::Sender<(Instant, Vec<u8>)> {
-    let (sender, mut waiting) = mpsc::channel::<(Instant, Vec<u8>)>(ON_THE_WAY_MAX);
+fn spawn_sender(by: Arc<UdpSocket>, to: Option<SocketAddr>) -> mpsc::Sender<(Instant, Vec<u8>)> {
+    let (sender, mut waiting) = mpsc::channel::<(Instant, Vec<u8>)>(PACKETS_IN_FLIGHT_MAX);
     tokio::spawn(async move {
         while let Some((due, packet)) = waiting.recv().await {
             // The timer is no finer than a millisecond: the last part is waited for by yielding.

@@ -6,60 +6,60 @@ use crate::bench::shell::Shell;
 
 /// What is where before fio starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Before {
+pub(super) enum InitialState {
     /// No file.
-    Nothing,
+    NoFile,
     /// The file, none of it in memory.
-    Cold,
+    PagesCold,
     /// The file, of which the host has the pages, and the kernel none for FUSE.
-    KernelCold,
+    FusePagesCold,
     /// The file, all of it in memory.
-    Warm,
+    PagesWarm,
     /// The file, written anew: where its pages came to lie is then chance for each round, and not
     /// for all rounds of a side at once.
-    Remade,
+    Rewritten,
 }
 
 /// A way to read or write.
-pub(super) struct Pattern {
+pub(super) struct FioPattern {
     pub(super) figure: &'static str,
     pub(super) name: &'static str,
     /// Of fio: its engine, the kind of access, the size of each.
     pub(super) options: &'static str,
-    pub(super) before: Before,
+    pub(super) initial_state: InitialState,
     /// Part of the file that each process moves: one in so many bytes.
-    pub(super) part: u64,
+    pub(super) size_divisor: u64,
     /// At once.
     pub(super) processes: u64,
 }
 
 /// Who shows a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shower {
+pub(super) enum FileProvider {
     /// A file system of FUSE, for which the kernel keeps pages of its own.
     Fuse,
     /// The host's file system.
     Host,
 }
 
-impl Pattern {
-    pub(super) fn only_reads(&self) -> bool {
+impl FioPattern {
+    pub(super) fn is_read_only(&self) -> bool {
         self.options.contains("--readonly")
     }
 }
 
 /// Moves the bytes of a file once: MB/s of all processes.
-pub(super) fn run(
+pub(super) fn run_pattern(
     shell: &mut Shell,
     (file, bytes): (&str, u64),
-    pattern: &Pattern,
-    shower: Shower,
+    pattern: &FioPattern,
+    shower: FileProvider,
 ) -> Result<f64> {
-    prepare(shell, (file, bytes), pattern.before)?;
-    let moved = bytes / pattern.part;
+    prepare_file(shell, (file, bytes), pattern.initial_state)?;
+    let moved = bytes / pattern.size_divisor;
     // fio drops the pages of the file that it names: those that are kept for FUSE, not the host's.
     // Of a plain directory those are the same.
-    let is_dropped = shower == Shower::Fuse && pattern.before == Before::KernelCold;
+    let is_dropped = shower == FileProvider::Fuse && pattern.initial_state == InitialState::FusePagesCold;
     let line = format!(
         "--name=data --invalidate={} --filename={file} --size={bytes} --io_size={moved} \
          --numjobs={} --group_reporting {}",
@@ -67,22 +67,22 @@ pub(super) fn run(
         pattern.processes,
         pattern.options
     );
-    shell.fio(&line, moved * pattern.processes)
+    shell.run_fio(&line, moved * pattern.processes)
 }
 
-fn prepare(shell: &mut Shell, (file, bytes): (&str, u64), before: Before) -> Result<()> {
+fn prepare_file(shell: &mut Shell, (file, bytes): (&str, u64), before: InitialState) -> Result<()> {
     let made = format!("head -c {bytes} /dev/urandom >{file}");
     let is_there = format!("test \"$(stat -c %s {file} 2>/dev/null)\" = {bytes}");
     match before {
-        Before::Nothing => drop(shell.run(&format!("rm -f {file}; sync"))?),
-        Before::Remade => drop(shell.run(&format!("rm -f {file} && {made} && sync"))?),
-        Before::KernelCold | Before::Warm => {
-            shell.run(&format!(
+        InitialState::NoFile => drop(shell.run_line(&format!("rm -f {file}; sync"))?),
+        InitialState::Rewritten => drop(shell.run_line(&format!("rm -f {file} && {made} && sync"))?),
+        InitialState::FusePagesCold | InitialState::PagesWarm => {
+            shell.run_line(&format!(
                 "{is_there} || {made}; sync; cat {file} >/dev/null"
             ))?;
         }
-        Before::Cold => {
-            let said = shell.run(&format!(
+        InitialState::PagesCold => {
+            let said = shell.run_line(&format!(
                 "{{ {is_there} || {made}; }} && sync && \
                  echo 3 >/proc/sys/vm/drop_caches && echo cold"
             ))?;

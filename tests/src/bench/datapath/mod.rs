@@ -17,28 +17,28 @@ mod work;
 
 use anyhow::{Result, ensure};
 
-pub(super) use self::delay::{DELAY_PROCESS, delay_process};
-pub(super) use self::wire::{WIRE_PROCESS, wire_process};
-pub(super) use self::work::{WORK_PROCESS, work_process};
+pub(super) use self::delay::{DELAY_PROCESS, run_delay_process};
+pub(super) use self::wire::{WIRE_PROCESS, run_wire_process};
+pub(super) use self::work::{WORK_PROCESS, run_work_process};
 use super::machine;
-use super::measure::Watch;
-use super::{Options, Report, cache};
+use super::measure::Stopwatch;
+use super::{Options, BenchmarkReport, cache};
 
 const MIB: u64 = 1 << 20;
 
 /// Memory that is touched before each part, in bytes: a bare stream keeps nothing, and who writes
 /// files would be charged for memory that the machine gets from its host only then.
-const WARM_BYTES: usize = 8 << 30;
+const WARM_MEMORY_BYTES: usize = 8 << 30;
 
 /// A part with the figures that are missing when it fails.
-struct Part {
+struct DatapathPart {
     name: &'static str,
     figures: &'static [&'static str],
-    run: fn(&Options, &mut Report) -> Result<()>,
+    run: fn(&Options, &mut BenchmarkReport) -> Result<()>,
 }
 
 /// The last line, in this order.
-const PROMISED: &[&str] = &[
+const SUMMARY_FIGURES: &[&str] = &[
     "pass_seq_read",
     "pass_seq_write",
     "pass_rand4k",
@@ -53,8 +53,8 @@ const PROMISED: &[&str] = &[
     "peers_behind",
 ];
 
-const PARTS: &[Part] = &[
-    Part {
+const PARTS: &[DatapathPart] = &[
+    DatapathPart {
         name: "pass",
         figures: &[
             "pass_seq_read",
@@ -62,9 +62,9 @@ const PARTS: &[Part] = &[
             "pass_mmap",
             "pass_seq_write",
         ],
-        run: pass,
+        run: run_passthrough,
     },
-    Part {
+    DatapathPart {
         name: "local",
         figures: &[
             "local_data",
@@ -75,7 +75,7 @@ const PARTS: &[Part] = &[
         ],
         run: local::run,
     },
-    Part {
+    DatapathPart {
         name: "collected",
         figures: &[
             "collected_write",
@@ -83,9 +83,9 @@ const PARTS: &[Part] = &[
             "collected_rand_write",
             "collected_bytes",
         ],
-        run: local::run_collected,
+        run: local::run_write_back,
     },
-    Part {
+    DatapathPart {
         name: "ring",
         figures: &[
             "ring_rand_1",
@@ -95,7 +95,7 @@ const PARTS: &[Part] = &[
         ],
         run: ring::run,
     },
-    Part {
+    DatapathPart {
         name: "through",
         figures: &[
             "through_read_vs_least",
@@ -108,12 +108,12 @@ const PARTS: &[Part] = &[
         ],
         run: through::run,
     },
-    Part {
+    DatapathPart {
         name: "bound",
         figures: &["direct_data", "direct_meta"],
-        run: local::run_bound,
+        run: local::run_bind_mount,
     },
-    Part {
+    DatapathPart {
         name: "cached",
         figures: &[
             "cache_open_read",
@@ -123,22 +123,22 @@ const PARTS: &[Part] = &[
         ],
         run: cached::run,
     },
-    Part {
+    DatapathPart {
         name: "remote",
         figures: &["remote_read_vs_quinn", "remote_write_vs_quinn"],
         run: remote::run,
     },
-    Part {
+    DatapathPart {
         name: "storm",
         figures: &["delegation_gain"],
         run: storm::run,
     },
-    Part {
+    DatapathPart {
         name: "copies",
         figures: &["replicate_large_vs_rsync", "extract_large_vs_rsync"],
         run: copies::run,
     },
-    Part {
+    DatapathPart {
         name: "peers",
         figures: &["peers_behind"],
         run: peers::run,
@@ -146,7 +146,7 @@ const PARTS: &[Part] = &[
 ];
 
 /// Runs the wanted parts. One that fails does not keep the others from running.
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let known = |name: &String| PARTS.iter().any(|part| part.name == name);
     let names: Vec<_> = PARTS.iter().map(|part| part.name).collect();
     ensure!(
@@ -157,19 +157,19 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     if let Some(reason) = crate::mount_obstacle() {
         anyhow::bail!("volumes cannot be mounted here: {reason}");
     }
-    report.promise(PROMISED);
+    report.set_summary_figures(SUMMARY_FIGURES);
     let mut failed = Vec::new();
-    for part in PARTS.iter().filter(|part| options.wants(part.name)) {
-        machine::warm_memory(WARM_BYTES.min(machine::free_bytes() / 2));
-        let watch = Watch::start();
+    for part in PARTS.iter().filter(|part| options.is_part_selected(part.name)) {
+        machine::warm_memory(WARM_MEMORY_BYTES.min(machine::read_free_bytes() / 2));
+        let watch = Stopwatch::start();
         if let Err(error) = (part.run)(options, report) {
             failed.push(part.name);
             for figure in part.figures {
-                report.not_measured(figure, &format!("{error:#}"));
+                report.add_missing(figure, &format!("{error:#}"));
             }
         }
         let seconds = watch.elapsed().as_secs_f64();
-        report.say(&format!("  ({}: {seconds:.0} s)", part.name));
+        report.print_line(&format!("  ({}: {seconds:.0} s)", part.name));
     }
     ensure!(
         failed.is_empty(),
@@ -180,15 +180,15 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
 }
 
 /// Files that the kernel reads by itself: those of caches, when this node has them whole.
-fn pass(options: &Options, report: &mut Report) -> Result<()> {
-    cache::passed(options, report)?;
-    report.not_measured(
+fn run_passthrough(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    cache::run_passthrough(options, report)?;
+    report.add_missing(
         "pass_seq_write",
         "the kernel writes no file by itself: that needs project quotas (docs/decisions/0020)",
     );
     Ok(())
 }
 
-fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+fn table_row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }

@@ -14,15 +14,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::shown::{Shown, distant_world};
-use super::work::{Work, arguments, rate, rate_of};
-use crate::bench::measure::{Samples, Way, digits, interleave};
+use super::shown::{MountedScratch, start_remote_cluster};
+use super::work::{FileWork, process_arguments, measure_rate, parse_rate};
+use crate::bench::measure::{Samples, BenchmarkVariant, format_number, run_interleaved};
 use crate::bench::shell::Shell;
-use crate::bench::{Options, Report};
+use crate::bench::{Options, BenchmarkReport};
 use crate::{TestCluster, mounts_matching};
 
 /// A file system that we are compared with.
-struct Kind {
+struct PeerKind {
     name: &'static str,
     /// What must be installed.
     programs: &'static [&'static str],
@@ -32,10 +32,10 @@ struct Kind {
 }
 
 /// Two of them refuse the address 127.0.0.1.
-const NETWORK: &str = "ip link set lo up; ip addr add 10.99.0.1/32 dev lo; mkdir $D/mnt; ";
+const NETWORK_SETUP: &str = "ip link set lo up; ip addr add 10.99.0.1/32 dev lo; mkdir $D/mnt; ";
 
-const KINDS: [Kind; 3] = [
-    Kind {
+const KINDS: [PeerKind; 3] = [
+    PeerKind {
         name: "GlusterFS",
         programs: &["glusterd", "gluster", "glusterfs"],
         script: "mkdir -p $D/brick $D/work $D/log
@@ -50,7 +50,7 @@ const KINDS: [Kind; 3] = [
             gluster --mode=script volume start bench
             glusterfs --volfile-server=10.99.0.1 --volfile-id=bench $D/mnt -l $D/log/client.log",
     },
-    Kind {
+    PeerKind {
         name: "MooseFS",
         programs: &["mfsmaster", "mfschunkserver", "mfsmount", "mfssetgoal"],
         script: "mkdir -p $D/etc $D/master $D/chunk $D/hdd
@@ -72,7 +72,7 @@ const KINDS: [Kind; 3] = [
             mfsmount -H 10.99.0.1 $D/mnt
             mfssetgoal -r 1 $D/mnt",
     },
-    Kind {
+    PeerKind {
         name: "sshfs",
         programs: &["sshd", "ssh-keygen", "sshfs"],
         script: "mkdir -p $D/source /run/sshd
@@ -90,18 +90,18 @@ Subsystem sftp internal-sftp\\n\" >$D/sshd.cfg
 ];
 
 /// Time for a peer to start.
-const START: Duration = Duration::from_secs(40);
+const START_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// A peer that runs, in a network of its own.
-struct Peer {
+struct PeerFileSystem {
     name: &'static str,
-    first: Child,
+    first_process: Child,
     mount: PathBuf,
     _directory: TempDir,
 }
 
-impl Peer {
-    fn start(kind: &Kind) -> Result<Self> {
+impl PeerFileSystem {
+    fn start(kind: &PeerKind) -> Result<Self> {
         let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
         for program in kind.programs {
             let found = std::env::split_paths(&path).any(|place| place.join(program).is_file());
@@ -111,7 +111,7 @@ impl Peer {
         }
         let directory = tempfile::tempdir()?;
         let log = fs::File::create(directory.path().join("log.txt"))?;
-        let script = format!("set -e; {NETWORK}{}\nexec sleep infinity", kind.script);
+        let script = format!("set -e; {NETWORK_SETUP}{}\nexec sleep infinity", kind.script);
         let first = Command::new("unshare")
             .arg("--net")
             .args(["sh", "-c", &script])
@@ -123,14 +123,14 @@ impl Peer {
             .spawn()?;
         let mut peer = Self {
             name: kind.name,
-            first,
+            first_process: first,
             mount: directory.path().join("mnt"),
             _directory: directory,
         };
         let mut waited = Duration::ZERO;
-        while !peer.is_shown() {
-            if waited > START || peer.first.try_wait()?.is_some() {
-                bail!("it does not start: {}", peer.said());
+        while !peer.is_mounted() {
+            if waited > START_TIMEOUT || peer.first_process.try_wait()?.is_some() {
+                bail!("it does not start: {}", peer.read_log());
             }
             std::thread::sleep(Duration::from_millis(100));
             waited += Duration::from_millis(100);
@@ -138,12 +138,12 @@ impl Peer {
         Ok(peer)
     }
 
-    fn is_shown(&self) -> bool {
+    fn is_mounted(&self) -> bool {
         let text = self.mount.to_str().unwrap_or_default();
         !mounts_matching(text).is_empty() && fs::write(self.mount.join("ready"), "").is_ok()
     }
 
-    fn said(&self) -> String {
+    fn read_log(&self) -> String {
         let log = self.mount.with_file_name("log.txt");
         let text = fs::read_to_string(log).unwrap_or_default();
         let lines: Vec<_> = text.lines().rev().take(3).collect();
@@ -151,19 +151,19 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for PeerFileSystem {
     fn drop(&mut self) {
         let _ = umount2(&self.mount, MntFlags::MNT_DETACH);
         // Its servers left the script's session, but not its network.
-        for pid in processes_beside(self.first.id()) {
+        for pid in processes_in_network(self.first_process.id()) {
             let _ = kill(pid, Signal::SIGKILL);
         }
-        let _ = self.first.wait();
+        let _ = self.first_process.wait();
     }
 }
 
 /// Processes in the network of this one, unless that is our own.
-fn processes_beside(first: u32) -> Vec<Pid> {
+fn processes_in_network(first: u32) -> Vec<Pid> {
     let network = |process: &Path| fs::read_link(process.join("ns/net")).ok();
     let theirs = network(&Path::new("/proc").join(first.to_string()));
     if theirs.is_none() || theirs == network(Path::new("/proc/self")) {
@@ -177,59 +177,59 @@ fn processes_beside(first: u32) -> Vec<Pid> {
 }
 
 /// Where work is done: rates in MB/s or files/s.
-struct Place<'a> {
+struct MeasuredDirectory<'a> {
     name: &'a str,
-    rate: Box<dyn FnMut(Work, u64) -> Result<f64> + 'a>,
+    measure_rate: Box<dyn FnMut(FileWork, u64) -> Result<f64> + 'a>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> MeasuredDirectory<'a> {
     /// A directory of the host.
     fn on_host(name: &'a str, directory: &'a Path) -> Self {
-        let rate = move |work, amount| rate(work, directory, amount);
+        let rate = move |work, amount| measure_rate(work, directory, amount);
         let rate = Box::new(rate);
-        Self { name, rate }
+        Self { name, measure_rate: rate }
     }
 
     /// A volume within a job.
     fn in_job(name: &'a str, world: &TestCluster) -> Result<Self> {
-        let mut shell = Shell::job(world, "work:/scratch")?;
+        let mut shell = Shell::start_in_job(world, "work:/scratch")?;
         let program = std::env::current_exe()?;
         let program = program
             .to_str()
             .context("the path of this program is text")?;
         let program = program.to_owned();
         let rate = move |work, amount| {
-            let arguments = arguments(work, "/scratch", amount).join(" ");
-            rate_of(work, amount, &shell.run(&format!("{program} {arguments}"))?)
+            let arguments = process_arguments(work, "/scratch", amount).join(" ");
+            parse_rate(work, amount, &shell.run_line(&format!("{program} {arguments}"))?)
         };
         let rate = Box::new(rate);
-        Ok(Self { name, rate })
+        Ok(Self { name, measure_rate: rate })
     }
 }
 
 /// Places of ours: what jobs have, and a mount on the host, where each close waits for the server.
-const OURS: usize = 2;
+const OWN_DIRECTORIES: usize = 2;
 
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let (mib, files) = (options.pick(256, 64), options.pick(2_000, 500));
-    let shown = Shown::start("20GB")?;
-    let world = distant_world("4GB")?;
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    let (mib, files) = (options.choose(256, 64), options.choose(2_000, 500));
+    let shown = MountedScratch::start_remote("20GB")?;
+    let world = start_remote_cluster("4GB")?;
     let mut peers = Vec::new();
     for kind in &KINDS {
-        match Peer::start(kind) {
+        match PeerFileSystem::start(kind) {
             Ok(peer) => peers.push(peer),
-            Err(error) => report.not_measured(kind.name, &format!("{error:#}")),
+            Err(error) => report.add_missing(kind.name, &format!("{error:#}")),
         }
     }
-    report.section(&format!(
+    report.print_section(&format!(
         "beside peers over loopback: {mib} MiB in MB/s, {files} files of 4 KiB in files/s"
     ));
     let mut places = vec![
-        Place::in_job("BAFS, a job", &world)?,
-        Place::on_host("BAFS, host mount", shown.path()),
+        MeasuredDirectory::in_job("BAFS, a job", &world)?,
+        MeasuredDirectory::on_host("BAFS, host mount", shown.path()),
     ];
     for peer in &peers {
-        places.push(Place::on_host(peer.name, &peer.mount));
+        places.push(MeasuredDirectory::on_host(peer.name, &peer.mount));
     }
     let mut head = vec!["work".to_owned()];
     head.extend(places.iter().map(|place| place.name.to_owned()));
@@ -237,12 +237,12 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     head.push("host / best peer".to_owned());
     let (found, failed) = measure(places, options, (mib, files))?;
     for (place, error) in &failed {
-        report.not_measured(&head[place + 1], error);
+        report.add_missing(&head[place + 1], error);
     }
     let runs = |place: &usize| !failed.contains_key(place);
-    let peers: Vec<_> = (OURS..OURS + peers.len()).filter(runs).collect();
+    let peers: Vec<_> = (OWN_DIRECTORIES..OWN_DIRECTORIES + peers.len()).filter(runs).collect();
     let mut rows = vec![head];
-    for (work, samples) in Work::BESIDE_PEERS.iter().zip(&found) {
+    for (work, samples) in FileWork::COMPARED_WITH_PEERS.iter().zip(&found) {
         let mut cells = vec![work.name().to_owned()];
         cells.extend(samples.iter().map(|samples| match samples {
             Some(samples) => samples.to_string(),
@@ -253,13 +253,13 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         for (ours, figure) in ["peer", "peer_host"].into_iter().enumerate() {
             if best > 0.0 {
                 let factor = rate(ours) / best;
-                cells.push(digits(factor));
-                report.figure(&format!("{figure}_{}", work.name()), factor);
+                cells.push(format_number(factor));
+                report.add_figure(&format!("{figure}_{}", work.name()), factor);
             }
         }
         rows.push(cells);
     }
-    report.table(&rows);
+    report.print_table(&rows);
     let beaten = |ours: usize| {
         let median = |row: &[Option<Samples>], place: usize| {
             row[place].as_ref().map_or(0.0, Samples::median)
@@ -268,38 +268,38 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         let beaten = |peer: &&usize| found.iter().all(|row| ahead(row, **peer));
         peers.iter().filter(beaten).count() as f64
     };
-    report.figure("peers_behind", beaten(0));
-    report.figure("peers_behind_host", beaten(1));
+    report.add_figure("peers_behind", beaten(0));
+    report.add_figure("peers_behind_host", beaten(1));
     Ok(())
 }
 
 /// For each work the rates of each place; none of a peer that failed on the way, and why it did.
-type Measured = (Vec<Vec<Option<Samples>>>, BTreeMap<usize, String>);
+type WorkRates = (Vec<Vec<Option<Samples>>>, BTreeMap<usize, String>);
 
 fn measure(
-    places: Vec<Place<'_>>,
+    places: Vec<MeasuredDirectory<'_>>,
     options: &Options,
     (mib, files): (u64, u64),
-) -> Result<Measured> {
+) -> Result<WorkRates> {
     let values = RefCell::new(vec![
         vec![Vec::new(); places.len()];
-        Work::BESIDE_PEERS.len()
+        FileWork::COMPARED_WITH_PEERS.len()
     ]);
     let failed = RefCell::new(BTreeMap::new());
     let mut ways: Vec<_> = places
         .into_iter()
         .enumerate()
-        .map(|(place, Place { name, mut rate })| {
+        .map(|(place, MeasuredDirectory { name, measure_rate: mut rate })| {
             let (values, failed) = (&values, &failed);
-            Way::new(name, move || {
-                for (index, work) in Work::BESIDE_PEERS.into_iter().enumerate() {
+            BenchmarkVariant::new(name, move || {
+                for (index, work) in FileWork::COMPARED_WITH_PEERS.into_iter().enumerate() {
                     if failed.borrow().contains_key(&place) {
                         break;
                     }
                     let amount = if work.is_bulk() { mib } else { files };
                     match rate(work, amount).context("a round of work") {
                         Ok(found) => values.borrow_mut()[index][place].push(found),
-                        Err(error) if place >= OURS => {
+                        Err(error) if place >= OWN_DIRECTORIES => {
                             failed.borrow_mut().insert(place, format!("{error:#}"));
                         }
                         Err(error) => return Err(error),
@@ -309,7 +309,7 @@ fn measure(
             })
         })
         .collect();
-    interleave(options.pick(5, 2), &mut ways)?;
+    run_interleaved(options.choose(5, 2), &mut ways)?;
     drop(ways);
     let failed = failed.into_inner();
     let samples = |(place, found)| (!failed.contains_key(&place)).then(|| Samples::new(found));

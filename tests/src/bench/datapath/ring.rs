@@ -5,17 +5,17 @@ use std::cell::RefCell;
 
 use anyhow::Result;
 
-use super::local::at_once;
-use super::shown::Shown;
-use super::work::Work;
-use super::{MIB, row};
-use crate::bench::measure::{Samples, Way, interleave};
+use super::local::measure_concurrent;
+use super::shown::MountedScratch;
+use super::work::FileWork;
+use super::{MIB, table_row};
+use crate::bench::measure::{Samples, BenchmarkVariant, run_interleaved};
 use crate::bench::shell::Shell;
-use crate::bench::{Options, Report};
+use crate::bench::{Options, BenchmarkReport};
 use crate::ring::RingSetting;
 
 /// Name, figure, options of fio, and how many times the file's bytes are read.
-const DATA: [(&str, &str, &str, u64); 4] = [
+const DATA_WORK: [(&str, &str, &str, u64); 4] = [
     (
         "read 4 KiB at random past the kernel's pages",
         "rand_1",
@@ -44,64 +44,64 @@ const DATA: [(&str, &str, &str, u64); 4] = [
 ];
 
 /// Work on names, in an order in which each finds what it needs.
-const NAMES: [Work; 4] = [Work::Create, Work::Stat, Work::OpenRead, Work::Unlink];
+const NAME_WORK: [FileWork; 4] = [FileWork::Create, FileWork::Stat, FileWork::OpenRead, FileWork::Unlink];
 
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let ring = Shown::by_rings("4GB")?;
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    let ring = MountedScratch::start_with_rings("4GB")?;
     let device = {
         let _none = RingSetting::disable()?;
-        Shown::near("4GB")?
+        MountedScratch::start_local("4GB")?
     };
-    let shell = RefCell::new(Shell::host()?);
-    report.section("a volume of this machine by rings, beside one by threads");
-    let mut rows = vec![row(["work", "ring", "threads", "ring / threads"])];
+    let shell = RefCell::new(Shell::start_on_host()?);
+    report.print_section("a volume of this machine by rings, beside one by threads");
+    let mut rows = vec![table_row(["work", "ring", "threads", "ring / threads"])];
     let mut compare = |name: &str, figure: &str, each: &dyn Fn(&str) -> Result<f64>| {
-        let way = |name, shown: &Shown| {
+        let way = |name, shown: &MountedScratch| {
             let place = shown.path().display().to_string();
-            Way::new(name, move || each(&place))
+            BenchmarkVariant::new(name, move || each(&place))
         };
         let mut ways = [way("ring", &ring), way("threads", &device)];
-        let found: Vec<Samples> = interleave(options.pick(5, 3), &mut ways)?;
+        let found: Vec<Samples> = run_interleaved(options.choose(5, 3), &mut ways)?;
         let ratio = found[0].ratio_to(&found[1]);
-        report.measured(&format!("ring_{figure}"), &ratio);
+        report.add_samples(&format!("ring_{figure}"), &ratio);
         let (by_ring, by_device) = (found[0].to_string(), found[1].to_string());
-        rows.push(row([name, &by_ring, &by_device, &ratio.to_string()]));
+        rows.push(table_row([name, &by_ring, &by_device, &ratio.to_string()]));
         anyhow::Ok(())
     };
-    let bytes = MIB * options.pick(256, 32);
-    for (name, figure, fio, times) in DATA {
+    let bytes = MIB * options.choose(256, 32);
+    for (name, figure, fio, times) in DATA_WORK {
         compare(name, figure, &|place| {
             let line = format!(
                 "--name=ring --ioengine=psync --direct=1 --readonly --filename={place}/data \
                  --size={bytes} --io_size={bytes} {fio}"
             );
             let mut shell = shell.borrow_mut();
-            shell.run(&format!(
+            shell.run_line(&format!(
                 "test -e {place}/data || head -c {bytes} /dev/urandom >{place}/data"
             ))?;
-            shell.fio(&line, bytes * times)
+            shell.run_fio(&line, bytes * times)
         })?;
     }
-    let files = options.pick(5_000, 500);
+    let files = options.choose(5_000, 500);
     for processes in [1, 2] {
-        for work in NAMES {
+        for work in NAME_WORK {
             let name = format!("{} by {processes}", work.name());
             compare(&name, &format!("{}_{processes}", work.name()), &|place| {
                 // Each round needs what the works before it made.
-                prepare(&mut shell.borrow_mut(), work, place, files, processes)?;
-                at_once(&mut shell.borrow_mut(), work, place, files, processes)
+                prepare_files(&mut shell.borrow_mut(), work, place, files, processes)?;
+                measure_concurrent(&mut shell.borrow_mut(), work, place, files, processes)
             })?;
         }
     }
-    report.table(&rows);
+    report.print_table(&rows);
     Ok(())
 }
 
 /// Makes or removes the files that a work needs or makes.
-fn prepare(shell: &mut Shell, work: Work, place: &str, files: u64, processes: usize) -> Result<()> {
-    shell.run(&format!("rm -rf {place}/process-*"))?;
-    if work != Work::Create {
-        at_once(shell, Work::Create, place, files, processes)?;
+fn prepare_files(shell: &mut Shell, work: FileWork, place: &str, files: u64, processes: usize) -> Result<()> {
+    shell.run_line(&format!("rm -rf {place}/process-*"))?;
+    if work != FileWork::Create {
+        measure_concurrent(shell, FileWork::Create, place, files, processes)?;
     }
     Ok(())
 }

@@ -14,36 +14,36 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::ring::{RingSetting, uring_obstacle};
-use crate::stand::{BY_RING, COLLECTS};
+use crate::stand::{RING_MESSAGE, WRITE_BACK_MESSAGE};
 use crate::{TestCluster, mounts_matching};
 
 /// How often, and with which pauses, something is looked for that comes soon.
-const LOOKS: u32 = 400;
-const LOOK: Duration = Duration::from_millis(50);
+const POLLS_MAX: u32 = 400;
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Longest time for a few small files, in seconds.
-const PROBE_S: &str = "30";
+const PROBE_TIMEOUT_S: &str = "30";
 
 /// A mounted volume.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct MountedScratch {
     agent: Child,
     /// What the agent said.
-    said: File,
+    agent_output: File,
     directory: TempDir,
-    pub(super) world: TestCluster,
+    pub(super) test_cluster: TestCluster,
 }
 
 /// A cluster of one node whose door is shut, so that agents must use the network, with a volume
 /// named `work`.
-pub(super) fn distant_world(size: &str) -> Result<TestCluster> {
-    let world = near_world(size, &[])?;
+pub(super) fn start_remote_cluster(size: &str) -> Result<TestCluster> {
+    let world = start_local_cluster(size, &[])?;
     fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
     Ok(world)
 }
 
 /// A cluster of one node with a volume named `work`, made with these options.
-pub(super) fn near_world(size: &str, options: &[&str]) -> Result<TestCluster> {
+pub(super) fn start_local_cluster(size: &str, options: &[&str]) -> Result<TestCluster> {
     let world = TestCluster::start(&[size])?;
     world.wait_for_servers(2)?;
     // A watched volume takes a margin too.
@@ -53,22 +53,22 @@ pub(super) fn near_world(size: &str, options: &[&str]) -> Result<TestCluster> {
     Ok(world)
 }
 
-impl Shown {
+impl MountedScratch {
     /// Shows an empty volume of nearly so much space, as on another machine.
-    pub(super) fn start(size: &str) -> Result<Self> {
-        Self::show(distant_world(size)?, &[])
+    pub(super) fn start_remote(size: &str) -> Result<Self> {
+        Self::mount_volume(start_remote_cluster(size)?, &[])
     }
 
     /// Shows one as on the machine that has it.
-    pub(super) fn near(size: &str) -> Result<Self> {
-        Self::show(near_world(size, &[])?, &[])
+    pub(super) fn start_local(size: &str) -> Result<Self> {
+        Self::mount_volume(start_local_cluster(size, &[])?, &[])
     }
 
     /// As [`Self::near`], and the kernel collects writes.
-    pub(super) fn collecting(size: &str) -> Result<Self> {
-        let shown = Self::show(near_world(size, &[])?, &["--write-back"])?;
-        let said = shown.way()?;
-        ensure!(said.contains(COLLECTS), "it does not collect: {said}");
+    pub(super) fn start_write_back(size: &str) -> Result<Self> {
+        let shown = Self::mount_volume(start_local_cluster(size, &[])?, &["--write-back"])?;
+        let said = shown.read_request_path()?;
+        ensure!(said.contains(WRITE_BACK_MESSAGE), "it does not collect: {said}");
         Ok(shown)
     }
 
@@ -76,22 +76,22 @@ impl Shown {
     ///
     /// # Errors
     /// Why it does not, or does not get answers.
-    pub(super) fn by_rings(size: &str) -> Result<Self> {
+    pub(super) fn start_with_rings(size: &str) -> Result<Self> {
         if let Some(reason) = uring_obstacle() {
             bail!(reason);
         }
         let shown = {
             let _rings = RingSetting::enable()?;
-            Self::near(size)?
+            Self::start_local(size)?
         };
-        let said = shown.way()?;
-        ensure!(said.contains(BY_RING), "no rings: {said}");
+        let said = shown.read_request_path()?;
+        ensure!(said.contains(RING_MESSAGE), "no rings: {said}");
         // A ring that answers nobody would keep the benchmark for ever.
         let at = shown.path().display();
         let probe =
             format!("for i in $(seq 64); do echo $i >{at}/p && cat {at}/p; done; rm {at}/p");
         let probed = Command::new("timeout")
-            .args(["--kill-after=5", PROBE_S, "sh", "-c", &probe])
+            .args(["--kill-after=5", PROBE_TIMEOUT_S, "sh", "-c", &probe])
             .stdout(Stdio::null())
             .status()?;
         ensure!(probed.success(), "files by rings: {probed}");
@@ -99,21 +99,21 @@ impl Shown {
     }
 
     /// What the agent said of the way that the kernel's requests take.
-    fn way(&self) -> Result<String> {
-        for _ in 0..LOOKS {
+    fn read_request_path(&self) -> Result<String> {
+        for _ in 0..POLLS_MAX {
             let mut said = vec![0; 64 << 10];
-            let length = self.said.read_at(&mut said, 0)?;
+            let length = self.agent_output.read_at(&mut said, 0)?;
             let said = String::from_utf8_lossy(&said[..length]);
             let mut lines = said.lines();
             if let Some(line) = lines.find(|line| line.contains("the kernel asks")) {
                 return Ok(line.to_owned());
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         bail!("the agent does not say how the kernel asks");
     }
 
-    fn show(world: TestCluster, options: &[&str]) -> Result<Self> {
+    fn mount_volume(world: TestCluster, options: &[&str]) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let at = directory
             .path()
@@ -126,15 +126,15 @@ impl Shown {
             .spawn()?;
         let shown = Self {
             agent,
-            said,
+            agent_output: said,
             directory,
-            world,
+            test_cluster: world,
         };
-        let mut looks = LOOKS;
+        let mut looks = POLLS_MAX;
         while mounts_matching(shown.path().to_str().unwrap_or_default()).is_empty() {
             looks -= 1;
             ensure!(looks > 0, "the volume is not mounted");
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(shown)
     }
@@ -144,17 +144,17 @@ impl Shown {
     }
 }
 
-impl Drop for Shown {
+impl Drop for MountedScratch {
     fn drop(&mut self) {
         if let Ok(pid) = i32::try_from(self.agent.id()) {
             // It may have ended by itself, which the work has seen.
             let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
         }
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS_MAX {
             if !matches!(self.agent.try_wait(), Ok(None)) {
                 return;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         // It hangs, and with it whoever uses the mount.
         let _ = self.agent.kill();

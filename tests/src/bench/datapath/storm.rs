@@ -12,50 +12,50 @@ use bafs_proto::message::{
     JobCommand, JobOutcome, JobReport, JobSpec, MountSpec, MountTarget, Role,
 };
 
-use super::delay::Link;
-use super::row;
-use super::shown::distant_world;
-use super::work::{Work, arguments, rate_of};
+use super::delay::DelayedLink;
+use super::table_row;
+use super::shown::start_remote_cluster;
+use super::work::{FileWork, process_arguments, parse_rate};
 use crate::TestCluster;
-use crate::bench::measure::{Way, interleave};
-use crate::bench::{Options, Report};
+use crate::bench::measure::{BenchmarkVariant, run_interleaved};
+use crate::bench::{Options, BenchmarkReport};
 
 /// One way of the link takes so long.
-const DELAY: Duration = Duration::from_millis(1);
+const LINK_DELAY: Duration = Duration::from_millis(1);
 
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let files = options.pick(20_000, 2_000);
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    let files = options.choose(20_000, 2_000);
     // Without delegation every file takes some round trips: a part of them tells the rate.
-    let fewer = options.pick(1_000, 200);
-    let world = distant_world("2GB")?;
-    let link = Link::start(world.cluster.address("n1"), DELAY)?;
-    report.section(&format!(
+    let fewer = options.choose(1_000, 200);
+    let world = start_remote_cluster("2GB")?;
+    let link = DelayedLink::start(world.cluster.address("n1"), LINK_DELAY)?;
+    report.print_section(&format!(
         "{files} files of 4 KiB behind a link of {} ms each way: files/s",
-        DELAY.as_millis()
+        LINK_DELAY.as_millis()
     ));
     let mut serial = 0;
     let mut storm = |files, delegated| {
         serial += 1;
-        one_storm(&world, &link.address, files, delegated, serial)
+        measure_storm(&world, &link.address, files, delegated, serial)
     };
     let storm = std::cell::RefCell::new(&mut storm);
     let mut ways = [
-        Way::new("each operation waits", || storm.borrow_mut()(fewer, false)),
-        Way::new("delegated", || storm.borrow_mut()(files, true)),
+        BenchmarkVariant::new("each operation waits", || storm.borrow_mut()(fewer, false)),
+        BenchmarkVariant::new("delegated", || storm.borrow_mut()(files, true)),
     ];
-    let samples = interleave(options.pick(5, 2), &mut ways)?;
-    let mut rows = vec![row(["way", "files/s", "gain"])];
+    let samples = run_interleaved(options.choose(5, 2), &mut ways)?;
+    let mut rows = vec![table_row(["way", "files/s", "gain"])];
     for (way, rate) in ways.iter().zip(&samples) {
         let gain = rate.ratio_to(&samples[0]);
-        rows.push(row([way.name, &rate.to_string(), &gain.to_string()]));
+        rows.push(table_row([way.name, &rate.to_string(), &gain.to_string()]));
     }
-    report.table(&rows);
-    report.measured("delegation_gain", &samples[1].ratio_to(&samples[0]));
+    report.print_table(&rows);
+    report.add_samples("delegation_gain", &samples[1].ratio_to(&samples[0]));
     Ok(())
 }
 
 /// Files per second of a job, from its start of making them until all are at the server.
-fn one_storm(world: &TestCluster, server: &str, files: u64, delegated: bool, serial: u32) -> Result<f64> {
+fn measure_storm(world: &TestCluster, server: &str, files: u64, delegated: bool, serial: u32) -> Result<f64> {
     let identity = world.cluster.identity();
     let token = Identity::load(&identity.join("scheduler"), Role::Scheduler)?.token;
     let volume = world.run_json(&["volume", "show", "work"])?["id"]
@@ -65,11 +65,11 @@ fn one_storm(world: &TestCluster, server: &str, files: u64, delegated: bool, ser
     let directory = format!("/scratch/{serial}");
     let own = std::env::current_exe()?;
     let own = own.to_str().context("the path of this program is text")?;
-    let work = |work| arguments(work, &directory, files).join(" ");
+    let work = |work| process_arguments(work, &directory, files).join(" ");
     let script = format!(
         "mkdir {directory} && {own} {} && {own} {} >/dev/null",
-        work(Work::Create),
-        work(Work::Unlink)
+        work(FileWork::Create),
+        work(FileWork::Unlink)
     );
     let mount = MountSpec {
         name: "work".to_owned(),
@@ -106,7 +106,7 @@ fn one_storm(world: &TestCluster, server: &str, files: u64, delegated: bool, ser
         report.outcome,
         report.output_tail
     );
-    rate_of(Work::Create, files, &report.output_tail)
+    parse_rate(FileWork::Create, files, &report.output_tail)
 }
 
 /// Runs a job under an agent of its own.

@@ -14,20 +14,20 @@ use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 use super::MIB;
-use crate::bench::measure::{Watch, seconds};
+use crate::bench::measure::{Stopwatch, time_seconds};
 
 /// Hidden first argument: this process is the far end of a wire.
 pub(in crate::bench) const WIRE_PROCESS: &str = "--datapath-wire";
 
 /// Which way bytes go, as seen from the near end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum TransferDirection {
     Read,
     Write,
 }
 
 /// The far end, in a process of its own.
-pub(super) struct Wire {
+pub(super) struct FarEnd {
     child: Child,
     quic: String,
     tcp: String,
@@ -35,7 +35,7 @@ pub(super) struct Wire {
     runtime: Runtime,
 }
 
-impl Wire {
+impl FarEnd {
     pub(super) fn start(identity: &Path) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg(WIRE_PROCESS)
@@ -60,16 +60,16 @@ impl Wire {
     }
 
     /// MB/s over one QUIC stream.
-    pub(super) fn quic(&self, direction: Direction, mib: u64) -> Result<f64> {
+    pub(super) fn measure_quic(&self, direction: TransferDirection, mib: u64) -> Result<f64> {
         let identity = Identity::load(&self.identity.join("scheduler"), Role::Scheduler)?;
         self.runtime.block_on(async {
             let endpoint = quic::client_endpoint(&identity)?;
             let connection = endpoint.connect(self.quic.parse()?, SERVER_NAME)?.await?;
-            let watch = Watch::start();
+            let watch = Stopwatch::start();
             let (mut send, mut receive) = connection.open_bi().await?;
-            send.write_all(&request(direction, mib)).await?;
+            send.write_all(&encode_request(direction, mib)).await?;
             let mut received = 0;
-            if direction == Direction::Write {
+            if direction == TransferDirection::Write {
                 let piece = Bytes::from(vec![7; MIB as usize]);
                 for _ in 0..mib {
                     send.write_chunk(piece.clone()).await?;
@@ -80,7 +80,7 @@ impl Wire {
                 received += chunk.bytes.len() as u64;
             }
             let took = watch.elapsed().as_secs_f64();
-            let expected = if direction == Direction::Read {
+            let expected = if direction == TransferDirection::Read {
                 mib * MIB
             } else {
                 1
@@ -91,18 +91,18 @@ impl Wire {
     }
 
     /// MB/s over TCP, without encryption.
-    pub(super) fn tcp(&self, direction: Direction, mib: u64) -> Result<f64> {
+    pub(super) fn measure_tcp(&self, direction: TransferDirection, mib: u64) -> Result<f64> {
         let mut stream = TcpStream::connect(&self.tcp)?;
-        let (took, ()) = seconds(|| {
-            stream.write_all(&request(direction, mib))?;
+        let (took, ()) = time_seconds(|| {
+            stream.write_all(&encode_request(direction, mib))?;
             let mut piece = vec![7; MIB as usize];
             for _ in 0..mib {
                 match direction {
-                    Direction::Read => stream.read_exact(&mut piece)?,
-                    Direction::Write => stream.write_all(&piece)?,
+                    TransferDirection::Read => stream.read_exact(&mut piece)?,
+                    TransferDirection::Write => stream.write_all(&piece)?,
                 }
             }
-            if direction == Direction::Write {
+            if direction == TransferDirection::Write {
                 stream.read_exact(&mut [0])?;
             }
             Ok(())
@@ -111,7 +111,7 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for FarEnd {
     fn drop(&mut self) {
         // It ends with its standard input.
         drop(self.child.stdin.take());
@@ -119,24 +119,24 @@ impl Drop for Wire {
     }
 }
 
-fn request(direction: Direction, mib: u64) -> [u8; 9] {
-    let mut request = [u8::from(direction == Direction::Write); 9];
+fn encode_request(direction: TransferDirection, mib: u64) -> [u8; 9] {
+    let mut request = [u8::from(direction == TransferDirection::Write); 9];
     request[1..].copy_from_slice(&mib.to_le_bytes());
     request
 }
 
-fn understand(request: [u8; 9]) -> (Direction, u64) {
+fn parse_request(request: [u8; 9]) -> (TransferDirection, u64) {
     let [direction, mib @ ..] = request;
     let direction = if direction == 0 {
-        Direction::Read
+        TransferDirection::Read
     } else {
-        Direction::Write
+        TransferDirection::Write
     };
     (direction, u64::from_le_bytes(mib))
 }
 
 /// Is the far end until standard input ends. Argument: directory of identities.
-pub(in crate::bench) fn wire_process(arguments: &[String]) -> Result<()> {
+pub(in crate::bench) fn run_wire_process(arguments: &[String]) -> Result<()> {
     let [identity] = arguments else {
         bail!("the far end needs identities");
     };
@@ -164,15 +164,15 @@ pub(in crate::bench) fn wire_process(arguments: &[String]) -> Result<()> {
                 let (mut send, mut receive) = connection.accept_bi().await?;
                 let mut request = [0; 9];
                 receive.read_exact(&mut request).await?;
-                let (direction, mib) = understand(request);
+                let (direction, mib) = parse_request(request);
                 match direction {
-                    Direction::Read => {
+                    TransferDirection::Read => {
                         let piece = Bytes::from(vec![7; MIB as usize]);
                         for _ in 0..mib {
                             send.write_chunk(piece.clone()).await?;
                         }
                     }
-                    Direction::Write => {
+                    TransferDirection::Write => {
                         while receive.read_chunk(usize::MAX, true).await?.is_some() {}
                         send.write_all(&[1]).await?;
                     }
@@ -191,15 +191,15 @@ pub(in crate::bench) fn wire_process(arguments: &[String]) -> Result<()> {
 fn serve_tcp(mut stream: TcpStream) -> Result<()> {
     let mut request = [0; 9];
     stream.read_exact(&mut request)?;
-    let (direction, mib) = understand(request);
+    let (direction, mib) = parse_request(request);
     let mut piece = vec![7; MIB as usize];
     for _ in 0..mib {
         match direction {
-            Direction::Read => stream.write_all(&piece)?,
-            Direction::Write => stream.read_exact(&mut piece)?,
+            TransferDirection::Read => stream.write_all(&piece)?,
+            TransferDirection::Write => stream.read_exact(&mut piece)?,
         }
     }
-    if direction == Direction::Write {
+    if direction == TransferDirection::Write {
         stream.write_all(&[1])?;
     }
     Ok(())

@@ -10,18 +10,18 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use rustix::fs::statvfs;
 
 use super::MIB;
-use crate::bench::measure::seconds;
-use crate::bench::shell::output;
+use crate::bench::measure::time_seconds;
+use crate::bench::shell::run_program;
 
 /// Hidden first argument: this process works on files and prints how many seconds that took.
 pub(in crate::bench) const WORK_PROCESS: &str = "--datapath-work";
 
 /// Bytes of a small file.
-const SMALL_BYTES: usize = 4 << 10;
+const SMALL_FILE_BYTES: usize = 4 << 10;
 
 /// Work on one large file or on many small ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum FileWork {
     /// Writes a file of so many MiB and closes it; ends when another program could see it all.
     Write,
     /// The same, with fsync before the close.
@@ -29,19 +29,19 @@ pub(super) enum Work {
     /// Reads it when this machine's kernel has nothing of it.
     ReadCold,
     /// Reads it once more.
-    ReadAgain,
+    ReadWarm,
     /// Makes so many files of 4 KiB.
     Create,
     /// Asks for their attributes.
     Stat,
     /// Asks for them four times more.
-    StatAgain,
+    StatRepeated,
     /// Lists the directory and asks for the attributes of each.
     List,
     /// Does that four times more.
-    ListAgain,
+    ListRepeated,
     /// Asks for so many files that are not there, twice.
-    Absent,
+    LookupMissing,
     /// Gives each another name, and its own again.
     Rename,
     /// Opens and reads each.
@@ -50,13 +50,13 @@ pub(super) enum Work {
     Unlink,
 }
 
-impl Work {
+impl FileWork {
     /// What is measured beside peers.
-    pub(super) const BESIDE_PEERS: [Self; 8] = [
+    pub(super) const COMPARED_WITH_PEERS: [Self; 8] = [
         Self::Write,
         Self::WriteSync,
         Self::ReadCold,
-        Self::ReadAgain,
+        Self::ReadWarm,
         Self::Create,
         Self::Stat,
         Self::OpenRead,
@@ -68,13 +68,13 @@ impl Work {
             Self::Write => "write",
             Self::WriteSync => "write+fsync",
             Self::ReadCold => "read-cold",
-            Self::ReadAgain => "read-again",
+            Self::ReadWarm => "read-again",
             Self::Create => "create",
             Self::Stat => "stat",
-            Self::StatAgain => "stat-again",
+            Self::StatRepeated => "stat-again",
             Self::List => "list+stat",
-            Self::ListAgain => "list+stat-again",
-            Self::Absent => "absent",
+            Self::ListRepeated => "list+stat-again",
+            Self::LookupMissing => "absent",
             Self::Rename => "rename",
             Self::OpenRead => "open+read",
             Self::Unlink => "unlink",
@@ -84,46 +84,46 @@ impl Work {
     pub(super) fn is_bulk(self) -> bool {
         matches!(
             self,
-            Self::Write | Self::WriteSync | Self::ReadCold | Self::ReadAgain
+            Self::Write | Self::WriteSync | Self::ReadCold | Self::ReadWarm
         )
     }
 
-    fn of(name: &str) -> Result<Self> {
+    fn parse(name: &str) -> Result<Self> {
         let others = [
-            Self::StatAgain,
+            Self::StatRepeated,
             Self::List,
-            Self::ListAgain,
-            Self::Absent,
+            Self::ListRepeated,
+            Self::LookupMissing,
             Self::Rename,
         ];
-        let mut all = Self::BESIDE_PEERS.into_iter().chain(others);
+        let mut all = Self::COMPARED_WITH_PEERS.into_iter().chain(others);
         let found = all.find(|work| work.name() == name);
         found.with_context(|| format!("'{name}' is no work"))
     }
 }
 
 /// Arguments of the process that does `work` on `amount` MiB or files below `directory`.
-pub(super) fn arguments(work: Work, directory: &str, amount: u64) -> [String; 4] {
+pub(super) fn process_arguments(work: FileWork, directory: &str, amount: u64) -> [String; 4] {
     let amount = amount.to_string();
     [WORK_PROCESS, work.name(), directory, &amount].map(str::to_owned)
 }
 
 /// Does it in a process of its own: MB/s, or files per second.
-pub(super) fn rate(work: Work, directory: &Path, amount: u64) -> Result<f64> {
+pub(super) fn measure_rate(work: FileWork, directory: &Path, amount: u64) -> Result<f64> {
     let directory = directory.to_str().context("a temporary path is text")?;
     let mut command = Command::new(std::env::current_exe()?);
-    let output = output(command.args(arguments(work, directory, amount)))?;
+    let output = run_program(command.args(process_arguments(work, directory, amount)))?;
     let name = work.name();
     ensure!(
         output.status.success(),
         "{name} on {directory}: {}",
         crate::printed_text(&output)
     );
-    rate_of(work, amount, &String::from_utf8_lossy(&output.stdout))
+    parse_rate(work, amount, &String::from_utf8_lossy(&output.stdout))
 }
 
 /// The rate that the process's output tells.
-pub(super) fn rate_of(work: Work, amount: u64, said: &str) -> Result<f64> {
+pub(super) fn parse_rate(work: FileWork, amount: u64, said: &str) -> Result<f64> {
     let took: f64 = said.trim().parse().with_context(|| said.to_owned())?;
     let done = if work.is_bulk() {
         (amount * MIB) as f64 / 1e6
@@ -134,40 +134,40 @@ pub(super) fn rate_of(work: Work, amount: u64, said: &str) -> Result<f64> {
 }
 
 /// The process. Arguments: work, directory, amount.
-pub(in crate::bench) fn work_process(arguments: &[String]) -> Result<()> {
+pub(in crate::bench) fn run_work_process(arguments: &[String]) -> Result<()> {
     let [work, directory, amount] = arguments else {
         bail!("work needs a name, a directory and an amount");
     };
-    let (work, directory) = (Work::of(work)?, Path::new(directory));
+    let (work, directory) = (FileWork::parse(work)?, Path::new(directory));
     let amount: u64 = amount.parse()?;
     let file = directory.join("large");
     let took = match work {
-        Work::Write | Work::WriteSync => {
+        FileWork::Write | FileWork::WriteSync => {
             // Not what is measured: a file of before would have to be cut first.
             if file.exists() {
                 fs::remove_file(&file)?;
             }
-            let sync = work == Work::WriteSync;
-            seconds(|| write(directory, &file, amount, sync))?.0
+            let sync = work == FileWork::WriteSync;
+            time_seconds(|| write_file(directory, &file, amount, sync))?.0
         }
-        Work::ReadCold => {
+        FileWork::ReadCold => {
             let opened = File::open(&file)?;
             posix_fadvise(&opened, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
             drop(opened);
-            seconds(|| read(&file, amount))?.0
+            time_seconds(|| read_file(&file, amount))?.0
         }
-        Work::ReadAgain => seconds(|| read(&file, amount))?.0,
+        FileWork::ReadWarm => time_seconds(|| read_file(&file, amount))?.0,
         _ => {
             let directory = directory.join("small");
             fs::create_dir_all(&directory)?;
-            seconds(|| many(work, &directory, amount))?.0
+            time_seconds(|| run_on_files(work, &directory, amount))?.0
         }
     };
     println!("{took}");
     Ok(())
 }
 
-fn write(directory: &Path, path: &Path, mib: u64, sync: bool) -> Result<()> {
+fn write_file(directory: &Path, path: &Path, mib: u64, sync: bool) -> Result<()> {
     let piece: Vec<u8> = (0..MIB).map(|at| (at * 31 / 7) as u8).collect();
     let mut file = File::create(path)?;
     for _ in 0..mib {
@@ -177,16 +177,16 @@ fn write(directory: &Path, path: &Path, mib: u64, sync: bool) -> Result<()> {
         file.sync_all()?;
     }
     drop(file);
-    all_is_done(directory)
+    wait_for_server(directory)
 }
 
 /// Space is told by the server, which must have seen all that was done before to tell it right.
-fn all_is_done(directory: &Path) -> Result<()> {
+fn wait_for_server(directory: &Path) -> Result<()> {
     statvfs(directory)?;
     Ok(())
 }
 
-fn read(path: &Path, mib: u64) -> Result<()> {
+fn read_file(path: &Path, mib: u64) -> Result<()> {
     let mut file = File::open(path)?;
     let mut piece = vec![0; MIB as usize];
     let mut found = 0;
@@ -200,47 +200,47 @@ fn read(path: &Path, mib: u64) -> Result<()> {
     Ok(())
 }
 
-fn many(work: Work, directory: &Path, files: u64) -> Result<()> {
+fn run_on_files(work: FileWork, directory: &Path, files: u64) -> Result<()> {
     let rounds = match work {
-        Work::StatAgain | Work::ListAgain => 4,
-        Work::Absent => 2,
+        FileWork::StatRepeated | FileWork::ListRepeated => 4,
+        FileWork::LookupMissing => 2,
         _ => 1,
     };
     match work {
-        Work::List | Work::ListAgain => (0..rounds).try_for_each(|_| list(directory, files))?,
-        _ => (0..files * rounds).try_for_each(|number| one(work, directory, number % files))?,
+        FileWork::List | FileWork::ListRepeated => (0..rounds).try_for_each(|_| list_directory(directory, files))?,
+        _ => (0..files * rounds).try_for_each(|number| run_on_file(work, directory, number % files))?,
     }
-    if matches!(work, Work::Create | Work::Rename | Work::Unlink) {
-        all_is_done(directory)?;
+    if matches!(work, FileWork::Create | FileWork::Rename | FileWork::Unlink) {
+        wait_for_server(directory)?;
     }
     Ok(())
 }
 
-fn one(work: Work, directory: &Path, number: u64) -> Result<()> {
+fn run_on_file(work: FileWork, directory: &Path, number: u64) -> Result<()> {
     let path = directory.join(format!("file-{number}"));
     match work {
-        Work::Create => {
+        FileWork::Create => {
             let options = OpenOptions::new().write(true).create_new(true).clone();
             options
                 .open(path)?
-                .write_all(&[number as u8; SMALL_BYTES])?;
+                .write_all(&[number as u8; SMALL_FILE_BYTES])?;
         }
-        Work::Stat | Work::StatAgain => {
+        FileWork::Stat | FileWork::StatRepeated => {
             let bytes = fs::metadata(&path)?.len();
-            ensure!(bytes == SMALL_BYTES as u64, "{bytes} bytes in {path:?}");
+            ensure!(bytes == SMALL_FILE_BYTES as u64, "{bytes} bytes in {path:?}");
         }
-        Work::OpenRead => {
+        FileWork::OpenRead => {
             let found = fs::read(&path)?;
             ensure!(
-                found == [number as u8; SMALL_BYTES],
+                found == [number as u8; SMALL_FILE_BYTES],
                 "wrong bytes in {path:?}"
             );
         }
-        Work::Absent => {
+        FileWork::LookupMissing => {
             let there = directory.join(format!("absent-{number}")).exists();
             ensure!(!there, "a file that nobody made");
         }
-        Work::Rename => {
+        FileWork::Rename => {
             let other = directory.join(format!("other-{number}"));
             fs::rename(&path, &other)?;
             fs::rename(&other, &path)?;
@@ -250,11 +250,11 @@ fn one(work: Work, directory: &Path, number: u64) -> Result<()> {
     Ok(())
 }
 
-fn list(directory: &Path, files: u64) -> Result<()> {
+fn list_directory(directory: &Path, files: u64) -> Result<()> {
     let mut bytes = 0;
     for entry in fs::read_dir(directory)? {
         bytes += entry?.metadata()?.len();
     }
-    ensure!(bytes == files * SMALL_BYTES as u64, "{bytes} bytes in all");
+    ensure!(bytes == files * SMALL_FILE_BYTES as u64, "{bytes} bytes in all");
     Ok(())
 }

@@ -13,24 +13,24 @@ use serde_json::Value;
 use super::job::JOB_PROCESS;
 use crate::TestCluster;
 use crate::api::BlockingClient;
-use crate::bench::measure::Watch;
+use crate::bench::measure::Stopwatch;
 
 /// No run of an experiment takes so long: the longest take a minute or two.
-const RUN_MAX: Duration = Duration::from_secs(900);
+const RUN_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Characters that are shown of why a run failed.
-const WHY_MAX: usize = 600;
+const REASON_CHARACTERS_MAX: usize = 600;
 
 /// A node to start.
 #[derive(Debug, Clone)]
-pub(super) struct Wish {
+pub(super) struct TestNodeSpec {
     pub(super) size: String,
     pub(super) slots: u32,
     /// Nodes of one group share caches.
     pub(super) group: String,
 }
 
-impl Wish {
+impl TestNodeSpec {
     pub(super) fn new(bytes: u64, slots: u32) -> Self {
         Self {
             size: format!("{bytes}B"),
@@ -42,27 +42,27 @@ impl Wish {
 
 /// A cluster, with a home behind a slow link.
 #[derive(Debug)]
-pub(super) struct Field {
-    pub(super) world: TestCluster,
-    api: BlockingClient,
-    runs: u32,
+pub(super) struct TestBed {
+    pub(super) test_cluster: TestCluster,
+    client: BlockingClient,
+    run_count: u32,
 }
 
 /// What a run took.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Took {
+pub(super) struct MeasuredRun {
     pub(super) seconds: f64,
     /// Bytes of files over the link to home, both directions.
     pub(super) home_bytes: u64,
     pub(super) executions: u64,
     /// Jobs that did not get done.
-    pub(super) failed: u64,
+    pub(super) jobs_failed: u64,
     /// Jobs on nodes at once, as a mean over the run.
-    pub(super) busy: f64,
+    pub(super) jobs_at_once: f64,
 }
 
-impl Field {
-    pub(super) fn start(wishes: &[Wish], home_rate: &str) -> Result<Self> {
+impl TestBed {
+    pub(super) fn start(wishes: &[TestNodeSpec], home_rate: &str) -> Result<Self> {
         let mut world = TestCluster::start_with_spec(&[], |spec| spec.home_rate = Some(home_rate.to_owned()))?;
         for (at, wish) in wishes.iter().enumerate() {
             let slots = wish.slots.to_string();
@@ -79,21 +79,21 @@ impl Field {
         world.wait_for_servers(wishes.len() + 1)?;
         let api = BlockingClient::new(&world.cluster.identity())?;
         Ok(Self {
-            world,
-            api,
-            runs: 0,
+            test_cluster: world,
+            client: api,
+            run_count: 0,
         })
     }
 
     /// Puts a file of so many bytes at home.
-    pub(super) fn put(&self, path: &str, bytes: u64) -> Result<()> {
+    pub(super) fn write_home(&self, path: &str, bytes: u64) -> Result<()> {
         let content: Vec<u8> = (0..bytes).map(|at| ((at * 31) >> 5) as u8).collect();
-        self.world.write_home(path, &content)
+        self.test_cluster.write_home(path, &content)
     }
 
-    fn home_bytes(&self) -> Result<u64> {
-        let home = self.world.cluster.home_address();
-        let counters = self.api.block_on(self.api.client().read_counters(home))?;
+    fn read_home_bytes(&self) -> Result<u64> {
+        let home = self.test_cluster.cluster.home_address();
+        let counters = self.client.block_on(self.client.client().read_counters(home))?;
         let value = |name: &str| counters.get(name).copied().unwrap_or(0);
         Ok(value("home_read_bytes") + value("home_written_bytes"))
     }
@@ -104,22 +104,22 @@ impl Field {
         workflow: &str,
         arguments: &[&str],
         mut meanwhile: impl FnMut(&mut TestCluster) -> Result<()>,
-    ) -> Result<Took> {
-        self.runs += 1;
-        let path = self.world.write_workflow(workflow)?;
-        let journal = self.journal();
-        let before = self.home_bytes()?;
+    ) -> Result<MeasuredRun> {
+        self.run_count += 1;
+        let path = self.test_cluster.write_workflow(workflow)?;
+        let journal = self.last_journal();
+        let before = self.read_home_bytes()?;
         let (path, journal) = (path.to_string_lossy(), journal.to_string_lossy());
         let mut command = self
-            .world
+            .test_cluster
             .bafs_command(&["run", &path, "--journal", &journal, "--json"]);
         command.args(arguments);
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()?;
-        let report = read_along(&mut child);
-        let ended = until_over(&mut child, || meanwhile(&mut self.world));
+        let report = collect_output(&mut child);
+        let ended = wait_for_end(&mut child, || meanwhile(&mut self.test_cluster));
         if ended.is_err() {
             child.kill()?;
             child.wait()?;
@@ -130,34 +130,34 @@ impl Field {
             .map_err(|_| anyhow::anyhow!("reading the report failed"))??;
         let report: Value = serde_json::from_str(&text)
             .with_context(|| format!("bafs run {arguments:?} gave no report: {text}"))?;
-        let home_bytes = self.home_bytes()? - before;
-        took(&report, home_bytes)
+        let home_bytes = self.read_home_bytes()? - before;
+        parse_measured_run(&report, home_bytes)
     }
 
     /// Runs a workflow.
-    pub(super) fn run(&mut self, workflow: &str, arguments: &[&str]) -> Result<Took> {
+    pub(super) fn run_workflow(&mut self, workflow: &str, arguments: &[&str]) -> Result<MeasuredRun> {
         self.run_while(workflow, arguments, |_| Ok(()))
     }
 
     /// Runs a workflow in an order.
-    pub(super) fn run_in(&mut self, order: Order, workflow: &str) -> Result<Took> {
-        self.run(workflow, &["--order", &Policy::Order(order).to_string()])
+    pub(super) fn run_in_order(&mut self, order: Order, workflow: &str) -> Result<MeasuredRun> {
+        self.run_workflow(workflow, &["--order", &Policy::Order(order).to_string()])
     }
 
     /// The journal of the last run.
-    pub(super) fn journal(&self) -> PathBuf {
-        self.world.home.path().join(format!("journal{}", self.runs))
+    pub(super) fn last_journal(&self) -> PathBuf {
+        self.test_cluster.home.path().join(format!("journal{}", self.run_count))
     }
 }
 
 /// Waits until a run is over. What never ends must not keep the other parts from being measured.
-fn until_over(child: &mut Child, mut meanwhile: impl FnMut() -> Result<()>) -> Result<()> {
-    let watch = Watch::start();
+fn wait_for_end(child: &mut Child, mut meanwhile: impl FnMut() -> Result<()>) -> Result<()> {
+    let watch = Stopwatch::start();
     while child.try_wait()?.is_none() {
         meanwhile()?;
         ensure!(
-            watch.elapsed() < RUN_MAX,
-            "a run took longer than {RUN_MAX:?}"
+            watch.elapsed() < RUN_TIMEOUT,
+            "a run took longer than {RUN_TIMEOUT:?}"
         );
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -165,7 +165,7 @@ fn until_over(child: &mut Child, mut meanwhile: impl FnMut() -> Result<()>) -> R
 }
 
 /// Reads what a process prints while it runs, or it would wait for a reader.
-fn read_along(child: &mut Child) -> std::thread::JoinHandle<Result<String>> {
+fn collect_output(child: &mut Child) -> std::thread::JoinHandle<Result<String>> {
     let out = child.stdout.take();
     std::thread::spawn(move || {
         let out = out.context("standard output is piped")?;
@@ -173,38 +173,38 @@ fn read_along(child: &mut Child) -> std::thread::JoinHandle<Result<String>> {
     })
 }
 
-fn took(report: &Value, home_bytes: u64) -> Result<Took> {
+fn parse_measured_run(report: &Value, home_bytes: u64) -> Result<MeasuredRun> {
     if report["outcome"] != "Complete" {
         let why = report["outcome"].to_string();
-        let why: String = why.chars().take(WHY_MAX).collect();
+        let why: String = why.chars().take(REASON_CHARACTERS_MAX).collect();
         println!("  a run did not end complete: {why}");
     }
     let number = |name: &str| report["totals"][name].as_u64().context(name.to_owned());
     let wall_ms = report["wall_ms"].as_u64().context("wall_ms")?;
     let jobs = report["jobs"].as_array().context("jobs")?;
     let ran_ms: u64 = jobs.iter().filter_map(|job| job["wall_ms"].as_u64()).sum();
-    Ok(Took {
+    Ok(MeasuredRun {
         seconds: wall_ms as f64 / 1e3,
         home_bytes,
         executions: number("executions")?,
-        failed: number("jobs_total")? - number("jobs_done")?,
-        busy: ran_ms as f64 / wall_ms.max(1) as f64,
+        jobs_failed: number("jobs_total")? - number("jobs_done")?,
+        jobs_at_once: ran_ms as f64 / wall_ms.max(1) as f64,
     })
 }
 
 /// The text of a workflow of synthetic jobs.
 #[derive(Debug, Default)]
-pub(super) struct Text(pub(super) String);
+pub(super) struct WorkflowText(pub(super) String);
 
-impl Text {
+impl WorkflowText {
     /// Another line.
-    pub(super) fn line(&mut self, line: &str) {
+    pub(super) fn add_line(&mut self, line: &str) {
         self.0 += line;
         self.0.push('\n');
     }
 
     /// Another job that does these steps.
-    pub(super) fn job(&mut self, name: &str, steps: &[String]) -> Result<()> {
+    pub(super) fn add_job(&mut self, name: &str, steps: &[String]) -> Result<()> {
         let tool = std::env::current_exe()?;
         let tool = tool.to_str().context("the program's path is text")?;
         let steps = steps.join(" ");
@@ -217,7 +217,7 @@ impl Text {
 }
 
 /// All of these must have been done, or the times compare different work.
-pub(super) fn all_done(name: &str, took: &Took) -> Result<()> {
-    ensure!(took.failed == 0, "{name}: {} jobs failed", took.failed);
+pub(super) fn ensure_all_done(name: &str, took: &MeasuredRun) -> Result<()> {
+    ensure!(took.jobs_failed == 0, "{name}: {} jobs failed", took.jobs_failed);
     Ok(())
 }

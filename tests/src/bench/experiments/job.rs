@@ -15,16 +15,16 @@ pub(crate) const JOB_PROCESS: &str = "synthetic-job";
 
 /// One thing that a job does, as text: `read:PATH:BYTES`, `random:PATH:BYTES`,
 /// `write:PATH:BYTES:UNIQUE`, `compute:MS`.
-fn step(text: &str) -> Result<()> {
+fn run_step(text: &str) -> Result<()> {
     let parts: Vec<&str> = text.split(':').collect();
     match parts.as_slice() {
         ["compute", ms] => {
             std::thread::sleep(Duration::from_millis(ms.parse()?));
             Ok(())
         }
-        ["read", path, bytes] => read(path, bytes.parse()?, None),
-        ["random", path, bytes] => read(path, bytes.parse()?, Some(Dice::new(path.len() as u64))),
-        ["write", path, bytes, unique] => write(path, bytes.parse()?, unique.parse()?),
+        ["read", path, bytes] => read_file(path, bytes.parse()?, None),
+        ["random", path, bytes] => read_file(path, bytes.parse()?, Some(Dice::new(path.len() as u64))),
+        ["write", path, bytes, unique] => write_file(path, bytes.parse()?, unique.parse()?),
         _ => bail!("a job cannot do '{text}'"),
     }
 }
@@ -33,23 +33,23 @@ fn step(text: &str) -> Result<()> {
 ///
 /// # Errors
 /// A step that cannot be read or done.
-pub(crate) fn job_process(steps: &[String]) -> Result<()> {
+pub(crate) fn run_job_process(steps: &[String]) -> Result<()> {
     steps
         .iter()
-        .try_for_each(|text| step(text).with_context(|| format!("step {text}")))
+        .try_for_each(|text| run_step(text).with_context(|| format!("step {text}")))
 }
 
 /// Bytes of one read or write.
-const BLOCK: usize = 64 << 10;
+const BLOCK_BYTES: usize = 64 << 10;
 
-fn read(path: &str, bytes: u64, mut random: Option<Dice>) -> Result<()> {
+fn read_file(path: &str, bytes: u64, mut random: Option<Dice>) -> Result<()> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     ensure!(size > 0 || bytes == 0, "{path} is empty");
-    let mut block = vec![0; BLOCK];
+    let mut block = vec![0; BLOCK_BYTES];
     let (mut left, mut at) = (bytes, 0);
     while left > 0 {
-        let length = left.min(BLOCK as u64).min(size - at);
+        let length = left.min(BLOCK_BYTES as u64).min(size - at);
         let offset = match &mut random {
             Some(dice) => dice.below((size - length).max(1)),
             None => at,
@@ -62,7 +62,7 @@ fn read(path: &str, bytes: u64, mut random: Option<Dice>) -> Result<()> {
 }
 
 /// Writes over the same bytes again when there are more to write than are to be kept.
-fn write(path: &str, bytes: u64, unique: u64) -> Result<()> {
+fn write_file(path: &str, bytes: u64, unique: u64) -> Result<()> {
     let file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -72,10 +72,10 @@ fn write(path: &str, bytes: u64, unique: u64) -> Result<()> {
         unique > 0 || bytes == 0,
         "nothing can be written in no space"
     );
-    let block: Vec<u8> = (0..BLOCK).map(|at| (at % 251) as u8).collect();
+    let block: Vec<u8> = (0..BLOCK_BYTES).map(|at| (at % 251) as u8).collect();
     let (mut left, mut at) = (bytes, 0);
     while left > 0 {
-        let length = left.min(BLOCK as u64).min(unique - at);
+        let length = left.min(BLOCK_BYTES as u64).min(unique - at);
         file.write_all_at(&block[..length as usize], at)?;
         left -= length;
         at = (at + length) % unique;
@@ -98,10 +98,10 @@ mod tests {
             format!("random:{path}:250000"),
             "compute:1".to_owned(),
         ];
-        job_process(&steps).expect("it does all");
+        run_job_process(&steps).expect("it does all");
         let written = std::fs::metadata(path.to_string()).expect("a file").len();
         assert_eq!(written, 100_000);
-        assert!(step("read:/no/such:1").is_err());
-        assert!(step("dance").is_err());
+        assert!(run_step("read:/no/such:1").is_err());
+        assert!(run_step("dance").is_err());
     }
 }

@@ -20,31 +20,31 @@ use anyhow::{Context, Result, ensure};
 use bafs::picture::{Axis, Chart, Curve, CurveStyle};
 use serde_json::json;
 
-pub(super) use self::job::{JOB_PROCESS, job_process};
-use super::measure::{Watch, digits};
-use super::{Options, Report};
+pub(super) use self::job::{JOB_PROCESS, run_job_process};
+use super::measure::{Stopwatch, format_number};
+use super::{Options, BenchmarkReport};
 
 /// Rate of the link to home: a twelfth of a node's, which is taken for 96 MB/s as all nodes share
 /// the processors of one machine.
-const HOME: &str = "8MB/s";
+const HOME_RATE: &str = "8MB/s";
 
 /// The same in bytes per second.
 const HOME_BYTES_PER_S: u64 = 8_000_000;
 
-struct Part {
+struct ExperimentPart {
     name: &'static str,
     /// Figures that are missing when it fails.
     figures: &'static [&'static str],
-    run: fn(&Options, &mut Report) -> Result<()>,
+    run: fn(&Options, &mut BenchmarkReport) -> Result<()>,
 }
 
-const PARTS: &[Part] = &[
-    Part {
+const PARTS: &[ExperimentPart] = &[
+    ExperimentPart {
         name: "scoping",
         figures: &["scoping_home_vs_minimum_max"],
         run: scoping::run,
     },
-    Part {
+    ExperimentPart {
         name: "batch",
         figures: &[
             "batch_vs_breadth_first_max",
@@ -56,7 +56,7 @@ const PARTS: &[Part] = &[
         ],
         run: batch::run,
     },
-    Part {
+    ExperimentPart {
         name: "pipe",
         figures: &[
             "pipe_failed_jobs",
@@ -65,7 +65,7 @@ const PARTS: &[Part] = &[
         ],
         run: pipe::run,
     },
-    Part {
+    ExperimentPart {
         name: "failures",
         figures: &[
             "copies_calm_vs_never",
@@ -77,7 +77,7 @@ const PARTS: &[Part] = &[
         ],
         run: failures::run,
     },
-    Part {
+    ExperimentPart {
         name: "twins",
         figures: &[
             "twins_vs_best_other_max",
@@ -90,7 +90,7 @@ const PARTS: &[Part] = &[
 ];
 
 /// Runs the wanted parts. One that fails does not keep the others from running.
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let known = |name: &String| PARTS.iter().any(|part| part.name == name);
     let names: Vec<_> = PARTS.iter().map(|part| part.name).collect();
     ensure!(
@@ -99,16 +99,16 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         names.join(", ")
     );
     let mut failed = Vec::new();
-    for part in PARTS.iter().filter(|part| options.wants(part.name)) {
-        let watch = Watch::start();
+    for part in PARTS.iter().filter(|part| options.is_part_selected(part.name)) {
+        let watch = Stopwatch::start();
         if let Err(error) = (part.run)(options, report) {
             failed.push(part.name);
             for figure in part.figures {
-                report.not_measured(figure, &format!("{error:#}"));
+                report.add_missing(figure, &format!("{error:#}"));
             }
         }
         let took = watch.elapsed().as_secs_f64();
-        report.say(&format!("  ({}: {took:.0} s)", part.name));
+        report.print_line(&format!("  ({}: {took:.0} s)", part.name));
     }
     ensure!(
         failed.is_empty(),
@@ -119,7 +119,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
 }
 
 /// Curves over one axis, as they grow.
-struct Plot {
+struct CurvePlot {
     name: &'static str,
     title: &'static str,
     x: &'static str,
@@ -127,7 +127,7 @@ struct Plot {
     curves: Vec<Curve>,
 }
 
-impl Plot {
+impl CurvePlot {
     fn new(name: &'static str, title: &'static str, x: &'static str, y: &'static str) -> Self {
         Self {
             name,
@@ -139,9 +139,9 @@ impl Plot {
     }
 
     /// Another point of a curve.
-    fn add(&mut self, curve: &str, x: f64, y: f64) {
+    fn add_point(&mut self, curve: &str, x: f64, y: f64) {
         // Some parts take many minutes.
-        println!("  {}: {curve} at {}: {}", self.name, digits(x), digits(y));
+        println!("  {}: {curve} at {}: {}", self.name, format_number(x), format_number(y));
         let found = self.curves.iter_mut().find(|known| known.name == curve);
         match found {
             Some(known) => known.points.push((x, y)),
@@ -153,21 +153,21 @@ impl Plot {
     }
 
     /// Writes the data and the picture, and prints the table.
-    fn write(self, report: &Report) -> Result<()> {
-        let directory = directory()?;
+    fn write_files(self, report: &BenchmarkReport) -> Result<()> {
+        let directory = output_directory()?;
         std::fs::create_dir_all(&directory)?;
         let mut rows = vec![vec![self.x.to_owned()]];
         rows[0].extend(self.curves.iter().map(|curve| curve.name.clone()));
         let longest = self.curves.iter().map(|curve| curve.points.len()).max();
         for at in 0..longest.unwrap_or(0) {
             let x = self.curves.iter().find_map(|curve| curve.points.get(at));
-            let mut row = vec![digits(x.map_or(0.0, |(x, _)| *x))];
+            let mut row = vec![format_number(x.map_or(0.0, |(x, _)| *x))];
             let values = self.curves.iter().map(|curve| curve.points.get(at));
-            row.extend(values.map(|point| point.map_or_else(String::new, |(_, y)| digits(*y))));
+            row.extend(values.map(|point| point.map_or_else(String::new, |(_, y)| format_number(*y))));
             rows.push(row);
         }
-        report.say(&format!("  {}: {}", self.title, self.y));
-        report.table(&rows);
+        report.print_line(&format!("  {}: {}", self.title, self.y));
+        report.print_table(&rows);
         let curves: serde_json::Map<_, _> = self
             .curves
             .iter()
@@ -187,21 +187,21 @@ impl Plot {
         };
         let picture = directory.join(format!("{}.svg", self.name));
         std::fs::write(&picture, chart.render_svg()?)?;
-        report.say(&format!("  picture: {}", picture.display()));
+        report.print_line(&format!("  picture: {}", picture.display()));
         Ok(())
     }
 }
 
 /// Keeps the journal of a run, for who wants to know why it took as long as it did.
-fn keep(journal: &Path, name: &str) -> Result<()> {
-    let directory = directory()?.join("journals");
+fn keep_journal(journal: &Path, name: &str) -> Result<()> {
+    let directory = output_directory()?.join("journals");
     std::fs::create_dir_all(&directory)?;
     std::fs::copy(journal, directory.join(name)).context("keep a journal")?;
     Ok(())
 }
 
 /// Where data and pictures go: beside the programs' directory.
-fn directory() -> Result<PathBuf> {
+fn output_directory() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let target = program.ancestors().nth(2).context("a program in target")?;
     Ok(target.join("experiments"))

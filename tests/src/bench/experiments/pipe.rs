@@ -6,78 +6,78 @@ use anyhow::Result;
 
 use bafs_sched::planner::NodeClass;
 
-use super::field::{Field, Text, Wish};
-use super::orders::{ORDERS, in_each_order};
-use super::reality::{Errors, Site};
-use super::{HOME, HOME_BYTES_PER_S, Plot};
-use crate::bench::{Options, Report};
+use super::field::{TestBed, WorkflowText, TestNodeSpec};
+use super::orders::{ORDERS, run_in_each_order};
+use super::reality::{SimulationErrors, ExperimentSite};
+use super::{HOME_RATE, HOME_BYTES_PER_S, CurvePlot};
+use crate::bench::{Options, BenchmarkReport};
 
 const DEPTH: u32 = 4;
-const STORAGE: u64 = 16_000_000;
+const STORAGE_BYTES: u64 = 16_000_000;
 
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
-    let width = options.pick(12, 4);
-    report.section(&format!(
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    let width = options.choose(12, 4);
+    report.print_section(&format!(
         "pipe: {width} pipelines of {DEPTH} jobs on one node with 8 slots and {} MB (thesis: 32, \
          16 nodes that compute and one with 512 MB that stores: the scheduler places no scratch \
          volume on a node that only stores)",
-        STORAGE / 1_000_000
+        STORAGE_BYTES / 1_000_000
     ));
     // What is offered beside the slack that the scheduler keeps.
-    let offered = STORAGE * 1_000 / 979;
-    let mut field = Field::start(&[Wish::new(offered, 8)], HOME)?;
-    let site = Site {
+    let offered = STORAGE_BYTES * 1_000 / 979;
+    let mut field = TestBed::start(&[TestNodeSpec::new(offered, 8)], HOME_RATE)?;
+    let site = ExperimentSite {
         nodes: NodeClass::new(1, 8, offered),
         home_bytes_per_s: HOME_BYTES_PER_S,
     };
-    let mut errors = Errors::default();
+    let mut errors = SimulationErrors::default();
     let (x, title) = (
         "private volume, % of the storage",
         "Pipe-intensive (Fig 3.5)",
     );
-    let mut plot = Plot::new("pipe", title, x, "seconds");
-    let mut busy = Plot::new(
+    let mut plot = CurvePlot::new("pipe", title, x, "seconds");
+    let mut busy = CurvePlot::new(
         "pipe-busy",
         "Pipe-intensive (Fig 3.5), busy",
         x,
         "jobs at once",
     );
     // Beyond a half there is one volume at a time.
-    let points = options.pick(&[10, 24, 30, 40, 100][..], &[30, 100]);
-    let rounds = options.pick(3, 1);
+    let points = options.choose(&[10, 24, 30, 40, 100][..], &[30, 100]);
+    let rounds = options.choose(3, 1);
     let (mut failed, mut worst): (u64, f64) = (0, 0.0);
     for &percent in points {
-        let text = workflow(width, STORAGE * percent / 100)?;
-        let compared = in_each_order(&mut field, &format!("pipe-{percent}"), &text, rounds, &site)?;
+        let text = workflow_text(width, STORAGE_BYTES * percent / 100)?;
+        let compared = run_in_each_order(&mut field, &format!("pipe-{percent}"), &text, rounds, &site)?;
         let x = percent as f64;
         for ((_, name), found) in ORDERS.iter().zip(&compared) {
-            errors.note(found.took_s.median(), found.home_bytes, &found.simulated);
-            plot.add(name, x, found.seconds.median());
+            errors.add_run(found.simulator_s.median(), found.home_bytes, &found.simulated);
+            plot.add_point(name, x, found.seconds.median());
             let simulated = found.simulated.seconds.median();
-            plot.add(&format!("{name}, simulated"), x, simulated);
-            busy.add(name, x, found.busy);
+            plot.add_point(&format!("{name}, simulated"), x, simulated);
+            busy.add_point(name, x, found.jobs_at_once);
         }
         let [ours, others @ ..] = &compared;
-        failed += ours.failed;
+        failed += ours.jobs_failed;
         // What did not do all has no time.
-        for other in others.iter().filter(|other| other.failed == 0) {
+        for other in others.iter().filter(|other| other.jobs_failed == 0) {
             worst = worst.max(ours.seconds.ratio_to(&other.seconds).median());
         }
     }
-    plot.write(report)?;
-    busy.write(report)?;
-    report.figure("pipe_failed_jobs", failed as f64);
-    report.figure("pipe_vs_best_other_max", worst);
-    errors.tell(report, "pipe");
+    plot.write_files(report)?;
+    busy.write_files(report)?;
+    report.add_figure("pipe_failed_jobs", failed as f64);
+    report.add_figure("pipe_vs_best_other_max", worst);
+    errors.report_errors(report, "pipe");
     Ok(())
 }
 
-fn workflow(width: u32, volume: u64) -> Result<String> {
-    let mut text = Text::default();
+fn workflow_text(width: u32, volume: u64) -> Result<String> {
+    let mut text = WorkflowText::default();
     // A file system needs some room of its own.
     let data = volume * 8 / 10;
     for i in 0..width {
-        text.line(&format!("volume p{i} scratch {volume}B files 10"));
+        text.add_line(&format!("volume p{i} scratch {volume}B files 10"));
         for stage in 0..DEPTH {
             let name = format!("j{i}_{stage}");
             let mut steps = Vec::new();
@@ -89,13 +89,13 @@ fn workflow(width: u32, volume: u64) -> Result<String> {
             if stage == DEPTH - 1 {
                 steps.push("write:/scratch/result:1000:1000".to_owned());
             }
-            text.job(&name, &steps)?;
+            text.add_job(&name, &steps)?;
             if stage > 0 {
-                text.line(&format!("parent j{i}_{} child {name}", stage - 1));
+                text.add_line(&format!("parent j{i}_{} child {name}", stage - 1));
             }
-            text.line(&format!("mount p{i} {name} /scratch"));
+            text.add_line(&format!("mount p{i} {name} /scratch"));
         }
-        text.line(&format!("extract p{i} result bafs://home/out/{i}"));
+        text.add_line(&format!("extract p{i} result bafs://home/out/{i}"));
     }
     Ok(text.0)
 }

@@ -13,8 +13,8 @@ use bafs_sched::past::{self, Past};
 use bafs_sched::planner::{Environment, NodeClass};
 use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation};
 
-use crate::bench::Report;
-use crate::bench::measure::{Samples, digits};
+use crate::bench::BenchmarkReport;
+use crate::bench::measure::{Samples, format_number};
 
 /// Rate of nodes' links in bytes per second, where too little crossed them to measure it.
 const LOCAL_BYTES_PER_S: u64 = 500_000_000;
@@ -24,15 +24,15 @@ const LOCAL_BYTES_PER_S: u64 = 500_000_000;
 const HOME_BURST_US: u64 = 200_000;
 
 /// Simulations of one real run.
-const SEEDS: u64 = 21;
+const SIMULATIONS: u64 = 21;
 
 /// In each of them a job computes longer or shorter by up to a half of this, in microseconds. In
 /// two rounds of one run the same jobs differed by 15 ms, in the middle, as this lets them differ.
-const SCATTER_US: u64 = 50_000;
+const JITTER_US: u64 = 50_000;
 
 /// The machines of an experiment.
 #[derive(Debug, Clone)]
-pub(super) struct Site {
+pub(super) struct ExperimentSite {
     pub(super) nodes: NodeClass,
     /// Rate of the link to home.
     pub(super) home_bytes_per_s: u64,
@@ -40,14 +40,14 @@ pub(super) struct Site {
 
 /// What is simulated: the jobs of one real run, and its machines.
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) struct SimulationModel {
     past: Past,
     environment: Environment,
 }
 
-impl Model {
+impl SimulationModel {
     /// The jobs that a journal tells of, on these machines.
-    pub(super) fn of(journal: &Path, site: &Site) -> Result<Self> {
+    pub(super) fn from_journal(journal: &Path, site: &ExperimentSite) -> Result<Self> {
         let past = past::from_journal(journal::read(journal)?)?;
         let measured = past.site.as_ref().and_then(|site| site.local_bytes_per_s);
         let disks = past.site.iter().flat_map(|site| &site.nodes);
@@ -76,7 +76,7 @@ impl Model {
 
     /// The same, with the nodes' links as another run of the same jobs tells, if it was held up
     /// more by them: where nodes keep caches whole, nothing but the first read crosses links.
-    pub(super) fn with_links_of(mut self, journal: &Path) -> Result<Self> {
+    pub(super) fn with_measured_links(mut self, journal: &Path) -> Result<Self> {
         let past = past::from_journal(journal::read(journal)?)?;
         let measured = past.site.and_then(|site| site.local_bytes_per_s);
         let known = self.environment.local_bytes_per_s;
@@ -86,22 +86,22 @@ impl Model {
 
     /// Simulates one run many times: with blocks on other nodes, and jobs a few milliseconds longer
     /// or shorter.
-    pub(super) fn spread(&self, order: Order) -> Result<Simulated> {
-        let runs = (1..=SEEDS).map(|seed| {
+    pub(super) fn simulate_variants(&self, order: Order) -> Result<SimulatedResults> {
+        let runs = (1..=SIMULATIONS).map(|seed| {
             let mut dice = Dice::new(seed);
             let mut measured = self.past.measured.clone();
             for job in &mut measured.jobs {
-                let scattered = job.compute_us + dice.below(SCATTER_US);
-                job.compute_us = scattered.saturating_sub(SCATTER_US / 2);
+                let scattered = job.compute_us + dice.below(JITTER_US);
+                job.compute_us = scattered.saturating_sub(JITTER_US / 2);
             }
             let load = Load::Measured(measured);
             self.simulate(order, CheckpointPolicy::Never, (load, Vec::new()), seed)
         });
-        Ok(Simulated::of(&runs.collect::<Result<Vec<Run>>>()?))
+        Ok(SimulatedResults::from_runs(&runs.collect::<Result<Vec<Run>>>()?))
     }
 
     /// Simulates one run; failures are times in microseconds and positions of nodes.
-    pub(super) fn run(
+    pub(super) fn simulate_run(
         &self,
         order: Order,
         checkpoint: CheckpointPolicy,
@@ -138,21 +138,21 @@ impl Model {
 
 /// How long a run took as the simulator counts: from the first thing that was asked for to the last
 /// file at home, in seconds.
-pub(super) fn took_s(journal: &Path) -> Result<f64> {
+pub(super) fn duration_s(journal: &Path) -> Result<f64> {
     let past = past::from_journal(journal::read(journal)?)?;
     past.took_s.ok_or_else(|| anyhow!("the run has no times"))
 }
 
 /// What simulations of one run say.
 #[derive(Debug)]
-pub(super) struct Simulated {
+pub(super) struct SimulatedResults {
     pub(super) seconds: Samples,
     pub(super) home_bytes: Samples,
 }
 
-impl Simulated {
+impl SimulatedResults {
     /// Of one simulation at least.
-    pub(super) fn of(runs: &[Run]) -> Self {
+    pub(super) fn from_runs(runs: &[Run]) -> Self {
         let home_bytes = runs.iter().map(|run| run.home_bytes as f64);
         Self {
             seconds: Samples::new(runs.iter().map(Run::seconds).collect()),
@@ -163,78 +163,78 @@ impl Simulated {
 
 /// How far simulated runs are from real ones.
 #[derive(Debug, Default)]
-pub(super) struct Errors {
-    time: Vec<f64>,
-    home: Vec<f64>,
+pub(super) struct SimulationErrors {
+    time_ratios: Vec<f64>,
+    home_ratios: Vec<f64>,
     /// For each run that was simulated many times, whether the real one is among these: its time,
     /// and its traffic over the link to home.
-    within: Vec<(bool, bool)>,
+    real_within: Vec<(bool, bool)>,
 }
 
-impl Errors {
+impl SimulationErrors {
     /// A real run, which took so many seconds and moved so many bytes over the link to home, with
     /// its simulations.
-    pub(super) fn note(&mut self, seconds: f64, home_bytes: f64, simulated: &Simulated) {
-        let time = simulated.seconds.per(seconds);
-        let home = simulated.home_bytes.per(home_bytes.max(1.0));
-        let (has_time, has_home) = (has_one(&time), has_one(&home));
+    pub(super) fn add_run(&mut self, seconds: f64, home_bytes: f64, simulated: &SimulatedResults) {
+        let time = simulated.seconds.divided_by(seconds);
+        let home = simulated.home_bytes.divided_by(home_bytes.max(1.0));
+        let (has_time, has_home) = (has_ratio_one(&time), has_ratio_one(&home));
         println!(
             "  simulated {} s, really {} s: {time}{}; home traffic {home}{}",
-            digits(simulated.seconds.median()),
-            digits(seconds),
-            told(has_time),
-            told(has_home)
+            format_number(simulated.seconds.median()),
+            format_number(seconds),
+            format_has_one(has_time),
+            format_has_one(has_home)
         );
         if let (Some(has_time), Some(has_home)) = (has_time, has_home) {
-            self.within.push((has_time, has_home));
+            self.real_within.push((has_time, has_home));
         }
-        self.time.push(time.median());
-        self.home.push(home.median());
+        self.time_ratios.push(time.median());
+        self.home_ratios.push(home.median());
     }
 
     /// Prints simulated over real, the largest distance from 1 of each kind, and how many real runs
     /// are among their simulations.
-    pub(super) fn tell(self, report: &mut Report, part: &str) {
-        let all = self.within.len() as f64;
+    pub(super) fn report_errors(self, report: &mut BenchmarkReport, part: &str) {
+        let all = self.real_within.len() as f64;
         let share = |is_within: fn(&(bool, bool)) -> bool| {
-            let within = self.within.iter().filter(|runs| is_within(runs));
+            let within = self.real_within.iter().filter(|runs| is_within(runs));
             within.count() as f64 / all
         };
-        if !self.within.is_empty() {
+        if !self.real_within.is_empty() {
             let (time, home) = (share(|within| within.0), share(|within| within.1));
-            report.say(&format!(
-                "  real runs among the {SEEDS} simulations of each: {} by their time, {} by what \
+            report.print_line(&format!(
+                "  real runs among the {SIMULATIONS} simulations of each: {} by their time, {} by what \
                  home sent, of 1",
-                digits(time),
-                digits(home)
+                format_number(time),
+                format_number(home)
             ));
-            report.figure(&format!("{part}_real_time_within_simulated"), time);
-            report.figure(&format!("{part}_real_home_within_simulated"), home);
+            report.add_figure(&format!("{part}_real_time_within_simulated"), time);
+            report.add_figure(&format!("{part}_real_home_within_simulated"), home);
         }
-        for (what, ratios) in [("time", self.time), ("home", self.home)] {
+        for (what, ratios) in [("time", self.time_ratios), ("home", self.home_ratios)] {
             let worst = ratios
                 .iter()
                 .map(|ratio| (ratio - 1.0).abs())
                 .fold(0.0, f64::max);
             let ratios = Samples::new(ratios);
-            report.say(&format!(
+            report.print_line(&format!(
                 "  simulated over real {what}: {ratios}, largest error {}",
-                digits(worst)
+                format_number(worst)
             ));
-            report.figure(&format!("{part}_simulated_{what}"), ratios.median());
-            report.figure(&format!("{part}_simulated_{what}_error_max"), worst);
+            report.add_figure(&format!("{part}_simulated_{what}"), ratios.median());
+            report.add_figure(&format!("{part}_simulated_{what}_error_max"), worst);
         }
     }
 }
 
 /// Whether simulated over real is 1 somewhere in its range, to half a thousandth; of one simulation
 /// there is none.
-fn has_one(ratios: &Samples) -> Option<bool> {
+fn has_ratio_one(ratios: &Samples) -> Option<bool> {
     let (least, most) = (ratios.min() - 0.0005, ratios.max() + 0.0005);
     (ratios.len() > 1).then_some(least <= 1.0 && 1.0 <= most)
 }
 
-fn told(has_one: Option<bool>) -> &'static str {
+fn format_has_one(has_one: Option<bool>) -> &'static str {
     match has_one {
         Some(true) => ", the real one among them",
         Some(false) => ", the real one NOT among them",
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_real_run_is_among_its_simulations_or_not() {
-        let among = |ratios: &[f64]| has_one(&Samples::new(ratios.to_vec()));
+        let among = |ratios: &[f64]| has_ratio_one(&Samples::new(ratios.to_vec()));
         assert_eq!(among(&[0.95, 0.97, 1.1]), Some(true));
         assert_eq!(among(&[1.02, 1.1]), Some(false));
         assert_eq!(

@@ -13,17 +13,17 @@ use bafs_proto::token::{Resource, Right};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::results::chmod;
-use super::runs::must;
-use super::user_directory::{UserDirectory, last_lines, wait};
-use crate::bench::measure::{Watch, time_of_day};
+use super::results::set_mode;
+use super::runs::run_checked;
+use super::user_directory::{UserDirectory, last_lines, wait_or_kill};
+use crate::bench::measure::{Stopwatch, time_of_day};
 use crate::{TestCluster, mounts_matching, bafs_program, printed_text};
 
 /// What an agent may take, in MiB, however many volumes its job has.
-pub(super) const AGENT_MIB_MOST: u64 = 256 + 64;
+pub(super) const AGENT_MIB_MAX: u64 = 256 + 64;
 
 /// The most memory that the agent of a job with so many volumes ever had, in MiB.
-pub(super) fn agent_mib(volumes: u32) -> Result<u64> {
+pub(super) fn measure_agent_mib(volumes: u32) -> Result<u64> {
     let world = TestCluster::start(&["2GB"])?;
     world.wait_for_servers(2)?;
     let text = format!(
@@ -41,12 +41,12 @@ pub(super) fn agent_mib(volumes: u32) -> Result<u64> {
         .stderr(std::fs::File::create(&told)?);
     let mut run = command.spawn()?;
     let agent = format!("agent --identity {}", world.cluster.identity().display());
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     let mut most_kib = 0;
     let ended = loop {
         for line in crate::processes_matching(&agent) {
             let pid = line.split(' ').next().unwrap_or_default();
-            most_kib = most_kib.max(anonymous_kib(pid).unwrap_or(0));
+            most_kib = most_kib.max(read_anonymous_kib(pid).unwrap_or(0));
         }
         if let Some(status) = run.try_wait()? {
             break status;
@@ -71,7 +71,7 @@ pub(super) fn agent_mib(volumes: u32) -> Result<u64> {
 }
 
 /// What a process has of memory, but for the program itself and other files.
-fn anonymous_kib(pid: &str) -> Option<u64> {
+fn read_anonymous_kib(pid: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let now = status
         .lines()
@@ -79,24 +79,24 @@ fn anonymous_kib(pid: &str) -> Option<u64> {
     now.trim().trim_end_matches(" kB").parse().ok()
 }
 
-pub(super) fn memory_of_many_volumes() -> Result<()> {
-    let mib = agent_mib(100)?;
-    ensure!(mib <= AGENT_MIB_MOST, "{mib} MiB with 100 volumes");
+pub(super) fn check_memory_of_many_volumes() -> Result<()> {
+    let mib = measure_agent_mib(100)?;
+    ensure!(mib <= AGENT_MIB_MAX, "{mib} MiB with 100 volumes");
     Ok(())
 }
 
 /// A token to which its bearer appended many blocks is refused.
-pub(super) fn token_of_many_blocks() -> Result<()> {
+pub(super) fn check_token_of_many_blocks() -> Result<()> {
     const BLOCKS: usize = 24;
     let world = TestCluster::start(&["100MB"])?;
     world.wait_for_servers(2)?;
-    must(
+    run_checked(
         &world,
         &["volume", "create", "v", "--node", "n1", "--size", "5MB"],
     )?;
     let directory = tempfile::tempdir()?;
     let granted = directory.path().join("granted");
-    must(&world, &["grant", "v", "--to", &granted.to_string_lossy()])?;
+    run_checked(&world, &["grant", "v", "--to", &granted.to_string_lossy()])?;
     let list = |identity: &std::path::Path| {
         let mut command = world.bafs_command(&["exec", "--mount", "v:/s", "--", "true"]);
         command.env("BAFS_IDENTITY", identity);
@@ -132,7 +132,7 @@ pub(super) fn token_of_many_blocks() -> Result<()> {
 }
 
 /// A store that somebody else made beforehand is refused, and so is one with links in it.
-pub(super) fn store_of_another_user() -> Result<()> {
+pub(super) fn check_store_of_another_user() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let identity = directory.path().join("identity");
     let made = Command::new(bafs_program())
@@ -145,7 +145,7 @@ pub(super) fn store_of_another_user() -> Result<()> {
     for (name, owner) in [("theirs", 65_534), ("linked", 0)] {
         let store = directory.path().join(name);
         std::fs::create_dir(&store)?;
-        chmod(&store, 0o777)?;
+        set_mode(&store, 0o777)?;
         std::os::unix::fs::symlink(&mine, store.join("volumes"))?;
         std::os::unix::fs::chown(&store, Some(owner), Some(owner))?;
         let mut command = Command::new(bafs_program());
@@ -164,7 +164,7 @@ pub(super) fn store_of_another_user() -> Result<()> {
         std::thread::sleep(Duration::from_secs(2));
         let is_there = node.try_wait()?.is_none();
         drop(node.stdin.take());
-        wait(&mut node, Duration::from_secs(10))?;
+        wait_or_kill(&mut node, Duration::from_secs(10))?;
         ensure!(!is_there, "the node takes the store '{name}'");
         let mut told = String::new();
         node.stderr
@@ -180,11 +180,11 @@ pub(super) fn store_of_another_user() -> Result<()> {
 }
 
 /// Journals, which hold the jobs' environment, are for their owner alone.
-pub(super) fn journals_of_others() -> Result<()> {
+pub(super) fn check_journal_permissions() -> Result<()> {
     let directory = UserDirectory::new()?;
     let text = "volume w scratch 1 MB\njob j {\nexecutable = true\nenvironment = APIKEY=secret\n}\n\
         mount w j /w\n";
-    directory.run(text, &["--local", "1"])?.expect(0)?;
+    directory.run_workflow(text, &["--local", "1"])?.check_code(0)?;
     let mode = std::fs::metadata(directory.path("journal"))?
         .permissions()
         .mode()
@@ -194,10 +194,10 @@ pub(super) fn journals_of_others() -> Result<()> {
 }
 
 /// A mount that is unmounted in order ends with 0 also where the volume is mounted again at once.
-pub(super) fn mount_again_at_once() -> Result<()> {
+pub(super) fn check_immediate_remount() -> Result<()> {
     let world = TestCluster::start(&["100MB"])?;
     world.wait_for_servers(2)?;
-    must(
+    run_checked(
         &world,
         &["volume", "create", "v", "--node", "n1", "--size", "5MB"],
     )?;
@@ -222,10 +222,10 @@ pub(super) fn mount_again_at_once() -> Result<()> {
     std::fs::write(place.path().join("f"), "hello\n")?;
     ensure!(umount()?.success(), "umount fails");
     let mut second = mount()?;
-    let ended = wait(&mut first, Duration::from_secs(20))?;
+    let ended = wait_or_kill(&mut first, Duration::from_secs(20))?;
     let found = std::fs::read_to_string(place.path().join("f"));
     umount()?;
-    if wait(&mut second, Duration::from_secs(20))?.is_none() {
+    if wait_or_kill(&mut second, Duration::from_secs(20))?.is_none() {
         Command::new("umount").args(["-l", &path]).status()?;
     }
     ensure!(
@@ -245,7 +245,7 @@ pub(in crate::bench) const HOLD_PROCESS: &str = "hold-descriptors";
 
 /// See [`HOLD_PROCESS`].
 #[allow(clippy::print_stdout, reason = "who started it reads that")]
-pub(in crate::bench) fn hold_process(arguments: &[String]) -> Result<()> {
+pub(in crate::bench) fn run_hold_process(arguments: &[String]) -> Result<()> {
     let directory = arguments.first().context("a directory")?;
     let mut held = Vec::new();
     let error = loop {
@@ -262,7 +262,7 @@ pub(in crate::bench) fn hold_process(arguments: &[String]) -> Result<()> {
 }
 
 /// A program that opens very many files gets EMFILE itself, and takes none from the other jobs.
-pub(super) fn descriptors_of_one_program() -> Result<()> {
+pub(super) fn check_descriptor_limit() -> Result<()> {
     const EMFILE: &str = "24";
     let directory = tempfile::tempdir()?;
     let few = directory.path().join("bafs-with-few-descriptors");
@@ -271,12 +271,12 @@ pub(super) fn descriptors_of_one_program() -> Result<()> {
         bafs_program().display()
     );
     std::fs::write(&few, script)?;
-    chmod(&few, 0o755)?;
+    set_mode(&few, 0o755)?;
     let world = TestCluster::start_with_spec(&["100MB"], |spec| spec.program = few)?;
     world.wait_for_servers(2)?;
     for name in ["v", "w"] {
         let create = ["volume", "create", name, "--node", "n1", "--size", "20MB"];
-        must(&world, &create)?;
+        run_checked(&world, &create)?;
     }
     // Over the network, where the node holds what is open.
     std::fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
@@ -297,7 +297,7 @@ pub(super) fn descriptors_of_one_program() -> Result<()> {
         .bafs_command(&["exec", "--mount", "w:/w", "--", "sh", "-c", make])
         .output();
     drop(hold.stdin.take());
-    if wait(&mut hold, Duration::from_secs(20))?.is_none() {
+    if wait_or_kill(&mut hold, Duration::from_secs(20))?.is_none() {
         kill(Pid::from_raw(i32::try_from(hold.id())?), Signal::SIGKILL).ok();
     }
     let other = other?;

@@ -11,14 +11,14 @@ mod words;
 
 use anyhow::Result;
 
-pub(in crate::bench) use self::bounds::{HOLD_PROCESS, hold_process};
-use self::reproductions::Check;
+pub(in crate::bench) use self::bounds::{HOLD_PROCESS, run_hold_process};
+use self::reproductions::ReproductionCheck;
 use self::user_directory::last_lines;
-use super::{Options, Report};
-use crate::injection::{self, Verdict};
+use super::{Options, BenchmarkReport};
+use crate::injection::{self, SeedResult};
 
 /// The figures that the last line has, in this order.
-const PROMISED: &[&str] = &[
+const SUMMARY_FIGURES: &[&str] = &[
     "files",
     "mended",
     "chaos_runs",
@@ -35,7 +35,7 @@ const PROMISED: &[&str] = &[
 const SEEDS: (u64, u64) = (40, 2);
 
 /// The scheduler is cut off for so long.
-const CUT_S: u64 = 14;
+const CUT_OFF_S: u64 = 14;
 
 /// Volumes of the jobs whose agents' memory is measured.
 const MANY_VOLUMES: [(u32, &str); 2] = [
@@ -47,120 +47,120 @@ const MANY_VOLUMES: [(u32, &str); 2] = [
 const RERUNS_SHOWN: usize = 4;
 
 /// Runs all parts.
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
-    report.promise(PROMISED);
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    report.set_summary_figures(SUMMARY_FIGURES);
     // The reproductions can be chosen one by one.
-    let needs_cut = options.wants("files") && options.points.is_empty();
-    let cut = match needs_cut || options.wants("cut") {
-        true => cut_off(report),
+    let needs_cut = options.is_part_selected("files") && options.points.is_empty();
+    let cut = match needs_cut || options.is_part_selected("cut") {
+        true => run_cut_off(report),
         false => None,
     };
-    if options.wants("files") {
-        files(options, cut, report);
+    if options.is_part_selected("files") {
+        run_reproductions(options, cut, report);
     }
-    if options.wants("mpi") {
-        match results::mpi_jobs_at_once() {
-            Ok(jobs) => report.figure("mpi_at_once", f64::from(jobs)),
-            Err(error) => report.not_measured("mpi_at_once", &format!("{error:#}")),
+    if options.is_part_selected("mpi") {
+        match results::count_mpi_jobs_that_succeed() {
+            Ok(jobs) => report.add_figure("mpi_at_once", f64::from(jobs)),
+            Err(error) => report.add_missing("mpi_at_once", &format!("{error:#}")),
         }
     }
-    if options.wants("memory") {
+    if options.is_part_selected("memory") {
         for (volumes, key) in MANY_VOLUMES {
-            match bounds::agent_mib(volumes) {
-                Ok(mib) => report.figure(key, mib as f64),
-                Err(error) => report.not_measured(key, &format!("{error:#}")),
+            match bounds::measure_agent_mib(volumes) {
+                Ok(mib) => report.add_figure(key, mib as f64),
+                Err(error) => report.add_missing(key, &format!("{error:#}")),
             }
         }
     }
-    if options.wants("chaos") {
-        chaos(options, report);
+    if options.is_part_selected("chaos") {
+        run_chaos(options, report);
     }
     Ok(())
 }
 
 /// Says of each kind of fault whether the right value came.
-fn files(options: &Options, cut: Option<bool>, report: &mut Report) {
-    report.section("kinds of faults that were found from outside");
+fn run_reproductions(options: &Options, cut: Option<bool>, report: &mut BenchmarkReport) {
+    report.print_section("kinds of faults that were found from outside");
     let mut rows = vec![
         ["kind", "mended", "what is wrong"]
             .map(str::to_owned)
             .to_vec(),
     ];
     let mut mended = 0;
-    for (at, kind) in reproductions::ALL.iter().enumerate() {
+    for (at, kind) in reproductions::REPRODUCTIONS.iter().enumerate() {
         if !options.points.is_empty() && !options.points.contains(&(at as u64 + 1)) {
             continue;
         }
         let (verdict, why) = match &kind.check {
-            Check::Here(check) => match check() {
+            ReproductionCheck::Function(check) => match check() {
                 Ok(()) => ("yes", String::new()),
                 Err(error) => ("no", last_lines(&format!("{error:#}"))),
             },
-            Check::CutOff => match cut {
+            ReproductionCheck::CutOff => match cut {
                 Some(true) => ("yes", String::new()),
                 Some(false) => ("no", "see the run that was cut off".to_owned()),
                 None => ("no", "the scheduler was not cut off".to_owned()),
             },
-            Check::Later(why) => ("left out", (*why).to_owned()),
+            ReproductionCheck::Pending(why) => ("left out", (*why).to_owned()),
         };
         mended += u32::from(verdict == "yes");
-        report.say(&format!("  {:2} {verdict:9} {} {why}", at + 1, kind.name));
+        report.print_line(&format!("  {:2} {verdict:9} {} {why}", at + 1, kind.name));
         rows.push(vec![kind.name.to_owned(), verdict.to_owned(), why]);
     }
-    report.figure("files", reproductions::ALL.len() as f64);
-    report.figure("mended", f64::from(mended));
+    report.add_figure("files", reproductions::REPRODUCTIONS.len() as f64);
+    report.add_figure("mended", f64::from(mended));
 }
 
 /// Whether nothing ran again, and all ended well, though the scheduler was cut off.
-fn cut_off(report: &mut Report) -> Option<bool> {
-    report.section("a run of 73 jobs whose scheduler is cut off for 14 s");
+fn run_cut_off(report: &mut BenchmarkReport) -> Option<bool> {
+    report.print_section("a run of 73 jobs whose scheduler is cut off for 14 s");
     let key = "cut_14s_jobs_again";
-    let verdict = match injection::cannot() {
+    let verdict = match injection::injection_obstacle() {
         Some(why) => Err(why),
-        None => injection::cut_off(CUT_S).map_err(|error| format!("{error:#}")),
+        None => injection::run_with_scheduler_cut_off(CUT_OFF_S).map_err(|error| format!("{error:#}")),
     };
     match verdict {
         Ok(verdict) => {
-            say(&verdict, report);
-            report.figure(key, verdict.reruns.len() as f64);
-            Some(verdict.is_fine())
+            print_result(&verdict, report);
+            report.add_figure(key, verdict.reruns.len() as f64);
+            Some(verdict.has_passed())
         }
         Err(why) => {
-            report.not_measured(key, &why);
+            report.add_missing(key, &why);
             None
         }
     }
 }
 
 /// Runs all seeds, some beside each other.
-fn chaos(options: &Options, report: &mut Report) {
-    report.section("chaos from outside: two users, each server in a network of its own");
-    if let Some(why) = injection::cannot() {
-        for key in &PROMISED[2..6] {
-            report.not_measured(key, &why);
+fn run_chaos(options: &Options, report: &mut BenchmarkReport) {
+    report.print_section("chaos from outside: two users, each server in a network of its own");
+    if let Some(why) = injection::injection_obstacle() {
+        for key in &SUMMARY_FIGURES[2..6] {
+            report.add_missing(key, &why);
         }
         return;
     }
     let all: Vec<u64> = match options.points.is_empty() {
-        true => (1..=options.pick(SEEDS.0, SEEDS.1)).collect(),
+        true => (1..=options.choose(SEEDS.0, SEEDS.1)).collect(),
         false => options.points.clone(),
     };
-    let verdicts = injection::run_all(all, &|verdict| say(verdict, report));
-    let count = |is: fn(&Verdict) -> bool| verdicts.iter().filter(|it| is(it)).count() as f64;
-    report.figure("chaos_runs", verdicts.len() as f64);
-    report.figure("chaos_wrong", count(|it| !it.wrong.is_empty()));
-    report.figure("chaos_failed", count(|it| !it.failed.is_empty()));
-    let sum = |of: fn(&Verdict) -> usize| verdicts.iter().map(of).sum::<usize>() as f64;
-    report.figure("chaos_faults", sum(|it| it.faults.len()));
-    report.figure("chaos_executions", sum(|it| it.executions));
-    report.figure("chaos_jobs_again", sum(|it| it.reruns.len()));
-    let without = sum(|it| it.without_cause().count());
-    report.figure("jobs_again_without_cause", without);
+    let verdicts = injection::run_seeds(all, &|verdict| print_result(verdict, report));
+    let count = |is: fn(&SeedResult) -> bool| verdicts.iter().filter(|it| is(it)).count() as f64;
+    report.add_figure("chaos_runs", verdicts.len() as f64);
+    report.add_figure("chaos_wrong", count(|it| !it.wrong_files.is_empty()));
+    report.add_figure("chaos_failed", count(|it| !it.problems.is_empty()));
+    let sum = |of: fn(&SeedResult) -> usize| verdicts.iter().map(of).sum::<usize>() as f64;
+    report.add_figure("chaos_faults", sum(|it| it.faults.len()));
+    report.add_figure("chaos_executions", sum(|it| it.executions));
+    report.add_figure("chaos_jobs_again", sum(|it| it.reruns.len()));
+    let without = sum(|it| it.reruns_without_cause().count());
+    report.add_figure("jobs_again_without_cause", without);
 }
 
 /// Tells what came of a seed.
-fn say(verdict: &Verdict, report: &Report) {
-    let Verdict {
+fn print_result(verdict: &SeedResult, report: &BenchmarkReport) {
+    let SeedResult {
         seed,
         faults,
         reruns,
@@ -168,29 +168,29 @@ fn say(verdict: &Verdict, report: &Report) {
         seconds,
         ..
     } = verdict;
-    let without = verdict.without_cause().count();
-    let state = if verdict.is_fine() {
+    let without = verdict.reruns_without_cause().count();
+    let state = if verdict.has_passed() {
         "fine"
     } else {
         "NOT FINE"
     };
-    report.say(&format!(
+    report.print_line(&format!(
         "  seed {seed}: {state} in {seconds:.0} s, {executions} executions, {} again, {without} \
          without cause: {}",
         reruns.len(),
         faults.join(" ")
     ));
-    for text in verdict.wrong.iter().chain(&verdict.failed) {
-        report.say(&format!("    {text}"));
+    for text in verdict.wrong_files.iter().chain(&verdict.problems) {
+        report.print_line(&format!("    {text}"));
     }
-    for rerun in verdict.without_cause().take(RERUNS_SHOWN) {
-        let told = rerun.told.join("\n      ");
-        report.say(&format!(
+    for rerun in verdict.reruns_without_cause().take(RERUNS_SHOWN) {
+        let told = rerun.journal_lines.join("\n      ");
+        report.print_line(&format!(
             "    again without cause: {}\n      {told}",
             rerun.job
         ));
     }
-    if let Some(kept) = &verdict.kept {
-        report.say(&format!("    kept: {}", kept.display()));
+    if let Some(kept) = &verdict.evidence_path {
+        report.print_line(&format!("    kept: {}", kept.display()));
     }
 }

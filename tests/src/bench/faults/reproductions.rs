@@ -5,99 +5,99 @@ use anyhow::Result;
 use super::{bounds, results, runs, words};
 
 /// One kind of fault.
-pub(super) struct Reproduction {
+pub(super) struct FaultReproduction {
     /// What goes wrong, as a name.
     pub(super) name: &'static str,
     /// Fails with what is wrong.
-    pub(super) check: Check,
+    pub(super) check: ReproductionCheck,
 }
 
 /// How it is looked at.
-pub(super) enum Check {
+pub(super) enum ReproductionCheck {
     /// By a small reproduction.
-    Here(fn() -> Result<()>),
+    Function(fn() -> Result<()>),
     /// By the run in which the scheduler is cut off, which is a figure of its own.
     CutOff,
     /// Not yet, for a reason.
-    Later(&'static str),
+    Pending(&'static str),
 }
 
-const fn here(name: &'static str, check: fn() -> Result<()>) -> Reproduction {
-    let check = Check::Here(check);
-    Reproduction { name, check }
+const fn reproduction(name: &'static str, check: fn() -> Result<()>) -> FaultReproduction {
+    let check = ReproductionCheck::Function(check);
+    FaultReproduction { name, check }
 }
 
 /// All of them, by weight.
-pub(super) const ALL: &[Reproduction] = &[
-    here(
+pub(super) const REPRODUCTIONS: &[FaultReproduction] = &[
+    reproduction(
         "temporary files are named by process number",
-        results::temporary_files_named_by_pid,
+        results::check_temporary_files_named_by_pid,
     ),
-    here(
+    reproduction(
         "a cache shows what the workflow extracts",
-        results::cache_of_an_extract_target,
+        results::check_cache_of_extract_target,
     ),
-    here("names are not UTF-8", results::names_that_are_not_utf8),
-    Reproduction {
+    reproduction("names are not UTF-8", results::check_non_utf8_names),
+    FaultReproduction {
         name: "the scheduler is cut off from everybody",
-        check: Check::CutOff,
+        check: ReproductionCheck::CutOff,
     },
-    here(
+    reproduction(
         "the log of a failed job is lost",
-        words::log_of_a_failed_job,
+        words::check_log_of_failed_job,
     ),
-    here(
+    reproduction(
         "calls fail while volumes are deleted",
-        results::scheduler_of_commands,
+        results::check_scheduler_of_commands,
     ),
-    here(
+    reproduction(
         "unknown sizes beside another user",
-        runs::unknown_sizes_beside_another_user,
+        runs::check_unknown_sizes_beside_another_user,
     ),
-    here(
+    reproduction(
         "unknown sizes that one job gathers",
-        runs::unknown_sizes_that_one_job_gathers,
+        runs::check_gathered_unknown_sizes,
     ),
-    here(
+    reproduction(
         "full disk below a watched volume",
-        runs::full_disk_below_a_watched_volume,
+        runs::check_full_disk_below_watched_volume,
     ),
-    here(
+    reproduction(
         "gathering job that can never run",
-        runs::gathering_job_that_can_never_run,
+        runs::check_impossible_gathering_job,
     ),
-    here("disk without inodes", runs::disk_without_inodes),
-    here(
+    reproduction("disk without inodes", runs::check_disk_without_inodes),
+    reproduction(
         "directory that home cannot read",
-        results::unreadable_directory,
+        results::check_unreadable_directory,
     ),
-    here(
+    reproduction(
         "memory of an agent with many volumes",
-        bounds::memory_of_many_volumes,
+        bounds::check_memory_of_many_volumes,
     ),
-    here("token of many blocks", bounds::token_of_many_blocks),
-    here(
+    reproduction("token of many blocks", bounds::check_token_of_many_blocks),
+    reproduction(
         "store that another user made",
-        bounds::store_of_another_user,
+        bounds::check_store_of_another_user,
     ),
-    Reproduction {
+    FaultReproduction {
         name: "a server identity forges what caches show",
-        check: Check::Later("it is mended with the identities of servers"),
+        check: ReproductionCheck::Pending("it is mended with the identities of servers"),
     },
-    here(
+    reproduction(
         "directory above a mount point",
-        results::directory_above_a_mount_point,
+        results::check_directory_above_mount_point,
     ),
-    here(
+    reproduction(
         "attributes of a volume's top",
-        results::attributes_of_the_top,
+        results::check_root_attributes,
     ),
-    here("journal that others can read", bounds::journals_of_others),
-    here("mount again at once", bounds::mount_again_at_once),
-    here(
+    reproduction("journal that others can read", bounds::check_journal_permissions),
+    reproduction("mount again at once", bounds::check_immediate_remount),
+    reproduction(
         "descriptors of one program",
-        bounds::descriptors_of_one_program,
+        bounds::check_descriptor_limit,
     ),
-    here("looking at names is no use", runs::looking_at_names_is_use),
-    here("messages that are not so", words::messages_that_are_so),
+    reproduction("looking at names is no use", runs::check_metadata_counts_as_use),
+    reproduction("messages that are not so", words::check_message_accuracy),
 ];

@@ -13,18 +13,18 @@ use crate::TestCluster;
 
 /// Programs name their temporary files by their process number. At once on one machine, they do
 /// not disturb each other.
-pub(super) fn temporary_files_named_by_pid() -> Result<()> {
+pub(super) fn check_temporary_files_named_by_pid() -> Result<()> {
     let directory = UserDirectory::new()?;
     let text = "for i in 1..4\nvolume w$(i) scratch 1 MB\njob tool$(i) {\nexecutable = sh\n\
         arguments = -c 't=/tmp/calc.$$; echo $(i) > $t; sleep 1; cat $t > /w/out; rm -f $t; \
         echo $$ > /w/pid'\n}\nmount w$(i) tool$(i) /w\n\
         extract w$(i) out bafs://home/out.$(i)\nextract w$(i) pid bafs://home/pid.$(i)\nend\n";
-    directory.run(text, &["--local", "2"])?.expect(0)?;
+    directory.run_workflow(text, &["--local", "2"])?.check_code(0)?;
     let mut numbers = BTreeSet::new();
     for i in 1..=4 {
-        let found = directory.get(&format!("out.{i}"));
+        let found = directory.read_file(&format!("out.{i}"));
         ensure!(found == i.to_string(), "job {i} has the data '{found}'");
-        numbers.insert(directory.get(&format!("pid.{i}")));
+        numbers.insert(directory.read_file(&format!("pid.{i}")));
     }
     ensure!(
         numbers.len() > 1,
@@ -35,7 +35,7 @@ pub(super) fn temporary_files_named_by_pid() -> Result<()> {
 
 /// How many of three MPI jobs on one node, at once, end well and have a session directory that is
 /// theirs alone. Programs seldom fail where it is not: when one removes it as another begins.
-pub(super) fn mpi_jobs_at_once() -> Result<u32> {
+pub(super) fn count_mpi_jobs_that_succeed() -> Result<u32> {
     const JOBS: u32 = 3;
     let world = TestCluster::start_with_spec(&["200MB"], |spec| spec.slots = JOBS)?;
     world.wait_for_servers(2)?;
@@ -57,7 +57,7 @@ pub(super) fn mpi_jobs_at_once() -> Result<u32> {
 
 /// A cache of the place where the same workflow extracts would show the second run the first
 /// one's file.
-pub(super) fn cache_of_an_extract_target() -> Result<()> {
+pub(super) fn check_cache_of_extract_target() -> Result<()> {
     let directory = UserDirectory::new()?;
     let text = |target: &str| {
         format!(
@@ -68,21 +68,21 @@ pub(super) fn cache_of_an_extract_target() -> Result<()> {
              extract w index.txt bafs://home/{target}\n"
         )
     };
-    directory.put("fine.bafs", &text("other/index.txt"))?;
-    directory.bafs(&["check", "fine.bafs"])?.expect(0)?;
-    directory.put("stale.bafs", &text("idx/index.txt"))?;
-    directory.bafs(&["check", "stale.bafs"])?.expect(1)
+    directory.write_file("fine.bafs", &text("other/index.txt"))?;
+    directory.run_bafs(&["check", "fine.bafs"])?.check_code(0)?;
+    directory.write_file("stale.bafs", &text("idx/index.txt"))?;
+    directory.run_bafs(&["check", "stale.bafs"])?.check_code(1)
 }
 
 /// Names are bytes: a job sees also a file whose name is no UTF-8.
-pub(super) fn names_that_are_not_utf8() -> Result<()> {
+pub(super) fn check_non_utf8_names() -> Result<()> {
     for source in [
         "cache bafs://home/in 1 MB",
         "scratch 1 MB from bafs://home/in",
     ] {
         let directory = UserDirectory::new()?;
         for i in 1..=3 {
-            directory.put(&format!("in/s{i}.txt"), "s\n")?;
+            directory.write_file(&format!("in/s{i}.txt"), "s\n")?;
         }
         let odd = OsStr::from_bytes(b"\xe9chantillon4.txt");
         std::fs::write(directory.path("in").join(odd), "s\n")?;
@@ -91,15 +91,15 @@ pub(super) fn names_that_are_not_utf8() -> Result<()> {
              arguments = -c 'cat /c/*.txt | wc -l > /w/o'\n}}\nmount c j /c ro\nmount w j /w\n\
              extract w o bafs://home/o\n"
         );
-        directory.run(&text, &["--local", "1"])?.expect(0)?;
-        let found = directory.get("o");
+        directory.run_workflow(&text, &["--local", "1"])?.check_code(0)?;
+        let found = directory.read_file("o");
         ensure!(found == "4", "{found} of 4 files are seen ({source})");
     }
     Ok(())
 }
 
 /// A scheduler made of commands: forty tasks, eight at once; none of its calls may fail.
-pub(super) fn scheduler_of_commands() -> Result<()> {
+pub(super) fn check_scheduler_of_commands() -> Result<()> {
     const TASKS: usize = 40;
     const AT_ONCE: usize = 8;
     let world = TestCluster::start_with_spec(&["1GB"], |spec| spec.slots = 8)?;
@@ -166,20 +166,20 @@ pub(super) fn scheduler_of_commands() -> Result<()> {
 
 /// A directory above a mount point stays what it is: the same file system, and what is made there
 /// stays.
-pub(super) fn directory_above_a_mount_point() -> Result<()> {
+pub(super) fn check_directory_above_mount_point() -> Result<()> {
     let directory = UserDirectory::new()?;
-    directory.put("above/there", "x")?;
-    let above = format!("{}/above", directory.word());
+    directory.write_file("above/there", "x")?;
+    let above = format!("{}/above", directory.shell_word());
     let text = format!(
         "volume w scratch 10 MB\njob j {{\nexecutable = sh\n\
          arguments = -c 'stat -f -c %T {above} > {above}/point/o; cat {above}/there >> \
          {above}/point/o; mkdir {above}/made'\n}}\nmount w j {above}/point\n\
          extract w o bafs://home/o\n"
     );
-    let plain = directory.finish(Command::new("stat").args(["-f", "-c", "%T", &above]))?;
-    directory.run(&text, &["--local", "1"])?.expect(0)?;
-    let found = directory.get("o");
-    let wanted = format!("{}\nx", plain.said.trim());
+    let plain = directory.run_to_end(Command::new("stat").args(["-f", "-c", "%T", &above]))?;
+    directory.run_workflow(&text, &["--local", "1"])?.check_code(0)?;
+    let found = directory.read_file("o");
+    let wanted = format!("{}\nx", plain.output.trim());
     ensure!(
         found == wanted,
         "the job sees '{found}' instead of '{wanted}'"
@@ -192,34 +192,34 @@ pub(super) fn directory_above_a_mount_point() -> Result<()> {
 }
 
 /// The top of a cache, and of a filled volume, has the mode and the time of its source.
-pub(super) fn attributes_of_the_top() -> Result<()> {
+pub(super) fn check_root_attributes() -> Result<()> {
     for source in [
         "cache bafs://home/in 1 MB",
         "scratch 1 MB from bafs://home/in",
     ] {
         let directory = UserDirectory::new()?;
-        directory.put("in/a", "a\n")?;
+        directory.write_file("in/a", "a\n")?;
         let made = "chmod 750 in; touch -d @1000000000 in";
         directory
-            .finish(Command::new("sh").args(["-c", made]))?
-            .expect(0)?;
+            .run_to_end(Command::new("sh").args(["-c", made]))?
+            .check_code(0)?;
         let text = format!(
             "volume c {source}\nvolume w scratch 1 MB\njob j {{\nexecutable = sh\n\
              arguments = -c 'stat -c \"%a %Y\" /c > /w/o'\n}}\nmount c j /c ro\nmount w j /w\n\
              extract w o bafs://home/o\n"
         );
-        directory.run(&text, &["--local", "1"])?.expect(0)?;
-        let found = directory.get("o");
+        directory.run_workflow(&text, &["--local", "1"])?.check_code(0)?;
+        let found = directory.read_file("o");
         ensure!(found == "750 1000000000", "{source} shows '{found}'");
     }
     Ok(())
 }
 
 /// A subdirectory that home may not read costs nobody who does not open it.
-pub(super) fn unreadable_directory() -> Result<()> {
+pub(super) fn check_unreadable_directory() -> Result<()> {
     let directory = UserDirectory::new()?;
     // Root reads everything but without these rights: only the home is to lack them.
-    let home = directory.put(
+    let home = directory.write_file(
         "bafs-with-a-modest-home",
         &format!(
             "#!/bin/sh\ncase \" $* \" in *' home '*) exec setpriv \
@@ -227,14 +227,14 @@ pub(super) fn unreadable_directory() -> Result<()> {
             crate::bafs_program().display()
         ),
     )?;
-    chmod(&home, 0o755)?;
+    set_mode(&home, 0o755)?;
     let world = TestCluster::start_with_spec(&["100MB"], |spec| spec.program = home)?;
     world.wait_for_servers(2)?;
     world.write_home("db/seq", b"data\n")?;
     world.write_home("db/lost+found/x", b"secret\n")?;
     let closed = world.home.path().join("db/lost+found");
     std::os::unix::fs::chown(&closed, Some(65_534), Some(65_534))?;
-    chmod(&closed, 0o700)?;
+    set_mode(&closed, 0o700)?;
     let text = "volume v cache bafs://home/db 1 MB\nvolume o scratch 1 MB\njob j {\n\
         executable = sh\narguments = -c 'cat /v/seq > /o/r'\n}\nmount v j /v\nmount o j /o\n\
         extract o r bafs://home/r\n";
@@ -248,7 +248,7 @@ pub(super) fn unreadable_directory() -> Result<()> {
     Ok(())
 }
 
-pub(super) fn chmod(path: &std::path::Path, mode: u32) -> Result<()> {
+pub(super) fn set_mode(path: &std::path::Path, mode: u32) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let mode = Mode::from_bits_truncate(mode).bits();
     let permissions = std::fs::Permissions::from_mode(mode);

@@ -10,17 +10,17 @@ use anyhow::{Context, Result, ensure};
 use bafs_sched::io::journal;
 use bafs_sched::logic::Event;
 
-use super::user_directory::{UserDirectory, last_lines, wait};
+use super::user_directory::{UserDirectory, last_lines, wait_or_kill};
 use crate::disk::{fill_disk, start_node_on_disk, path_in_namespace};
-use crate::injection::executions;
+use crate::injection::read_executions;
 use crate::{TestCluster, bafs_program, printed_text};
 
 /// A run that is to go on beside others may take so long.
-const LIMIT: Duration = Duration::from_secs(90);
+const RUN_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Sizes that nobody declared are made up; beside a user who fills the nodes they are not made up
 /// so small that the run fails for good.
-pub(super) fn unknown_sizes_beside_another_user() -> Result<()> {
+pub(super) fn check_unknown_sizes_beside_another_user() -> Result<()> {
     let world = TestCluster::start(&["700MB", "700MB"])?;
     world.wait_for_servers(3)?;
     let full = "for i in 1..2\nvolume w$(i) scratch 685 MB\njob h$(i) {\nexecutable = sh\n\
@@ -40,8 +40,8 @@ pub(super) fn unknown_sizes_beside_another_user() -> Result<()> {
     let mut bob = start("bob", full)?;
     std::thread::sleep(Duration::from_secs(4));
     let mut alice = start("alice", unknown)?;
-    let ended = wait(&mut alice, LIMIT)?;
-    let bob = wait(&mut bob, LIMIT)?;
+    let ended = wait_or_kill(&mut alice, RUN_TIMEOUT)?;
+    let bob = wait_or_kill(&mut bob, RUN_TIMEOUT)?;
     let told = world.read_home("alice.told")?;
     let told = last_lines(&String::from_utf8_lossy(&told));
     ensure!(
@@ -57,21 +57,21 @@ pub(super) fn unknown_sizes_beside_another_user() -> Result<()> {
 
 /// A job gathers volumes of unknown size that fit easily: everything runs once, but for what was
 /// measured.
-pub(super) fn unknown_sizes_that_one_job_gathers() -> Result<()> {
+pub(super) fn check_gathered_unknown_sizes() -> Result<()> {
     let directory = UserDirectory::new()?;
     let text = "job all {\nexecutable = sh\narguments = -c 'ls /in/*/x | wc -l > /out/list'\n}\n\
         volume out scratch 1 MB\nmount out all /out\nextract out list bafs://home/list\n\
         for i in 1..12\nvolume w$(i) scratch unknown\njob s$(i) {\nexecutable = sh\n\
         arguments = -c 'head -c 45000000 /dev/zero > /w/x'\n}\nmount w$(i) s$(i) /w\n\
         mount w$(i) all /in/$(i) ro\nparent s$(i) child all\nend\n";
-    let ended = directory.run(text, &["--local", "4", "--node-size", "1GB"])?;
-    ended.expect(0)?;
+    let ended = directory.run_workflow(text, &["--local", "4", "--node-size", "1GB"])?;
+    ended.check_code(0)?;
     ensure!(
-        directory.get("list") == "12",
+        directory.read_file("list") == "12",
         "the list has {}",
-        directory.get("list")
+        directory.read_file("list")
     );
-    let again = runs_again(&directory.path("journal"))?;
+    let again = count_reruns(&directory.path("journal"))?;
     ensure!(
         again.values().sum::<usize>() <= 1,
         "run more than once: {again:?}"
@@ -80,8 +80,8 @@ pub(super) fn unknown_sizes_that_one_job_gathers() -> Result<()> {
 }
 
 /// Jobs that ran more than once, and how much more often.
-fn runs_again(path: &Path) -> Result<BTreeMap<String, usize>> {
-    let all = executions(path)?;
+fn count_reruns(path: &Path) -> Result<BTreeMap<String, usize>> {
+    let all = read_executions(path)?;
     let mut count = BTreeMap::new();
     for one in all.iter().filter(|one| one.has_begun) {
         *count.entry(one.name.clone()).or_insert(0) += 1;
@@ -94,7 +94,7 @@ fn runs_again(path: &Path) -> Result<BTreeMap<String, usize>> {
 }
 
 /// A full disk below a volume that no agent watches is no fault of the job: it runs again.
-pub(super) fn full_disk_below_a_watched_volume() -> Result<()> {
+pub(super) fn check_full_disk_below_watched_volume() -> Result<()> {
     let world = TestCluster::start(&[])?;
     let directory = tempfile::tempdir()?;
     let store = directory.path().to_string_lossy().into_owned();
@@ -116,7 +116,7 @@ pub(super) fn full_disk_below_a_watched_volume() -> Result<()> {
     fill_disk(&filler)?;
     std::thread::sleep(Duration::from_secs(6));
     std::fs::remove_file(&filler)?;
-    let ended = wait(&mut run, LIMIT)?;
+    let ended = wait_or_kill(&mut run, RUN_TIMEOUT)?;
     drop(node.stdin.take());
     node.wait()?;
     let told = last_lines(&std::fs::read_to_string(&told)?);
@@ -129,7 +129,7 @@ pub(super) fn full_disk_below_a_watched_volume() -> Result<()> {
 }
 
 /// What a gathering job needs at once, and can never have, is said before the first job runs.
-pub(super) fn gathering_job_that_can_never_run() -> Result<()> {
+pub(super) fn check_impossible_gathering_job() -> Result<()> {
     let text = |count: u32, size: &str| {
         format!(
             "for i in 1..{count}\nvolume v$(i) scratch {size}\njob m$(i) {{\nexecutable = sh\n\
@@ -139,12 +139,12 @@ pub(super) fn gathering_job_that_can_never_run() -> Result<()> {
         )
     };
     let directory = UserDirectory::new()?;
-    directory.put("many.bafs", &text(1_100, "64 KB files 4"))?;
-    let many = directory.bafs(&["check", "many.bafs"])?;
-    many.expect(1).context("1,100 volumes of one job")?;
-    let large = directory.run(&text(40, "30 MB"), &["--local", "1", "--node-size", "1GB"])?;
+    directory.write_file("many.bafs", &text(1_100, "64 KB files 4"))?;
+    let many = directory.run_bafs(&["check", "many.bafs"])?;
+    many.check_code(1).context("1,100 volumes of one job")?;
+    let large = directory.run_workflow(&text(40, "30 MB"), &["--local", "1", "--node-size", "1GB"])?;
     large
-        .expect(1)
+        .check_code(1)
         .context("a job that needs more than all nodes have")?;
     let records = journal::read(&directory.path("journal"))?.records;
     let is_start = |event: &Event| matches!(event, Event::JobStarted { .. });
@@ -157,29 +157,29 @@ pub(super) fn gathering_job_that_can_never_run() -> Result<()> {
 }
 
 /// A disk without free inodes is told as such, not as one without space.
-pub(super) fn disk_without_inodes() -> Result<()> {
+pub(super) fn check_disk_without_inodes() -> Result<()> {
     let directory = UserDirectory::new()?;
     std::fs::create_dir(directory.path("small"))?;
     let text = "volume w scratch 50 MB files 5000\njob j {\nexecutable = sh\n\
         arguments = -c 'for i in $$(seq 3000); do echo > /w/$i || exit 3; done'\n}\n\
         mount w j /w\n";
-    directory.put("test.bafs", text)?;
+    directory.write_file("test.bafs", text)?;
     let script = format!(
         "mount -t tmpfs -o size=200m,nr_inodes=1500 tmpfs small && TMPDIR=$PWD/small exec {} run \
          test.bafs --local 1 --node-size 150MB --patience 5s",
         bafs_program().display()
     );
     let mut command = Command::new("unshare");
-    let ended = directory.finish(command.args(["-m", "sh", "-c", &script]))?;
-    ended.expect(1)?;
-    let names = ["inode", "files"].iter().any(|word| ended.mentions(word));
-    let is_right = names && !ended.mentions("MB free");
-    ensure!(is_right, "it says: {}", last_lines(&ended.said));
+    let ended = directory.run_to_end(command.args(["-m", "sh", "-c", &script]))?;
+    ended.check_code(1)?;
+    let names = ["inode", "files"].iter().any(|word| ended.has_text(word));
+    let is_right = names && !ended.has_text("MB free");
+    ensure!(is_right, "it says: {}", last_lines(&ended.output));
     Ok(())
 }
 
 /// An own failure of a job before it touched a watched volume costs none of those who wrote there.
-pub(super) fn failure_beside_a_watched_volume() -> Result<()> {
+pub(super) fn check_failure_beside_watched_volume() -> Result<()> {
     let directory = UserDirectory::new()?;
     let mark = directory.path("mark");
     let text = format!(
@@ -190,8 +190,8 @@ pub(super) fn failure_beside_a_watched_volume() -> Result<()> {
          extract o y bafs://home/y\n",
         mark.display()
     );
-    directory.run(&text, &["--local", "1"])?.expect(0)?;
-    let again = runs_again(&directory.path("journal"))?;
+    directory.run_workflow(&text, &["--local", "1"])?.check_code(0)?;
+    let again = count_reruns(&directory.path("journal"))?;
     ensure!(
         !again.contains_key("make"),
         "the producer ran again: {again:?}"
@@ -200,17 +200,17 @@ pub(super) fn failure_beside_a_watched_volume() -> Result<()> {
 }
 
 /// That a workflow's run says nothing of a volume that is not used, and gives this result.
-pub(super) fn expect_no_advice(text: &str, file: &str, result: &str) -> Result<()> {
+pub(super) fn check_no_advice(text: &str, file: &str, result: &str) -> Result<()> {
     let directory = UserDirectory::new()?;
-    let ended = directory.run(text, &["--local", "1"])?;
-    ended.expect(0)?;
+    let ended = directory.run_workflow(text, &["--local", "1"])?;
+    ended.check_code(0)?;
     ensure!(
-        directory.get(file) == result,
+        directory.read_file(file) == result,
         "the result is '{}'",
-        directory.get(file)
+        directory.read_file(file)
     );
     let advice = ended
-        .said
+        .output
         .lines()
         .find(|line| line.contains("did nothing in volume"));
     ensure!(advice.is_none(), "{}", advice.unwrap_or_default());
@@ -218,16 +218,16 @@ pub(super) fn expect_no_advice(text: &str, file: &str, result: &str) -> Result<(
 }
 
 /// Names and attributes that a job looks at are a use of the volume.
-pub(super) fn looking_at_names_is_use() -> Result<()> {
+pub(super) fn check_metadata_counts_as_use() -> Result<()> {
     let text = "volume w scratch 1 MB\nvolume r scratch 1 MB\njob a {\nexecutable = mkdir\n\
         arguments = /w/ready\n}\njob b {\nexecutable = sh\n\
         arguments = -c 'test -d /w/ready && ls /w | wc -l > /r/o'\n}\nparent a child b\n\
         mount w a /w\nmount w b /w ro\nmount r b /r\nextract r o bafs://home/o\n";
-    expect_no_advice(text, "o", "1")
+    check_no_advice(text, "o", "1")
 }
 
 /// What a command of a world says when it fails.
-pub(super) fn must(world: &TestCluster, args: &[&str]) -> Result<String> {
+pub(super) fn run_checked(world: &TestCluster, args: &[&str]) -> Result<String> {
     let output = world.bafs_command(args).output()?;
     ensure!(output.status.success(), "{args:?}: {}", printed_text(&output));
     Ok(printed_text(&output))

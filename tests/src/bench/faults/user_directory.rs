@@ -11,36 +11,36 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::bench::measure::Watch;
+use crate::bench::measure::Stopwatch;
 use crate::bafs_program;
 
 /// A program that takes longer hangs.
-const LIMIT: Duration = Duration::from_secs(100);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// How a program ended.
 #[derive(Debug)]
 pub(super) struct CommandResult {
     /// Its exit code; none if a signal ended it.
-    pub(super) code: Option<i32>,
+    pub(super) exit_code: Option<i32>,
     /// What it printed, errors too.
-    pub(super) said: String,
+    pub(super) output: String,
 }
 
 impl CommandResult {
     /// That it ended with this code.
-    pub(super) fn expect(&self, code: i32) -> Result<()> {
+    pub(super) fn check_code(&self, code: i32) -> Result<()> {
         ensure!(
-            self.code == Some(code),
+            self.exit_code == Some(code),
             "exit code {:?} instead of {code}: {}",
-            self.code,
-            last_lines(&self.said)
+            self.exit_code,
+            last_lines(&self.output)
         );
         Ok(())
     }
 
     /// That it said so, or rather did not.
-    pub(super) fn mentions(&self, text: &str) -> bool {
-        self.said.contains(text)
+    pub(super) fn has_text(&self, text: &str) -> bool {
+        self.output.contains(text)
     }
 }
 
@@ -74,12 +74,12 @@ impl UserDirectory {
     }
 
     /// The directory as a word of a script.
-    pub(super) fn word(&self) -> String {
+    pub(super) fn shell_word(&self) -> String {
         self.directory.path().to_string_lossy().into_owned()
     }
 
     /// Writes a file.
-    pub(super) fn put(&self, name: &str, text: &str) -> Result<PathBuf> {
+    pub(super) fn write_file(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.path(name);
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
@@ -89,38 +89,38 @@ impl UserDirectory {
     }
 
     /// What a file has, without white space at its ends; nothing where it is missing.
-    pub(super) fn get(&self, name: &str) -> String {
+    pub(super) fn read_file(&self, name: &str) -> String {
         let bytes = std::fs::read(self.path(name)).unwrap_or_default();
         String::from_utf8_lossy(&bytes).trim().to_owned()
     }
 
     /// Runs `bafs` here to its end.
-    pub(super) fn bafs(&self, args: &[&str]) -> Result<CommandResult> {
-        self.finish(Command::new(bafs_program()).args(args))
+    pub(super) fn run_bafs(&self, args: &[&str]) -> Result<CommandResult> {
+        self.run_to_end(Command::new(bafs_program()).args(args))
     }
 
     /// Runs a workflow on a throw-away cluster here, with a journal `journal`.
-    pub(super) fn run(&self, workflow: &str, options: &[&str]) -> Result<CommandResult> {
-        self.put("test.bafs", workflow)?;
+    pub(super) fn run_workflow(&self, workflow: &str, options: &[&str]) -> Result<CommandResult> {
+        self.write_file("test.bafs", workflow)?;
         let own = ["run", "test.bafs", "--journal", "journal"];
-        self.bafs(&[&own[..], options].concat())
+        self.run_bafs(&[&own[..], options].concat())
     }
 
     /// Runs a program here to its end.
-    pub(super) fn finish(&self, command: &mut Command) -> Result<CommandResult> {
+    pub(super) fn run_to_end(&self, command: &mut Command) -> Result<CommandResult> {
         let told = self.path("told");
-        let mut child = self.start(command, &told)?;
-        let ended = wait(&mut child, LIMIT);
+        let mut child = self.start_command(command, &told)?;
+        let ended = wait_or_kill(&mut child, PROGRAM_TIMEOUT);
         let said = std::fs::read(&told)?;
         let said = String::from_utf8_lossy(&said).into_owned();
         match ended? {
-            Some(code) => Ok(CommandResult { code, said }),
-            None => anyhow::bail!("no end after {LIMIT:?}: {}", last_lines(&said)),
+            Some(code) => Ok(CommandResult { exit_code: code, output: said }),
+            None => anyhow::bail!("no end after {PROGRAM_TIMEOUT:?}: {}", last_lines(&said)),
         }
     }
 
     /// Starts a program here; what it prints goes to a file.
-    pub(super) fn start(&self, command: &mut Command, told: &Path) -> Result<Child> {
+    pub(super) fn start_command(&self, command: &mut Command, told: &Path) -> Result<Child> {
         let told = File::create(told)?;
         command
             .current_dir(self.directory.path())
@@ -133,8 +133,8 @@ impl UserDirectory {
 }
 
 /// Waits so long for a program at most, and then kills it and its group.
-pub(super) fn wait(child: &mut Child, limit: Duration) -> Result<Option<Option<i32>>> {
-    let watch = Watch::start();
+pub(super) fn wait_or_kill(child: &mut Child, limit: Duration) -> Result<Option<Option<i32>>> {
+    let watch = Stopwatch::start();
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status.code()));

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use super::probe::{CHECK, Keeps, PROBE, State, Work, now_ns, set};
-use crate::bench::measure::Watch;
+use crate::bench::measure::Stopwatch;
 use crate::stage::DATA_FILE;
 use crate::{TestCluster, processes_matching, printed_text};
 
@@ -177,7 +177,7 @@ impl Running {
     }
 
     /// Looks at it, so long after the fault; whether it has come to its end.
-    pub(super) fn look(&mut self, watch: &Watch) -> Result<bool> {
+    pub(super) fn look(&mut self, watch: &Stopwatch) -> Result<bool> {
         if self.resolved.is_some() {
             return Ok(true);
         }
@@ -258,7 +258,7 @@ impl Running {
         let mut left = Vec::new();
         if self.ended.is_none() {
             self.signal(Signal::SIGTERM)?;
-            let watch = Watch::start();
+            let watch = Stopwatch::start();
             while self.agent.try_wait()?.is_none() {
                 if hung || watch.elapsed() > GONE {
                     left.push("the agent did not end when it was told to".to_owned());
@@ -269,7 +269,7 @@ impl Running {
                 std::thread::sleep(PAUSE);
             }
         }
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         while !(self.processes().is_empty() && self.mounts().is_empty()) && watch.elapsed() < GONE {
             std::thread::sleep(PAUSE);
         }
@@ -338,7 +338,7 @@ impl Running {
     }
 
     fn until(&mut self, is_so: impl Fn(&Self) -> bool) -> Result<()> {
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         while !is_so(self) {
             let early = self.agent.try_wait()?;
             let name = self.case.name();

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use bafs_sched::planner::Strategy;
 use bafs_sched::sim::study::{self, Compared, Point, compare, thesis_environment};
 
-use super::super::{Options, Report};
+use super::super::{Options, BenchmarkReport};
 
 fn point(workload: &str) -> Result<Point> {
     let mut all = study::baselines().into_iter();
@@ -20,7 +20,7 @@ fn point(workload: &str) -> Result<Point> {
 }
 
 /// The possible sets of the thesis' table, and the concurrency of the mixed baseline.
-pub(super) fn golden(_: &Options, report: &mut Report) -> Result<()> {
+pub(super) fn golden(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
     use Strategy::{AllBatch, Minimal, Slice};
     let expected: [(&str, &[Strategy]); 3] = [
         ("batch", &[Slice, Minimal]),
@@ -40,7 +40,7 @@ pub(super) fn golden(_: &Options, report: &mut Report) -> Result<()> {
         });
         wrong += u32::from(!found.eq(possible.iter().copied()));
     }
-    report.figure("possible_sets_wrong", f64::from(wrong));
+    report.add_figure("possible_sets_wrong", f64::from(wrong));
     let mixed = point("mixed")?;
     let shape = mixed.canonical.shape();
     for (strategy, figure, thesis) in [
@@ -49,14 +49,14 @@ pub(super) fn golden(_: &Options, report: &mut Report) -> Result<()> {
         (Minimal, "concurrency_minimal", 205),
     ] {
         let allocation = strategy.allocate(&shape, &mixed.environment);
-        report.figure(figure, allocation.concurrency as f64);
+        report.add_figure(figure, allocation.concurrency as f64);
         let found = allocation.concurrency;
         ensure!(
             found == thesis,
             "{strategy} runs {found} pipelines, in the thesis {thesis}"
         );
         if strategy == Minimal {
-            report.aimed(
+            report.add_figure_with_target(
                 "minimal_last_part",
                 allocation.last_part_width as f64,
                 145.0..=145.0,
@@ -68,7 +68,7 @@ pub(super) fn golden(_: &Options, report: &mut Report) -> Result<()> {
 }
 
 /// Each baseline under each strategy, simulated.
-pub(super) fn baselines_of(report: &mut Report) -> Result<[Compared; 3]> {
+pub(super) fn baselines_of(report: &mut BenchmarkReport) -> Result<[Compared; 3]> {
     let mut rows = vec![
         [
             "workload",
@@ -95,14 +95,14 @@ pub(super) fn baselines_of(report: &mut Report) -> Result<[Compared; 3]> {
         }
         all.push(compared);
     }
-    report.table(&rows);
+    report.print_table(&rows);
     all.try_into()
         .map_err(|_| anyhow::anyhow!("there are three baselines"))
 }
 
 /// By how much the winners lead, in per cent of the time of others: the thesis says 20, 15 and 25,
 /// give or take ten, and nothing of the private-intensive one.
-pub(super) fn baselines(_: &Options, report: &mut Report) -> Result<()> {
+pub(super) fn baselines(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
     use Strategy::{AllBatch, Minimal, Slice};
     let [batch, private, mixed] = baselines_of(report)?;
     let saved = |compared: &Compared, faster: Strategy, slower: Strategy| {
@@ -137,7 +137,7 @@ pub(super) fn baselines(_: &Options, report: &mut Report) -> Result<()> {
             15.0..=35.0,
         ),
     ] {
-        report.aimed(figure, value, aim);
+        report.add_figure_with_target(figure, value, aim);
     }
     Ok(())
 }

@@ -10,8 +10,8 @@ use bafs_sched::sim::study::thesis_environment;
 use bafs_sched::sim::{Doubt, Doubts, Load, Policy, Run, Scenario, Simulation, decide};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
-use super::super::measure::{Samples, seconds};
-use super::super::{Options, Report};
+use super::super::measure::{Samples, time_seconds};
+use super::super::{Options, BenchmarkReport};
 
 /// What planning a graph of a thousand jobs may take, in seconds.
 const PLAN_S_MAX: f64 = 1.0;
@@ -21,24 +21,24 @@ const MTBF_S: u64 = 6 * 3_600;
 
 /// Plans graphs of a thousand jobs with unequal volumes, several parents, fan-out and fan-in, and
 /// simulates every strategy with other seeds to see how good the choice was.
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let (mut by_shape, mut whole, mut regrets) = (Vec::new(), Vec::new(), Vec::new());
     let (mut by_model, mut over_need) = (Vec::new(), Vec::new());
     let environment = thesis_environment();
     let mut failing = Vec::new();
-    for seed in 0..options.pick(10, 3) {
+    for seed in 0..options.choose(10, 3) {
         let workflow = graph(seed)?;
         let load = Load::Declared {
             variability_ppm: 100_000,
         };
-        let (taken, (shape, mut planned)) = seconds(|| {
+        let (taken, (shape, mut planned)) = time_seconds(|| {
             let (shape, _) = Shape::bottleneck(&workflow, 0.1);
             let planned = plan(shape.clone(), &environment);
             Ok((shape, planned))
         })?;
         by_shape.push(taken);
         let by_bottleneck = planned.choice.as_ref().map(|choice| choice.strategy);
-        let (simulating, _) = seconds(|| {
+        let (simulating, _) = time_seconds(|| {
             let work = (workflow.jobs.len() as u64, || workflow.clone());
             let doubts = decide(&mut planned, Doubt::All, work, &environment, &load)?;
             ensure!(matches!(doubts, Doubts::Tried(_)), "nothing was simulated");
@@ -62,12 +62,12 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         over_need.push(choice_s / taken_s(Some(Policy::Need)));
     }
     let never = regrets.iter().filter(|regret| regret.is_infinite()).count();
-    report.aimed("graph_never_done", never as f64, 0.0..=0.0);
+    report.add_figure_with_target("graph_never_done", never as f64, 0.0..=0.0);
     let longest_s = whole.iter().copied().fold(0.0, f64::max);
-    report.aimed("graph_plan_longest_s", longest_s, 0.0..=PLAN_S_MAX);
-    report.measured("graph_model_s", &Samples::new(by_shape));
-    report.measured("graph_plan_s", &Samples::new(whole));
-    report.measured("graph_plan_failing_s", &Samples::new(failing));
+    report.add_figure_with_target("graph_plan_longest_s", longest_s, 0.0..=PLAN_S_MAX);
+    report.add_samples("graph_model_s", &Samples::new(by_shape));
+    report.add_samples("graph_plan_s", &Samples::new(whole));
+    report.add_samples("graph_plan_failing_s", &Samples::new(failing));
     for (figure, regrets) in [
         ("graph_model_regret", by_model),
         ("graph_regret", regrets),
@@ -75,8 +75,8 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
     ] {
         let ended: Vec<f64> = regrets.into_iter().filter(|it| it.is_finite()).collect();
         match ended.is_empty() {
-            true => report.not_measured(figure, "no choice ended"),
-            false => report.measured(figure, &Samples::new(ended)),
+            true => report.add_missing(figure, "no choice ended"),
+            false => report.add_samples(figure, &Samples::new(ended)),
         }
     }
     Ok(())
@@ -108,7 +108,7 @@ fn plan_where_nodes_fail(workflow: &Workflow, load: &Load) -> Result<f64> {
         mtbf_s: Some(MTBF_S),
         ..thesis_environment()
     };
-    let (taken, ()) = seconds(|| {
+    let (taken, ()) = time_seconds(|| {
         let (shape, _) = Shape::bottleneck(workflow, 0.1);
         let mut planned = plan(shape, &environment);
         let work = (workflow.jobs.len() as u64, || workflow.clone());

@@ -7,9 +7,9 @@ mod regret;
 
 use anyhow::{Result, ensure};
 
-use super::{Options, Report};
+use super::{Options, BenchmarkReport};
 
-type Part = (&'static str, fn(&Options, &mut Report) -> Result<()>);
+type Part = (&'static str, fn(&Options, &mut BenchmarkReport) -> Result<()>);
 
 const PARTS: &[Part] = &[
     ("golden", golden::golden),
@@ -20,7 +20,7 @@ const PARTS: &[Part] = &[
 ];
 
 /// Runs the wanted parts.
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let names: Vec<_> = PARTS.iter().map(|part| part.0).collect();
     let is_known = |name: &String| names.contains(&name.as_str());
     ensure!(
@@ -28,8 +28,8 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
         "the parts are {}",
         names.join(", ")
     );
-    for (name, part) in PARTS.iter().filter(|part| options.wants(part.0)) {
-        report.section(name);
+    for (name, part) in PARTS.iter().filter(|part| options.is_part_selected(part.0)) {
+        report.print_section(name);
         part(options, report)?;
     }
     Ok(())

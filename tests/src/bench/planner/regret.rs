@@ -11,9 +11,9 @@ use anyhow::{Result, anyhow, ensure};
 use bafs_sched::planner::Strategy;
 use bafs_sched::sim::study::{Compared, Point, Timed, Varied, baselines, compare, random_point};
 
-use super::super::machine::cores;
-use super::super::measure::Watch;
-use super::super::{Options, Report};
+use super::super::machine::count_processors;
+use super::super::measure::Stopwatch;
+use super::super::{Options, BenchmarkReport};
 
 /// Strategies closer than this are as good as each other: seeds move them by more.
 const TIE: f64 = 1.01;
@@ -34,8 +34,8 @@ struct Task {
 }
 
 /// The nine studies with three workloads each.
-pub(super) fn studies(options: &Options, report: &mut Report) -> Result<()> {
-    let (steps, seeds) = options.pick((20, 30), (6, 3));
+pub(super) fn studies(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    let (steps, seeds) = options.choose((20, 30), (6, 3));
     let mut tasks = Vec::new();
     for varied in Varied::EACH {
         for (workload, base) in baselines() {
@@ -56,15 +56,15 @@ pub(super) fn studies(options: &Options, report: &mut Report) -> Result<()> {
         crossovers += all;
         predicted += seen;
     }
-    report.figure("crossovers", f64::from(crossovers));
+    report.add_figure("crossovers", f64::from(crossovers));
     let all = f64::from(crossovers);
-    report.aimed("crossovers_predicted", f64::from(predicted), all..=all);
+    report.add_figure_with_target("crossovers_predicted", f64::from(predicted), all..=all);
     Ok(())
 }
 
 /// Workloads and machines drawn at random.
-pub(super) fn validation(options: &Options, report: &mut Report) -> Result<()> {
-    let seeds = UNSEEN..UNSEEN + options.pick(400, 60);
+pub(super) fn validation(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    let seeds = UNSEEN..UNSEEN + options.choose(400, 60);
     let tasks: Vec<Task> = seeds
         .map(|seed| Task {
             label: "random".to_owned(),
@@ -81,7 +81,7 @@ fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
     let next = AtomicUsize::new(0);
     let found = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..cores() {
+        for _ in 0..count_processors() {
             scope.spawn(|| {
                 while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let compared = compare_one(task);
@@ -104,7 +104,7 @@ fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
 }
 
 fn compare_one(task: &Task) -> Result<(&Task, Compared)> {
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     let compared = compare(&task.point, task.seeds);
     let took = watch.elapsed();
     if took > SLOW {
@@ -149,7 +149,7 @@ impl Row<'_> {
     }
 }
 
-fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Result<()> {
+fn tell(report: &mut BenchmarkReport, figure: &str, found: &[(&Task, Compared)]) -> Result<()> {
     let with_several = found
         .iter()
         .filter(|(_, compared)| compared.timed.len() > 1);
@@ -165,10 +165,10 @@ fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Resul
     });
     let rows: Vec<Row<'_>> = rows.collect();
     ensure!(!rows.is_empty(), "no point has two strategies");
-    report.figure(&format!("{figure}_points"), rows.len() as f64);
+    report.add_figure(&format!("{figure}_points"), rows.len() as f64);
     let is_endless = |compared: &Compared| !compared.timed.is_empty() && compared.best().is_none();
     let endless = found.iter().filter(|(_, compared)| is_endless(compared));
-    report.figure(&format!("{figure}_points_endless"), endless.count() as f64);
+    report.add_figure(&format!("{figure}_points_endless"), endless.count() as f64);
     let model = rows.iter().map(|row| (row.model, row.compared.chosen));
     let (told, aimed) = (false, true);
     let name = format!("{figure}_model");
@@ -214,13 +214,13 @@ fn tell(report: &mut Report, figure: &str, found: &[(&Task, Compared)]) -> Resul
             ]);
         }
     }
-    report.table(&table);
+    report.print_table(&table);
     Ok(())
 }
 
 /// Mean, tail and worst choices of one way to choose, and whether they are as they are meant to be.
 fn summary(
-    report: &mut Report,
+    report: &mut BenchmarkReport,
     figure: &str,
     rows: &[Row<'_>],
     choices: Vec<(f64, Option<Strategy>)>,
@@ -229,8 +229,8 @@ fn summary(
     let mut tell = |name: &str, found: f64, most: f64| {
         let key = format!("{figure}_{name}");
         match is_aimed {
-            true => report.aimed(&key, found, 0.0..=most),
-            false => report.figure(&key, found),
+            true => report.add_figure_with_target(&key, found, 0.0..=most),
+            false => report.add_figure(&key, found),
         }
     };
     // No choice, or one that never ends, although another does: as bad as the worst that ends.
@@ -263,7 +263,7 @@ fn summary(
 /// Changes of the best strategy along a study, and those that the choice makes too, at most one
 /// point away. Changes between strategies that are as good as each other do not count. Says which
 /// the choice does not make.
-fn count_crossovers(row: &[(&Task, Compared)], report: &mut Report) -> (u32, u32) {
+fn count_crossovers(row: &[(&Task, Compared)], report: &mut BenchmarkReport) -> (u32, u32) {
     let best = |at: usize| row[at].1.best().map(|best| best.strategy);
     let chosen = |at: usize| row[at].1.decided;
     let is_clear = |at: usize, over: Option<_>| {
@@ -295,7 +295,7 @@ fn count_crossovers(row: &[(&Task, Compared)], report: &mut Report) -> (u32, u32
                 strategy.map_or_else(|| "none".to_owned(), |s| s.to_string())
             };
             let (label, x) = (&row[at].0.label, row[at].0.point.x);
-            report.say(&format!(
+            report.print_line(&format!(
                 "  {label} after {x}: {} to {}, chosen {}, {}",
                 name(from),
                 name(to),

@@ -9,8 +9,8 @@ use anyhow::{Result, ensure};
 use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy};
 use bafs_sched::sim::{self, Load, Policy, Run, Scenario, Simulation, workflow_of};
 
-use super::measure::Watch;
-use super::{Options, Report};
+use super::measure::Stopwatch;
+use super::{Options, BenchmarkReport};
 
 /// Jobs, and nodes in clusters of a hundred.
 const SIZES: [(u32, u32); 3] = [(10_000, 100), (100_000, 1_000), (1_000_000, 10_000)];
@@ -28,7 +28,7 @@ struct Times(Vec<u32>);
 
 impl sim::Watch for Times {
     fn step(&mut self, step: impl FnOnce()) {
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         step();
         let nanoseconds = watch.elapsed().as_nanos().min(u128::from(u32::MAX));
         self.0.push(nanoseconds as u32);
@@ -50,19 +50,19 @@ impl Times {
 }
 
 /// Simulates each size under both policies.
-pub(super) fn run(options: &Options, report: &mut Report) -> Result<()> {
+pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     ensure!(options.only.is_empty(), "this benchmark has no parts");
-    let sizes = options.pick(&SIZES[..], &SIZES[..2]);
-    report.section("by the rules of the strategy `all`");
+    let sizes = options.choose(&SIZES[..], &SIZES[..2]);
+    report.print_section("by the rules of the strategy `all`");
     series(sizes, Policy::Strategy(Strategy::All), "", report)?;
-    report.section("by need: each start is checked for pipelines that would wait for each other");
+    report.print_section("by need: each start is checked for pipelines that would wait for each other");
     series(sizes, Policy::Need, "need_", report)?;
-    report.aimed("peak_mib", peak_mib(), 0.0..=4_096.0);
+    report.add_figure_with_target("peak_mib", peak_mib(), 0.0..=4_096.0);
     Ok(())
 }
 
 /// Simulates each size; the names of all figures begin with `prefix`.
-fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Report) -> Result<()> {
+fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut BenchmarkReport) -> Result<()> {
     let mut rows = vec![[
         "jobs",
         "nodes",
@@ -77,7 +77,7 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Repor
     let mut taken: Vec<(u32, f64, f64)> = Vec::new();
     for &(jobs, nodes) in sizes {
         let mut times = Times::default();
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         let run = simulate(jobs, nodes, policy, &mut times)?;
         let seconds = watch.elapsed().as_secs_f64();
         let decisions = times.0.len();
@@ -86,19 +86,19 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Repor
             times.quantile_ms(990, decisions),
             times.quantile_ms(1_000, decisions),
         );
-        report.aimed(
+        report.add_figure_with_target(
             &format!("{prefix}jobs_{jobs}_s"),
             seconds,
             0.0..=SECONDS_MAX,
         );
         let key = format!("{prefix}jobs_{jobs}_decisions_per_s");
-        report.aimed(&key, per_s, DECISIONS_PER_S_MIN..=f64::INFINITY);
+        report.add_figure_with_target(&key, per_s, DECISIONS_PER_S_MIN..=f64::INFINITY);
         let key = format!("{prefix}jobs_{jobs}_decision_p99_ms");
-        report.aimed(&key, p99, 0.0..=DECISION_MS_MAX);
+        report.add_figure_with_target(&key, p99, 0.0..=DECISION_MS_MAX);
         let early = times.quantile_ms(990, EARLY);
         let key = format!("{prefix}jobs_{jobs}_early_decision_p99_ms");
-        report.aimed(&key, early, 0.0..=DECISION_MS_MAX);
-        report.figure(&format!("{prefix}jobs_{jobs}_decision_max_ms"), max);
+        report.add_figure_with_target(&key, early, 0.0..=DECISION_MS_MAX);
+        report.add_figure(&format!("{prefix}jobs_{jobs}_decision_max_ms"), max);
         // Each record is found in a map or a heap of as many as there are jobs, at most.
         let work = run.looked_at as f64 * f64::from(jobs).ln();
         if let Some(&(fewer, before_s, work_before)) = taken.last() {
@@ -106,13 +106,13 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Repor
             let over = |growth: f64| growth / (n_log_n(jobs) / n_log_n(fewer));
             let sizes = format!("over_n_log_n_{fewer}_{jobs}");
             let growth = over(seconds / before_s);
-            report.aimed(&format!("{prefix}growth_{sizes}"), growth, 0.0..=1.0);
+            report.add_figure_with_target(&format!("{prefix}growth_{sizes}"), growth, 0.0..=1.0);
             let growth = over(work / work_before);
-            report.figure(&format!("{prefix}work_growth_{sizes}"), growth);
+            report.add_figure(&format!("{prefix}work_growth_{sizes}"), growth);
         }
         taken.push((jobs, seconds, work));
         let looked_at = run.looked_at as f64 / f64::from(jobs);
-        report.figure(&format!("{prefix}jobs_{jobs}_looked_at_each"), looked_at);
+        report.add_figure(&format!("{prefix}jobs_{jobs}_looked_at_each"), looked_at);
         let texts = [seconds, per_s, p99, max].map(|value| format!("{value:.3}"));
         let [s, rate, p99, max] = texts;
         let failures = run.failures.to_string();
@@ -129,7 +129,7 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Repor
     }
     let head = rows.pop().unwrap_or_default().map(str::to_owned).to_vec();
     let body = lines.into_iter().map(|line| line.to_vec());
-    report.table(&std::iter::once(head).chain(body).collect::<Vec<_>>());
+    report.print_table(&std::iter::once(head).chain(body).collect::<Vec<_>>());
     Ok(())
 }
 

@@ -26,7 +26,7 @@ use fuser::{
 use rustix::fs::{lgetxattr, statvfs};
 
 use super::{BELIEVE, GENERATION, Smallest, absence, config};
-use crate::bench::machine::Spread;
+use crate::bench::machine::SpreadDirectories;
 
 /// Hidden first argument: this process passes a directory through.
 pub(in crate::bench) const LEAST_PROCESS: &str = "--datapath-least";
@@ -414,13 +414,13 @@ impl Filesystem for Least {
 /// The process with an empty directory, until it is dropped.
 pub(in crate::bench) struct LeastShown {
     process: Smallest,
-    _source: Spread,
+    _source: SpreadDirectories,
 }
 
 impl LeastShown {
     pub(in crate::bench) fn start(kind: Kind) -> Result<Self> {
-        let source = Spread::new()?;
-        let shown = source.directory("shown")?;
+        let source = SpreadDirectories::new()?;
+        let shown = source.create_directory("shown")?;
         let more: &[&str] = match kind {
             Kind::Strict => &[STRICT],
             Kind::Bare => &[],

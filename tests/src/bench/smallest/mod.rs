@@ -27,7 +27,7 @@ const GENERATION: Generation = Generation(0);
 fn config() -> Config {
     let mut config = Config::default();
     config.acl = SessionACL::All;
-    config.n_threads = Some(machine::cores().clamp(2, 16));
+    config.n_threads = Some(machine::count_processors().clamp(2, 16));
     config
 }
 
