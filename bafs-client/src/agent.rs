@@ -14,27 +14,27 @@ use bafs_proto::{Error, Result};
 use nix::unistd::{getegid, geteuid};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::door::NotOpened;
-use crate::fate::{Fate, Loss};
+use crate::door::HandoffError;
+use crate::fate::{VolumeHealth, VolumeLoss};
 use crate::logic::directory::Owner;
 use crate::sandbox::{Privilege, is_root_of_machine};
-use crate::tree::{self, CacheTree, Done, Place, Promise, RemoteTree, Server, Tree};
-use crate::usage::Usage;
-use crate::volume::{Mode, Ownership, Volume};
+use crate::tree::{self, CacheTree, Completion, MountLocation, Durability, RemoteTree, Server, Tree};
+use crate::usage::VolumeUsage;
+use crate::volume::{VolumeMode, Ownership, Volume};
 
 /// How a volume is reached, for people.
-const INLINE: &str = "inline: each operation runs in this process, on the directory that the \
+const EXPLAIN_INLINE: &str = "inline: each operation runs in this process, on the directory that the \
     server on this machine handed over; no messages";
-const BOUND: &str = "directory: the job works on the directory itself, which the server on this \
+const EXPLAIN_BIND_MOUNT: &str = "directory: the job works on the directory itself, which the server on this \
     machine watches; no messages";
-const CALLS: &str = "calls: each operation is a call to the server";
-const EARLY: &str = "calls: what is sure to succeed is answered first and brought to the server in \
+const EXPLAIN_CALLS: &str = "calls: each operation is a call to the server";
+const EXPLAIN_DELEGATED: &str = "calls: what is sure to succeed is answered first and brought to the server in \
     order; fsync and the end of the job wait until it has run";
-const EARLY_CLOSE: &str = "calls: what is sure to succeed is answered first and brought to the \
+const EXPLAIN_DELEGATED_CLOSE: &str = "calls: what is sure to succeed is answered first and brought to the \
     server in order; close, fsync and changes of names wait until it has run";
-const HOME: &str = "calls: each operation is a call to the home server, nothing is kept";
-const WHOLE: &str = "whole files: what is here wholly is read by the kernel itself";
-const BLOCKS: &str = "blocks: names are in memory, data come in blocks from the node's server";
+const EXPLAIN_HOME: &str = "calls: each operation is a call to the home server, nothing is kept";
+const EXPLAIN_PASSTHROUGH: &str = "whole files: what is here wholly is read by the kernel itself";
+const EXPLAIN_BLOCKS: &str = "blocks: names are in memory, data come in blocks from the node's server";
 
 /// What all volumes of one agent process share.
 #[derive(Debug, Clone)]
@@ -48,25 +48,25 @@ pub struct Agent {
     /// Deadline of each remote operation, in milliseconds.
     pub op_deadline_ms: u64,
     /// Where it shows volumes.
-    pub place: Place,
+    pub mount_location: MountLocation,
     /// How it works, as the command line says.
-    pub choices: Choices,
+    pub options: AgentOptions,
     /// Where a job's temporary files go; the host's directories if `None`.
-    pub temporary: Option<TemporaryPlace>,
+    pub temporary: Option<TemporaryLocation>,
 }
 
 /// Where a job's own directories for temporary files are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TemporaryPlace {
+pub struct TemporaryLocation {
     /// A directory of this host for one job. Who made it removes it.
     pub directory: PathBuf,
     /// The most bytes of memory that the job's processes share by name.
     pub memory_bytes: u64,
 }
 
-impl TemporaryPlace {
+impl TemporaryLocation {
     /// Removes what a job left, also in directories that it closed to itself.
-    pub(crate) fn clear(&self) {
+    pub(crate) fn remove_all(&self) {
         for entry in fs::read_dir(&self.directory)
             .into_iter()
             .flatten()
@@ -84,19 +84,19 @@ impl TemporaryPlace {
 
 /// What the command line says about how an agent works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Choices {
+pub struct AgentOptions {
     /// Whether a person is told how each volume is reached.
     pub explain: Explain,
     /// Whether the writer of a volume behind the network is answered before the server has run what
     /// is sure to succeed there, and what is promised then.
-    pub delegate: Option<Promise>,
+    pub durability: Option<Durability>,
 }
 
-impl Default for Choices {
+impl Default for AgentOptions {
     fn default() -> Self {
         Self {
             explain: Explain::No,
-            delegate: None,
+            durability: None,
         }
     }
 }
@@ -118,7 +118,7 @@ async fn owner_on_host(tree: &Tree) -> Ownership {
         gid: getegid().as_raw(),
     };
     let (told, answer) = oneshot::channel();
-    let done: Done = Box::new(move |result, _| {
+    let done: Completion = Box::new(move |result, _| {
         let _ = told.send(result);
     });
     let op = FileOp::GetAttr {
@@ -127,9 +127,9 @@ async fn owner_on_host(tree: &Tree) -> Ownership {
     };
     tree.run(Caller::default(), op, &[], done);
     match answer.await {
-        Ok(Ok(FileReply::Attr(attr))) if attr.uid != own.uid => Ownership::One {
-            shown: own,
-            stored: own,
+        Ok(Ok(FileReply::Attr(attr))) if attr.uid != own.uid => Ownership::SingleOwner {
+            visible_owner: own,
+            stored_owner: own,
         },
         _ => Ownership::AsStored,
     }
@@ -140,9 +140,9 @@ impl Agent {
     pub fn new(pool: Pool, privilege: Privilege, op_deadline_ms: u64) -> Self {
         let ownership = match privilege {
             Privilege::Root => Ownership::AsStored,
-            Privilege::UserNamespace { uid, gid } => Ownership::One {
-                shown: Owner::default(),
-                stored: Owner { uid, gid },
+            Privilege::UserNamespace { uid, gid } => Ownership::SingleOwner {
+                visible_owner: Owner::default(),
+                stored_owner: Owner { uid, gid },
             },
         };
         let op_deadline_ms = if op_deadline_ms == 0 {
@@ -155,8 +155,8 @@ impl Agent {
             id: AgentId::random(),
             ownership,
             op_deadline_ms,
-            place: Place::Job,
-            choices: Choices::default(),
+            mount_location: MountLocation::Job,
+            options: AgentOptions::default(),
             temporary: None,
         }
     }
@@ -166,27 +166,27 @@ impl Agent {
     ///
     /// # Errors
     /// The server's, with the volume named.
-    pub async fn open(
+    pub async fn open_volume(
         &self,
         mount: &MountSpec,
-        losses: mpsc::UnboundedSender<Loss>,
+        losses: mpsc::UnboundedSender<VolumeLoss>,
     ) -> Result<Volume> {
-        let fate = Fate::new(&mount.name, losses);
+        let fate = VolumeHealth::new(&mount.name, losses);
         let opened = self.open_tree(mount, &fate).await;
         let (tree, mode, usage, way) = opened
             .map_err(|error| error.context(format_args!("cannot open volume {}", mount.name)))?;
         tracing::debug!(volume = mount.name, way, "volume opened");
-        if self.explains() {
-            let over = self.carrier(&mount.target).await;
+        if self.is_explaining() {
+            let over = self.describe_transport(&mount.target).await;
             self.explain(&mount.name, &format!("{way}{over}"));
         }
         let ownership = match (&tree, self.ownership) {
             // Files are made by this process, in whose name space its user has the shown number.
-            (Tree::Inline(_), Ownership::One { shown, .. }) => {
+            (Tree::Inline(_), Ownership::SingleOwner { visible_owner: shown, .. }) => {
                 let stored = shown;
-                Ownership::One { shown, stored }
+                Ownership::SingleOwner { visible_owner: shown, stored_owner: stored }
             }
-            (_, Ownership::AsStored) if self.place == Place::Host && !is_root_of_machine() => {
+            (_, Ownership::AsStored) if self.mount_location == MountLocation::Host && !is_root_of_machine() => {
                 owner_on_host(&tree).await
             }
             (_, ownership) => ownership,
@@ -195,7 +195,7 @@ impl Agent {
     }
 
     /// Over what the server of a volume is reached, for people: its lease goes there at least.
-    async fn carrier(&self, target: &MountTarget) -> String {
+    async fn describe_transport(&self, target: &MountTarget) -> String {
         let (MountTarget::Scratch { server, .. }
         | MountTarget::Home { server, .. }
         | MountTarget::Cache { server, .. }) = target;
@@ -207,13 +207,13 @@ impl Agent {
         }
     }
 
-    fn explains(&self) -> bool {
-        self.choices.explain == Explain::Yes
+    fn is_explaining(&self) -> bool {
+        self.options.explain == Explain::Yes
     }
 
     /// Tells how a volume is reached, if somebody wants to know.
     pub(crate) fn explain(&self, volume: &str, way: &str) {
-        if self.explains() {
+        if self.is_explaining() {
             // Without a standard error there is nobody to tell.
             let _ = writeln!(std::io::stderr(), "bafs: volume {volume}: {way}");
         }
@@ -221,36 +221,36 @@ impl Agent {
 
     /// A tree behind the network, of which this process is the writer.
     async fn delegate(&self, tree: RemoteTree) -> Tree {
-        if let Some(promise) = self.choices.delegate {
+        if let Some(promise) = self.options.durability {
             tree.delegate(promise).await;
         }
         Tree::Remote(tree)
     }
 
     /// The tree of a scratch volume, by the best way that there is, and which that is, for people.
-    async fn take<F: Future<Output = Result<RemoteTree>>>(
+    async fn open_scratch_tree<F: Future<Output = Result<RemoteTree>>>(
         &self,
         open: impl Fn() -> F,
         writable: bool,
-        fate: &Fate,
+        health: &VolumeHealth,
     ) -> Result<(Tree, String)> {
-        let taken = tree::take(open().await?, writable, self.place, fate).await;
+        let taken = tree::take_handoff(open().await?, writable, self.mount_location, health).await;
         let (tree, why) = match taken {
             Ok(taken) => taken,
-            Err((tree, NotOpened::Refused(why))) => {
+            Err((tree, HandoffError::Refused(why))) => {
                 (self.delegate(tree).await, Some(why.to_string()))
             }
-            Err((tree, NotOpened::Broken(why))) => {
+            Err((tree, HandoffError::Interrupted(why))) => {
                 tree.close(0).await;
                 (self.delegate(open().await?).await, Some(why.to_string()))
             }
         };
-        let way = match (&tree, self.choices.delegate.filter(|_| writable)) {
-            (Tree::Bound(_), _) => BOUND,
-            (Tree::Inline(_), _) => INLINE,
-            (_, None) => CALLS,
-            (_, Some(Promise::Synced)) => EARLY,
-            (_, Some(Promise::Closed)) => EARLY_CLOSE,
+        let way = match (&tree, self.options.durability.filter(|_| writable)) {
+            (Tree::BindMount(_), _) => EXPLAIN_BIND_MOUNT,
+            (Tree::Inline(_), _) => EXPLAIN_INLINE,
+            (_, None) => EXPLAIN_CALLS,
+            (_, Some(Durability::OnSync)) => EXPLAIN_DELEGATED,
+            (_, Some(Durability::OnClose)) => EXPLAIN_DELEGATED_CLOSE,
         };
         let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
         Ok((tree, format!("{way}{why}")))
@@ -259,8 +259,8 @@ impl Agent {
     async fn open_tree(
         &self,
         mount: &MountSpec,
-        fate: &Fate,
-    ) -> Result<(Tree, Mode, Usage, String), Error> {
+        health: &VolumeHealth,
+    ) -> Result<(Tree, VolumeMode, VolumeUsage, String), Error> {
         let server = |address: &str| Server {
             pool: self.pool.clone(),
             address: address.to_owned(),
@@ -268,30 +268,30 @@ impl Agent {
             op_deadline_ms: self.op_deadline_ms,
         };
         let remote = |address, tree| {
-            RemoteTree::open(server(address), tree, self.id, mount.writable, fate.clone())
+            RemoteTree::open(server(address), tree, self.id, mount.writable, health.clone())
         };
         Ok(match &mount.target {
             MountTarget::Scratch { server, volume } => {
                 let open = || remote(server, TreeRef::Volume(*volume));
-                let (tree, mut way) = self.take(open, mount.writable, fate).await?;
-                let (whole_files, why) = tree.whole_files();
+                let (tree, mut way) = self.open_scratch_tree(open, mount.writable, health).await?;
+                let (whole_files, why) = tree.passthrough_support();
                 if whole_files {
                     way = format!("{way}; {why}");
                 }
-                let mode = Mode {
-                    whole_files,
-                    collects: mount.write_back && mount.writable,
-                    ..Mode::scratch(mount.writable)
+                let mode = VolumeMode {
+                    has_passthrough: whole_files,
+                    has_write_back: mount.write_back && mount.writable,
+                    ..VolumeMode::scratch(mount.writable)
                 };
-                (tree, mode, Usage::new(), way)
+                (tree, mode, VolumeUsage::new(), way)
             }
             MountTarget::Home { server, path } => {
                 let tree = remote(server, TreeRef::Home(path.clone())).await?;
                 (
                     Tree::Remote(tree),
-                    Mode::home(mount.writable),
-                    Usage::with_pages(),
-                    HOME.to_owned(),
+                    VolumeMode::home(mount.writable),
+                    VolumeUsage::with_pages(),
+                    EXPLAIN_HOME.to_owned(),
                 )
             }
             MountTarget::Cache {
@@ -303,18 +303,18 @@ impl Agent {
                         uid: geteuid().as_raw(),
                         gid: getegid().as_raw(),
                     },
-                    Ownership::One { shown, .. } => shown,
+                    Ownership::SingleOwner { visible_owner: shown, .. } => shown,
                 };
-                let tree = CacheTree::open(server(address), *volume, owner, fate.clone()).await?;
+                let tree = CacheTree::open(server(address), *volume, owner, health.clone()).await?;
                 let tree = Tree::Cache(tree);
-                let (whole_files, why) = tree.whole_files();
-                let way = if whole_files { WHOLE } else { BLOCKS };
+                let (whole_files, why) = tree.passthrough_support();
+                let way = if whole_files { EXPLAIN_PASSTHROUGH } else { EXPLAIN_BLOCKS };
                 let way = format!("{way} ({why})");
-                let mode = Mode {
-                    whole_files,
-                    ..Mode::cache()
+                let mode = VolumeMode {
+                    has_passthrough: whole_files,
+                    ..VolumeMode::cache()
                 };
-                (tree, mode, Usage::with_pages(), way)
+                (tree, mode, VolumeUsage::with_pages(), way)
             }
         })
     }

@@ -17,33 +17,33 @@ use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, Result, codec};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::limits::{DOOR_CALL_MS, DOOR_OPEN_MS};
+use crate::limits::{HANDOFF_CALL_TIMEOUT_MS, HANDOFF_TIMEOUT_MS};
 use crate::tree::Server;
 
 /// What a node handed over.
 #[derive(Debug)]
-pub struct Parcel {
+pub struct ReceivedHandoff {
     /// What it is.
     pub header: HandedOver,
     /// The open files that came with it.
     pub files: Vec<OwnedFd>,
     /// The way to speak with the node while it is kept.
-    pub connection: DoorConnection,
+    pub connection: HandoffConnection,
 }
 
 /// Why nothing was handed over. Whoever asked uses the network then.
 #[derive(Debug)]
-pub enum NotOpened {
+pub enum HandoffError {
     /// The node is on another machine, or does not want to; nothing has changed.
     Refused(Error),
     /// Something went wrong on the way; the node may have handed it over all the same.
-    Broken(Error),
+    Interrupted(Error),
 }
 
-impl From<NotOpened> for Error {
-    fn from(why: NotOpened) -> Self {
+impl From<HandoffError> for Error {
+    fn from(why: HandoffError) -> Self {
         match why {
-            NotOpened::Refused(error) | NotOpened::Broken(error) => error,
+            HandoffError::Refused(error) | HandoffError::Interrupted(error) => error,
         }
     }
 }
@@ -52,71 +52,71 @@ impl From<NotOpened> for Error {
 ///
 /// # Errors
 /// [`NotOpened`].
-pub async fn fetch(server: &Server, what: HandOverOf) -> Result<Parcel, NotOpened> {
-    let (call, deadline) = (HandOver { what }, Deadline::after_ms(DOOR_OPEN_MS));
+pub async fn fetch_handoff(server: &Server, what: HandOverOf) -> Result<ReceivedHandoff, HandoffError> {
+    let (call, deadline) = (HandOver { what }, Deadline::after_ms(HANDOFF_TIMEOUT_MS));
     let Server { pool, address, .. } = server;
     let asked = pool.call_patiently(address, &server.token, call, deadline);
-    let HandOverTicket { socket, ticket } = asked.await.map_err(NotOpened::Refused)?;
+    let HandOverTicket { socket, ticket } = asked.await.map_err(HandoffError::Refused)?;
     let packets =
-        Packets::connect(Path::new(&socket)).map_err(|error| NotOpened::Refused(broken(&error)))?;
-    let limit = Duration::from_millis(DOOR_OPEN_MS);
-    let opened = tokio::time::timeout(limit, knock(&packets, ticket)).await;
+        Packets::connect(Path::new(&socket)).map_err(|error| HandoffError::Refused(connection_error(&error)))?;
+    let limit = Duration::from_millis(HANDOFF_TIMEOUT_MS);
+    let opened = tokio::time::timeout(limit, present_ticket(&packets, ticket)).await;
     let (opening, files) = opened
-        .unwrap_or_else(|_| Err(silent()))
-        .map_err(NotOpened::Broken)?;
-    Ok(Parcel {
-        header: opening.map_err(NotOpened::Refused)?,
+        .unwrap_or_else(|_| Err(timeout_error()))
+        .map_err(HandoffError::Interrupted)?;
+    Ok(ReceivedHandoff {
+        header: opening.map_err(HandoffError::Refused)?,
         files,
-        connection: DoorConnection::new(packets),
+        connection: HandoffConnection::new(packets),
     })
 }
 
-async fn knock(packets: &Packets, ticket: Ticket) -> Result<(Opening, Vec<OwnedFd>)> {
+async fn present_ticket(packets: &Packets, ticket: Ticket) -> Result<(Opening, Vec<OwnedFd>)> {
     let knock = Knock {
         version: PROTOCOL_VERSION,
         ticket,
     };
     let bytes = codec::encode(&knock)?;
-    packets.send(&bytes, &[]).await.map_err(|e| broken(&e))?;
-    let packet = packets.receive().await.map_err(|e| broken(&e))?;
-    let (bytes, files) = packet.ok_or_else(ended)?;
+    packets.send(&bytes, &[]).await.map_err(|e| connection_error(&e))?;
+    let packet = packets.receive().await.map_err(|e| connection_error(&e))?;
+    let (bytes, files) = packet.ok_or_else(ended_error)?;
     Ok((codec::decode(&bytes)?, files))
 }
 
 /// The way to speak with the node about something that it handed over. Dropping it gives that
 /// back.
 #[derive(Debug)]
-pub struct DoorConnection {
-    shared: Arc<Shared>,
-    listening: JoinHandle<()>,
+pub struct HandoffConnection {
+    shared: Arc<HandoffConnectionState>,
+    listener_task: JoinHandle<()>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct HandoffConnectionState {
     packets: Packets,
-    calls: Mutex<Calls>,
-    over: watch::Sender<Option<Error>>,
+    pending_calls: Mutex<PendingCalls>,
+    revoked: watch::Sender<Option<Error>>,
 }
 
 /// What the node answers, with the open files beside it.
-type Answer = Result<(DoorReply, Vec<OwnedFd>)>;
+type HandoffResult = Result<(DoorReply, Vec<OwnedFd>)>;
 
 #[derive(Debug, Default)]
-struct Calls {
-    last: u64,
-    waiting: BTreeMap<u64, oneshot::Sender<Answer>>,
-    ended: bool,
+struct PendingCalls {
+    last_number: u64,
+    reply_senders: BTreeMap<u64, oneshot::Sender<HandoffResult>>,
+    is_ended: bool,
 }
 
-impl DoorConnection {
+impl HandoffConnection {
     fn new(packets: Packets) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(HandoffConnectionState {
             packets,
-            calls: Mutex::default(),
-            over: watch::Sender::new(None),
+            pending_calls: Mutex::default(),
+            revoked: watch::Sender::new(None),
         });
         let listening = tokio::spawn(Arc::clone(&shared).listen());
-        Self { shared, listening }
+        Self { shared, listener_task: listening }
     }
 
     /// Asks the node something.
@@ -124,45 +124,45 @@ impl DoorConnection {
     /// # Errors
     /// What it answers; `Unreachable` when it is gone, `DeadlineExceeded` when it is silent.
     pub async fn call(&self, request: DoorRequest) -> Result<(DoorReply, Vec<OwnedFd>)> {
-        let limit = Duration::from_millis(DOOR_CALL_MS);
+        let limit = Duration::from_millis(HANDOFF_CALL_TIMEOUT_MS);
         let asked = tokio::time::timeout(limit, self.shared.call(request)).await;
-        asked.unwrap_or_else(|_| Err(silent()))
+        asked.unwrap_or_else(|_| Err(timeout_error()))
     }
 
     /// Waits until what was handed over may no longer be used: the node wants it back, or is gone.
     /// Tells why.
-    pub async fn over(&self) -> Error {
-        let mut over = self.shared.over.subscribe();
+    pub async fn wait_until_revoked(&self) -> Error {
+        let mut over = self.shared.revoked.subscribe();
         let why = over.wait_for(Option::is_some).await;
-        why.ok().and_then(|why| why.clone()).unwrap_or_else(ended)
+        why.ok().and_then(|why| why.clone()).unwrap_or_else(ended_error)
     }
 }
 
-impl Drop for DoorConnection {
+impl Drop for HandoffConnection {
     fn drop(&mut self) {
         // With the task the last user of the socket goes.
-        self.listening.abort();
+        self.listener_task.abort();
     }
 }
 
-impl Shared {
+impl HandoffConnectionState {
     async fn call(&self, request: DoorRequest) -> Result<(DoorReply, Vec<OwnedFd>)> {
         let (answered, answer) = oneshot::channel();
         let number = {
-            let mut calls = self.calls();
-            if calls.ended {
-                return Err(ended());
+            let mut calls = self.pending_calls();
+            if calls.is_ended {
+                return Err(ended_error());
             }
-            calls.last += 1;
-            let number = calls.last;
-            calls.waiting.insert(number, answered);
+            calls.last_number += 1;
+            let number = calls.last_number;
+            calls.reply_senders.insert(number, answered);
             number
         };
-        let _forgotten = Forget(self, number);
+        let _forgotten = PendingCallGuard(self, number);
         let bytes = codec::encode(&DoorCall { number, request })?;
         let sent = self.packets.send(&bytes, &[]).await;
-        sent.map_err(|error| broken(&error))?;
-        answer.await.unwrap_or_else(|_| Err(ended()))
+        sent.map_err(|error| connection_error(&error))?;
+        answer.await.unwrap_or_else(|_| Err(ended_error()))
     }
 
     async fn listen(self: Arc<Self>) {
@@ -170,56 +170,56 @@ impl Shared {
             match self.packets.receive().await {
                 Ok(Some((bytes, files))) => match codec::decode(&bytes) {
                     Ok(DoorWord::Answer { number, answer }) => {
-                        if let Some(waiting) = self.calls().waiting.remove(&number) {
+                        if let Some(waiting) = self.pending_calls().reply_senders.remove(&number) {
                             // Whoever asked may have given up.
                             let _ = waiting.send(answer.map(|reply| (reply, files)));
                         }
                     }
                     Ok(DoorWord::Stop { why }) => {
-                        self.over
+                        self.revoked
                             .send_if_modified(|over| over.replace(why).is_none());
                     }
                     Err(error) => break error,
                 },
-                Ok(None) => break ended(),
-                Err(error) => break broken(&error),
+                Ok(None) => break ended_error(),
+                Err(error) => break connection_error(&error),
             }
         };
-        let mut calls = self.calls();
-        calls.ended = true;
-        calls.waiting.clear();
+        let mut calls = self.pending_calls();
+        calls.is_ended = true;
+        calls.reply_senders.clear();
         drop(calls);
-        self.over.send_if_modified(|over| {
+        self.revoked.send_if_modified(|over| {
             let first = over.is_none();
             over.get_or_insert(why);
             first
         });
     }
 
-    fn calls(&self) -> MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending_calls(&self) -> MutexGuard<'_, PendingCalls> {
+        self.pending_calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Forgets a call that nobody waits for any more.
-struct Forget<'a>(&'a Shared, u64);
+struct PendingCallGuard<'a>(&'a HandoffConnectionState, u64);
 
-impl Drop for Forget<'_> {
+impl Drop for PendingCallGuard<'_> {
     fn drop(&mut self) {
-        self.0.calls().waiting.remove(&self.1);
+        self.0.pending_calls().reply_senders.remove(&self.1);
     }
 }
 
-fn broken(error: &std::io::Error) -> Error {
+fn connection_error(error: &std::io::Error) -> Error {
     Error::new(ErrorCode::Unreachable, format!("the node's door: {error}"))
 }
 
-fn ended() -> Error {
+fn ended_error() -> Error {
     let text = "the storage server on this machine ended";
     Error::new(ErrorCode::Unreachable, text)
 }
 
-fn silent() -> Error {
+fn timeout_error() -> Error {
     let text = "the storage server on this machine does not answer at its door";
     Error::new(ErrorCode::DeadlineExceeded, text)
 }
@@ -230,12 +230,12 @@ mod tests {
 
     use super::*;
 
-    async fn request(node: &Packets) -> DoorCall {
+    async fn receive_call(node: &Packets) -> DoorCall {
         let (bytes, _) = node.receive().await.unwrap().unwrap();
         codec::decode(&bytes).unwrap()
     }
 
-    async fn say(node: &Packets, word: &DoorWord, files: &[OwnedFd]) {
+    async fn send_message(node: &Packets, word: &DoorWord, files: &[OwnedFd]) {
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         let bytes = codec::encode(word).unwrap();
         node.send(&bytes, &files).await.unwrap();
@@ -244,18 +244,18 @@ mod tests {
     #[tokio::test]
     async fn answers_find_their_calls_and_the_end_finds_everybody() {
         let (node, packets) = Packets::pair().unwrap();
-        let connection = DoorConnection::new(packets);
+        let connection = HandoffConnection::new(packets);
         let used = |bytes| DoorRequest::Used { bytes, files: 0 };
         let answering = async {
-            let (mut first, mut second) = (request(&node).await, request(&node).await);
+            let (mut first, mut second) = (receive_call(&node).await, receive_call(&node).await);
             if first.request == used(2) {
                 std::mem::swap(&mut first, &mut second);
             }
             let file = OwnedFd::from(tempfile::tempfile().unwrap());
             let (number, answer) = (second.number, Ok(DoorReply::Pinned));
-            say(&node, &DoorWord::Answer { number, answer }, &[file]).await;
+            send_message(&node, &DoorWord::Answer { number, answer }, &[file]).await;
             let (number, answer) = (first.number, Ok(DoorReply::Done));
-            say(&node, &DoorWord::Answer { number, answer }, &[]).await;
+            send_message(&node, &DoorWord::Answer { number, answer }, &[]).await;
         };
         let (first, second, ()) = tokio::join!(
             connection.call(used(1)),
@@ -265,24 +265,24 @@ mod tests {
         assert!(matches!(first.unwrap(), (DoorReply::Done, files) if files.is_empty()));
         assert!(matches!(second.unwrap(), (DoorReply::Pinned, files) if files.len() == 1));
         let why = Error::new(ErrorCode::Fenced, "another writer");
-        say(&node, &DoorWord::Stop { why: why.clone() }, &[]).await;
-        assert_eq!(connection.over().await, why);
+        send_message(&node, &DoorWord::Stop { why: why.clone() }, &[]).await;
+        assert_eq!(connection.wait_until_revoked().await, why);
         let (third, ()) = tokio::join!(connection.call(used(3)), async {
-            request(&node).await;
+            receive_call(&node).await;
             drop(node);
         });
         assert_eq!(third.unwrap_err().code, ErrorCode::Unreachable);
         let late = connection.call(used(4)).await.unwrap_err();
         assert_eq!(late.code, ErrorCode::Unreachable);
-        assert_eq!(connection.over().await, why, "the first reason counts");
+        assert_eq!(connection.wait_until_revoked().await, why, "the first reason counts");
     }
 
     #[tokio::test]
     async fn dropping_the_connection_is_seen_by_the_node() {
         let (node, packets) = Packets::pair().unwrap();
-        let connection = DoorConnection::new(packets);
+        let connection = HandoffConnection::new(packets);
         node.send(&[1, 2, 3], &[]).await.unwrap();
-        assert_eq!(connection.over().await.code, ErrorCode::Malformed);
+        assert_eq!(connection.wait_until_revoked().await.code, ErrorCode::Malformed);
         drop(connection);
         assert!(node.receive().await.unwrap().is_none());
     }

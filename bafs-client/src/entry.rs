@@ -22,15 +22,15 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use crate::agent::{Agent, Choices, TemporaryPlace};
+use crate::agent::{Agent, AgentOptions, TemporaryLocation};
 use crate::doctor;
-use crate::fuse::{End, MountError, MountKind, Mounted, open_device};
-use crate::job::{JobEnd, JobIo, Wish, run_job, silence_of};
-use crate::keeper::Kept;
+use crate::fuse::{ConnectionEnd, MountError, MountKind, FuseMount, open_device};
+use crate::job::{JobEnd, JobIo, StopRequest, run_job, silence_timeout};
+use crate::keeper::MountWatchdog;
 use crate::limits::SPEC_BYTES_MAX;
 use crate::memory;
 use crate::sandbox::{NotStartedReason, Privilege, Sandbox, enter_private};
-use crate::signals::{Asked, By, Requests};
+use crate::signals::{StopSignal, SignalOrigin, StopSignals};
 use crate::tree;
 use crate::volume::Volume;
 
@@ -42,20 +42,20 @@ const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 
 /// How often a mount's keeper is looked at.
-const MOUNT_LOOK: Duration = Duration::from_millis(200);
+const WATCHDOG_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Signals within this time are one request, in milliseconds.
-const ONE_REQUEST_MS: u64 = 1_000;
+const SIGNAL_MERGE_MS: u64 = 1_000;
 
 /// Pause between two signs of life of an agent: an empty line each, before its report.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Threads of the runtime: calls are short, and more threads than processors do not help.
-const WORKERS: usize = 2;
+const WORKER_THREADS: usize = 2;
 
 /// Threads for what blocks, as the mounting and unmounting of a volume: those of all volumes of a
 /// job must not each have one.
-const BLOCKING_MAX: usize = 32;
+const BLOCKING_THREADS_MAX: usize = 32;
 
 /// `bafs agent`: runs the job that one line of JSON on standard input describes, and reports on
 /// standard output in one line. The end of standard input kills the job. Empty lines before the
@@ -66,40 +66,40 @@ const BLOCKING_MAX: usize = 32;
 /// Call it with one thread, after `sandbox::dispatch_job_init`.
 pub fn agent_main(
     identity_dir: &Path,
-    printed: Option<&Path>,
-    choices: Choices,
-    temporary: Option<TemporaryPlace>,
+    output_prefix: Option<&Path>,
+    options: AgentOptions,
+    temporary: Option<TemporaryLocation>,
 ) -> ExitCode {
     let entered = enter_private();
     let mut input = BufReader::new(io::stdin());
     let end = read_spec(&mut input).and_then(|spec| {
-        let privilege = entered.map_err(|error| unsupported(&error))?;
+        let privilege = entered.map_err(|error| unsupported_error(&error))?;
         let identity = Identity::load(identity_dir, Role::Agent)?;
-        let runtime = runtime()?;
-        let (kill, wish) = watch::channel(Wish::None);
+        let runtime = build_runtime()?;
+        let (kill, wish) = watch::channel(StopRequest::None);
         // A thread, as a read of standard input cannot be cancelled.
         let watching = thread::Builder::new()
             .name("bafs-stdin".to_owned())
             .spawn(move || {
                 let _ = io::copy(&mut input, &mut io::sink());
-                kill.send_replace(Wish::Kill(Asked::Terminate));
+                kill.send_replace(StopRequest::Kill(StopSignal::Terminate));
                 // Dropping the sender means the same; it must not happen earlier.
                 drop(kill);
             });
-        watching.map_err(|error| unsupported(&error))?;
-        runtime.spawn(give_signs_of_life());
+        watching.map_err(|error| unsupported_error(&error))?;
+        runtime.spawn(print_keepalives());
         Ok(runtime.block_on(serve_job(
             spec,
             &identity,
             privilege,
             JobIo::Captured,
             wish,
-            (choices, temporary),
+            (options, temporary),
         )))
     });
-    let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
-    if let Some(prefix) = printed
-        && let Err(error) = end.printed.write(prefix)
+    let end = end.unwrap_or_else(|error| JobEnd::environment_failure(error, None));
+    if let Some(prefix) = output_prefix
+        && let Err(error) = end.output.write(prefix)
     {
         tracing::warn!(%error, "what the job printed is not kept");
     }
@@ -129,20 +129,20 @@ pub fn agent_main(
 pub fn exec_main(
     spec: JobSpec,
     identity: Identity,
-    choices: Choices,
-    temporary: Option<TemporaryPlace>,
+    options: AgentOptions,
+    temporary: Option<TemporaryLocation>,
 ) -> ExitCode {
-    let mut asked = Asked::Terminate;
+    let mut asked = StopSignal::Terminate;
     let end = enter_private()
-        .map_err(|error| unsupported(&error))
+        .map_err(|error| unsupported_error(&error))
         .and_then(|privilege| {
-            let runtime = runtime()?;
+            let runtime = build_runtime()?;
             runtime.block_on(async {
-                let wish = wish_by_signals()?;
+                let wish = watch_stop_signals()?;
                 let (wished, io) = (wish.clone(), JobIo::Inherited);
-                let chosen = (choices, temporary.clone());
+                let chosen = (options, temporary.clone());
                 let end = serve_job(spec, &identity, privilege, io, wish, chosen).await;
-                if let Wish::Heard(heard) | Wish::End(heard) | Wish::Kill(heard) = *wished.borrow()
+                if let StopRequest::AlreadySignaled(heard) | StopRequest::Terminate(heard) | StopRequest::Kill(heard) = *wished.borrow()
                 {
                     asked = heard;
                 }
@@ -150,24 +150,24 @@ pub fn exec_main(
             })
         });
     if let Some(temporary) = temporary {
-        temporary.clear();
+        temporary.remove_all();
     }
-    let end = end.unwrap_or_else(|error| JobEnd::environment(error, None));
+    let end = end.unwrap_or_else(|error| JobEnd::environment_failure(error, None));
     for warning in &end.warnings {
-        complain(&format!("bafs: {warning}"));
+        print_error(&format!("bafs: {warning}"));
     }
     match end.report.outcome {
         JobOutcome::Exited(code) => ExitCode::from(code as u8),
         JobOutcome::Signaled(signal) => ExitCode::from(128u8.wrapping_add(signal as u8)),
         JobOutcome::Killed => ExitCode::from(asked.exit_code() as u8),
         JobOutcome::NotStarted(message) => {
-            complain(&format!("bafs: {message}"));
+            print_error(&format!("bafs: {message}"));
             ExitCode::from(match end.not_started {
                 Some(NotStartedReason::ExecutableMissing) => EXIT_NOT_FOUND,
                 _ => EXIT_NOT_EXECUTABLE,
             })
         }
-        JobOutcome::Environment(error) => environment_failed(&error, end.lost_volume.as_deref()),
+        JobOutcome::Environment(error) => report_environment_failure(&error, end.lost_volume.as_deref()),
     }
 }
 
@@ -178,15 +178,15 @@ pub fn mount_main(
     directory: &Path,
     identity: Identity,
     op_deadline_ms: u64,
-    choices: Choices,
+    options: AgentOptions,
 ) -> ExitCode {
     let name = mount.name.clone();
-    let shown = runtime().and_then(|runtime| {
-        runtime.block_on(show(mount, directory, &identity, op_deadline_ms, choices))
+    let shown = build_runtime().and_then(|runtime| {
+        runtime.block_on(serve_mount(mount, directory, &identity, op_deadline_ms, options))
     });
     match shown {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => environment_failed(&error, Some(&name)),
+        Err(error) => report_environment_failure(&error, Some(&name)),
     }
 }
 
@@ -195,60 +195,60 @@ async fn serve_job(
     identity: &Identity,
     privilege: Privilege,
     io: JobIo,
-    wish: watch::Receiver<Wish>,
-    (choices, temporary): (Choices, Option<TemporaryPlace>),
+    request: watch::Receiver<StopRequest>,
+    (choices, temporary): (AgentOptions, Option<TemporaryLocation>),
 ) -> JobEnd {
-    let prepared = pool(identity).and_then(|pool| {
-        let sandbox = Sandbox::prepare(privilege).map_err(|error| unsupported(&error))?;
+    let prepared = build_pool(identity).and_then(|pool| {
+        let sandbox = Sandbox::prepare(privilege).map_err(|error| unsupported_error(&error))?;
         let mut agent = Agent::new(pool, privilege, spec.op_deadline_ms);
-        agent.choices = choices;
+        agent.options = choices;
         agent.temporary = temporary;
         Ok((agent, sandbox))
     });
     match prepared {
-        Ok((agent, sandbox)) => run_job(&agent, &sandbox, spec, io, wish).await,
-        Err(error) => JobEnd::environment(error, None),
+        Ok((agent, sandbox)) => run_job(&agent, &sandbox, spec, io, request).await,
+        Err(error) => JobEnd::environment_failure(error, None),
     }
 }
 
-async fn show(
+async fn serve_mount(
     mount: MountSpec,
     directory: &Path,
     identity: &Identity,
     op_deadline_ms: u64,
-    choices: Choices,
+    options: AgentOptions,
 ) -> Result<()> {
-    let mut wish = wish_by_signals()?;
+    let mut wish = watch_stop_signals()?;
     let name = mount.name.clone();
     let (losses, mut lost) = mpsc::unbounded_channel();
     // On the host numbers of users are what they are, whoever mounts.
-    let mut agent = Agent::new(pool(identity)?, Privilege::Root, op_deadline_ms);
-    agent.choices = choices;
-    agent.place = tree::Place::Host;
-    let volume = Arc::new(agent.open(&mount, losses).await?);
-    let directory = std::path::absolute(directory).map_err(|error| unsupported(&error))?;
-    let (shown, silence) = (Arc::clone(&volume), silence_of(&agent));
+    let mut agent = Agent::new(build_pool(identity)?, Privilege::Root, op_deadline_ms);
+    agent.options = options;
+    agent.mount_location = tree::MountLocation::Host;
+    let volume = Arc::new(agent.open_volume(&mount, losses).await?);
+    let directory = std::path::absolute(directory).map_err(|error| unsupported_error(&error))?;
+    let (shown, silence) = (Arc::clone(&volume), silence_timeout(&agent));
     let mounting = tokio::task::spawn_blocking(move || mount_on_host(shown, &directory, silence));
     let (mounted, mut kept) = mounting
         .await
-        .map_err(|error| unsupported(&error))?
-        .map_err(|error| unsupported(&error))?;
-    agent.explain(&name, mounted.way());
+        .map_err(|error| unsupported_error(&error))?
+        .map_err(|error| unsupported_error(&error))?;
+    agent.explain(&name, mounted.transport());
     let result = loop {
         tokio::select! {
-            _ = wish.wait_for(|wish| *wish != Wish::None) => break Ok(()),
-            end = mounted.over() => break match end {
-                End::Unmounted => Ok(()),
-                End::Aborted => Err(aborted(&name)),
+            _ = wish.wait_for(|wish| *wish != StopRequest::None) => break Ok(()),
+            end = mounted.wait_for_end() => break match end {
+                ConnectionEnd::Unmounted => Ok(()),
+                ConnectionEnd::Aborted => Err(aborted_error(&name)),
             },
-            Some(loss) = lost.recv() => match volume.fate().loss() {
+            Some(loss) = lost.recv() => match volume.health().loss() {
                 Some(_) => break Err(loss.error),
                 // Here is no job to end, and the volume is still good for others.
-                None => complain(&format!("bafs: {}", loss.error)),
+                None => print_error(&format!("bafs: {}", loss.error)),
             },
-            () = tokio::time::sleep(MOUNT_LOOK) => {
-                if kept.is_gone() {
-                    tokio::task::block_in_place(|| renew(&mut kept, &mounted));
+            () = tokio::time::sleep(WATCHDOG_POLL_INTERVAL) => {
+                if kept.has_exited() {
+                    tokio::task::block_in_place(|| restart_watchdog(&mut kept, &mounted));
                 }
             }
         }
@@ -264,34 +264,34 @@ async fn show(
     volume.close(0).await;
     // What the kernel had collected may not have come.
     let mut result = result;
-    while let (Ok(loss), None) = (lost.try_recv(), volume.fate().loss()) {
-        complain(&format!("bafs: {}", loss.error));
+    while let (Ok(loss), None) = (lost.try_recv(), volume.health().loss()) {
+        print_error(&format!("bafs: {}", loss.error));
         result = result.and(Err(loss.error));
     }
     // What was answered already may have failed at the very end.
-    let result = match volume.fate().loss() {
+    let result = match volume.health().loss() {
         // The next writer came after the unmount: nothing is lost that was home by then.
-        Some(_) if volume.fate().is_succeeded() && !volume.owes() => result,
+        Some(_) if volume.health().has_successor() && !volume.has_unsent_changes() => result,
         Some(loss) => result.and_then(|()| Err(loss.clone())),
         None => result,
     };
     let used = volume.usage();
-    complain(&format!(
+    print_error(&format!(
         "bafs: volume {}: {} bytes read, {} written; the longest call took {} ms",
         used.name, used.read_bytes, used.written_bytes, used.longest_call_ms
     ));
     result
 }
 
-fn aborted(volume: &str) -> Error {
+fn aborted_error(volume: &str) -> Error {
     let text = format!("the kernel's connection of the mount of volume {volume} was aborted");
     Error::new(ErrorCode::VolumeLost, text)
 }
 
 /// Has the mount kept again, whose keeper is gone.
-fn renew(kept: &mut Kept, mounted: &Mounted) {
-    if let Some(mount) = mounted.id()
-        && let Err(error) = kept.renew(mount)
+fn restart_watchdog(watchdog: &mut MountWatchdog, mounted: &FuseMount) {
+    if let Some(mount) = mounted.mount_id()
+        && let Err(error) = watchdog.restart(mount)
     {
         tracing::warn!(%error, "the keeper of the mount is gone, and no other starts");
     }
@@ -303,20 +303,20 @@ fn mount_on_host(
     volume: Arc<Volume>,
     directory: &Path,
     silence: Duration,
-) -> Result<(Mounted, Kept), MountError> {
-    doctor::mounts::take_dead_away(directory);
+) -> Result<(FuseMount, MountWatchdog), MountError> {
+    doctor::mounts::detach_dead_mounts(directory);
     // The kernel's table of mounts has no symbolic links.
     let directory = &std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
-    doctor::mounts::take_dead_away(directory);
-    let kept = |device| Kept::start(directory, silence, device).map_err(MountError::Keeper);
+    doctor::mounts::detach_dead_mounts(directory);
+    let kept = |device| MountWatchdog::start(directory, silence, device).map_err(MountError::Watchdog);
     if !geteuid().is_root() {
         let kept = kept(None)?;
-        let mounted = Mounted::mount(volume, directory, MountKind::Fusermount)?;
+        let mounted = FuseMount::mount(volume, directory, MountKind::Fusermount)?;
         return Ok((mounted, kept));
     }
     let device = open_device()?;
-    let kept = kept(Some(device.try_clone().map_err(MountError::Keeper)?))?;
-    Mounted::mount_by(volume, directory, device).map(|mounted| (mounted, kept))
+    let kept = kept(Some(device.try_clone().map_err(MountError::Watchdog)?))?;
+    FuseMount::mount_with_device(volume, directory, device).map(|mounted| (mounted, kept))
 }
 
 fn read_spec(input: &mut impl BufRead) -> Result<JobSpec> {
@@ -334,15 +334,15 @@ fn read_spec(input: &mut impl BufRead) -> Result<JobSpec> {
     serde_json::from_slice(&line).map_err(|error| malformed(&error))
 }
 
-fn runtime() -> Result<Runtime> {
+fn build_runtime() -> Result<Runtime> {
     // Before there are threads.
-    memory::bound_allocator();
+    memory::limit_allocator();
     // A thread that a ring's thread starts would stay on its one processor.
     let own = Pid::from_raw(0);
     let all = sched_getaffinity(own);
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .max_blocking_threads(BLOCKING_MAX)
+        .worker_threads(WORKER_THREADS)
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
         .on_thread_start(move || {
             let spread = all.and_then(|all| sched_setaffinity(own, &all));
             if let Err(error) = spread {
@@ -351,20 +351,20 @@ fn runtime() -> Result<Runtime> {
         })
         .enable_all()
         .build()
-        .map_err(|error| unsupported(&error))
+        .map_err(|error| unsupported_error(&error))
 }
 
-fn pool(identity: &Identity) -> Result<Pool> {
+fn build_pool(identity: &Identity) -> Result<Pool> {
     // Who has connections serves volumes.
-    memory::protect();
+    memory::lower_oom_score();
     // A job reads and writes where it began to, or nowhere.
     Ok(Pool::new(Arc::new(Dialer::new(identity)?)).faithful())
 }
 
 /// Runs where the volumes are served, so that it falls silent when they do.
-async fn give_signs_of_life() {
+async fn print_keepalives() {
     loop {
-        tokio::time::sleep(SIGN_OF_LIFE).await;
+        tokio::time::sleep(KEEPALIVE_INTERVAL).await;
         // The lock keeps it out of the report; without a reader the report fails and says so.
         let mut output = io::stdout().lock();
         let _ = output.write_all(b"\n").and_then(|()| output.flush());
@@ -377,29 +377,29 @@ async fn give_signs_of_life() {
 /// everything, and a terminal that goes, send several signals together: they are one request, and
 /// SIGHUP never is another. What a key says the job hears itself, and may take for something else;
 /// only who presses it twice in haste wants more.
-fn wish_by_signals() -> Result<watch::Receiver<Wish>> {
-    let mut requests = Requests::hear();
+fn watch_stop_signals() -> Result<watch::Receiver<StopRequest>> {
+    let mut requests = StopSignals::subscribe();
     // Heard, it ends no agent: a write past `ulimit -f` of whoever started us fails with EFBIG.
-    let _ = signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(|error| unsupported(&error))?;
-    let (wish, wished) = watch::channel(Wish::None);
+    let _ = signal(SignalKind::from_raw(libc::SIGXFSZ)).map_err(|error| unsupported_error(&error))?;
+    let (wish, wished) = watch::channel(StopRequest::None);
     tokio::spawn(async move {
         let (mut haste, mut asked) = (Deadline::after_ms(0), None);
         loop {
-            let (signal, by) = requests.next().await;
+            let (signal, by) = requests.next_signal().await;
             let is_hasty = !haste.left().is_zero();
             let next = match (asked, by) {
-                (None, By::Other) => {
+                (None, SignalOrigin::Other) => {
                     asked = Some(signal);
-                    Wish::End(signal)
+                    StopRequest::Terminate(signal)
                 }
-                (None, By::Keyboard) if !is_hasty => Wish::Heard(signal),
-                (None, By::Keyboard) => Wish::Kill(signal),
-                (Some(_), _) if is_hasty || signal == Asked::Hangup => continue,
-                (Some(first), _) => Wish::Kill(first),
+                (None, SignalOrigin::Keyboard) if !is_hasty => StopRequest::AlreadySignaled(signal),
+                (None, SignalOrigin::Keyboard) => StopRequest::Kill(signal),
+                (Some(_), _) if is_hasty || signal == StopSignal::Hangup => continue,
+                (Some(first), _) => StopRequest::Kill(first),
             };
-            haste = Deadline::after_ms(ONE_REQUEST_MS);
+            haste = Deadline::after_ms(SIGNAL_MERGE_MS);
             wish.send_replace(next);
-            if matches!(next, Wish::Kill(_)) {
+            if matches!(next, StopRequest::Kill(_)) {
                 break;
             }
         }
@@ -409,11 +409,11 @@ fn wish_by_signals() -> Result<watch::Receiver<Wish>> {
     Ok(wished)
 }
 
-fn unsupported(error: &dyn std::fmt::Display) -> Error {
+fn unsupported_error(error: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorCode::Unsupported, error.to_string())
 }
 
-fn environment_failed(error: &Error, volume: Option<&str>) -> ExitCode {
+fn report_environment_failure(error: &Error, volume: Option<&str>) -> ExitCode {
     let code = error.code as u16;
     let line = json!({
         "reason": format!("{:?}", error.code),
@@ -421,11 +421,11 @@ fn environment_failed(error: &Error, volume: Option<&str>) -> ExitCode {
         "volume": volume,
         "detail": error.detail,
     });
-    complain(&line.to_string());
+    print_error(&line.to_string());
     ExitCode::from(EXIT_ENVIRONMENT)
 }
 
-fn complain(line: &str) {
+fn print_error(line: &str) {
     // Without a standard error there is nobody to tell; the exit code still does.
     let _ = writeln!(io::stderr(), "{line}");
 }

@@ -6,25 +6,25 @@ use std::path::{Path, PathBuf};
 
 use bafs_proto::message::JobCommand;
 
-use crate::agent::TemporaryPlace;
-use crate::sandbox::{TEMPORARY_VARIABLES, Temporary, VolumeBind, job_environment, paths_named_in};
+use crate::agent::TemporaryLocation;
+use crate::sandbox::{TEMPORARY_VARIABLES, TemporaryDirectories, VolumeBind, job_environment, find_named_paths};
 
 /// Where programs put temporary files if nobody says otherwise.
-const TMP: &str = "/tmp";
+const TEMPORARY_DIRECTORY: &str = "/tmp";
 
 /// What the job asks for wins over what it inherits, and over what we add.
-pub(crate) fn environment(
+pub(crate) fn build_environment(
     command: &JobCommand,
     job: &str,
     volumes: &[VolumeBind],
-    temporary: Option<&TemporaryPlace>,
+    temporary: Option<&TemporaryLocation>,
 ) -> Vec<(OsString, OsString)> {
     let mut environment = job_environment(std::env::vars_os(), job, volumes);
-    if temporary.is_some() && !command.share.iter().any(|path| path == TMP) {
+    if temporary.is_some() && !command.share.iter().any(|path| path == TEMPORARY_DIRECTORY) {
         // What this process inherited names a directory that jobs would share.
         let is_ours = |name: &OsString| TEMPORARY_VARIABLES.iter().any(|known| name == known);
         environment.retain(|(name, _)| !is_ours(name));
-        environment.push((TEMPORARY_VARIABLES[0].into(), TMP.into()));
+        environment.push((TEMPORARY_VARIABLES[0].into(), TEMPORARY_DIRECTORY.into()));
     }
     environment.retain(|(name, _)| {
         name.to_str()
@@ -36,11 +36,11 @@ pub(crate) fn environment(
 }
 
 /// The job's own directories, and what of the host's its description names.
-pub(crate) fn temporary_of(
-    place: &TemporaryPlace,
+pub(crate) fn collect_temporary_directories(
+    location: &TemporaryLocation,
     command: &JobCommand,
     environment: &[(OsString, OsString)],
-) -> Temporary {
+) -> TemporaryDirectories {
     let mut words = vec![&command.executable, &command.directory];
     words.extend(&command.arguments);
     words.extend(command.stdout.iter().chain(&command.stderr));
@@ -58,11 +58,11 @@ pub(crate) fn temporary_of(
         .map(OsStr::new)
         .chain(relative.iter().map(OsString::as_os_str))
         .chain(values.map(|(_, value)| value.as_os_str()));
-    Temporary {
-        directory: place.directory.clone(),
-        memory_bytes: place.memory_bytes,
+    TemporaryDirectories {
+        directory: location.directory.clone(),
+        memory_bytes: location.memory_bytes,
         shared: command.share.iter().cloned().collect(),
-        named: paths_named_in(words, Path::is_dir),
+        named: find_named_paths(words, Path::is_dir),
     }
 }
 
@@ -70,8 +70,8 @@ pub(crate) fn temporary_of(
 mod tests {
     use super::*;
 
-    fn place() -> TemporaryPlace {
-        TemporaryPlace {
+    fn temporary_location() -> TemporaryLocation {
+        TemporaryLocation {
             directory: "/store/temporary/1".into(),
             memory_bytes: 1,
         }
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn tmpdir_is_the_private_tmp() {
         let tmpdir = |command: &JobCommand| {
-            let found = environment(command, "j", &[], Some(&place()));
+            let found = build_environment(command, "j", &[], Some(&temporary_location()));
             let mut values = found.into_iter().filter(|(name, _)| name == "TMPDIR");
             let value = values.next_back().map(|(_, value)| value);
             assert_eq!(values.next(), None);
@@ -91,7 +91,7 @@ mod tests {
         own.environment.insert("TMPDIR".into(), "/scratch".into());
         assert_eq!(tmpdir(&own), Some("/scratch".into()));
         let shared = JobCommand {
-            share: vec![TMP.to_owned()],
+            share: vec![TEMPORARY_DIRECTORY.to_owned()],
             ..JobCommand::default()
         };
         assert_eq!(tmpdir(&shared), std::env::var_os("TMPDIR"));
@@ -101,13 +101,13 @@ mod tests {
     fn relative_words_name_entries_of_tmp() {
         let command = JobCommand {
             executable: "./tool".into(),
-            directory: TMP.into(),
+            directory: TEMPORARY_DIRECTORY.into(),
             ..JobCommand::default()
         };
-        let named = temporary_of(&place(), &command, &[]).named;
+        let named = collect_temporary_directories(&temporary_location(), &command, &[]).named;
         assert!(named.contains(&"/tmp/./tool".into()), "{named:?}");
         let mounted = [("BAFS_V".into(), "/tmp/work".into())];
-        let named = temporary_of(&place(), &JobCommand::default(), &mounted).named;
+        let named = collect_temporary_directories(&temporary_location(), &JobCommand::default(), &mounted).named;
         assert!(named.is_empty(), "{named:?}");
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn errno_of(code: ErrorCode) -> Errno {
 ///
 /// `ENOSYS` would switch the operation off for the whole mount, and a number that the kernel
 /// does not accept would leave the caller waiting.
-pub(crate) fn passed_through(errno: Errno) -> Errno {
+pub(crate) fn kernel_safe_errno(errno: Errno) -> Errno {
     match errno.0 {
         libc::ENOSYS => Errno(libc::EOPNOTSUPP),
         1..=ERRNO_MAX => errno,
@@ -74,16 +74,16 @@ mod tests {
                 }
             };
             assert!(fits, "{code:?} became {errno}");
-            assert_eq!(passed_through(Errno(errno)), Errno(errno), "{code:?}");
+            assert_eq!(kernel_safe_errno(Errno(errno)), Errno(errno), "{code:?}");
         }
     }
 
     #[test]
     fn what_the_kernel_would_choke_on_becomes_eio() {
         for bad in [0, -5, 512, 4096, i32::MIN, i32::MAX] {
-            assert_eq!(passed_through(Errno(bad)), Errno(libc::EIO));
+            assert_eq!(kernel_safe_errno(Errno(bad)), Errno(libc::EIO));
         }
-        assert_eq!(passed_through(Errno(libc::ENOSYS)), Errno(libc::EOPNOTSUPP));
-        assert_eq!(passed_through(Errno(libc::EDQUOT)), Errno(libc::EDQUOT));
+        assert_eq!(kernel_safe_errno(Errno(libc::ENOSYS)), Errno(libc::EOPNOTSUPP));
+        assert_eq!(kernel_safe_errno(Errno(libc::EDQUOT)), Errno(libc::EDQUOT));
     }
 }

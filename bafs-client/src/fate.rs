@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 /// A volume that is lost, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Loss {
+pub struct VolumeLoss {
     /// Name of the mount.
     pub volume: String,
     /// What ended it; the text names the volume as well.
@@ -19,35 +19,35 @@ pub struct Loss {
 
 /// The fate of one volume. Cheap to clone; clones share it.
 #[derive(Debug, Clone)]
-pub struct Fate(Arc<Shared>);
+pub struct VolumeHealth(Arc<VolumeHealthState>);
 
 /// Says whether the kernel asks nothing of a volume any more, as it was unmounted.
-pub(crate) type IsOver = Box<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type UnmountCheck = Box<dyn Fn() -> bool + Send + Sync>;
 
-struct Shared {
+struct VolumeHealthState {
     volume: String,
     loss: OnceLock<Error>,
-    is_over: OnceLock<IsOver>,
+    unmount_check: OnceLock<UnmountCheck>,
     /// The next writer came after the end of the mount.
-    is_succeeded: AtomicBool,
+    has_successor: AtomicBool,
     signal: watch::Sender<bool>,
-    losses: mpsc::UnboundedSender<Loss>,
+    losses: mpsc::UnboundedSender<VolumeLoss>,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for VolumeHealthState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Fate({}, {:?})", self.volume, self.loss)
     }
 }
 
-impl Fate {
+impl VolumeHealth {
     /// The fate of the volume of this name. A loss is sent to `losses`, at most once.
-    pub fn new(volume: &str, losses: mpsc::UnboundedSender<Loss>) -> Self {
-        Self(Arc::new(Shared {
+    pub fn new(volume: &str, losses: mpsc::UnboundedSender<VolumeLoss>) -> Self {
+        Self(Arc::new(VolumeHealthState {
             volume: volume.to_owned(),
             loss: OnceLock::new(),
-            is_over: OnceLock::new(),
-            is_succeeded: AtomicBool::new(false),
+            unmount_check: OnceLock::new(),
+            has_successor: AtomicBool::new(false),
             signal: watch::Sender::new(false),
             losses,
         }))
@@ -55,36 +55,36 @@ impl Fate {
 
     /// From now on `is_over` says whether the volume was unmounted. Another writer that comes after
     /// that takes nothing away.
-    pub(crate) fn ends_by(&self, is_over: IsOver) {
-        let _ = self.0.is_over.set(is_over);
+    pub(crate) fn set_unmount_check(&self, is_over: UnmountCheck) {
+        let _ = self.0.unmount_check.set(is_over);
     }
 
     /// Whether the volume was unmounted, as far as that is known.
-    pub(crate) fn is_over(&self) -> bool {
-        self.0.is_over.get().is_some_and(|is_over| is_over())
+    pub(crate) fn is_unmounted(&self) -> bool {
+        self.0.unmount_check.get().is_some_and(|is_over| is_over())
     }
 
     /// Whether it was another writer that ended the use of the volume, after its unmount. Whatever
     /// was not brought home by then is lost all the same.
-    pub(crate) fn is_succeeded(&self) -> bool {
-        self.0.is_succeeded.load(Ordering::Acquire)
+    pub(crate) fn has_successor(&self) -> bool {
+        self.0.has_successor.load(Ordering::Acquire)
     }
 
     /// Records that the volume is lost, unless it was lost before.
-    pub fn lose(&self, error: Error) {
+    pub fn mark_lost(&self, error: Error) {
         let error = error.context(format_args!("volume {}", self.0.volume));
-        let is_succeeded = error.code == ErrorCode::Fenced && self.is_over();
+        let is_succeeded = error.code == ErrorCode::Fenced && self.is_unmounted();
         if self.0.loss.set(error.clone()).is_ok() {
             if is_succeeded {
                 tracing::debug!(volume = %self.0.volume, %error, "the next writer came");
-                self.0.is_succeeded.store(true, Ordering::Release);
+                self.0.has_successor.store(true, Ordering::Release);
                 self.0.signal.send_replace(true);
                 return;
             }
             tracing::warn!(volume = %self.0.volume, %error, "volume lost");
             self.0.signal.send_replace(true);
             // Nobody listens when the job is over already.
-            let _ = self.0.losses.send(Loss {
+            let _ = self.0.losses.send(VolumeLoss {
                 volume: self.0.volume.clone(),
                 error,
             });
@@ -93,14 +93,14 @@ impl Fate {
 
     /// Tells whoever watches the volume, as [`Self::lose`] does, of an error that must not go
     /// unheard although the volume can still be used.
-    pub fn deplore(&self, error: Error) {
+    pub fn report_data_loss(&self, error: Error) {
         if self.loss().is_some() {
             return;
         }
         let error = error.context(format_args!("volume {}", self.0.volume));
         tracing::warn!(volume = %self.0.volume, %error, "data lost");
         // Nobody listens when the job is over already.
-        let _ = self.0.losses.send(Loss {
+        let _ = self.0.losses.send(VolumeLoss {
             volume: self.0.volume.clone(),
             error,
         });
@@ -112,7 +112,7 @@ impl Fate {
     }
 
     /// Does `work` while the volume is there; `None` as soon as it is lost.
-    pub async fn while_there<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+    pub async fn run_unless_lost<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut signal = self.0.signal.subscribe();
         tokio::select! {
             biased;
@@ -150,10 +150,10 @@ mod tests {
             (ErrorCode::VolumeLost, true, false),
         ] {
             let (losses, mut heard) = mpsc::unbounded_channel();
-            let fate = Fate::new("v", losses);
-            fate.ends_by(Box::new(move || is_over));
-            fate.lose(Error::new(code, "another"));
-            assert_eq!(fate.is_succeeded(), is_succeeded);
+            let fate = VolumeHealth::new("v", losses);
+            fate.set_unmount_check(Box::new(move || is_over));
+            fate.mark_lost(Error::new(code, "another"));
+            assert_eq!(fate.has_successor(), is_succeeded);
             assert_eq!(heard.try_recv().is_err(), is_succeeded, "{code:?}");
             assert!(
                 fate.loss().is_some(),
@@ -165,16 +165,16 @@ mod tests {
     #[tokio::test]
     async fn the_first_loss_is_the_one_that_counts() {
         let (losses, mut heard) = mpsc::unbounded_channel();
-        let fate = Fate::new("raw", losses);
-        assert_eq!(fate.while_there(async { 7 }).await, Some(7));
+        let fate = VolumeHealth::new("raw", losses);
+        assert_eq!(fate.run_unless_lost(async { 7 }).await, Some(7));
         let waiting = tokio::spawn({
             let fate = fate.clone();
-            async move { fate.while_there(std::future::pending::<()>()).await }
+            async move { fate.run_unless_lost(std::future::pending::<()>()).await }
         });
-        fate.lose(Error::new(ErrorCode::Fenced, "first"));
-        fate.lose(Error::new(ErrorCode::VolumeLost, "second"));
+        fate.mark_lost(Error::new(ErrorCode::Fenced, "first"));
+        fate.mark_lost(Error::new(ErrorCode::VolumeLost, "second"));
         assert_eq!(waiting.await.unwrap(), None);
-        assert_eq!(fate.while_there(async { 7 }).await, None);
+        assert_eq!(fate.run_unless_lost(async { 7 }).await, None);
         let loss = heard.recv().await.unwrap();
         assert_eq!(
             (loss.volume.as_str(), loss.error.code),

@@ -14,21 +14,21 @@ use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::agent::{Agent, TemporaryPlace};
-use crate::environment::{environment, temporary_of};
-use crate::fate::Loss;
-use crate::fuse::{MountKind, Mounted};
-use crate::limits::{GRACE, SILENCE_MIN};
+use crate::agent::{Agent, TemporaryLocation};
+use crate::environment::{build_environment, collect_temporary_directories};
+use crate::fate::VolumeLoss;
+use crate::fuse::{MountKind, FuseMount};
+use crate::limits::{TERMINATION_GRACE, SILENCE_TIMEOUT_MIN};
 use crate::logic::directory::SINGLE_FILE_NAME;
 use crate::memory;
-use crate::output::{Collector, NamedFile, Printed};
-use crate::pulse::Pulse;
-use crate::report::bound_pages;
+use crate::output::{OutputCollector, OutputFile, CapturedOutput};
+use crate::pulse::Heartbeat;
+use crate::report::limit_pages;
 use crate::sandbox::{
-    self, Access, Identity, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, Output,
-    RunningJob, Sandbox, Session, StartError, VOLUMES_MAX, VolumeBind,
+    self, Access, JobUser, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, OutputTarget,
+    RunningJob, Sandbox, JobSession, StartError, VOLUMES_MAX, VolumeBind,
 };
-use crate::signals::Asked;
+use crate::signals::StopSignal;
 use crate::volume::Volume;
 
 /// Where a job's input and output go.
@@ -42,23 +42,23 @@ pub enum JobIo {
 
 /// What is asked of a job while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum StopRequest {
     /// Nothing.
     None,
     /// Nothing that it has not heard itself, from the keyboard; but it is not to begin.
-    Heard(Asked),
+    AlreadySignaled(StopSignal),
     /// To end: it is told so by this signal, and killed if it goes on for ten seconds.
-    End(Asked),
+    Terminate(StopSignal),
     /// To be killed, as whoever asked in this way did not want to wait, or cannot tell it more.
-    Kill(Asked),
+    Kill(StopSignal),
 }
 
-impl Wish {
+impl StopRequest {
     /// The same, of a job that could not hear it.
-    fn at_once(self) -> Self {
+    fn without_grace(self) -> Self {
         match self {
             Self::None => Self::None,
-            Self::Heard(asked) | Self::End(asked) | Self::Kill(asked) => Self::Kill(asked),
+            Self::AlreadySignaled(asked) | Self::Terminate(asked) | Self::Kill(asked) => Self::Kill(asked),
         }
     }
 }
@@ -75,12 +75,12 @@ pub struct JobEnd {
     /// What its user must know to understand a failure.
     pub warnings: Vec<String>,
     /// What it printed, if that was collected.
-    pub printed: Printed,
+    pub output: CapturedOutput,
 }
 
 impl JobEnd {
     /// The end of a job whose environment failed before it could start.
-    pub fn environment(error: Error, volume: Option<String>) -> Self {
+    pub fn environment_failure(error: Error, volume: Option<String>) -> Self {
         let report = JobReport {
             outcome: JobOutcome::Environment(error),
             wall_ms: 0,
@@ -93,7 +93,7 @@ impl JobEnd {
             lost_volume: volume,
             not_started: None,
             warnings: Vec::new(),
-            printed: Printed::default(),
+            output: CapturedOutput::default(),
         }
     }
 }
@@ -107,59 +107,59 @@ pub async fn run_job(
     sandbox: &Sandbox,
     spec: JobSpec,
     io: JobIo,
-    mut wish: watch::Receiver<Wish>,
+    mut request: watch::Receiver<StopRequest>,
 ) -> JobEnd {
     if spec.mounts.len() > VOLUMES_MAX {
         let (count, name) = (spec.mounts.len(), &spec.name);
         let text = format!("job {name} has {count} mounts; a job may have at most {VOLUMES_MAX}");
-        return JobEnd::environment(Error::new(ErrorCode::BadPath, text), None);
+        return JobEnd::environment_failure(Error::new(ErrorCode::BadPath, text), None);
     }
-    memory::expect_volumes(spec.mounts.len());
+    memory::set_volume_count(spec.mounts.len());
     let (losses, mut lost) = mpsc::unbounded_channel();
     let opened = tokio::select! {
-        opened = mount_all(agent, sandbox, &spec, losses) => opened,
-        _ = wish.wait_for(|wish| *wish != Wish::None) => {
-            let mut end = JobEnd::environment(interrupted(), None);
+        opened = mount_volumes(agent, sandbox, &spec, losses) => opened,
+        _ = request.wait_for(|wish| *wish != StopRequest::None) => {
+            let mut end = JobEnd::environment_failure(interrupted_error(), None);
             end.report.outcome = JobOutcome::Killed;
             return end;
         }
     };
     let mounts = match opened {
         Ok(mounts) => mounts,
-        Err(loss) => return JobEnd::environment(loss.error, Some(loss.volume)),
+        Err(loss) => return JobEnd::environment_failure(loss.error, Some(loss.volume)),
     };
     // What was asked before the job could hear it.
-    let asked = *wish.borrow();
+    let asked = *request.borrow();
     let wish = match asked {
-        Wish::None => wish,
-        asked => watch::channel(asked.at_once()).1,
+        StopRequest::None => request,
+        asked => watch::channel(asked.without_grace()).1,
     };
-    let silence = silence_of(agent);
+    let silence = silence_timeout(agent);
     let temporary = agent.temporary.as_ref();
-    let (ended, collector) = match start(sandbox, &spec, &mounts, temporary, io, silence) {
+    let (ended, collector) = match start_job(sandbox, &spec, &mounts, temporary, io, silence) {
         Ok((running, collector, beating)) => {
-            let ended = accompany(running, &mut lost, wish, &mounts).await;
+            let ended = supervise(running, &mut lost, wish, &mounts).await;
             if let Some(beating) = beating {
                 beating.abort();
             }
             (ended, collector)
         }
-        Err(error) => (Err(Stop::Environment(error)), None),
+        Err(error) => (Err(JobInterruption::Environment(error)), None),
     };
     let printed = match collector {
         Some(collector) => {
-            let named = named_files(&spec.command, &mounts);
+            let named = output_files(&spec.command, &mounts);
             Some(collector.finish(named, !is_success(&ended)).await)
         }
         None => None,
     };
-    let volumes = release(mounts, is_success(&ended)).await;
+    let volumes = release_volumes(mounts, is_success(&ended)).await;
     let loss = lost.try_recv().ok();
-    let mut end = judge(ended, loss);
+    let mut end = classify_end(ended, loss);
     end.report.volumes = volumes;
-    bound_pages(&mut end.report.volumes);
+    limit_pages(&mut end.report.volumes);
     if let Some((printed, tail)) = printed {
-        (end.printed, end.report.output_tail) = (printed, tail);
+        (end.output, end.report.output_tail) = (printed, tail);
         // What explains a failure is read with it.
         for warning in &end.warnings {
             let tail = &mut end.report.output_tail;
@@ -173,8 +173,8 @@ pub async fn run_job(
 }
 
 /// Why a job did not come to its own end.
-enum Stop {
-    Lost(Loss),
+enum JobInterruption {
+    Lost(VolumeLoss),
     Environment(Error),
 }
 
@@ -182,21 +182,21 @@ enum Stop {
 struct Bound {
     volume: Arc<Volume>,
     /// `None` where a directory of this machine is shown as it is.
-    mounted: Option<Mounted>,
-    bind: VolumeBind,
+    mount: Option<FuseMount>,
+    binding: VolumeBind,
     /// How long it is kept at least when the job succeeds, in milliseconds.
     keep_ms: u64,
 }
 
-async fn mount_all(
+async fn mount_volumes(
     agent: &Agent,
     sandbox: &Sandbox,
     spec: &JobSpec,
-    losses: mpsc::UnboundedSender<Loss>,
-) -> Result<Vec<Bound>, Loss> {
+    losses: mpsc::UnboundedSender<VolumeLoss>,
+) -> Result<Vec<Bound>, VolumeLoss> {
     let mut bound = Vec::new();
     for mount in &spec.mounts {
-        let failed = |error| Loss {
+        let failed = |error| VolumeLoss {
             volume: mount.name.clone(),
             error,
         };
@@ -204,15 +204,15 @@ async fn mount_all(
             let text = format!("volume {}: {error}", mount.name);
             failed(Error::new(ErrorCode::Unsupported, text))
         };
-        let volume = Arc::new(agent.open(mount, losses.clone()).await.map_err(failed)?);
+        let volume = Arc::new(agent.open_volume(mount, losses.clone()).await.map_err(failed)?);
         let (mounted, source) = match volume.directory() {
             Some(directory) => (None, directory.to_owned()),
             None => {
                 let directory = sandbox.mount_point().map_err(|error| unable(&error))?;
-                let mounted = mount_one(&volume, directory.clone())
+                let mounted = mount_volume(&volume, directory.clone())
                     .await
                     .map_err(failed)?;
-                agent.explain(&mount.name, mounted.way());
+                agent.explain(&mount.name, mounted.transport());
                 let source = if volume.is_single_file() {
                     directory.join(SINGLE_FILE_NAME)
                 } else {
@@ -221,7 +221,7 @@ async fn mount_all(
                 (Some(mounted), source)
             }
         };
-        let access = if volume.mode().read_only {
+        let access = if volume.mode().is_read_only {
             Access::ReadOnly
         } else {
             Access::ReadWrite
@@ -235,19 +235,19 @@ async fn mount_all(
         };
         bound.push(Bound {
             volume,
-            mounted,
-            bind,
+            mount: mounted,
+            binding: bind,
             keep_ms: mount.keep_ms,
         });
     }
     Ok(bound)
 }
 
-async fn mount_one(volume: &Arc<Volume>, directory: PathBuf) -> Result<Mounted, Error> {
+async fn mount_volume(volume: &Arc<Volume>, directory: PathBuf) -> Result<FuseMount, Error> {
     let shown = Arc::clone(volume);
     // Mounting waits for the kernel, which may already ask the volume something.
     let mounting =
-        tokio::task::spawn_blocking(move || Mounted::mount(shown, &directory, MountKind::Own));
+        tokio::task::spawn_blocking(move || FuseMount::mount(shown, &directory, MountKind::MountSystemCall));
     let mounted = mounting.await.map_err(|error| {
         let text = format!("volume {}: {error}", volume.name());
         Error::new(ErrorCode::Unsupported, text)
@@ -258,14 +258,14 @@ async fn mount_one(volume: &Arc<Volume>, directory: PathBuf) -> Result<Mounted, 
     })
 }
 
-fn start(
+fn start_job(
     sandbox: &Sandbox,
     spec: &JobSpec,
     mounts: &[Bound],
-    temporary: Option<&TemporaryPlace>,
+    temporary: Option<&TemporaryLocation>,
     io: JobIo,
     silence: Duration,
-) -> Result<(RunningJob, Option<Collector>, Option<AbortHandle>), Error> {
+) -> Result<(RunningJob, Option<OutputCollector>, Option<AbortHandle>), Error> {
     let unable = |error: &dyn std::fmt::Display| {
         Error::new(
             // The machine gave no process or descriptor now; it may later.
@@ -274,33 +274,33 @@ fn start(
         )
     };
     let command = &spec.command;
-    let volumes: Vec<_> = mounts.iter().map(|bound| bound.bind.clone()).collect();
+    let volumes: Vec<_> = mounts.iter().map(|bound| bound.binding.clone()).collect();
     let session = match io {
-        JobIo::Captured => Session::Own,
-        JobIo::Inherited => Session::Terminal,
+        JobIo::Captured => JobSession::NewSession,
+        JobIo::Inherited => JobSession::SharedTerminal,
     };
-    let environment = environment(command, &spec.name, &volumes, temporary);
-    let temporary = temporary.map(|place| temporary_of(place, command, &environment));
+    let environment = build_environment(command, &spec.name, &volumes, temporary);
+    let temporary = temporary.map(|place| collect_temporary_directories(place, command, &environment));
     let plan = JobPlan {
         job: spec.name.clone(),
         environment,
         volumes,
         program: command.executable.clone().into(),
         arguments: command.arguments.iter().map(OsString::from).collect(),
-        directory: if command.directory.is_empty() {
+        working_directory: if command.directory.is_empty() {
             "/"
         } else {
             &command.directory
         }
         .into(),
-        identity: Identity::Caller,
+        user: JobUser::SameUser,
         session,
         temporary,
     };
-    let (streams, collector) = streams(command, io).map_err(|error| unable(&error))?;
-    let (watched, beating) = match pulse(io).map_err(|error| unable(&error))? {
+    let (streams, collector) = job_streams(command, io).map_err(|error| unable(&error))?;
+    let (watched, beating) = match start_heartbeat(io).map_err(|error| unable(&error))? {
         Some((pulse, watched)) => {
-            let beating = tokio::spawn(Arc::new(pulse).beat_on());
+            let beating = tokio::spawn(Arc::new(pulse).send_beats());
             (Some((watched, silence)), Some(beating.abort_handle()))
         }
         None => (None, None),
@@ -319,36 +319,36 @@ fn start(
 
 /// Signs of life for the job's outer stage. Not on a terminal: there a person may stop agent and
 /// job together, and go on with both later.
-fn pulse(io: JobIo) -> std::io::Result<Option<(Pulse, UnixStream)>> {
+fn start_heartbeat(io: JobIo) -> std::io::Result<Option<(Heartbeat, UnixStream)>> {
     let by_person = io == JobIo::Inherited && std::io::stdin().is_terminal();
     if by_person {
         return Ok(None);
     }
-    Pulse::pair().map(Some)
+    Heartbeat::pair().map(Some)
 }
 
 /// How long this process may be silent until it is taken for stuck.
-pub(crate) fn silence_of(agent: &Agent) -> Duration {
-    Duration::from_millis(agent.op_deadline_ms).max(SILENCE_MIN)
+pub(crate) fn silence_timeout(agent: &Agent) -> Duration {
+    Duration::from_millis(agent.op_deadline_ms).max(SILENCE_TIMEOUT_MIN)
 }
 
-fn streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Option<Collector>)> {
-    let file = |path: &Option<String>| path.as_ref().map(|path| Output::Path(path.into()));
+fn job_streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Option<OutputCollector>)> {
+    let file = |path: &Option<String>| path.as_ref().map(|path| OutputTarget::Path(path.into()));
     let (stdout, stderr) = (file(&command.stdout), file(&command.stderr));
     Ok(match io {
         JobIo::Captured => {
-            let (collector, [to_stdout, to_stderr]) = Collector::collect()?;
+            let (collector, [to_stdout, to_stderr]) = OutputCollector::collect()?;
             let streams = JobStreams {
-                stdout: stdout.unwrap_or(Output::Descriptor(to_stdout)),
-                stderr: stderr.unwrap_or(Output::Descriptor(to_stderr)),
+                stdout: stdout.unwrap_or(OutputTarget::Descriptor(to_stdout)),
+                stderr: stderr.unwrap_or(OutputTarget::Descriptor(to_stderr)),
                 ..JobStreams::batch()
             };
             (streams, Some(collector))
         }
         JobIo::Inherited => {
             let streams = JobStreams {
-                stdout: stdout.unwrap_or(Output::Inherit),
-                stderr: stderr.unwrap_or(Output::Inherit),
+                stdout: stdout.unwrap_or(OutputTarget::Inherit),
+                stderr: stderr.unwrap_or(OutputTarget::Inherit),
                 ..JobStreams::interactive()
             };
             (streams, None)
@@ -358,46 +358,46 @@ fn streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, Opti
 
 /// The files of volumes that took standard output and standard error of a job that is over. What is
 /// read of them from here on is no use that the job made of its volumes.
-fn named_files(command: &JobCommand, mounts: &[Bound]) -> [Option<NamedFile>; 2] {
+fn output_files(command: &JobCommand, mounts: &[Bound]) -> [Option<OutputFile>; 2] {
     let named = |path: &Option<String>| {
         let path = Path::new(path.as_deref()?);
-        let is_there = |bound: &&Bound| path.starts_with(&bound.bind.path);
+        let is_there = |bound: &&Bound| path.starts_with(&bound.binding.path);
         let inner = mounts.iter().filter(is_there);
-        let bound = inner.max_by_key(|bound| bound.bind.path.as_os_str().len())?;
-        let is_lost = bound.volume.fate().loss().is_some();
+        let bound = inner.max_by_key(|bound| bound.binding.path.as_os_str().len())?;
+        let is_lost = bound.volume.health().loss().is_some();
         if is_lost || bound.volume.is_single_file() {
             return None;
         }
         bound.volume.stop_counting_reads();
-        Some(NamedFile {
-            volume: bound.bind.source.clone(),
-            path: path.strip_prefix(&bound.bind.path).ok()?.to_owned(),
+        Some(OutputFile {
+            volume: bound.binding.source.clone(),
+            path: path.strip_prefix(&bound.binding.path).ok()?.to_owned(),
         })
     };
     [named(&command.stdout), named(&command.stderr)]
 }
 
 /// Waits for the job's end, and brings it about when a volume is lost or somebody asks for it.
-async fn accompany(
+async fn supervise(
     running: RunningJob,
-    lost: &mut mpsc::UnboundedReceiver<Loss>,
-    mut wish: watch::Receiver<Wish>,
+    lost: &mut mpsc::UnboundedReceiver<VolumeLoss>,
+    mut request: watch::Receiver<StopRequest>,
     mounts: &[Bound],
-) -> Result<sandbox::JobReport, Stop> {
+) -> Result<sandbox::SandboxReport, JobInterruption> {
     let control = running.control();
-    let finished = running.finished();
+    let finished = running.wait_async();
     tokio::pin!(finished);
     let loss = tokio::select! {
         report = &mut finished => return Ok(report),
         Some(loss) = lost.recv() => Some(loss),
-        asked = wished(&mut wish, concerns_us) => match asked {
-            Wish::End(asked) => {
-                tell(&control, asked);
+        asked = wait_for_request(&mut request, is_actionable) => match asked {
+            StopRequest::Terminate(asked) => {
+                forward_signal(&control, asked);
                 tokio::select! {
                     report = &mut finished => return Ok(report),
                     Some(loss) = lost.recv() => Some(loss),
-                    _ = wished(&mut wish, |wish| matches!(wish, Wish::Kill(_))) => None,
-                    () = tokio::time::sleep(GRACE) => None,
+                    _ = wait_for_request(&mut request, |wish| matches!(wish, StopRequest::Kill(_))) => None,
+                    () = tokio::time::sleep(TERMINATION_GRACE) => None,
                 }
             }
             _ => None,
@@ -410,25 +410,25 @@ async fn accompany(
     end_job(control, reason, mounts).await;
     let report = finished.await;
     match loss {
-        Some(loss) => Err(Stop::Lost(loss)),
+        Some(loss) => Err(JobInterruption::Lost(loss)),
         None => Ok(report),
     }
 }
 
 /// Whether anything is to be done for a wish while the job runs.
-fn concerns_us(wish: Wish) -> bool {
-    matches!(wish, Wish::End(_) | Wish::Kill(_))
+fn is_actionable(request: StopRequest) -> bool {
+    matches!(request, StopRequest::Terminate(_) | StopRequest::Kill(_))
 }
 
 /// Waits for such a wish. Where nobody is left who could wish anything the job is to be killed.
-async fn wished(wish: &mut watch::Receiver<Wish>, is_such: impl Fn(Wish) -> bool) -> Wish {
-    let wished = wish.wait_for(|wish| is_such(*wish)).await;
-    wished.map_or(Wish::Kill(Asked::Terminate), |wish| *wish)
+async fn wait_for_request(request: &mut watch::Receiver<StopRequest>, is_such: impl Fn(StopRequest) -> bool) -> StopRequest {
+    let wished = request.wait_for(|wish| is_such(*wish)).await;
+    wished.map_or(StopRequest::Kill(StopSignal::Terminate), |wish| *wish)
 }
 
 /// Passes on what somebody asked of this process.
-fn tell(control: &JobControl, asked: Asked) {
-    if let Err(error) = control.signal(asked.signal()) {
+fn forward_signal(control: &JobControl, signal: StopSignal) {
+    if let Err(error) = control.signal(signal.signal()) {
         tracing::warn!(%error, "the job is not told that it is to end");
     }
 }
@@ -445,7 +445,7 @@ async fn end_job(control: JobControl, reason: String, mounts: &[Bound]) {
         return;
     }
     tracing::warn!("job does not die; aborting the connections of its volumes");
-    for mounted in mounts.iter().filter_map(|bound| bound.mounted.as_ref()) {
+    for mounted in mounts.iter().filter_map(|bound| bound.mount.as_ref()) {
         mounted.abort();
     }
     if let Ok(Err(error)) = tokio::task::spawn_blocking(move || again.kill(&reason)).await {
@@ -453,13 +453,13 @@ async fn end_job(control: JobControl, reason: String, mounts: &[Bound]) {
     }
 }
 
-fn is_success(ended: &Result<sandbox::JobReport, Stop>) -> bool {
+fn is_success(ended: &Result<sandbox::SandboxReport, JobInterruption>) -> bool {
     let outcome = ended.as_ref().map(|report| &report.outcome);
-    matches!(outcome, Ok(sandbox::JobOutcome::Exited(0)))
+    matches!(outcome, Ok(sandbox::SandboxOutcome::Exited(0)))
 }
 
 /// Takes all mounts away, ends the sessions, and tells what the job did to its volumes.
-async fn release(mut mounts: Vec<Bound>, is_success: bool) -> Vec<VolumeUse> {
+async fn release_volumes(mut mounts: Vec<Bound>, is_success: bool) -> Vec<VolumeUse> {
     // Results live longer than what is half done, from before anybody hears of them.
     for bound in mounts.iter_mut().filter(|_| !is_success) {
         bound.keep_ms = 0;
@@ -467,7 +467,7 @@ async fn release(mut mounts: Vec<Bound>, is_success: bool) -> Vec<VolumeUse> {
     // All at once: a server that does not answer delays only its own volume.
     let releasing: Vec<_> = mounts
         .into_iter()
-        .map(|bound| tokio::spawn(let_go(bound)))
+        .map(|bound| tokio::spawn(release_volume(bound)))
         .collect();
     let mut volumes = Vec::new();
     for released in releasing {
@@ -479,12 +479,12 @@ async fn release(mut mounts: Vec<Bound>, is_success: bool) -> Vec<VolumeUse> {
     volumes
 }
 
-async fn let_go(bound: Bound) -> VolumeUse {
-    let volume = bound.volume;
-    if let Some(mounted) = bound.mounted {
+async fn release_volume(job_volume: Bound) -> VolumeUse {
+    let volume = job_volume.volume;
+    if let Some(mounted) = job_volume.mount {
         // Both bring what the kernel still has: collected writes, then mapped pages.
         let unmounting = move || {
-            mounted.await_closed();
+            mounted.wait_until_closed();
             mounted.unmount();
         };
         let unmounted = tokio::task::spawn_blocking(unmounting).await;
@@ -494,43 +494,43 @@ async fn let_go(bound: Bound) -> VolumeUse {
     }
     // The job is dead: nothing has to wait for a server that is away.
     volume.stop_waiting();
-    let (held, is_changed) = (volume.held().await, volume.is_changed().await);
-    volume.close(bound.keep_ms).await;
-    volume.usage_holding(held, is_changed)
+    let (held, is_changed) = (volume.current_stat().await, volume.is_changed().await);
+    volume.close(job_volume.keep_ms).await;
+    volume.usage_with(held, is_changed)
 }
 
-fn judge(ended: Result<sandbox::JobReport, Stop>, late_loss: Option<Loss>) -> JobEnd {
+fn classify_end(ended: Result<sandbox::SandboxReport, JobInterruption>, late_loss: Option<VolumeLoss>) -> JobEnd {
     let (ended, loss) = match ended {
         Ok(report) => (report, late_loss),
-        Err(Stop::Lost(loss)) => return JobEnd::environment(loss.error, Some(loss.volume)),
-        Err(Stop::Environment(error)) => return JobEnd::environment(error, None),
+        Err(JobInterruption::Lost(loss)) => return JobEnd::environment_failure(loss.error, Some(loss.volume)),
+        Err(JobInterruption::Environment(error)) => return JobEnd::environment_failure(error, None),
     };
     let usage = ended.usage.unwrap_or_default();
     let mut not_started = None;
     // A job that stumbled over a lost volume ended by itself, but not for its own reasons.
-    if let Some(Loss { volume, error }) = loss {
-        return with_times(JobEnd::environment(error, Some(volume)), ended.wall, usage);
+    if let Some(VolumeLoss { volume, error }) = loss {
+        return add_times(JobEnd::environment_failure(error, Some(volume)), ended.wall, usage);
     }
     let outcome = match ended.outcome {
-        sandbox::JobOutcome::Exited(code) => JobOutcome::Exited(code),
-        sandbox::JobOutcome::Signaled(signal) => JobOutcome::Signaled(signal),
-        sandbox::JobOutcome::Killed(_) => JobOutcome::Killed,
-        sandbox::JobOutcome::NotStarted(refusal) => {
+        sandbox::SandboxOutcome::Exited(code) => JobOutcome::Exited(code),
+        sandbox::SandboxOutcome::Signaled(signal) => JobOutcome::Signaled(signal),
+        sandbox::SandboxOutcome::Killed(_) => JobOutcome::Killed,
+        sandbox::SandboxOutcome::NotStarted(refusal) => {
             not_started = Some(refusal.reason);
             not_started_outcome(refusal)
         }
-        sandbox::JobOutcome::Interrupted(why) => {
+        sandbox::SandboxOutcome::Interrupted(why) => {
             JobOutcome::Environment(Error::new(ErrorCode::ServerFault, why))
         }
     };
-    let mut end = JobEnd::environment(interrupted(), None);
+    let mut end = JobEnd::environment_failure(interrupted_error(), None);
     end.report.outcome = outcome;
     end.not_started = not_started;
     end.warnings = ended.warnings;
-    with_times(end, ended.wall, usage)
+    add_times(end, ended.wall, usage)
 }
 
-fn with_times(mut end: JobEnd, wall: Duration, usage: sandbox::JobUsage) -> JobEnd {
+fn add_times(mut end: JobEnd, wall: Duration, usage: sandbox::JobUsage) -> JobEnd {
     end.report.wall_ms = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
     end.report.cpu_ms = (usage.user_us + usage.system_us) / 1000;
     end
@@ -574,7 +574,7 @@ fn environment_code(errno: Option<i32>) -> ErrorCode {
     }
 }
 
-fn interrupted() -> Error {
+fn interrupted_error() -> Error {
     Error::new(ErrorCode::ServerFault, "the job was interrupted")
 }
 

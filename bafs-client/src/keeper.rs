@@ -22,24 +22,24 @@ use tokio::task::JoinHandle;
 use crate::clock;
 use crate::doctor::mounts;
 use crate::kernel;
-use crate::limits::{KEEPER_ENDS, KEEPER_READY};
-use crate::pulse::{Pulse, PulseEnd, READY, watch};
-use crate::sandbox::{KEEPER, SELF, SUBCOMMAND};
+use crate::limits::{WATCHDOG_EXIT_TIMEOUT, WATCHDOG_READY_TIMEOUT};
+use crate::pulse::{Heartbeat, HeartbeatEnd, READY_BYTE, watch_heartbeat};
+use crate::sandbox::{MOUNT_WATCHDOG, OWN_EXECUTABLE, SUBCOMMAND};
 
 /// Where the root of each hierarchy of control groups is.
-const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
+const CONTROL_GROUPS_PATH: &str = "/sys/fs/cgroup";
 
 /// Pause between two looks at a keeper that should end.
-const LOOK: Duration = Duration::from_millis(2);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The agent's side of a keeper. Dropping it without [`Self::dismiss`] has the mount taken away.
 #[derive(Debug)]
-pub(crate) struct Keeper {
-    pulse: Arc<Pulse>,
+pub(crate) struct WatchdogProcess {
+    heartbeat: Arc<Heartbeat>,
     process: Child,
 }
 
-impl Keeper {
+impl WatchdogProcess {
     /// Starts a keeper of what will be mounted on `directory`, which must be absolute, or of the
     /// mount of this id that is there. `device`, if there is one, stays open as long as the keeper
     /// lives: until then a request of a dead agent waits instead of failing.
@@ -49,11 +49,11 @@ impl Keeper {
         device: Option<OwnedFd>,
         mount: Option<u64>,
     ) -> io::Result<Self> {
-        let (pulse, watched) = Pulse::pair()?;
+        let (pulse, watched) = Heartbeat::pair()?;
         let silence_ms = silence.as_millis().to_string();
-        let mut process = Command::new(SELF)
+        let mut process = Command::new(OWN_EXECUTABLE)
             .arg0("bafs")
-            .args([OsStr::new(SUBCOMMAND), OsStr::new(KEEPER)])
+            .args([OsStr::new(SUBCOMMAND), OsStr::new(MOUNT_WATCHDOG)])
             .arg(directory)
             .arg(silence_ms)
             .args(mount.map(|id| id.to_string()))
@@ -62,24 +62,24 @@ impl Keeper {
             .stdin(OwnedFd::from(watched))
             .stdout(device.map_or_else(Stdio::null, Stdio::from))
             .spawn()?;
-        if let Err(error) = pulse.await_watcher(KEEPER_READY) {
+        if let Err(error) = pulse.wait_for_watcher(WATCHDOG_READY_TIMEOUT) {
             let _ = process.kill();
             let _ = process.wait();
             return Err(error);
         }
         let pulse = Arc::new(pulse);
-        Ok(Self { pulse, process })
+        Ok(Self { heartbeat: pulse, process })
     }
 
     /// The mount is gone in good order, and so is the keeper when this returns.
     pub(crate) fn dismiss(self) {
-        let Self { pulse, mut process } = self;
-        pulse.end();
+        let Self { heartbeat: pulse, mut process } = self;
+        pulse.finish();
         let start = clock::now();
         loop {
             match process.try_wait() {
                 Ok(Some(_)) => return,
-                Ok(None) if start.elapsed() < KEEPER_ENDS => thread::sleep(LOOK),
+                Ok(None) if start.elapsed() < WATCHDOG_EXIT_TIMEOUT => thread::sleep(EXIT_POLL_INTERVAL),
                 Ok(None) => break,
                 Err(error) => return tracing::warn!(%error, "nobody knows how the keeper ended"),
             }
@@ -91,64 +91,64 @@ impl Keeper {
 }
 
 /// A mount's keeper, which sees the agent beat, and is followed by another when it dies alone.
-pub(crate) struct Kept {
+pub(crate) struct MountWatchdog {
     directory: PathBuf,
     silence: Duration,
     device: Option<OwnedFd>,
-    keeper: Keeper,
-    beating: JoinHandle<()>,
+    process: WatchdogProcess,
+    heartbeat_task: JoinHandle<()>,
     /// No other keeper could be started, and none is tried any more.
-    is_alone: bool,
+    has_given_up: bool,
 }
 
-impl Kept {
+impl MountWatchdog {
     /// As [`Keeper::start`]; must run inside the runtime whose life the keeper shall see.
     pub(crate) fn start(
         directory: &Path,
         silence: Duration,
         device: Option<OwnedFd>,
     ) -> io::Result<Self> {
-        let keeper = Keeper::start(directory, silence, copy_of(device.as_ref())?, None)?;
+        let keeper = WatchdogProcess::start(directory, silence, duplicate_device(device.as_ref())?, None)?;
         Ok(Self {
             directory: directory.to_owned(),
             silence,
             device,
-            beating: tokio::spawn(Arc::clone(&keeper.pulse).beat_on()),
-            keeper,
-            is_alone: false,
+            heartbeat_task: tokio::spawn(Arc::clone(&keeper.heartbeat).send_beats()),
+            process: keeper,
+            has_given_up: false,
         })
     }
 
     /// Whether another keeper is needed: this one is gone when somebody killed it.
-    pub(crate) fn is_gone(&mut self) -> bool {
-        !self.is_alone && !matches!(self.keeper.process.try_wait(), Ok(None))
+    pub(crate) fn has_exited(&mut self) -> bool {
+        !self.has_given_up && !matches!(self.process.process.try_wait(), Ok(None))
     }
 
     /// Starts another keeper, of the mount of this id, in place of one that is gone.
-    pub(crate) fn renew(&mut self, mount: u64) -> io::Result<()> {
-        self.is_alone = true;
-        let device = copy_of(self.device.as_ref())?;
-        self.keeper = Keeper::start(&self.directory, self.silence, device, Some(mount))?;
-        self.is_alone = false;
-        self.beating.abort();
-        self.beating = tokio::spawn(Arc::clone(&self.keeper.pulse).beat_on());
+    pub(crate) fn restart(&mut self, mount: u64) -> io::Result<()> {
+        self.has_given_up = true;
+        let device = duplicate_device(self.device.as_ref())?;
+        self.process = WatchdogProcess::start(&self.directory, self.silence, device, Some(mount))?;
+        self.has_given_up = false;
+        self.heartbeat_task.abort();
+        self.heartbeat_task = tokio::spawn(Arc::clone(&self.process.heartbeat).send_beats());
         Ok(())
     }
 
     /// As [`Keeper::dismiss`].
     pub(crate) fn dismiss(self) {
-        self.beating.abort();
-        self.keeper.dismiss();
+        self.heartbeat_task.abort();
+        self.process.dismiss();
     }
 }
 
-fn copy_of(device: Option<&OwnedFd>) -> io::Result<Option<OwnedFd>> {
+fn duplicate_device(device: Option<&OwnedFd>) -> io::Result<Option<OwnedFd>> {
     device.map(OwnedFd::try_clone).transpose()
 }
 
 /// The keeper itself; `arguments` are the directory, the longest silence in milliseconds, and the
 /// id of the mount if it is there already.
-pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<()> {
+pub(crate) fn watchdog_main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<()> {
     let directory = arguments.next().unwrap_or_default();
     let directory = Path::new(&directory);
     let silence_ms = arguments
@@ -166,24 +166,24 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
     std::env::set_current_dir("/")?;
     let agent = getppid();
     let watched = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let before: BTreeSet<u64> = mounts::ours_on(directory)?
+    let before: BTreeSet<u64> = mounts::own_mounts_on(directory)?
         .into_iter()
         .map(|found| found.id)
         .filter(|id| Some(*id) != mount)
         .collect();
-    (&watched).write_all(&[READY])?;
-    let ended = watch(watched, Duration::from_millis(silence_ms));
-    if ended == PulseEnd::Well {
+    (&watched).write_all(&[READY_BYTE])?;
+    let ended = watch_heartbeat(watched, Duration::from_millis(silence_ms));
+    if ended == HeartbeatEnd::Finished {
         return Ok(());
     }
     // A mount of a silent agent is taken away first: nobody new shall wait for it.
-    for mount in mounts::ours_on(directory)? {
+    for mount in mounts::own_mounts_on(directory)? {
         if !before.contains(&mount.id) {
-            mounts::take_away(&mount);
+            mounts::detach_mount(&mount);
         }
     }
-    if ended == PulseEnd::Silent && getppid() == agent {
-        complain(directory, silence_ms);
+    if ended == HeartbeatEnd::Silent && getppid() == agent {
+        print_loss(directory, silence_ms);
         // It may be stopped, and would hold its end of the connection for ever.
         let _ = kill(agent, Signal::SIGKILL);
     }
@@ -193,7 +193,7 @@ pub(crate) fn main(mut arguments: impl Iterator<Item = OsString>) -> io::Result<
 /// Goes where a batch system that kills a control group does not reach, if it may.
 fn leave_control_group() {
     let own = std::process::id().to_string();
-    let root = Path::new(CONTROL_GROUPS);
+    let root = Path::new(CONTROL_GROUPS_PATH);
     if fs::write(root.join("cgroup.procs"), &own).is_ok() {
         return;
     }
@@ -203,7 +203,7 @@ fn leave_control_group() {
     }
 }
 
-fn complain(directory: &Path, silence_ms: u64) {
+fn print_loss(directory: &Path, silence_ms: u64) {
     let text = format!(
         "bafs: the process that served {} gave no sign of life for {} s; it is killed, and the \
          mount is gone\n",

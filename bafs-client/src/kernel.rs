@@ -37,7 +37,7 @@ pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
 /// Blocks of so many bytes are taken from the kernel, and given back to it, one by one. Smaller
 /// ones are used again; a session's buffer is larger, and mostly never used.
 #[cfg(target_env = "gnu")]
-const MAPPED_BYTES_MIN: libc::c_int = 4 << 20;
+const MMAP_THRESHOLD_BYTES: libc::c_int = 4 << 20;
 
 /// What an arena keeps free at its end, in bytes, and how many arenas there are.
 #[cfg(target_env = "gnu")]
@@ -46,10 +46,10 @@ const ARENA_FREE_BYTES: libc::c_int = 8 << 20;
 const ARENAS_MAX: libc::c_int = 8;
 
 /// Bounds what the allocator keeps that nobody uses.
-pub(crate) fn bound_allocator() {
+pub(crate) fn limit_allocator() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [
-        (libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN),
+        (libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES),
         (libc::M_TRIM_THRESHOLD, ARENA_FREE_BYTES),
         (libc::M_ARENA_MAX, ARENAS_MAX),
     ] {
@@ -64,9 +64,9 @@ const SI_KERNEL: i32 = 0x80;
 
 /// Notes of each signal of a kind whether the kernel sent it, before anybody else here hears of it
 /// who asks to hear it later than this.
-pub(crate) fn note_origin(signal: i32, by_kernel: &'static AtomicBool) -> io::Result<()> {
+pub(crate) fn record_signal_origin(signal: i32, is_from_kernel: &'static AtomicBool) -> io::Result<()> {
     let note = |info: &libc::siginfo_t| {
-        by_kernel.store(info.si_code == SI_KERNEL, Ordering::SeqCst);
+        is_from_kernel.store(info.si_code == SI_KERNEL, Ordering::SeqCst);
     };
     // SAFETY: a signal may interrupt anything, and what is done then only stores a value, which
     // waits for no lock and takes no memory.
@@ -77,31 +77,31 @@ pub(crate) fn note_origin(signal: i32, by_kernel: &'static AtomicBool) -> io::Re
 pub(crate) const HEADER_BYTES: usize = 288;
 
 /// The commands of `enum fuse_uring_cmd`.
-const REGISTER: u32 = 1;
-const COMMIT_AND_FETCH: u32 = 2;
+const COMMAND_REGISTER: u32 = 1;
+const COMMAND_COMMIT_AND_FETCH: u32 = 2;
 
 /// Stands for the descriptor by which other threads wake the ring's, where entries are numbers.
-const WAKER: u64 = u64::MAX;
+const WAKER_ENTRY: u64 = u64::MAX;
 
 /// A kernel that takes nothing of what a ring is registered with is asked so often.
-const REGISTER_TRIES: usize = 500;
+const REGISTER_ATTEMPTS_MAX: usize = 500;
 
 /// Pause before the kernel is asked again that had no memory.
-const NO_MEMORY: Duration = Duration::from_millis(1);
+const NO_MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Where the kernel writes one request, and reads its answer.
-pub(crate) struct Buffers {
+pub(crate) struct RingBuffers {
     header: [u8; HEADER_BYTES],
     payload: Box<[u8]>,
 }
 
-impl fmt::Debug for Buffers {
+impl fmt::Debug for RingBuffers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffers({})", self.payload.len())
     }
 }
 
-impl Buffers {
+impl RingBuffers {
     /// Room for names and data of so many bytes.
     pub(crate) fn new(payload: usize) -> Box<Self> {
         Box::new(Self {
@@ -131,7 +131,7 @@ impl Buffers {
     }
 
     /// The two parts as the kernel is told them, which also tells these buffers from others.
-    fn parts(&mut self) -> [libc::iovec; 2] {
+    fn io_vectors(&mut self) -> [libc::iovec; 2] {
         let header = libc::iovec {
             iov_base: self.header.as_mut_ptr().cast(),
             iov_len: HEADER_BYTES,
@@ -146,13 +146,13 @@ impl Buffers {
 
 /// What a ring has to say.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum RingEvent {
     /// Another thread wrote to the waker.
     Woken,
     /// The entry with this number has a request.
-    Request(usize, Box<Buffers>),
+    Request(usize, Box<RingBuffers>),
     /// The kernel takes one of the entries no more.
-    Gone(io::Error),
+    EntryRefused(io::Error),
 }
 
 /// The ring by which the kernel hands requests of one processor over. It stays in the thread that
@@ -165,14 +165,14 @@ pub(crate) struct Ring {
     device: OwnedFd,
     waker: OwnedFd,
     processor: u16,
-    entries: Vec<Entry>,
+    entries: Vec<RingEntry>,
 }
 
-struct Entry {
+struct RingEntry {
     /// Buffers that the kernel has.
-    lent: Option<NonNull<Buffers>>,
+    lent_buffers: Option<NonNull<RingBuffers>>,
     /// What the kernel was told of them. It reads this when the entry is registered.
-    parts: Box<[libc::iovec; 2]>,
+    io_vectors: Box<[libc::iovec; 2]>,
 }
 
 impl fmt::Debug for Ring {
@@ -182,15 +182,15 @@ impl fmt::Debug for Ring {
 }
 
 /// Memory shared with the kernel for one ring, before there is a mount.
-pub(crate) struct Prepared(IoUring<squeue::Entry128, cqueue::Entry>);
+pub(crate) struct PreparedRing(IoUring<squeue::Entry128, cqueue::Entry>);
 
-impl fmt::Debug for Prepared {
+impl fmt::Debug for PreparedRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Prepared")
     }
 }
 
-impl Prepared {
+impl PreparedRing {
     /// Makes a ring that takes so many requests at once.
     ///
     /// Not asked for: `IORING_SETUP_DEFER_TASKRUN`, with which a request that waits for its thread
@@ -205,7 +205,7 @@ impl Ring {
     /// Tells the kernel to hand requests of `processor` over by this ring, each into one of
     /// `entries` buffers with `payload` bytes.
     pub(crate) fn register(
-        prepared: Prepared,
+        prepared: PreparedRing,
         (device, waker): (OwnedFd, OwnedFd),
         processor: u16,
         (entries, payload): (usize, usize),
@@ -218,21 +218,21 @@ impl Ring {
             entries: Vec::with_capacity(entries),
         };
         for index in 0..entries {
-            let mut buffers = Buffers::new(payload);
-            ring.entries.push(Entry {
-                lent: None,
-                parts: Box::new(buffers.parts()),
+            let mut buffers = RingBuffers::new(payload);
+            ring.entries.push(RingEntry {
+                lent_buffers: None,
+                io_vectors: Box::new(buffers.io_vectors()),
             });
-            ring.lend(index, buffers, None)?;
+            ring.submit_buffers(index, buffers, None)?;
         }
-        ring.await_waker()?;
+        ring.arm_waker()?;
         // The kernel may take a part of what is there at once. Meanwhile all requests wait, so
         // that a kernel which takes nothing must not be asked for ever.
-        for _ in 0..REGISTER_TRIES {
+        for _ in 0..REGISTER_ATTEMPTS_MAX {
             if ring.uring.submission().is_empty() {
                 return Ok(ring);
             }
-            passing(ring.uring.submit())?;
+            ignore_transient(ring.uring.submit())?;
         }
         Err(io::Error::from_raw_os_error(libc::EAGAIN))
     }
@@ -242,24 +242,24 @@ impl Ring {
     pub(crate) fn commit(
         &mut self,
         index: usize,
-        buffers: Box<Buffers>,
+        buffers: Box<RingBuffers>,
         request: u64,
     ) -> io::Result<()> {
-        self.lend(index, buffers, Some(request))
+        self.submit_buffers(index, buffers, Some(request))
     }
 
-    fn lend(
+    fn submit_buffers(
         &mut self,
         index: usize,
-        mut buffers: Box<Buffers>,
+        mut buffers: Box<RingBuffers>,
         answered: Option<u64>,
     ) -> io::Result<()> {
         let entry = &mut self.entries[index];
-        let known = entry.parts.iter().map(|part| (part.iov_base, part.iov_len));
-        let given = buffers.parts().map(|part| (part.iov_base, part.iov_len));
+        let known = entry.io_vectors.iter().map(|part| (part.iov_base, part.iov_len));
+        let given = buffers.io_vectors().map(|part| (part.iov_base, part.iov_len));
         // The kernel knows an entry's memory from its registration: no other may come back.
-        assert!(entry.lent.is_none() && known.eq(given), "foreign buffers");
-        let operation = answered.map_or(REGISTER, |_| COMMIT_AND_FETCH);
+        assert!(entry.lent_buffers.is_none() && known.eq(given), "foreign buffers");
+        let operation = answered.map_or(COMMAND_REGISTER, |_| COMMAND_COMMIT_AND_FETCH);
         // `struct fuse_uring_cmd_req`.
         let mut command = [0; 80];
         command[8..16].copy_from_slice(&answered.unwrap_or_default().to_ne_bytes());
@@ -267,7 +267,7 @@ impl Ring {
         let device = types::Fd(self.device.as_raw_fd());
         let mut request = opcode::UringCmd80::new(device, operation)
             .cmd(command)
-            .addr(answered.is_none().then_some(entry.parts.as_ptr() as u64))
+            .addr(answered.is_none().then_some(entry.io_vectors.as_ptr() as u64))
             .build()
             .user_data(index as u64);
         if answered.is_none() {
@@ -277,7 +277,7 @@ impl Ring {
             // parts are what `addr` points to, and the entry keeps them where they are.
             unsafe { at.cast::<u8>().add(24).cast::<u32>().write_unaligned(2) };
         }
-        entry.lent = Some(NonNull::from(Box::leak(buffers)));
+        entry.lent_buffers = Some(NonNull::from(Box::leak(buffers)));
         // SAFETY: the descriptor lives as long as the ring. What the kernel writes into is heap
         // memory that is not freed before the kernel gave it back: `lent` has its only address,
         // and a `Box` is made of it only when the entry completes.
@@ -285,11 +285,11 @@ impl Ring {
         pushed.map_err(|_| io::Error::other("the ring has no room for an entry of its own"))
     }
 
-    fn await_waker(&mut self) -> io::Result<()> {
+    fn arm_waker(&mut self) -> io::Result<()> {
         let waker = types::Fd(self.waker.as_raw_fd());
         let request = opcode::PollAdd::new(waker, libc::POLLIN as u32)
             .build()
-            .user_data(WAKER);
+            .user_data(WAKER_ENTRY);
         // SAFETY: the operation touches no memory of ours, and the descriptor lives as long as the
         // ring.
         let pushed = unsafe { self.uring.submission().push(&request.into()) };
@@ -301,13 +301,13 @@ impl Ring {
         let nothing = self.uring.submission().is_empty();
         match nothing {
             true => Ok(()),
-            false => passing(self.uring.submit()),
+            false => ignore_transient(self.uring.submit()),
         }
     }
 
     /// Hands over what was committed and waits until there is an event.
     pub(crate) fn wait(&mut self) -> io::Result<()> {
-        passing(self.uring.submit_and_wait(1))
+        ignore_transient(self.uring.submit_and_wait(1))
     }
 
     /// As [`Self::wait`], for so long at most.
@@ -317,23 +317,23 @@ impl Ring {
         let waited = self.uring.submitter().submit_with_args(1, &arguments);
         match waited {
             Err(error) if error.raw_os_error() == Some(libc::ETIME) => Ok(()),
-            waited => passing(waited),
+            waited => ignore_transient(waited),
         }
     }
 
     /// The next event that is there.
-    pub(crate) fn next(&mut self) -> io::Result<Option<Event>> {
+    pub(crate) fn next_event(&mut self) -> io::Result<Option<RingEvent>> {
         let Some(completed) = self.uring.completion().next() else {
             return Ok(None);
         };
         let (result, number) = (completed.result(), completed.user_data());
-        if number == WAKER {
-            self.await_waker()?;
-            return Ok(Some(Event::Woken));
+        if number == WAKER_ENTRY {
+            self.arm_waker()?;
+            return Ok(Some(RingEvent::Woken));
         }
         let index = number as usize;
         let entry = self.entries.get_mut(index);
-        let Some(lent) = entry.and_then(|entry| entry.lent.take()) else {
+        let Some(lent) = entry.and_then(|entry| entry.lent_buffers.take()) else {
             return Err(io::Error::other(
                 "an entry completed that was not under way",
             ));
@@ -342,15 +342,15 @@ impl Ring {
         // completed the entry, so it writes no more, and nobody else has the address.
         let buffers = unsafe { Box::from_raw(lent.as_ptr()) };
         Ok(Some(match result {
-            0.. => Event::Request(index, buffers),
-            error => Event::Gone(io::Error::from_raw_os_error(-error)),
+            0.. => RingEvent::Request(index, buffers),
+            error => RingEvent::EntryRefused(io::Error::from_raw_os_error(-error)),
         }))
     }
 
     /// How many buffers of this ring the kernel has. What it has when the ring is dropped, is never
     /// freed.
-    pub(crate) fn lent(&self) -> usize {
-        let lent = self.entries.iter().filter(|entry| entry.lent.is_some());
+    pub(crate) fn lent_count(&self) -> usize {
+        let lent = self.entries.iter().filter(|entry| entry.lent_buffers.is_some());
         lent.count()
     }
 
@@ -363,14 +363,14 @@ impl Ring {
 
 /// Whether the kernel will take later what it does not take now: whoever asked looks for events and
 /// asks again.
-fn passing(asked: io::Result<usize>) -> io::Result<()> {
+fn ignore_transient(asked: io::Result<usize>) -> io::Result<()> {
     let Err(error) = asked else { return Ok(()) };
     match error.raw_os_error() {
         // There are events that must be taken first.
         Some(libc::EINTR | libc::EBUSY) => Ok(()),
         // No memory for what was asked.
         Some(libc::EAGAIN) => {
-            thread::sleep(NO_MEMORY);
+            thread::sleep(NO_MEMORY_PAUSE);
             Ok(())
         }
         _ => Err(error),
@@ -383,13 +383,13 @@ mod tests {
 
     #[test]
     fn what_the_kernel_takes_later_is_no_failure_of_a_ring() {
-        let answer = |code| passing(Err(io::Error::from_raw_os_error(code)));
+        let answer = |code| ignore_transient(Err(io::Error::from_raw_os_error(code)));
         for code in [libc::EINTR, libc::EBUSY, libc::EAGAIN] {
             assert!(answer(code).is_ok(), "{code}");
         }
         for code in [libc::EBADF, libc::EINVAL, libc::EFAULT, libc::ENXIO] {
             assert!(answer(code).is_err(), "{code}");
         }
-        assert!(passing(Ok(0)).is_ok());
+        assert!(ignore_transient(Ok(0)).is_ok());
     }
 }

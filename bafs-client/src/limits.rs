@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// How long the kernel may believe names and attributes of a volume that changes through this
 /// kernel only.
-pub(crate) const BELIEVE: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const ATTRIBUTE_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// Threads that serve one volume: one for each processor, between these. Operations on this machine
 /// wait for its disk in them, so one would let it stand idle; more than processors make metadata
@@ -14,7 +14,7 @@ pub(crate) const SESSION_THREADS_MIN: usize = 2;
 pub(crate) const SESSION_THREADS_MAX: usize = 16;
 
 /// Volumes of one agent that have readers of their own, which is fastest; others share theirs.
-pub(crate) const SEATS_MAX: usize = 8;
+pub(crate) const READER_SLOTS_MAX: usize = 8;
 
 /// Threads of all those volumes together: each has a buffer of a mebibyte, which takes memory once
 /// a large write came.
@@ -26,17 +26,17 @@ pub(crate) const SHARED_READERS_MAX: usize = 32;
 
 /// The largest write that is asked of a volume that shares its readers, in bytes: each reader has a
 /// buffer for it.
-pub(crate) const SHARED_WRITE_BYTES: u32 = 256 << 10;
+pub(crate) const SHARED_WRITE_BYTES_MAX: u32 = 256 << 10;
 
 /// Buffers of all rings of an agent, of a mebibyte each, and the fewest of one ring that are of
 /// use: some of them wait for the disk.
-pub(crate) const RING_BUFFERS_MAX: usize = 64;
+pub(crate) const RING_BUFFERS_TOTAL_MAX: usize = 64;
 pub(crate) const RING_ENTRIES_MIN: usize = 4;
 
 /// Requests that one ring takes at once. Those that wait for the disk in threads of their own (to
 /// sync, to copy) keep their place; the rest must not wait for them. Each has buffers of a
 /// mebibyte, which take memory once they were used, and the kernel uses the same few again.
-pub(crate) const RING_ENTRIES: usize = 16;
+pub(crate) const RING_ENTRIES_MAX: usize = 16;
 
 /// Processors of a machine where volumes are served by rings, at most: the kernel wants a ring for
 /// each that the machine may have, whether the job may use it or not.
@@ -69,41 +69,41 @@ pub(crate) const BLOCK_BUFFER_BYTES: usize = 16 << 20;
 pub(crate) const MEMORY_BYTES_DEFAULT: u64 = 256 << 20;
 
 /// Files of blocks on this machine that an agent keeps open for one volume.
-pub(crate) const NEAR_FILES_MAX: usize = 64;
+pub(crate) const LOCAL_BLOCK_FILES_MAX: usize = 64;
 
 /// A cache volume whose files have so many bytes on average lets the kernel read whole files by
 /// itself, at the price of a request for each open: what that saves on the bytes of such a file is
 /// ten times what its open costs. Smaller ones are opened without any request instead.
-pub(crate) const WHOLE_FILE_BYTES: u64 = 1 << 20;
+pub(crate) const PASSTHROUGH_FILE_BYTES_MIN: u64 = 1 << 20;
 
 /// Times that a block with a wrong digest is asked for again before the volume is given up.
 pub(crate) const DIGEST_RETRIES: u32 = 3;
 
 /// Longest pause between two signs of life of a session, in milliseconds.
-pub(crate) const RENEW_MS_MAX: u64 = 1_000;
+pub(crate) const LEASE_RENEWAL_INTERVAL_MS_MAX: u64 = 1_000;
 
 /// Time for the polite end of a session, in milliseconds; the lease ends it otherwise.
-pub(crate) const CLOSE_MS: u64 = 2_000;
+pub(crate) const CLOSE_TIMEOUT_MS: u64 = 2_000;
 
 /// The same, when the volume is to be kept longer from then on: nothing else would tell its server.
-pub(crate) const KEEP_MS: u64 = 10_000;
+pub(crate) const CLOSE_AND_EXTEND_TIMEOUT_MS: u64 = 10_000;
 
 /// Time to get something handed over at the door of a node, in milliseconds: one that is busy or on
 /// another machine must not hold a job up.
-pub(crate) const DOOR_OPEN_MS: u64 = 5_000;
+pub(crate) const HANDOFF_TIMEOUT_MS: u64 = 5_000;
 
 /// Time for the answer to a request at the door, in milliseconds.
-pub(crate) const DOOR_CALL_MS: u64 = 10_000;
+pub(crate) const HANDOFF_CALL_TIMEOUT_MS: u64 = 10_000;
 
 /// Time for a node to give a whole file, in milliseconds: whoever opens the file waits for it, and
 /// can do without.
-pub(crate) const DOOR_HOLD_MS: u64 = 1_000;
+pub(crate) const PIN_FILE_TIMEOUT_MS: u64 = 1_000;
 
 /// Forgotten references that are sent in one batch.
-pub(crate) const FORGETS_MAX: usize = 1_024;
+pub(crate) const FORGET_BATCH_MAX: usize = 1_024;
 
 /// The server hears after so long what was forgotten, in milliseconds.
-pub(crate) const FORGET_MS: u64 = 500;
+pub(crate) const FORGET_INTERVAL_MS: u64 = 500;
 
 /// Files of one volume whose touched pages are counted.
 pub(crate) const TOUCHED_FILES_MAX: usize = 100_000;
@@ -113,14 +113,14 @@ pub(crate) const REPORT_RUNS_MAX: usize = 20_000;
 
 /// Files of a directory that is shown to a job as it is which are compared with what they were; of
 /// more nobody knows. A look takes a tenth of a second.
-pub(crate) const MARKED_FILES_MAX: u64 = 50_000;
+pub(crate) const COMPARED_FILES_MAX: u64 = 50_000;
 
 /// Time of a change is told in ticks of the kernel, of 10 ms at the most: what a job does is told
 /// apart from what was done before.
-pub(crate) const TICK_OF_FILES: Duration = Duration::from_millis(12);
+pub(crate) const FILE_TIME_TICK: Duration = Duration::from_millis(12);
 
 /// How often an agent looks at what the disk below such a directory has free.
-pub(crate) const DISK_LOOK: Duration = Duration::from_millis(50);
+pub(crate) const DISK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Text of all pages in a report, in bytes: who reads it takes 16 MiB as a whole.
 pub(crate) const REPORT_PAGES_BYTES_MAX: usize = 8 << 20;
@@ -134,26 +134,26 @@ pub(crate) const SPEC_BYTES_MAX: u64 = 64 << 20;
 /// Part of the memory for written data that one volume may take whose writes the kernel collects,
 /// in percent: the kernel gives a FUSE file system 1, and a disk all. One server that is slow or
 /// away must not have all programs of the machine wait.
-pub(crate) const COLLECTED_PART: u32 = 40;
+pub(crate) const WRITE_BACK_PERCENT_MAX: u32 = 40;
 
 /// Pause between two looks at what has come of it.
-pub(crate) const COLLECTED_LOOK: Duration = Duration::from_millis(2);
+pub(crate) const WRITE_BACK_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Nothing comes any more of what the kernel has collected when nothing has come for so long.
-pub(crate) const COLLECTED_QUIET: Duration = Duration::from_millis(200);
+pub(crate) const WRITE_BACK_QUIET: Duration = Duration::from_millis(200);
 
 /// A mount that is asked to end waits so long for the next that the kernel has collected.
-pub(crate) const COLLECTED_SYNC: Duration = Duration::from_secs(20);
+pub(crate) const WRITE_BACK_SYNC_IDLE_MAX: Duration = Duration::from_secs(20);
 
 /// It waits no longer in all, as programs may write on.
-pub(crate) const COLLECTED_SYNC_MAX: Duration = Duration::from_secs(600);
+pub(crate) const WRITE_BACK_SYNC_MAX: Duration = Duration::from_secs(600);
 
 /// After the end of a job's processes nothing more comes of what the kernel collected of their
 /// writes, when nothing came for so long.
-pub(crate) const COLLECTED_CLOSE: Duration = Duration::from_secs(2);
+pub(crate) const WRITE_BACK_CLOSE_IDLE_MAX: Duration = Duration::from_secs(2);
 
 /// How long a detached volume may take until the kernel lets it go.
-pub(crate) const DETACH: Duration = Duration::from_secs(2);
+pub(crate) const DETACH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Bytes of one volume that were answered as written and have not reached its server. What is
 /// beyond waits: enough for 1 GB/s at 30 ms, and lost with the agent.
@@ -177,26 +177,26 @@ pub(crate) const BATCHES_MAX: usize = 8;
 pub(crate) const DIRECTORY_PAGES_MAX: usize = 8;
 
 /// Names of one volume that are known by their directories, at about 60 bytes.
-pub(crate) const NAMES_KNOWN_MAX: usize = 1 << 20;
+pub(crate) const CACHED_NAMES_MAX: usize = 1 << 20;
 
 /// First pause after an operation that did not reach its server, in milliseconds; doubles up to
 /// the longest.
-pub(crate) const PAUSE_MS_MIN: u64 = 20;
-pub(crate) const PAUSE_MS_MAX: u64 = 1_000;
+pub(crate) const RETRY_PAUSE_MS_MIN: u64 = 20;
+pub(crate) const RETRY_PAUSE_MS_MAX: u64 = 1_000;
 
 /// Time for the keeper of a mount to begin its watch.
-pub(crate) const KEEPER_READY: Duration = Duration::from_secs(5);
+pub(crate) const WATCHDOG_READY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for the keeper of a mount that is gone to end.
-pub(crate) const KEEPER_ENDS: Duration = Duration::from_secs(5);
+pub(crate) const WATCHDOG_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A job that a signal asks to end may take so long before it is killed. Batch systems kill us in
 /// turn after 30 s or more, and its volumes are to be written before.
-pub(crate) const GRACE: Duration = Duration::from_secs(10);
+pub(crate) const TERMINATION_GRACE: Duration = Duration::from_secs(10);
 
 /// The shortest silence of an agent that its watchers act on, whatever the deadline: a busy
 /// machine makes an agent wait.
-pub(crate) const SILENCE_MIN: Duration = Duration::from_secs(3);
+pub(crate) const SILENCE_TIMEOUT_MIN: Duration = Duration::from_secs(3);
 
 /// Time for one look at a mount that may hang.
-pub(crate) const LOOK: Duration = Duration::from_secs(2);
+pub(crate) const MOUNT_PROBE_TIMEOUT: Duration = Duration::from_secs(2);

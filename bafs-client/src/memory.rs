@@ -10,73 +10,73 @@ use tokio::runtime::Handle;
 
 use crate::kernel;
 use crate::limits::{
-    BLOCK_BUFFER_BYTES, LOG_BYTES_MAX, LOG_OP_BYTES, MEMORY_BYTES_DEFAULT, RING_BUFFERS_MAX,
+    BLOCK_BUFFER_BYTES, LOG_BYTES_MAX, LOG_OP_BYTES, MEMORY_BYTES_DEFAULT, RING_BUFFERS_TOTAL_MAX,
 };
 
 /// Where the kernel keeps how soon it takes a process, from -1000 (never) to 1000.
-const OWN_SCORE: &str = "/proc/self/oom_score_adj";
+const OOM_SCORE_PATH: &str = "/proc/self/oom_score_adj";
 
 /// With an agent its job's volumes go, and what the job computed: better the job's own process.
-const SCORE: i32 = -500;
+const OOM_SCORE: i32 = -500;
 
 /// Of the whole, what is for operations under way, for blocks that are kept, and for what was
 /// answered and not brought to its server.
-const UNDER_WAY_PERCENT: u64 = 50;
+const INFLIGHT_PERCENT: u64 = 50;
 const BLOCKS_PERCENT: u64 = 25;
 const LOGS_PERCENT: u64 = 25;
 
 /// Volumes of this process, as far as that was said.
-static VOLUMES: AtomicUsize = AtomicUsize::new(1);
+static VOLUME_COUNT: AtomicUsize = AtomicUsize::new(1);
 
 /// What all logs hold that were answered and have not reached their servers, in bytes.
 static LOGS_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Fewer volumes get no more blocks than these would; a volume keeps one at least.
-const VOLUMES_USUAL: usize = 4;
+const VOLUMES_ASSUMED_MIN: usize = 4;
 const BLOCK_BYTES: usize = 64 << 10;
 
-static BUDGET: OnceLock<Budget> = OnceLock::new();
+static BUDGET: OnceLock<MemoryBudget> = OnceLock::new();
 
 /// The score that a job gets: what this process had.
-static SCORE_BEFORE: OnceLock<String> = OnceLock::new();
+static OOM_SCORE_BEFORE: OnceLock<String> = OnceLock::new();
 
 /// Bounds what this process keeps, in bytes, for as long as it lives. Only the first call counts;
 /// without one the default holds. A few megabytes are the least with which anything works.
-pub fn bound(bytes_max: u64) {
-    let _ = BUDGET.set(Budget::new(bytes_max));
+pub fn limit_memory(bytes_max: u64) {
+    let _ = BUDGET.set(MemoryBudget::new(bytes_max));
 }
 
 /// This process will show so many volumes, among which what it may keep is divided.
-pub(crate) fn expect_volumes(count: usize) {
-    VOLUMES.store(count.max(1), Ordering::Relaxed);
+pub(crate) fn set_volume_count(count: usize) {
+    VOLUME_COUNT.store(count.max(1), Ordering::Relaxed);
 }
 
 /// Volumes that this process shows.
-pub(crate) fn volumes() -> usize {
-    VOLUMES.load(Ordering::Relaxed)
+pub(crate) fn volume_count() -> usize {
+    VOLUME_COUNT.load(Ordering::Relaxed)
 }
 
 /// Has the allocator give back what is large and free, and share its arenas among threads. Without
 /// that an unused buffer of a session takes memory, and each thread keeps what others could use.
-pub(crate) fn bound_allocator() {
-    kernel::bound_allocator();
+pub(crate) fn limit_allocator() {
+    kernel::limit_allocator();
 }
 
 /// Asks the kernel to take others first when memory is short, if it lets us.
-pub(crate) fn protect() {
-    let Ok(before) = fs::read_to_string(OWN_SCORE) else {
+pub(crate) fn lower_oom_score() {
+    let Ok(before) = fs::read_to_string(OOM_SCORE_PATH) else {
         return;
     };
-    if let Err(error) = fs::write(OWN_SCORE, SCORE.to_string()) {
+    if let Err(error) = fs::write(OOM_SCORE_PATH, OOM_SCORE.to_string()) {
         tracing::debug!(%error, "not protected when memory is short");
         return;
     }
-    let _ = SCORE_BEFORE.set(before);
+    let _ = OOM_SCORE_BEFORE.set(before);
 }
 
 /// Undoes [`protect`] for a process that this one has started, and for all that it starts.
-pub(crate) fn expose(process: u32) {
-    if let Some(before) = SCORE_BEFORE.get() {
+pub(crate) fn restore_oom_score(process: u32) {
+    if let Some(before) = OOM_SCORE_BEFORE.get() {
         let path = format!("/proc/{process}/oom_score_adj");
         if let Err(error) = fs::write(path, before.trim()) {
             tracing::debug!(%error, "a job is as protected as its agent");
@@ -86,29 +86,29 @@ pub(crate) fn expose(process: u32) {
 
 /// Takes room for the data of an operation, until what is returned is dropped. A thread of its own
 /// waits for other operations to end when there is none, which their deadlines see to.
-pub(crate) fn hold(bytes: usize) -> Held {
-    budget().hold(bytes)
+pub(crate) fn reserve_memory(bytes: usize) -> MemoryReservation {
+    budget().reserve(bytes)
 }
 
 /// Most bytes of blocks that a cache volume keeps.
 pub(crate) fn blocks_bytes_max() -> usize {
-    budget().blocks_bytes_max(volumes())
+    budget().blocks_bytes_max(volume_count())
 }
 
 /// Buffers that all rings may have together.
 pub(crate) fn ring_buffers_max() -> usize {
-    let bytes = budget().under_way_bytes_max / 2;
-    (bytes / IO_BYTES_MAX as usize).min(RING_BUFFERS_MAX)
+    let bytes = budget().inflight_bytes_max / 2;
+    (bytes / IO_BYTES_MAX as usize).min(RING_BUFFERS_TOTAL_MAX)
 }
 
 /// What one volume's log takes of the memory for all logs, until it is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct LogShare(AtomicU64);
+pub(crate) struct LogMemoryShare(AtomicU64);
 
-impl LogShare {
+impl LogMemoryShare {
     /// The log holds so many operations, with so many bytes of data, now. Whether that is too much:
     /// of this log, or of all together. An empty log never is.
-    pub(crate) fn is_too_much(&self, ops: u64, data_bytes: u64) -> bool {
+    pub(crate) fn is_over_budget(&self, ops: u64, data_bytes: u64) -> bool {
         let bytes = data_bytes + ops * LOG_OP_BYTES;
         let before = self.0.swap(bytes, Ordering::AcqRel);
         let change = bytes.wrapping_sub(before);
@@ -118,19 +118,19 @@ impl LogShare {
     }
 }
 
-impl Drop for LogShare {
+impl Drop for LogMemoryShare {
     fn drop(&mut self) {
         LOGS_BYTES.fetch_sub(self.0.load(Ordering::Acquire), Ordering::AcqRel);
     }
 }
 
-fn budget() -> &'static Budget {
-    BUDGET.get_or_init(|| Budget::new(MEMORY_BYTES_DEFAULT))
+fn budget() -> &'static MemoryBudget {
+    BUDGET.get_or_init(|| MemoryBudget::new(MEMORY_BYTES_DEFAULT))
 }
 
 #[derive(Debug)]
-struct Budget {
-    under_way_bytes_max: usize,
+struct MemoryBudget {
+    inflight_bytes_max: usize,
     all_blocks_bytes_max: usize,
     logs_bytes_max: u64,
     used: Mutex<usize>,
@@ -139,17 +139,17 @@ struct Budget {
 
 /// Room that is taken.
 #[derive(Debug)]
-pub(crate) struct Held {
-    budget: &'static Budget,
+pub(crate) struct MemoryReservation {
+    budget: &'static MemoryBudget,
     bytes: usize,
 }
 
-impl Budget {
+impl MemoryBudget {
     fn new(bytes_max: u64) -> Self {
         let part = |percent| usize::try_from(bytes_max / 100 * percent).unwrap_or(usize::MAX);
         Self {
             // The largest operation must fit: asked for, and copied once.
-            under_way_bytes_max: part(UNDER_WAY_PERCENT).max(2 * IO_BYTES_MAX as usize),
+            inflight_bytes_max: part(INFLIGHT_PERCENT).max(2 * IO_BYTES_MAX as usize),
             all_blocks_bytes_max: part(BLOCKS_PERCENT),
             logs_bytes_max: bytes_max / 100 * LOGS_PERCENT,
             used: Mutex::default(),
@@ -159,22 +159,22 @@ impl Budget {
 
     /// Most bytes of blocks of each of so many volumes.
     fn blocks_bytes_max(&self, volumes: usize) -> usize {
-        let share = self.all_blocks_bytes_max / volumes.max(VOLUMES_USUAL);
+        let share = self.all_blocks_bytes_max / volumes.max(VOLUMES_ASSUMED_MIN);
         share.clamp(BLOCK_BYTES, BLOCK_BUFFER_BYTES)
     }
 
-    fn hold(&'static self, bytes: usize) -> Held {
-        let bytes = bytes.min(self.under_way_bytes_max);
+    fn reserve(&'static self, bytes: usize) -> MemoryReservation {
+        let bytes = bytes.min(self.inflight_bytes_max);
         // A task of the runtime must not wait for others that need its thread; what it does is
         // rare, and counts.
         if bytes > 0 && Handle::try_current().is_ok() {
             *self.lock() += bytes;
         } else if bytes > 0 {
-            let full = |used: &mut usize| *used + bytes > self.under_way_bytes_max;
+            let full = |used: &mut usize| *used + bytes > self.inflight_bytes_max;
             let used = self.freed.wait_while(self.lock(), full);
             *used.unwrap_or_else(PoisonError::into_inner) += bytes;
         }
-        Held {
+        MemoryReservation {
             budget: self,
             bytes,
         }
@@ -186,7 +186,7 @@ impl Budget {
     }
 }
 
-impl Drop for Held {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         if self.bytes > 0 {
             *self.budget.lock() -= self.bytes;
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn blocks_are_divided_among_all_volumes() {
-        let budget = Budget::new(256 << 20);
+        let budget = MemoryBudget::new(256 << 20);
         let each = |volumes| budget.blocks_bytes_max(volumes);
         assert!(each(1) > 15 << 20 && each(1) <= 16 << 20);
         assert_eq!(each(1), each(4), "few volumes have what they had");
@@ -213,30 +213,30 @@ mod tests {
 
     #[test]
     fn logs_of_all_volumes_share_one_bound() {
-        let (first, second) = (LogShare::default(), LogShare::default());
-        assert!(!first.is_too_much(1, 30 << 20));
-        assert!(first.is_too_much(1, 33 << 20), "too much for one");
-        assert!(!first.is_too_much(1, 31 << 20));
-        assert!(!second.is_too_much(1, 31 << 20));
-        let third = LogShare::default();
-        assert!(third.is_too_much(4, 4 << 20), "too much for all");
-        assert!(!third.is_too_much(0, 0), "an empty log would wait for ever");
+        let (first, second) = (LogMemoryShare::default(), LogMemoryShare::default());
+        assert!(!first.is_over_budget(1, 30 << 20));
+        assert!(first.is_over_budget(1, 33 << 20), "too much for one");
+        assert!(!first.is_over_budget(1, 31 << 20));
+        assert!(!second.is_over_budget(1, 31 << 20));
+        let third = LogMemoryShare::default();
+        assert!(third.is_over_budget(4, 4 << 20), "too much for all");
+        assert!(!third.is_over_budget(0, 0), "an empty log would wait for ever");
         drop(first);
-        assert!(!third.is_too_much(4, 4 << 20), "there is room again");
+        assert!(!third.is_over_budget(4, 4 << 20), "there is room again");
     }
 
     #[test]
     fn room_is_given_up_to_the_bound_and_again_when_it_is_free() {
-        let budget: &'static Budget = Box::leak(Box::new(Budget::new(8 << 20)));
-        let most = budget.under_way_bytes_max;
+        let budget: &'static MemoryBudget = Box::leak(Box::new(MemoryBudget::new(8 << 20)));
+        let most = budget.inflight_bytes_max;
         assert!((4 << 20) - 100 < most && most <= 4 << 20);
-        let first = budget.hold(3 << 20);
-        let second = budget.hold(1 << 19);
+        let first = budget.reserve(3 << 20);
+        let second = budget.reserve(1 << 19);
         assert_eq!(*budget.lock(), (3 << 20) + (1 << 19));
         let (sender, woken) = std::sync::mpsc::channel();
         let waiting = std::thread::spawn(move || {
             // More than there is: all of it, once nobody else has any.
-            let all = budget.hold(usize::MAX);
+            let all = budget.reserve(usize::MAX);
             sender.send(*budget.lock()).unwrap();
             drop(all);
         });

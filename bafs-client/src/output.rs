@@ -21,16 +21,16 @@ use tokio::sync::watch;
 use crate::limits::OUTPUT_TAIL_BYTES;
 
 /// How long the end of a job's output is waited for, once the job is over.
-const END_MAX: Duration = Duration::from_secs(2);
+const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long the files that took a job's output may take to be read: their server may be away.
-const READ_MAX: Duration = Duration::from_secs(10);
+const FILE_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause after a look at the pipes that the kernel had no memory for.
-const PAUSE: Duration = Duration::from_millis(10);
+const NO_MEMORY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Standard output, then standard error.
-const STREAMS: usize = 2;
+const STREAM_COUNT: usize = 2;
 
 /// Beginning and end of one stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,38 +38,38 @@ pub(crate) struct HeadTail {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     /// All bytes of the stream.
-    total: u64,
+    total_bytes: u64,
 }
 
 impl HeadTail {
     fn push(&mut self, bytes: &[u8]) {
-        self.total += bytes.len() as u64;
+        self.total_bytes += bytes.len() as u64;
         let room = JOB_LOG_HEAD_BYTES - self.head.len();
         let (first, rest) = bytes.split_at(room.min(bytes.len()));
         self.head.extend(first);
-        push_within(&mut self.tail, rest, JOB_LOG_TAIL_BYTES);
+        push_bounded(&mut self.tail, rest, JOB_LOG_TAIL_BYTES);
     }
 
     /// Of a file, which nobody writes any more.
     fn of_file(file: &File) -> io::Result<Self> {
         let length = file.metadata()?.len();
-        let mut head = vec![0; JOB_LOG_HEAD_BYTES.min(capped(length))];
+        let mut head = vec![0; JOB_LOG_HEAD_BYTES.min(saturating_length(length))];
         file.read_exact_at(&mut head, 0)?;
         let rest = length - head.len() as u64;
-        let mut tail = vec![0; JOB_LOG_TAIL_BYTES.min(capped(rest))];
+        let mut tail = vec![0; JOB_LOG_TAIL_BYTES.min(saturating_length(rest))];
         let start = length - tail.len() as u64;
         file.read_exact_at(&mut tail, start)?;
         Ok(Self {
             head,
             tail: tail.into(),
-            total: length,
+            total_bytes: length,
         })
     }
 
     /// What of it is kept, with a line where the middle is missing.
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.head.clone();
-        let left_out = self.total - (self.head.len() + self.tail.len()) as u64;
+        let left_out = self.total_bytes - (self.head.len() + self.tail.len()) as u64;
         if left_out > 0 {
             bytes.extend(format!("\n[... {left_out} bytes left out ...]\n").bytes());
         }
@@ -78,28 +78,28 @@ impl HeadTail {
     }
 }
 
-fn capped(length: u64) -> usize {
+fn saturating_length(length: u64) -> usize {
     usize::try_from(length).unwrap_or(usize::MAX)
 }
 
 /// Adds bytes to the end of what is kept; what was first goes where that is too much.
-fn push_within(kept: &mut VecDeque<u8>, bytes: &[u8], most: usize) {
+fn push_bounded(buffer: &mut VecDeque<u8>, bytes: &[u8], most: usize) {
     let bytes = &bytes[bytes.len().saturating_sub(most)..];
-    let excess = (kept.len() + bytes.len()).saturating_sub(most);
-    kept.drain(..excess);
-    kept.extend(bytes);
+    let excess = (buffer.len() + bytes.len()).saturating_sub(most);
+    buffer.drain(..excess);
+    buffer.extend(bytes);
 }
 
 /// What a job printed, as far as it is kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Printed {
+pub struct CapturedOutput {
     /// Beginning and end of standard output.
     pub stdout: Vec<u8>,
     /// The same of standard error.
     pub stderr: Vec<u8>,
 }
 
-impl Printed {
+impl CapturedOutput {
     /// Leaves it in files that begin with `prefix`; none where nothing was printed.
     ///
     /// # Errors
@@ -123,14 +123,14 @@ impl Printed {
 
 /// A file of a volume that takes one of a job's streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NamedFile {
+pub(crate) struct OutputFile {
     /// Where this process sees the volume.
     pub(crate) volume: PathBuf,
     /// The file's path in it.
     pub(crate) path: PathBuf,
 }
 
-impl NamedFile {
+impl OutputFile {
     /// Opens it without leaving its volume, and without waiting for a writer of a pipe that a job
     /// put there.
     fn open(&self) -> io::Result<File> {
@@ -148,11 +148,11 @@ impl NamedFile {
     async fn read(self) -> Option<HeadTail> {
         let path = self.path.display().to_string();
         let reading = tokio::task::spawn_blocking(move || HeadTail::of_file(&self.open()?));
-        let why = match tokio::time::timeout(READ_MAX, reading).await {
+        let why = match tokio::time::timeout(FILE_READ_TIMEOUT, reading).await {
             Ok(Ok(Ok(read))) => return Some(read),
             Ok(Ok(Err(error))) => error.to_string(),
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("it was not there within {} s", READ_MAX.as_secs()),
+            Err(_) => format!("it was not there within {} s", FILE_READ_TIMEOUT.as_secs()),
         };
         tracing::warn!(path, why, "what the job printed into a file cannot be read");
         None
@@ -161,26 +161,26 @@ impl NamedFile {
 
 /// What a job prints on pipes. Cheap to clone; clones share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Collector(Arc<Kept>);
+pub(crate) struct OutputCollector(Arc<CollectedOutput>);
 
 #[derive(Debug, Default)]
-struct Kept {
-    streams: Mutex<Streams>,
+struct CollectedOutput {
+    streams: Mutex<CollectedStreams>,
     /// Whether nobody has the output open any more, and all of it came.
-    is_whole: watch::Sender<bool>,
+    is_complete: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
-struct Streams {
-    each: [HeadTail; STREAMS],
+struct CollectedStreams {
+    each: [HeadTail; STREAM_COUNT],
     /// The end of both together, as they came.
     tail: VecDeque<u8>,
 }
 
-impl Collector {
+impl OutputCollector {
     /// Takes what is written to the returned descriptors, standard output and standard error,
     /// until their last copies close.
-    pub(crate) fn collect() -> io::Result<(Self, [OwnedFd; STREAMS])> {
+    pub(crate) fn collect() -> io::Result<(Self, [OwnedFd; STREAM_COUNT])> {
         let (from_stdout, stdout) = pipe2(OFlag::O_CLOEXEC)?;
         let (from_stderr, stderr) = pipe2(OFlag::O_CLOEXEC)?;
         let collector = Self::default();
@@ -189,7 +189,7 @@ impl Collector {
             .name("bafs-output".to_owned())
             .spawn(move || {
                 filled.drain(vec![(0, from_stdout.into()), (1, from_stderr.into())]);
-                filled.0.is_whole.send_replace(true);
+                filled.0.is_complete.send_replace(true);
             })?;
         Ok((collector, [stdout, stderr]))
     }
@@ -204,7 +204,7 @@ impl Collector {
             let mut watched: Vec<PollFd<'_>> = watched.collect();
             if poll(&mut watched, None).is_err() {
                 // It passes; a pipe that nobody empties would stop the job.
-                thread::sleep(PAUSE);
+                thread::sleep(NO_MEMORY_PAUSE);
                 continue;
             }
             let is_ready = watched.iter().map(|pipe| !pipe.revents().is_empty());
@@ -229,7 +229,7 @@ impl Collector {
         let kept = self.0.streams.lock();
         let mut kept = kept.unwrap_or_else(PoisonError::into_inner);
         kept.each[stream].push(bytes);
-        push_within(&mut kept.tail, bytes, OUTPUT_TAIL_BYTES);
+        push_bounded(&mut kept.tail, bytes, OUTPUT_TAIL_BYTES);
     }
 
     /// What a job that is over printed, and its last words, at most 64 KiB; bytes that are no text
@@ -237,10 +237,10 @@ impl Collector {
     /// words are told of a job that failed.
     pub(crate) async fn finish(
         &self,
-        named: [Option<NamedFile>; STREAMS],
+        stream_files: [Option<OutputFile>; STREAM_COUNT],
         has_failed: bool,
-    ) -> (Printed, String) {
-        let [stdout, stderr] = named;
+    ) -> (CapturedOutput, String) {
+        let [stdout, stderr] = stream_files;
         let is_named = stdout.is_some() || stderr.is_some();
         // What went to one file is told once.
         let stderr_apart = stderr.filter(|file| Some(file) != stdout.as_ref());
@@ -253,8 +253,8 @@ impl Collector {
         }
         // On a busy machine the thread above may be behind. Who was started otherwise than by the
         // job may keep its output open for as long as it likes.
-        let mut whole = self.0.is_whole.subscribe();
-        let _ = tokio::time::timeout(END_MAX, whole.wait_for(|is_whole| *is_whole)).await;
+        let mut whole = self.0.is_complete.subscribe();
+        let _ = tokio::time::timeout(OUTPUT_END_TIMEOUT, whole.wait_for(|is_whole| *is_whole)).await;
         let kept = self.0.streams.lock();
         let kept = kept.unwrap_or_else(PoisonError::into_inner);
         let each = files.iter().zip(&kept.each);
@@ -269,12 +269,12 @@ impl Collector {
                 if tail.back().is_some_and(|last| *last != b'\n') && !bytes.is_empty() {
                     tail.push_back(b'\n');
                 }
-                push_within(&mut tail, bytes, OUTPUT_TAIL_BYTES);
+                push_bounded(&mut tail, bytes, OUTPUT_TAIL_BYTES);
             }
         }
         let tail: Vec<u8> = tail.into();
         let mut each = each.into_iter();
-        let printed = Printed {
+        let printed = CapturedOutput {
             stdout: each.next().unwrap_or_default(),
             stderr: each.next().unwrap_or_default(),
         };
@@ -286,7 +286,7 @@ impl Collector {
 mod tests {
     use super::*;
 
-    const NONE: [Option<NamedFile>; STREAMS] = [None, None];
+    const NONE: [Option<OutputFile>; STREAM_COUNT] = [None, None];
 
     #[test]
     fn buffer_keeps_head_and_tail() {
@@ -330,7 +330,7 @@ mod tests {
 
     #[tokio::test]
     async fn streams_are_kept_apart_and_together() {
-        let (collector, [stdout, stderr]) = Collector::collect().unwrap();
+        let (collector, [stdout, stderr]) = OutputCollector::collect().unwrap();
         let (mut stdout, mut stderr) = (File::from(stdout), File::from(stderr));
         stdout.write_all(b"out\n").unwrap();
         drop(stdout);
@@ -347,7 +347,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_is_kept_and_waited_for() {
-        let (collector, [stdout, stderr]) = Collector::collect().unwrap();
+        let (collector, [stdout, stderr]) = OutputCollector::collect().unwrap();
         drop(stderr);
         let job = thread::spawn(move || {
             let mut to = File::from(stdout);
@@ -362,14 +362,14 @@ mod tests {
 
     #[tokio::test]
     async fn who_keeps_the_output_open_is_not_waited_for() {
-        let (collector, [stdout, _stderr]) = Collector::collect().unwrap();
+        let (collector, [stdout, _stderr]) = OutputCollector::collect().unwrap();
         let mut kept = File::from(stdout);
         kept.write_all(b"before").unwrap();
         assert_eq!(collector.finish(NONE, true).await.1, "before");
     }
 
-    fn named(volume: &Path, path: &str) -> Option<NamedFile> {
-        Some(NamedFile {
+    fn output_file(volume: &Path, path: &str) -> Option<OutputFile> {
+        Some(OutputFile {
             volume: volume.to_owned(),
             path: path.into(),
         })
@@ -380,11 +380,11 @@ mod tests {
         let volume = tempfile::tempdir().unwrap();
         std::fs::write(volume.path().join("log.out"), "progress").unwrap();
         std::fs::write(volume.path().join("log.err"), "why\n").unwrap();
-        let (collector, _) = Collector::collect().unwrap();
+        let (collector, _) = OutputCollector::collect().unwrap();
         let files = || {
             [
-                named(volume.path(), "log.out"),
-                named(volume.path(), "log.err"),
+                output_file(volume.path(), "log.out"),
+                output_file(volume.path(), "log.err"),
             ]
         };
         let (printed, tail) = collector.finish(files(), true).await;
@@ -394,8 +394,8 @@ mod tests {
         assert_eq!(tail, "", "of success nothing is told");
         assert_eq!(printed.stdout, b"progress");
         let both = [
-            named(volume.path(), "log.err"),
-            named(volume.path(), "log.err"),
+            output_file(volume.path(), "log.err"),
+            output_file(volume.path(), "log.err"),
         ];
         assert_eq!(collector.finish(both, true).await.1, "why\n");
     }
@@ -407,9 +407,9 @@ mod tests {
         std::fs::write(secret.path(), "secret").unwrap();
         std::os::unix::fs::symlink(secret.path(), volume.path().join("link")).unwrap();
         nix::unistd::mkfifo(&volume.path().join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let (collector, _) = Collector::collect().unwrap();
-        let files = [named(volume.path(), "link"), named(volume.path(), "pipe")];
+        let (collector, _) = OutputCollector::collect().unwrap();
+        let files = [output_file(volume.path(), "link"), output_file(volume.path(), "pipe")];
         let (printed, tail) = collector.finish(files, true).await;
-        assert_eq!((printed, tail), (Printed::default(), String::new()));
+        assert_eq!((printed, tail), (CapturedOutput::default(), String::new()));
     }
 }

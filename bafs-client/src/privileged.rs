@@ -16,30 +16,30 @@ const GROUP_EXECUTE: u32 = 0o0010;
 /// Permission bits and group of the files of a volume that have such bits, as far as it has told
 /// of them.
 #[derive(Debug, Default)]
-pub(crate) struct Privileged {
+pub(crate) struct SetIdFiles {
     files: Mutex<BTreeMap<InodeNo, (u32, u32)>>,
-    any: AtomicBool,
+    has_any: AtomicBool,
 }
 
-impl Privileged {
+impl SetIdFiles {
     /// The tree told attributes of a file.
-    pub(crate) fn observe(&self, attr: &Attr) {
+    pub(crate) fn observe_attr(&self, attr: &Attr) {
         if attr.is_regular() && attr.mode & (SET_UID | SET_GID) != 0 {
-            self.any.store(true, Ordering::Relaxed);
+            self.has_any.store(true, Ordering::Relaxed);
             self.files().insert(attr.ino, (attr.mode, attr.gid));
-        } else if self.any.load(Ordering::Relaxed) {
+        } else if self.has_any.load(Ordering::Relaxed) {
             self.files().remove(&attr.ino);
         }
     }
 
     /// The permission bits that a file must get when `caller` changes its content or its owner;
     /// `None` if nothing changes.
-    pub(crate) fn left(&self, ino: InodeNo, caller: Caller) -> Option<u32> {
-        if caller.uid == 0 || !self.any.load(Ordering::Relaxed) {
+    pub(crate) fn mode_after_change(&self, ino: InodeNo, caller: Caller) -> Option<u32> {
+        if caller.uid == 0 || !self.has_any.load(Ordering::Relaxed) {
             return None;
         }
         let (mode, gid) = self.files().get(&ino).copied()?;
-        Some(without_privilege(mode, || is_in_group(caller, gid)))
+        Some(clear_set_id_bits(mode, || is_in_group(caller, gid)))
     }
 
     fn files(&self) -> MutexGuard<'_, BTreeMap<InodeNo, (u32, u32)>> {
@@ -50,7 +50,7 @@ impl Privileged {
 
 /// The permission bits that are left of `mode`. Without the right to execute, the set-group-id bit
 /// once meant mandatory locking and stays for members of the group.
-pub(crate) fn without_privilege(mode: u32, is_member: impl FnOnce() -> bool) -> u32 {
+pub(crate) fn clear_set_id_bits(mode: u32, is_member: impl FnOnce() -> bool) -> u32 {
     let may_stay = mode & (SET_GID | GROUP_EXECUTE) == SET_GID;
     let lost = match may_stay && is_member() {
         true => SET_UID,
@@ -103,9 +103,9 @@ mod tests {
     fn members_are_asked_for_only_where_it_matters() {
         let unasked = || unreachable!("nobody needs to know");
         for (before, after) in [(0o6755, 0o755), (0o4745, 0o745), (0o2777, 0o777)] {
-            assert_eq!(without_privilege(before, unasked), after, "{before:o}");
+            assert_eq!(clear_set_id_bits(before, unasked), after, "{before:o}");
         }
-        assert_eq!(without_privilege(0o6745, || true), 0o2745);
-        assert_eq!(without_privilege(0o6745, || false), 0o745);
+        assert_eq!(clear_set_id_bits(0o6745, || true), 0o2745);
+        assert_eq!(clear_set_id_bits(0o6745, || false), 0o745);
     }
 }

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Pause between two beats.
-pub(crate) const BEAT: Duration = Duration::from_millis(500);
+pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// One beat, and the word that all is well and nobody need watch any more.
-const BEATS: u8 = b'.';
-const WELL: u8 = b'q';
+const BEAT_BYTE: u8 = b'.';
+const FINISHED_BYTE: u8 = b'q';
 
 /// The watcher's word that it watches.
-pub(crate) const READY: u8 = b'r';
+pub(crate) const READY_BYTE: u8 = b'r';
 
 /// How the watching ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PulseEnd {
+pub(crate) enum HeartbeatEnd {
     /// There is nothing to watch any more.
-    Well,
+    Finished,
     /// The agent is gone.
     Gone,
     /// The agent is there and gives no sign of life.
@@ -29,9 +29,9 @@ pub(crate) enum PulseEnd {
 
 /// The agent's end.
 #[derive(Debug)]
-pub(crate) struct Pulse(UnixStream);
+pub(crate) struct Heartbeat(UnixStream);
 
-impl Pulse {
+impl Heartbeat {
     /// Both ends; the other one is for [`watch`], in another process.
     pub(crate) fn pair() -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
@@ -41,54 +41,54 @@ impl Pulse {
     }
 
     /// Gives a sign of life. Without a watcher there is nobody to tell.
-    pub(crate) fn beat(&self) {
-        let _ = (&self.0).write(&[BEATS]);
+    pub(crate) fn send_beat(&self) {
+        let _ = (&self.0).write(&[BEAT_BYTE]);
     }
 
     /// Beats for ever; where it runs is what is watched.
-    pub(crate) async fn beat_on(self: Arc<Self>) {
+    pub(crate) async fn send_beats(self: Arc<Self>) {
         loop {
-            self.beat();
-            tokio::time::sleep(BEAT).await;
+            self.send_beat();
+            tokio::time::sleep(HEARTBEAT_INTERVAL).await;
         }
     }
 
     /// Waits until the watcher says that it watches.
-    pub(crate) fn await_watcher(&self, longest: Duration) -> io::Result<()> {
+    pub(crate) fn wait_for_watcher(&self, longest: Duration) -> io::Result<()> {
         self.0.set_nonblocking(false)?;
         self.0.set_read_timeout(Some(longest))?;
-        (&self.0).read_exact(&mut [READY])?;
+        (&self.0).read_exact(&mut [READY_BYTE])?;
         self.0.set_nonblocking(true)
     }
 
     /// Says that nobody need watch any more.
-    pub(crate) fn end(&self) {
-        let _ = (&self.0).write(&[WELL]);
+    pub(crate) fn finish(&self) {
+        let _ = (&self.0).write(&[FINISHED_BYTE]);
     }
 }
 
 /// Watches until the end. Time is counted in beats that did not come, so that a pause of the whole
 /// machine counts as one.
-pub(crate) fn watch(mut pulse: UnixStream, silence: Duration) -> PulseEnd {
-    let silent_max = silence.as_millis().div_ceil(BEAT.as_millis());
+pub(crate) fn watch_heartbeat(mut socket: UnixStream, silence: Duration) -> HeartbeatEnd {
+    let silent_max = silence.as_millis().div_ceil(HEARTBEAT_INTERVAL.as_millis());
     let mut silent = 0;
     let mut beats = [0; 64];
-    if pulse.set_read_timeout(Some(BEAT)).is_err() {
-        return PulseEnd::Gone;
+    if socket.set_read_timeout(Some(HEARTBEAT_INTERVAL)).is_err() {
+        return HeartbeatEnd::Gone;
     }
     loop {
-        match pulse.read(&mut beats) {
-            Ok(0) => return PulseEnd::Gone,
-            Ok(count) if beats[..count].contains(&WELL) => return PulseEnd::Well,
+        match socket.read(&mut beats) {
+            Ok(0) => return HeartbeatEnd::Gone,
+            Ok(count) if beats[..count].contains(&FINISHED_BYTE) => return HeartbeatEnd::Finished,
             Ok(_) => silent = 0,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 silent += 1;
                 if silent > silent_max {
-                    return PulseEnd::Silent;
+                    return HeartbeatEnd::Silent;
                 }
             }
-            Err(_) => return PulseEnd::Gone,
+            Err(_) => return HeartbeatEnd::Gone,
         }
     }
 }
@@ -99,20 +99,20 @@ mod tests {
 
     #[test]
     fn every_end_is_told_apart() {
-        let watching = |end: fn(Pulse) -> Option<Pulse>| {
-            let (pulse, watched) = Pulse::pair().unwrap();
-            pulse.beat();
+        let watching = |end: fn(Heartbeat) -> Option<Heartbeat>| {
+            let (pulse, watched) = Heartbeat::pair().unwrap();
+            pulse.send_beat();
             let kept = end(pulse);
-            let ended = watch(watched, BEAT);
+            let ended = watch_heartbeat(watched, HEARTBEAT_INTERVAL);
             drop(kept);
             ended
         };
-        let well = |pulse: Pulse| {
-            pulse.end();
+        let well = |pulse: Heartbeat| {
+            pulse.finish();
             None
         };
-        assert_eq!(watching(well), PulseEnd::Well);
-        assert_eq!(watching(|_| None), PulseEnd::Gone);
-        assert_eq!(watching(Some), PulseEnd::Silent);
+        assert_eq!(watching(well), HeartbeatEnd::Finished);
+        assert_eq!(watching(|_| None), HeartbeatEnd::Gone);
+        assert_eq!(watching(Some), HeartbeatEnd::Silent);
     }
 }

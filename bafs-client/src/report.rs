@@ -3,18 +3,18 @@
 use bafs_proto::report::VolumeUse;
 
 use crate::limits::{REPORT_PAGES_BYTES_MAX, REPORT_RUNS_MAX};
-use crate::logic::pages::joined;
+use crate::logic::pages::join_runs;
 
 /// Keeps the report within the size of a message: the most scattered files lose detail, and what is
 /// still too much has none. A report that cannot be read would be worse than one that tells less.
-pub(crate) fn bound_pages(volumes: &mut [VolumeUse]) {
+pub(crate) fn limit_pages(volumes: &mut [VolumeUse]) {
     let pages = || volumes.iter().flat_map(|volume| &volume.pages);
     let files = pages().count();
     let runs: usize = pages().map(|pages| pages.runs.len()).sum();
     if runs > REPORT_RUNS_MAX {
         let share = (REPORT_RUNS_MAX / files.max(1)).max(1);
         for pages in volumes.iter_mut().flat_map(|volume| &mut volume.pages) {
-            pages.runs = joined(std::mem::take(&mut pages.runs), share);
+            pages.runs = join_runs(std::mem::take(&mut pages.runs), share);
         }
     }
     let mut left = REPORT_PAGES_BYTES_MAX;
@@ -48,11 +48,11 @@ mod tests {
         };
         let used = |pages| VolumeUse {
             pages,
-            ..crate::usage::Usage::new().report("v", None, |_| None)
+            ..crate::usage::VolumeUsage::new().report("v", None, |_| None)
         };
         let long = "\n".repeat(2_000);
         let mut volumes = vec![used(pages("a", 15_000)), used(pages(&long, 3_000))];
-        bound_pages(&mut volumes);
+        limit_pages(&mut volumes);
         assert_eq!(volumes[0].pages[0].runs, [(0, 6)], "detail is lost first");
         assert_eq!(volumes[0].pages.len(), 15_000);
         assert_eq!(volumes[1].pages, []);

@@ -8,11 +8,11 @@ use nix::libc;
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{Signal as Heard, SignalKind, signal};
 
-use crate::kernel::note_origin;
+use crate::kernel::record_signal_origin;
 
 /// The signal by which somebody asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum StopSignal {
     /// SIGINT: mostly a person at the terminal.
     Interrupt,
     /// SIGTERM: whoever manages processes here.
@@ -21,7 +21,7 @@ pub enum Asked {
     Hangup,
 }
 
-impl Asked {
+impl StopSignal {
     /// The signal itself.
     pub fn signal(self) -> Signal {
         match self {
@@ -39,7 +39,7 @@ impl Asked {
 
 /// Who asked, for those who have a job on the same terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum SignalOrigin {
     /// A key of the terminal, which the job has heard too.
     Keyboard,
     /// Anybody else, who told this process only.
@@ -47,33 +47,33 @@ pub(crate) enum By {
 }
 
 /// Whether the last SIGINT came from a key.
-static BY_KEY: AtomicBool = AtomicBool::new(false);
+static IS_FROM_KEYBOARD: AtomicBool = AtomicBool::new(false);
 
 /// Returns a future that ends when this process is asked to end, at once if it was asked after
 /// this call: what is made from here on can be removed before the process ends.
 ///
 /// It is asked by SIGINT, SIGTERM and, when its terminal goes, SIGHUP; the last counts for nothing
 /// where whoever started it had it ignored, as `nohup` does. Must be called in a runtime.
-pub fn asked_to_end() -> impl Future<Output = Asked> {
-    let mut requests = Requests::hear();
-    async move { requests.next().await.0 }
+pub fn wait_for_stop_signal() -> impl Future<Output = StopSignal> {
+    let mut requests = StopSignals::subscribe();
+    async move { requests.next_signal().await.0 }
 }
 
 /// All that asks this process to end, one after the other.
-pub(crate) struct Requests {
+pub(crate) struct StopSignals {
     /// `None` where the signal ends the process by itself, or nobody hears it.
     interrupt: Option<Heard>,
     terminate: Option<Heard>,
     hangup: Option<Heard>,
 }
 
-impl Requests {
+impl StopSignals {
     /// Hears what comes from here on, as [`asked_to_end`] does.
-    pub(crate) fn hear() -> Self {
+    pub(crate) fn subscribe() -> Self {
         static NOTING: Once = Once::new();
         // Before it is heard: who hears it finds the note. Without it nobody used a key.
         NOTING.call_once(|| {
-            if let Err(error) = note_origin(libc::SIGINT, &BY_KEY) {
+            if let Err(error) = record_signal_origin(libc::SIGINT, &IS_FROM_KEYBOARD) {
                 tracing::debug!(%error, "who sends SIGINT is not known");
             }
         });
@@ -87,19 +87,19 @@ impl Requests {
     }
 
     /// The next.
-    pub(crate) async fn next(&mut self) -> (Asked, By) {
+    pub(crate) async fn next_signal(&mut self) -> (StopSignal, SignalOrigin) {
         tokio::select! {
-            () = next(&mut self.interrupt) => {
-                let by_key = BY_KEY.load(Ordering::SeqCst);
-                (Asked::Interrupt, if by_key { By::Keyboard } else { By::Other })
+            () = receive_signal(&mut self.interrupt) => {
+                let by_key = IS_FROM_KEYBOARD.load(Ordering::SeqCst);
+                (StopSignal::Interrupt, if by_key { SignalOrigin::Keyboard } else { SignalOrigin::Other })
             }
-            () = next(&mut self.terminate) => (Asked::Terminate, By::Other),
-            () = next(&mut self.hangup) => (Asked::Hangup, By::Other),
+            () = receive_signal(&mut self.terminate) => (StopSignal::Terminate, SignalOrigin::Other),
+            () = receive_signal(&mut self.hangup) => (StopSignal::Hangup, SignalOrigin::Other),
         }
     }
 }
 
-async fn next(heard: &mut Option<Heard>) {
+async fn receive_signal(heard: &mut Option<Heard>) {
     match heard {
         Some(heard) => drop(heard.recv().await),
         None => std::future::pending().await,
@@ -109,11 +109,11 @@ async fn next(heard: &mut Option<Heard>) {
 /// Whether a signal was ignored when this process began, and nobody changed that since.
 fn is_ignored(signal: i32) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    ignores(&status, signal)
+    has_ignored_bit(&status, signal)
 }
 
 /// As above, by the text of proc(5)'s `status`.
-fn ignores(status: &str, signal: i32) -> bool {
+fn has_ignored_bit(status: &str, signal: i32) -> bool {
     let mask = status
         .lines()
         .find_map(|line| line.strip_prefix("SigIgn:"))
@@ -128,9 +128,9 @@ mod tests {
     #[test]
     fn the_mask_of_ignored_signals_begins_with_the_first() {
         let status = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0\n";
-        assert!(ignores(status, libc::SIGHUP));
-        assert!(ignores(status, libc::SIGPIPE));
-        assert!(!ignores(status, libc::SIGTERM));
-        assert!(!ignores("", libc::SIGHUP));
+        assert!(has_ignored_bit(status, libc::SIGHUP));
+        assert!(has_ignored_bit(status, libc::SIGPIPE));
+        assert!(!has_ignored_bit(status, libc::SIGTERM));
+        assert!(!has_ignored_bit("", libc::SIGHUP));
     }
 }

@@ -16,55 +16,55 @@ use crate::limits::TOUCHED_FILES_MAX;
 use crate::logic::pages::PageSet;
 
 /// Names that were looked up lately and are remembered until the first file was opened.
-const NAMES_MAX: usize = 4_096;
+const REMEMBERED_NAMES_MAX: usize = 4_096;
 
 /// Counts what happens on one volume. All methods may be called from any thread.
 #[derive(Debug, Default)]
-pub struct Usage {
+pub struct VolumeUsage {
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     longest_call_ms: AtomicU64,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<CallWaiting>,
     /// Files opened for reading, and changes of files or directories.
-    opened: AtomicU64,
+    opened_for_reading: AtomicU64,
     changes: AtomicU64,
     /// What is neither, but tells the job something.
-    looked: AtomicU64,
+    lookups: AtomicU64,
     refused_for_space: AtomicU64,
     /// The first of each; nothing is remembered once both are known.
-    firsts: Mutex<Firsts>,
-    has_firsts: AtomicBool,
+    first_paths: Mutex<FirstPaths>,
+    has_first_paths: AtomicBool,
     /// Whether the job is over, so that it reads nothing any more.
-    reads_no_more: AtomicBool,
+    has_stopped_counting_reads: AtomicBool,
     /// Files that count as read wholly.
-    whole: Mutex<BTreeSet<InodeNo>>,
+    whole_reads: Mutex<BTreeSet<InodeNo>>,
     /// `None` when touched pages are not counted.
-    touched: Option<Mutex<Touched>>,
+    touched_files: Option<Mutex<TouchedFiles>>,
 }
 
 /// Calls under way, and for how long there were any.
 #[derive(Debug, Default)]
-struct Waiting {
+struct CallWaiting {
     calls: u32,
     since: Option<Instant>,
     total: Duration,
 }
 
 #[derive(Debug, Default)]
-struct Touched {
-    files: BTreeMap<InodeNo, File>,
+struct TouchedFiles {
+    files: BTreeMap<InodeNo, TouchedFile>,
     /// Where files were seen last; only the files of `files` are worth a path.
     names: BTreeMap<InodeNo, (InodeNo, Name)>,
 }
 
 #[derive(Debug, Default)]
-struct Firsts {
-    read: Option<String>,
-    changed: Option<String>,
+struct FirstPaths {
+    first_read: Option<String>,
+    first_change: Option<String>,
     names: BTreeMap<InodeNo, (InodeNo, Name)>,
 }
 
-impl Firsts {
+impl FirstPaths {
     fn path_in(&self, parent: InodeNo, name: &Name) -> String {
         let name = from_bytes(name);
         if parent == InodeNo::ROOT {
@@ -76,12 +76,12 @@ impl Firsts {
 }
 
 #[derive(Debug, Default)]
-struct File {
+struct TouchedFile {
     size: u64,
     pages: PageSet,
 }
 
-impl Usage {
+impl VolumeUsage {
     /// Counts bytes and waits only.
     pub fn new() -> Self {
         Self::default()
@@ -90,24 +90,24 @@ impl Usage {
     /// Counts touched pages as well.
     pub fn with_pages() -> Self {
         Self {
-            touched: Some(Mutex::default()),
+            touched_files: Some(Mutex::default()),
             ..Self::default()
         }
     }
 
     /// A call began.
-    pub fn begun(&self, now: Instant) {
-        let mut waiting = self.waiting();
+    pub fn begin_call(&self, now: Instant) {
+        let mut waiting = self.lock_waiting();
         waiting.calls += 1;
         waiting.since.get_or_insert(now);
     }
 
     /// A call that had [`Self::begun`] ended.
-    pub fn ended(&self, begun: Instant, now: Instant) {
+    pub fn end_call(&self, begun: Instant, now: Instant) {
         let took = now.saturating_duration_since(begun);
         self.longest_call_ms
-            .fetch_max(whole_ms(took), Ordering::Relaxed);
-        let mut waiting = self.waiting();
+            .fetch_max(to_ms(took), Ordering::Relaxed);
+        let mut waiting = self.lock_waiting();
         waiting.calls = waiting.calls.saturating_sub(1);
         if waiting.calls == 0
             && let Some(since) = waiting.since.take()
@@ -118,29 +118,29 @@ impl Usage {
 
     /// The volume cannot be changed: the name of the first change is not waited for.
     pub fn expect_no_changes(&self) {
-        let mut firsts = self.firsts.lock().unwrap_or_else(PoisonError::into_inner);
-        firsts.changed = Some(String::new());
+        let mut firsts = self.first_paths.lock().unwrap_or_else(PoisonError::into_inner);
+        firsts.first_change = Some(String::new());
     }
 
     /// What is read and opened for reading from now on does not count.
     pub fn stop_counting_reads(&self) {
-        self.reads_no_more.store(true, Ordering::Relaxed);
+        self.has_stopped_counting_reads.store(true, Ordering::Relaxed);
     }
 
     /// An operation was asked for: takes note of what it opens or changes.
-    pub fn asked(&self, op: &FileOp) {
+    pub fn record_operation(&self, op: &FileOp) {
         match op {
             FileOp::Open { ino, flags } => {
                 let mode = flags & libc::O_ACCMODE;
-                if mode != libc::O_WRONLY && !self.reads_no_more.load(Ordering::Relaxed) {
-                    self.opened.fetch_add(1, Ordering::Relaxed);
+                if mode != libc::O_WRONLY && !self.has_stopped_counting_reads.load(Ordering::Relaxed) {
+                    self.opened_for_reading.fetch_add(1, Ordering::Relaxed);
                     self.note_first(|firsts| {
                         let path = path_of(&firsts.names, *ino);
-                        firsts.read.get_or_insert(path);
+                        firsts.first_read.get_or_insert(path);
                     });
                 }
                 if mode != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
-                    self.changed(|firsts| path_of(&firsts.names, *ino));
+                    self.record_change(|firsts| path_of(&firsts.names, *ino));
                 }
             }
             FileOp::Create { parent, name, .. }
@@ -151,12 +151,12 @@ impl Usage {
             | FileOp::Unlink { parent, name }
             | FileOp::RemoveDirectory { parent, name }
             | FileOp::Rename { parent, name, .. } => {
-                self.changed(|firsts| firsts.path_in(*parent, name));
+                self.record_change(|firsts| firsts.path_in(*parent, name));
             }
             FileOp::SetAttr { ino, .. }
             | FileOp::SetXattr { ino, .. }
             | FileOp::RemoveXattr { ino, .. } => {
-                self.changed(|firsts| path_of(&firsts.names, *ino));
+                self.record_change(|firsts| path_of(&firsts.names, *ino));
             }
             // The kernel asks for the top of a volume by itself, and for these before it writes.
             FileOp::GetAttr { ino, .. } if *ino == InodeNo::ROOT => {}
@@ -169,16 +169,16 @@ impl Usage {
             | FileOp::GetXattr { .. }
             | FileOp::ListXattr { .. }
             | FileOp::StatFs => {
-                self.looked.fetch_add(1, Ordering::Relaxed);
+                self.lookups.fetch_add(1, Ordering::Relaxed);
             }
             _ => {}
         }
     }
 
     /// A name led to a file.
-    pub fn found(&self, ino: InodeNo, parent: InodeNo, name: &Name) {
+    pub fn record_lookup(&self, ino: InodeNo, parent: InodeNo, name: &Name) {
         self.note_first(|firsts| {
-            if firsts.names.len() >= NAMES_MAX {
+            if firsts.names.len() >= REMEMBERED_NAMES_MAX {
                 firsts.names.clear();
             }
             firsts.names.insert(ino, (parent, name.clone()));
@@ -186,59 +186,59 @@ impl Usage {
     }
 
     /// A listing told of a name: it takes the place of none that was looked up.
-    pub fn listed(&self, ino: InodeNo, parent: InodeNo, name: &Name) {
+    pub fn record_listing(&self, ino: InodeNo, parent: InodeNo, name: &Name) {
         self.note_first(|firsts| {
-            if firsts.names.len() < NAMES_MAX {
+            if firsts.names.len() < REMEMBERED_NAMES_MAX {
                 firsts.names.insert(ino, (parent, name.clone()));
             }
         });
     }
 
     /// Whether names still matter to [`Self::found`].
-    pub fn wants_names(&self) -> bool {
-        !self.has_firsts.load(Ordering::Relaxed)
+    pub fn is_collecting_names(&self) -> bool {
+        !self.has_first_paths.load(Ordering::Relaxed)
     }
 
-    fn changed(&self, path: impl FnOnce(&Firsts) -> String) {
+    fn record_change(&self, path: impl FnOnce(&FirstPaths) -> String) {
         self.changes.fetch_add(1, Ordering::Relaxed);
         self.note_first(|firsts| {
-            if firsts.changed.is_none() {
-                firsts.changed = Some(path(firsts));
+            if firsts.first_change.is_none() {
+                firsts.first_change = Some(path(firsts));
             }
         });
     }
 
-    fn note_first(&self, note: impl FnOnce(&mut Firsts)) {
-        if !self.wants_names() {
+    fn note_first(&self, note: impl FnOnce(&mut FirstPaths)) {
+        if !self.is_collecting_names() {
             return;
         }
-        let mut firsts = self.firsts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut firsts = self.first_paths.lock().unwrap_or_else(PoisonError::into_inner);
         note(&mut firsts);
-        if firsts.read.is_some() && firsts.changed.is_some() {
+        if firsts.first_read.is_some() && firsts.first_change.is_some() {
             firsts.names.clear();
-            self.has_firsts.store(true, Ordering::Relaxed);
+            self.has_first_paths.store(true, Ordering::Relaxed);
         }
     }
 
     /// Bytes were written.
-    pub fn wrote(&self, bytes: u64) {
+    pub fn record_write(&self, bytes: u64) {
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// A call failed: takes note of it if the volume had no space.
-    pub fn failed(&self, errno: Errno) {
+    pub fn record_failure(&self, errno: Errno) {
         if matches!(errno.0, libc::ENOSPC | libc::EDQUOT) {
             self.refused_for_space.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Bytes were read.
-    pub fn read(&self, ino: InodeNo, offset: u64, bytes: u64) {
-        if self.reads_no_more.load(Ordering::Relaxed) {
+    pub fn record_read(&self, ino: InodeNo, offset: u64, bytes: u64) {
+        if self.has_stopped_counting_reads.load(Ordering::Relaxed) {
             return;
         }
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let Some(mut touched) = self.touched() else {
+        let Some(mut touched) = self.lock_touched() else {
             return;
         };
         if touched.files.len() < TOUCHED_FILES_MAX || touched.files.contains_key(&ino) {
@@ -249,19 +249,19 @@ impl Usage {
     }
 
     /// The kernel was given a file to read by itself: how much of it, nobody sees. It counts once.
-    pub fn read_whole(&self, ino: InodeNo, size: u64) {
+    pub fn record_whole_read(&self, ino: InodeNo, size: u64) {
         let is_first = {
-            let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut whole = self.whole_reads.lock().unwrap_or_else(PoisonError::into_inner);
             whole.len() < TOUCHED_FILES_MAX && whole.insert(ino)
         };
         if is_first {
-            self.read(ino, 0, size);
+            self.record_read(ino, 0, size);
         }
     }
 
     /// A file was seen at a name, with this size.
-    pub fn saw(&self, ino: InodeNo, parent: InodeNo, name: &Name, size: u64) {
-        let Some(mut touched) = self.touched() else {
+    pub fn record_name(&self, ino: InodeNo, parent: InodeNo, name: &Name, size: u64) {
+        let Some(mut touched) = self.lock_touched() else {
             return;
         };
         if touched.names.len() < TOUCHED_FILES_MAX || touched.names.contains_key(&ino) {
@@ -273,8 +273,8 @@ impl Usage {
     }
 
     /// A file has this size.
-    pub fn sized(&self, ino: InodeNo, size: u64) {
-        let Some(mut touched) = self.touched() else {
+    pub fn record_size(&self, ino: InodeNo, size: u64) {
+        let Some(mut touched) = self.lock_touched() else {
             return;
         };
         if touched.files.len() < TOUCHED_FILES_MAX || touched.files.contains_key(&ino) {
@@ -287,11 +287,11 @@ impl Usage {
     pub fn report(
         &self,
         name: &str,
-        held: Option<TreeStat>,
+        final_stat: Option<TreeStat>,
         describe: impl Fn(InodeNo) -> Option<(String, u64)>,
     ) -> VolumeUse {
         let mut pages = Vec::new();
-        if let Some(touched) = self.touched() {
+        if let Some(touched) = self.lock_touched() {
             for (ino, file) in &touched.files {
                 let runs = file.pages.runs();
                 if runs.is_empty() {
@@ -302,40 +302,40 @@ impl Usage {
                 pages.push(TouchedPages { path, size, runs });
             }
         }
-        let firsts = self.firsts.lock().unwrap_or_else(PoisonError::into_inner);
+        let firsts = self.first_paths.lock().unwrap_or_else(PoisonError::into_inner);
         let used = |size: u64, free: u64| size.saturating_sub(free);
         // A number says nothing to a user.
-        let mut named = pages.iter().filter(|page| !is_number(&page.path));
+        let mut named = pages.iter().filter(|page| !is_inode_path(&page.path));
         let first_page = named.next().map(|page| page.path.clone());
         VolumeUse {
-            opened: self.opened.load(Ordering::Relaxed),
+            opened: self.opened_for_reading.load(Ordering::Relaxed),
             changes: self.changes.load(Ordering::Relaxed),
-            looked: self.looked.load(Ordering::Relaxed),
+            looked: self.lookups.load(Ordering::Relaxed),
             is_uncounted: false,
-            first_read: firsts.read.clone().or(first_page).unwrap_or_default(),
-            first_changed: firsts.changed.clone().unwrap_or_default(),
-            held_bytes: held.map_or(0, |stat| used(stat.size_bytes, stat.free_bytes)),
-            held_files: held.map_or(0, |stat| used(stat.size_files, stat.free_files)),
-            disk_bytes: held.and_then(|stat| stat.disk_bytes),
-            disk_files: held.and_then(|stat| stat.disk_files),
+            first_read: firsts.first_read.clone().or(first_page).unwrap_or_default(),
+            first_changed: firsts.first_change.clone().unwrap_or_default(),
+            held_bytes: final_stat.map_or(0, |stat| used(stat.size_bytes, stat.free_bytes)),
+            held_files: final_stat.map_or(0, |stat| used(stat.size_files, stat.free_files)),
+            disk_bytes: final_stat.and_then(|stat| stat.disk_bytes),
+            disk_files: final_stat.and_then(|stat| stat.disk_files),
             name: name.to_owned(),
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             written_bytes: self.written_bytes.load(Ordering::Relaxed),
             pages,
             longest_call_ms: self.longest_call_ms.load(Ordering::Relaxed),
-            waited_ms: whole_ms(self.waiting().total),
+            waited_ms: to_ms(self.lock_waiting().total),
             refused_for_space: self.refused_for_space.load(Ordering::Relaxed),
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn lock_waiting(&self) -> MutexGuard<'_, CallWaiting> {
         // No holder leaves the sums half-changed.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn touched(&self) -> Option<MutexGuard<'_, Touched>> {
+    fn lock_touched(&self) -> Option<MutexGuard<'_, TouchedFiles>> {
         // No holder leaves the counts half-changed.
-        self.touched
+        self.touched_files
             .as_ref()
             .map(|touched| touched.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -343,7 +343,7 @@ impl Usage {
 
 /// A report of a volume where nobody counts operations, if that is so: all that is known is whether
 /// anything differs from what it was.
-pub fn uncounted(used: VolumeUse, is_changed: Option<bool>) -> VolumeUse {
+pub fn without_counts(used: VolumeUse, is_changed: Option<bool>) -> VolumeUse {
     match is_changed {
         Some(is_changed) => VolumeUse {
             is_uncounted: true,
@@ -354,15 +354,15 @@ pub fn uncounted(used: VolumeUse, is_changed: Option<bool>) -> VolumeUse {
     }
 }
 
-fn whole_ms(time: Duration) -> u64 {
+fn to_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// How a file is called of which no name was seen.
-const NUMBERED: &str = "inode ";
+const INODE_PREFIX: &str = "inode ";
 
-fn is_number(path: &str) -> bool {
-    let number = path.strip_prefix(NUMBERED);
+fn is_inode_path(path: &str) -> bool {
+    let number = path.strip_prefix(INODE_PREFIX);
     number.is_some_and(|number| number.parse::<u64>().is_ok())
 }
 
@@ -381,7 +381,7 @@ fn path_of(names: &BTreeMap<InodeNo, (InodeNo, Name)>, ino: InodeNo) -> String {
         path.insert(0, from_bytes(name));
         at = *parent;
     }
-    format!("{NUMBERED}{ino}")
+    format!("{INODE_PREFIX}{ino}")
 }
 
 #[cfg(test)]
@@ -390,15 +390,15 @@ mod tests {
 
     #[test]
     fn what_a_listing_told_has_its_name_and_takes_that_of_nothing_else() {
-        let usage = Usage::new();
-        usage.found(InodeNo(5), InodeNo::ROOT, &b"d".to_vec());
-        usage.listed(InodeNo(6), InodeNo(5), &b"f".to_vec());
-        for ino in 7..7 + NAMES_MAX as u64 {
-            usage.listed(InodeNo(ino), InodeNo(5), &b"other".to_vec());
+        let usage = VolumeUsage::new();
+        usage.record_lookup(InodeNo(5), InodeNo::ROOT, &b"d".to_vec());
+        usage.record_listing(InodeNo(6), InodeNo(5), &b"f".to_vec());
+        for ino in 7..7 + REMEMBERED_NAMES_MAX as u64 {
+            usage.record_listing(InodeNo(ino), InodeNo(5), &b"other".to_vec());
         }
         let flags = libc::O_RDONLY;
         let ino = InodeNo(6);
-        usage.asked(&FileOp::Open { ino, flags });
+        usage.record_operation(&FileOp::Open { ino, flags });
         let used = usage.report("v", None, |_| None);
         assert_eq!(used.first_read, "d/f");
     }
@@ -406,8 +406,8 @@ mod tests {
     #[test]
     fn lookups_and_listings_count_as_looks() {
         let looked = |op: FileOp| {
-            let usage = Usage::new();
-            usage.asked(&op);
+            let usage = VolumeUsage::new();
+            usage.record_operation(&op);
             let used = usage.report("v", None, |_| None);
             assert_eq!((used.opened, used.changes), (0, 0), "{op:?}");
             used.looked
@@ -431,13 +431,13 @@ mod tests {
 
     #[test]
     fn reads_after_the_job_do_not_count() {
-        let usage = Usage::with_pages();
+        let usage = VolumeUsage::with_pages();
         usage.stop_counting_reads();
         let (ino, flags) = (InodeNo(6), libc::O_RDONLY);
-        usage.asked(&FileOp::Open { ino, flags });
-        usage.read(ino, 0, 5_000);
-        usage.read_whole(ino, 5_000);
-        usage.wrote(3);
+        usage.record_operation(&FileOp::Open { ino, flags });
+        usage.record_read(ino, 0, 5_000);
+        usage.record_whole_read(ino, 5_000);
+        usage.record_write(3);
         let used = usage.report("v", None, |_| None);
         assert_eq!((used.read_bytes, used.written_bytes), (0, 3));
         assert_eq!((used.opened, used.pages.len()), (0, 0));
@@ -446,14 +446,14 @@ mod tests {
 
     #[test]
     fn pages_are_reported_by_path() {
-        let usage = Usage::with_pages();
-        usage.saw(InodeNo(5), InodeNo::ROOT, &b"db".to_vec(), 0);
-        usage.saw(InodeNo(6), InodeNo(5), &b"a.phr".to_vec(), 10_000);
-        usage.sized(InodeNo(6), 10_000);
-        usage.read(InodeNo(6), 0, 5_000);
-        usage.read(InodeNo(6), 4_096, 1);
-        usage.read(InodeNo(9), 4_096, 1);
-        usage.wrote(3);
+        let usage = VolumeUsage::with_pages();
+        usage.record_name(InodeNo(5), InodeNo::ROOT, &b"db".to_vec(), 0);
+        usage.record_name(InodeNo(6), InodeNo(5), &b"a.phr".to_vec(), 10_000);
+        usage.record_size(InodeNo(6), 10_000);
+        usage.record_read(InodeNo(6), 0, 5_000);
+        usage.record_read(InodeNo(6), 4_096, 1);
+        usage.record_read(InodeNo(9), 4_096, 1);
+        usage.record_write(3);
         let report = usage.report("v", None, |_| None);
         assert_eq!((report.read_bytes, report.written_bytes), (5_002, 3));
         assert_eq!(report.pages.len(), 2);
@@ -469,41 +469,41 @@ mod tests {
 
     #[test]
     fn a_file_that_the_kernel_reads_by_itself_counts_once_and_wholly() {
-        let usage = Usage::with_pages();
-        usage.read(InodeNo(2), 0, 1);
-        usage.read_whole(InodeNo(2), 9_000);
-        usage.read_whole(InodeNo(2), 9_000);
+        let usage = VolumeUsage::with_pages();
+        usage.record_read(InodeNo(2), 0, 1);
+        usage.record_whole_read(InodeNo(2), 9_000);
+        usage.record_whole_read(InodeNo(2), 9_000);
         let report = usage.report("v", None, |_| None);
         assert_eq!(report.read_bytes, 9_001);
         assert_eq!(report.pages[0].runs, [(0, 3)]);
-        let of_scratch = Usage::new();
-        of_scratch.read_whole(InodeNo(2), 9_000);
-        of_scratch.read_whole(InodeNo(2), 9_000);
+        let of_scratch = VolumeUsage::new();
+        of_scratch.record_whole_read(InodeNo(2), 9_000);
+        of_scratch.record_whole_read(InodeNo(2), 9_000);
         assert_eq!(of_scratch.report("v", None, |_| None).read_bytes, 9_000);
     }
 
     #[test]
     fn calls_at_the_same_time_are_waited_for_once() {
-        let usage = Usage::new();
+        let usage = VolumeUsage::new();
         let start = crate::clock::now();
         let at = |ms| start + Duration::from_millis(ms);
-        usage.begun(at(0));
-        usage.begun(at(10));
-        usage.ended(at(0), at(30));
-        usage.ended(at(10), at(50));
-        usage.begun(at(100));
-        usage.ended(at(100), at(101));
-        usage.begun(at(200));
+        usage.begin_call(at(0));
+        usage.begin_call(at(10));
+        usage.end_call(at(0), at(30));
+        usage.end_call(at(10), at(50));
+        usage.begin_call(at(100));
+        usage.end_call(at(100), at(101));
+        usage.begin_call(at(200));
         let report = usage.report("v", None, |_| None);
         assert_eq!((report.longest_call_ms, report.waited_ms), (40, 51));
     }
 
     #[test]
     fn stale_names_make_no_endless_path() {
-        let usage = Usage::with_pages();
-        usage.saw(InodeNo(2), InodeNo(3), &b"a".to_vec(), 0);
-        usage.saw(InodeNo(3), InodeNo(2), &b"b".to_vec(), 0);
-        usage.read(InodeNo(2), 0, 1);
+        let usage = VolumeUsage::with_pages();
+        usage.record_name(InodeNo(2), InodeNo(3), &b"a".to_vec(), 0);
+        usage.record_name(InodeNo(3), InodeNo(2), &b"b".to_vec(), 0);
+        usage.record_read(InodeNo(2), 0, 1);
         let report = usage.report("v", None, |_| None);
         assert_eq!(report.pages[0].path, "inode 2");
         assert_eq!(report.first_read, "", "a number says nothing to a user");
@@ -511,22 +511,22 @@ mod tests {
 
     #[test]
     fn the_first_file_that_is_read_and_the_first_that_is_changed_have_names() {
-        let usage = Usage::new();
-        usage.found(InodeNo(5), InodeNo::ROOT, &b"out".to_vec());
-        usage.found(InodeNo(6), InodeNo(5), &b"a".to_vec());
+        let usage = VolumeUsage::new();
+        usage.record_lookup(InodeNo(5), InodeNo::ROOT, &b"out".to_vec());
+        usage.record_lookup(InodeNo(6), InodeNo(5), &b"a".to_vec());
         let open = |flags| FileOp::Open {
             ino: InodeNo(6),
             flags,
         };
-        usage.asked(&open(libc::O_RDONLY));
+        usage.record_operation(&open(libc::O_RDONLY));
         let report = usage.report("v", None, |_| None);
         assert_eq!((report.opened, report.changes), (1, 0));
         assert_eq!((&*report.first_read, &*report.first_changed), ("out/a", ""));
-        assert!(usage.wants_names());
+        assert!(usage.is_collecting_names());
         let (parent, name) = (InodeNo(5), b"b".to_vec());
-        usage.asked(&FileOp::Unlink { parent, name });
-        usage.asked(&open(libc::O_RDWR));
-        assert!(!usage.wants_names(), "nothing more is remembered");
+        usage.record_operation(&FileOp::Unlink { parent, name });
+        usage.record_operation(&open(libc::O_RDWR));
+        assert!(!usage.is_collecting_names(), "nothing more is remembered");
         let stat = TreeStat {
             size_bytes: 10,
             free_bytes: 3,
@@ -544,17 +544,17 @@ mod tests {
 
     #[test]
     fn only_a_lack_of_space_counts_as_such() {
-        let usage = Usage::new();
+        let usage = VolumeUsage::new();
         for errno in [libc::ENOSPC, libc::ENOENT, libc::EDQUOT] {
-            usage.failed(Errno(errno));
+            usage.record_failure(Errno(errno));
         }
         assert_eq!(usage.report("v", None, |_| None).refused_for_space, 2);
     }
 
     #[test]
     fn without_pages_only_bytes_count() {
-        let usage = Usage::new();
-        usage.read(InodeNo(2), 0, 10);
+        let usage = VolumeUsage::new();
+        usage.record_read(InodeNo(2), 0, 10);
         let report = usage.report("v", None, |_| None);
         assert_eq!((report.read_bytes, report.pages.len()), (10, 0));
     }

@@ -17,71 +17,71 @@ use nix::libc;
 use tokio::sync::oneshot;
 
 use crate::clock;
-use crate::errno::passed_through;
-use crate::fate::Fate;
-use crate::limits::BELIEVE;
+use crate::errno::kernel_safe_errno;
+use crate::fate::VolumeHealth;
+use crate::limits::ATTRIBUTE_TTL;
 use crate::logic::directory::Owner;
 use crate::memory;
-use crate::privileged::{Privileged, without_privilege};
-use crate::tree::{Done, Tree};
-use crate::usage::{Usage, uncounted};
+use crate::privileged::{SetIdFiles, clear_set_id_bits};
+use crate::tree::{Completion, Tree};
+use crate::usage::{VolumeUsage, without_counts};
 
 /// What the kernel may believe, and for how long: the volume's kind decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mode {
+pub struct VolumeMode {
     /// How long names and attributes may be believed.
-    pub believe: Duration,
+    pub attribute_ttl: Duration,
     /// Whether the absence of a name may be believed as long.
-    pub believe_absence: bool,
+    pub has_negative_entries: bool,
     /// Whether the page cache keeps data; without it every read and write is an operation.
-    pub cached: bool,
+    pub has_page_cache: bool,
     /// Whether writing is impossible.
-    pub read_only: bool,
+    pub is_read_only: bool,
     /// Whether files need not be opened: handles are inode numbers.
-    pub stateless: bool,
+    pub is_stateless: bool,
     /// Whether they are opened all the same where the kernel can then read them by itself.
-    pub whole_files: bool,
+    pub has_passthrough: bool,
     /// Whether the kernel may answer writes from its memory, and send what it collected later.
-    pub collects: bool,
+    pub has_write_back: bool,
 }
 
-impl Mode {
+impl VolumeMode {
     /// A scratch volume: all changes come through this kernel, because it has one writer.
     pub fn scratch(writable: bool) -> Self {
         Self {
-            believe: BELIEVE,
-            believe_absence: true,
-            cached: true,
-            read_only: !writable,
-            stateless: false,
-            whole_files: false,
-            collects: false,
+            attribute_ttl: ATTRIBUTE_TTL,
+            has_negative_entries: true,
+            has_page_cache: true,
+            is_read_only: !writable,
+            is_stateless: false,
+            has_passthrough: false,
+            has_write_back: false,
         }
     }
 
     /// A cache volume: nothing ever changes.
     pub fn cache() -> Self {
         Self {
-            believe: BELIEVE,
-            believe_absence: true,
-            cached: true,
-            read_only: true,
-            stateless: true,
-            whole_files: false,
-            collects: false,
+            attribute_ttl: ATTRIBUTE_TTL,
+            has_negative_entries: true,
+            has_page_cache: true,
+            is_read_only: true,
+            is_stateless: true,
+            has_passthrough: false,
+            has_write_back: false,
         }
     }
 
     /// Remote I/O: others change the tree too, and nothing is kept.
     pub fn home(writable: bool) -> Self {
         Self {
-            believe: Duration::ZERO,
-            believe_absence: false,
-            cached: false,
-            read_only: !writable,
-            stateless: false,
-            whole_files: false,
-            collects: false,
+            attribute_ttl: Duration::ZERO,
+            has_negative_entries: false,
+            has_page_cache: false,
+            is_read_only: !writable,
+            is_stateless: false,
+            has_passthrough: false,
+            has_write_back: false,
         }
     }
 }
@@ -92,11 +92,11 @@ pub enum Ownership {
     /// As the tree says.
     AsStored,
     /// One user owns everything: in a user name space no other number has a meaning.
-    One {
+    SingleOwner {
         /// The owner in the kernel's eyes.
-        shown: Owner,
+        visible_owner: Owner,
         /// The owner that new files get.
-        stored: Owner,
+        stored_owner: Owner,
     },
 }
 
@@ -105,13 +105,13 @@ pub enum Ownership {
 pub struct Volume {
     name: String,
     tree: Tree,
-    mode: Mode,
+    mode: VolumeMode,
     ownership: Ownership,
-    fate: Fate,
-    usage: Usage,
-    privileged: Privileged,
+    health: VolumeHealth,
+    usage: VolumeUsage,
+    set_id_files: SetIdFiles,
     /// Whether the last write that nobody waited for failed.
-    defers_in_vain: AtomicBool,
+    has_failed_background_write: AtomicBool,
 }
 
 impl Volume {
@@ -119,12 +119,12 @@ impl Volume {
     pub fn new(
         name: &str,
         tree: Tree,
-        mode: Mode,
+        mode: VolumeMode,
         ownership: Ownership,
-        fate: Fate,
-        usage: Usage,
+        health: VolumeHealth,
+        usage: VolumeUsage,
     ) -> Self {
-        if mode.read_only {
+        if mode.is_read_only {
             usage.expect_no_changes();
         }
         Self {
@@ -132,10 +132,10 @@ impl Volume {
             tree,
             mode,
             ownership,
-            fate,
+            health,
             usage,
-            privileged: Privileged::default(),
-            defers_in_vain: AtomicBool::new(false),
+            set_id_files: SetIdFiles::default(),
+            has_failed_background_write: AtomicBool::new(false),
         }
     }
 
@@ -145,25 +145,25 @@ impl Volume {
     }
 
     /// What the kernel may believe.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> VolumeMode {
         self.mode
     }
 
     /// A listing told of a file, which the kernel then opens without asking for its name.
-    pub(crate) fn listed(&self, directory: InodeNo, entry: &DirectoryEntry) {
-        if self.usage.wants_names() && entry.name != b"." && entry.name != b".." {
-            self.usage.listed(entry.ino, directory, &entry.name);
+    pub(crate) fn record_listing(&self, directory: InodeNo, entry: &DirectoryEntry) {
+        if self.usage.is_collecting_names() && entry.name != b"." && entry.name != b".." {
+            self.usage.record_listing(entry.ino, directory, &entry.name);
         }
     }
 
     /// Whether it is lost, and how it becomes so.
-    pub fn fate(&self) -> &Fate {
-        &self.fate
+    pub fn health(&self) -> &VolumeHealth {
+        &self.health
     }
 
     /// What the job did to it so far.
     pub fn usage(&self) -> VolumeUse {
-        self.usage_holding(None, None)
+        self.usage_with(None, None)
     }
 
     /// The job is over: whoever reads from here on does so for us.
@@ -172,24 +172,24 @@ impl Volume {
     }
 
     /// As [`Self::usage`], with what [`Self::held`] and [`Self::is_changed`] answered.
-    pub fn usage_holding(&self, held: Option<TreeStat>, is_changed: Option<bool>) -> VolumeUse {
+    pub fn usage_with(&self, final_stat: Option<TreeStat>, is_changed: Option<bool>) -> VolumeUse {
         let describe = |ino| self.tree.describe(ino);
-        uncounted(self.usage.report(&self.name, held, describe), is_changed)
+        without_counts(self.usage.report(&self.name, final_stat, describe), is_changed)
     }
 
     /// Whether anything differs from what it was before the job, where nobody counts operations.
     pub async fn is_changed(&self) -> Option<bool> {
-        self.tree.is_changed(self.mode.read_only).await
+        self.tree.is_changed(self.mode.is_read_only).await
     }
 
     /// What a volume that may be written holds now; nothing when it does not answer. Of one that
     /// was lost to a full disk, what the server told last: else nobody would know that it was full.
-    pub async fn held(self: &Arc<Self>) -> Option<TreeStat> {
-        if self.mode.read_only || !self.mode.cached {
+    pub async fn current_stat(self: &Arc<Self>) -> Option<TreeStat> {
+        if self.mode.is_read_only || !self.mode.has_page_cache {
             return None;
         }
         let (told, answer) = oneshot::channel();
-        let done: Done = Box::new(move |result, _| {
+        let done: Completion = Box::new(move |result, _| {
             // Nobody waits any more: then nobody needs it.
             let _ = told.send(result);
         });
@@ -202,7 +202,7 @@ impl Volume {
         match answer.await {
             Ok(Ok(FileReply::StatFs(stat))) => Some(stat),
             _ => {
-                let loss = self.fate.loss();
+                let loss = self.health.loss();
                 let is_full = loss.is_some_and(|loss| loss.code == ErrorCode::NoSpaceBytes);
                 is_full.then(|| self.tree.latest_stat()).flatten()
             }
@@ -215,8 +215,8 @@ impl Volume {
     }
 
     /// Whether operations mostly end in the thread that began them.
-    pub fn answers_here(&self) -> bool {
-        self.tree.answers_here()
+    pub fn is_synchronous(&self) -> bool {
+        self.tree.is_synchronous()
     }
 
     /// Bytes that the kernel should read ahead of a sequential reader, in KiB.
@@ -225,8 +225,8 @@ impl Volume {
     }
 
     /// The kernel reads so many bytes ahead, and around pages of mapped memory.
-    pub fn has_read_ahead(&self, bytes: u64) {
-        self.tree.has_read_ahead(bytes);
+    pub fn set_read_ahead_bytes(&self, bytes: u64) {
+        self.tree.set_read_ahead_bytes(bytes);
     }
 
     /// The directory that is shown as it is, if the kernel does all by itself and nothing is to be
@@ -241,8 +241,8 @@ impl Volume {
     }
 
     /// Whether changes were answered that have not reached the server.
-    pub fn owes(&self) -> bool {
-        self.tree.owes()
+    pub fn has_unsent_changes(&self) -> bool {
+        self.tree.has_unsent_changes()
     }
 
     /// Ends the session with the server, and asks it to keep what was written so long, in
@@ -252,8 +252,8 @@ impl Volume {
     }
 
     /// Runs an operation; `data` is what a write writes. `done` is called once, here or later.
-    pub fn run(self: &Arc<Self>, caller: Caller, op: FileOp, data: &[u8], done: Done) {
-        if self.fate.loss().is_some() {
+    pub fn run(self: &Arc<Self>, caller: Caller, op: FileOp, data: &[u8], done: Completion) {
+        if self.health.loss().is_some() {
             return done(Err(Errno(libc::EIO)), &[]);
         }
         if let FileOp::SetAttr {
@@ -261,72 +261,72 @@ impl Volume {
             handle,
             change,
         } = &op
-            && self.only_keeps_owner(change)
+            && self.is_owner_noop(change)
         {
-            return self.keep_owner(caller, (*ino, *handle), done);
+            return self.touch_owner(caller, (*ino, *handle), done);
         }
-        let op = match self.own(op, caller) {
+        let op = match self.apply_ownership(op, caller) {
             Ok(op) => op,
             Err(errno) => return done(Err(errno), &[]),
         };
         // What it holds the agent asks for itself.
         if caller.pid != 0 || !matches!(op, FileOp::StatFs) {
-            self.usage.asked(&op);
+            self.usage.record_operation(&op);
         }
-        let seen = Seen::of(&op, &self.mode, &self.usage);
-        self.run_seen(caller, op, data, seen, done);
+        let seen = ReplyContext::of(&op, &self.mode, &self.usage);
+        self.run_observed(caller, op, data, seen, done);
     }
 
-    fn run_seen(self: &Arc<Self>, caller: Caller, op: FileOp, data: &[u8], seen: Seen, done: Done) {
+    fn run_observed(self: &Arc<Self>, caller: Caller, op: FileOp, data: &[u8], context: ReplyContext, done: Completion) {
         let start = clock::now();
-        self.usage.begun(start);
+        self.usage.begin_call(start);
         let volume = Arc::clone(self);
-        let held = memory::hold(self.tree.copied_bytes(&op, data));
+        let held = memory::reserve_memory(self.tree.copied_bytes(&op, data));
         let finish = move |result: FileResult, data: &[u8]| {
             let result = match result {
-                Ok(reply) => Ok(volume.observe(reply, seen)),
-                Err(errno) => Err(volume.failed(errno)),
+                Ok(reply) => Ok(volume.observe_reply(reply, context)),
+                Err(errno) => Err(volume.record_failure(errno)),
             };
-            volume.usage.ended(start, clock::now());
+            volume.usage.end_call(start, clock::now());
             done(result, data);
             drop(held);
         };
         self.tree
-            .run(self.stored(caller), op, data, Box::new(finish));
+            .run(self.to_stored_owner(caller), op, data, Box::new(finish));
     }
 
     /// The kernel forgot a file. Nobody waits for that, so it is no call that counts.
     pub fn forget(&self, ino: InodeNo, count: u64) {
-        if self.fate.loss().is_none() {
+        if self.health.loss().is_none() {
             let op = FileOp::Forget { ino, count };
-            let ignored: Done = Box::new(|_, _| {});
+            let ignored: Completion = Box::new(|_, _| {});
             self.tree.run(Caller::default(), op, &[], ignored);
         }
     }
 
     /// Whether the close of a file has something to wait for.
-    pub fn close_waits(&self) -> bool {
-        self.tree.close_waits()
+    pub fn has_blocking_close(&self) -> bool {
+        self.tree.has_blocking_close()
     }
 
     /// A program closes a file: `done` is called when what it did with it is as safe as promised.
-    pub fn close_file(self: &Arc<Self>, ino: InodeNo, done: Done) {
-        if self.fate.loss().is_some() {
+    pub fn close_file(self: &Arc<Self>, ino: InodeNo, done: Completion) {
+        if self.health.loss().is_some() {
             return done(Err(Errno(libc::EIO)), &[]);
         }
         let start = clock::now();
-        self.usage.begun(start);
+        self.usage.begin_call(start);
         let volume = Arc::clone(self);
         let finish = move |result: FileResult, data: &[u8]| {
-            volume.usage.ended(start, clock::now());
-            done(result.map_err(|errno| volume.failed(errno)), data);
+            volume.usage.end_call(start, clock::now());
+            done(result.map_err(|errno| volume.record_failure(errno)), data);
         };
         self.tree.close_file(ino, Box::new(finish));
     }
 
     /// Whether a read through the page cache is only the kernel's guess, which may be refused.
-    pub fn is_guess(&self, ino: InodeNo, offset: u64, length: u32) -> bool {
-        self.tree.is_guess(ino, offset, length)
+    pub fn is_speculative_read(&self, ino: InodeNo, offset: u64, length: u32) -> bool {
+        self.tree.is_speculative_read(ino, offset, length)
     }
 
     /// Reads from an open file.
@@ -337,9 +337,9 @@ impl Volume {
         handle: HandleId,
         offset: u64,
         length: u32,
-        done: Done,
+        done: Completion,
     ) {
-        if self.fate.loss().is_some() {
+        if self.health.loss().is_some() {
             return done(Err(Errno(libc::EIO)), &[]);
         }
         let op = FileOp::Read {
@@ -347,35 +347,35 @@ impl Volume {
             offset,
             length,
         };
-        self.run_seen(caller, op, &[], Seen::Range(ino, offset), done);
+        self.run_observed(caller, op, &[], ReplyContext::Range(ino, offset), done);
     }
 
     /// The open file of a file that stays wholly on this machine until [`Self::let_go_whole`], and
     /// its size in bytes.
-    pub fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
-        let held = || self.tree.hold_whole(ino);
-        self.fate.loss().map_or_else(held, |_| None)
+    pub fn open_passthrough(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
+        let held = || self.tree.open_passthrough(ino);
+        self.health.loss().map_or_else(held, |_| None)
     }
 
     /// The kernel reads a file by itself from now on. What it reads is not seen here: the file
     /// counts as read once, and wholly.
-    pub fn gave_whole(&self, ino: InodeNo, size: u64) {
-        self.usage.read_whole(ino, size);
+    pub fn record_passthrough(&self, ino: InodeNo, size: u64) {
+        self.usage.record_whole_read(ino, size);
     }
 
     /// Undoes [`Self::hold_whole`].
-    pub fn let_go_whole(&self, ino: InodeNo) {
-        self.tree.let_go_whole(ino);
+    pub fn release_passthrough(&self, ino: InodeNo) {
+        self.tree.release_passthrough(ino);
     }
 
     /// Changes the bits that [`Self::loses_privilege`] names, then runs `op`.
-    pub fn run_without_privilege(
+    pub fn run_with_set_id_cleared(
         self: &Arc<Self>,
         caller: Caller,
         (ino, mode): (InodeNo, u32),
         op: FileOp,
         data: &[u8],
-        done: Done,
+        done: Completion,
     ) {
         let change = AttrChange {
             mode: Some(mode),
@@ -401,14 +401,14 @@ impl Volume {
 
     /// The permission bits that a file must get before `caller` changes its content; `None` if
     /// nothing changes.
-    pub fn loses_privilege(&self, ino: InodeNo, caller: Caller) -> Option<u32> {
-        self.privileged.left(ino, caller)
+    pub fn mode_without_set_id(&self, ino: InodeNo, caller: Caller) -> Option<u32> {
+        self.set_id_files.mode_after_change(ino, caller)
     }
 
     /// Takes the answer to a write of `length` bytes that nobody waits for: should it fail, the
     /// program hears of it when it closes the file at best, so whoever started the program is told
     /// as well. The kernel takes a part that was written for the whole, so that fails too.
-    pub fn deferred(self: &Arc<Self>, length: usize, done: Done) -> Done {
+    pub fn track_background_write(self: &Arc<Self>, length: usize, done: Completion) -> Completion {
         let volume = Arc::clone(self);
         Box::new(move |result, data| {
             let result = result.and_then(|reply| match reply {
@@ -419,7 +419,7 @@ impl Volume {
             });
             // Beyond the largest file, where the kernel would not have collected it if it knew: the
             // program's own error, which fsync or close tells it.
-            if volume.mode.collects && result == Err(Errno(libc::EFBIG)) {
+            if volume.mode.has_write_back && result == Err(Errno(libc::EFBIG)) {
                 return done(result, data);
             }
             if let Err(errno) = result {
@@ -427,32 +427,32 @@ impl Volume {
                     libc::ENOSPC | libc::EDQUOT => ErrorCode::NoSpaceBytes,
                     _ => ErrorCode::ServerFault,
                 };
-                let what = match volume.mode.collects {
+                let what = match volume.mode.has_write_back {
                     true => "what the program wrote, and the kernel had collected,",
                     false => "what the program wrote to mapped memory",
                 };
                 // The kernel may have a thousand pieces more that fail in the same way.
-                if !volume.defers_in_vain.swap(true, Ordering::Relaxed) {
+                if !volume.has_failed_background_write.swap(true, Ordering::Relaxed) {
                     let text = format!("{what} is not kept: {errno:?}");
-                    volume.fate.deplore(Error::new(code, text));
+                    volume.health.report_data_loss(Error::new(code, text));
                 }
             } else {
-                volume.defers_in_vain.store(false, Ordering::Relaxed);
+                volume.has_failed_background_write.store(false, Ordering::Relaxed);
             }
             done(result, data);
         })
     }
 
     /// The error that the program gets; what the volume had no space for is counted.
-    fn failed(&self, errno: Errno) -> Errno {
-        self.usage.failed(errno);
-        passed_through(errno)
+    fn record_failure(&self, errno: Errno) -> Errno {
+        self.usage.record_failure(errno);
+        kernel_safe_errno(errno)
     }
 
-    fn stored(&self, caller: Caller) -> Caller {
+    fn to_stored_owner(&self, caller: Caller) -> Caller {
         match self.ownership {
             Ownership::AsStored => caller,
-            Ownership::One { stored, .. } => Caller {
+            Ownership::SingleOwner { stored_owner: stored, .. } => Caller {
                 uid: stored.uid,
                 gid: stored.gid,
                 ..caller
@@ -461,7 +461,7 @@ impl Volume {
     }
 
     /// Adapts a change of ownership, and of content, to who may change what.
-    fn own(&self, op: FileOp, caller: Caller) -> Result<FileOp, Errno> {
+    fn apply_ownership(&self, op: FileOp, caller: Caller) -> Result<FileOp, Errno> {
         let FileOp::SetAttr {
             ino,
             handle,
@@ -470,15 +470,15 @@ impl Volume {
         else {
             return Ok(op);
         };
-        if let Ownership::One { shown, .. } = self.ownership {
-            if !keeps(&change, shown) {
+        if let Ownership::SingleOwner { visible_owner: shown, .. } = self.ownership {
+            if !is_owner_kept(&change, shown) {
                 return Err(Errno(libc::EPERM));
             }
             (change.uid, change.gid) = (None, None);
         }
         let takes_away = change.size.is_some() || change.uid.is_some() || change.gid.is_some();
         if takes_away && change.mode.is_none() {
-            change.mode = self.loses_privilege(ino, caller);
+            change.mode = self.mode_without_set_id(ino, caller);
         }
         if change == AttrChange::default() {
             return Ok(FileOp::GetAttr { ino, handle });
@@ -491,8 +491,8 @@ impl Volume {
     }
 
     /// Whether a change gives a file the owner that all have, and does nothing else.
-    fn only_keeps_owner(&self, change: &AttrChange) -> bool {
-        let Ownership::One { shown, .. } = self.ownership else {
+    fn is_owner_noop(&self, change: &AttrChange) -> bool {
+        let Ownership::SingleOwner { visible_owner: shown, .. } = self.ownership else {
             return false;
         };
         let only_owner = AttrChange {
@@ -501,23 +501,23 @@ impl Volume {
             ..AttrChange::default()
         };
         let gives_one = change.uid.is_some() || change.gid.is_some();
-        gives_one && *change == only_owner && keeps(change, shown)
+        gives_one && *change == only_owner && is_owner_kept(change, shown)
     }
 
     /// Does to a file what a change of its owner does beside that. The tree is not told an owner:
     /// it may belong to a user that cannot give files to ours.
-    fn keep_owner(
+    fn touch_owner(
         self: &Arc<Self>,
         caller: Caller,
         (ino, handle): (InodeNo, Option<HandleId>),
-        done: Done,
+        done: Completion,
     ) {
         let volume = Arc::clone(self);
         let then = move |result: FileResult, data: &[u8]| match result {
             Ok(FileReply::Attr(attr)) if !attr.is_symlink() => {
                 let mode = match attr.is_directory() {
                     true => attr.mode & 0o7777,
-                    false => without_privilege(attr.mode, || true),
+                    false => clear_set_id_bits(attr.mode, || true),
                 };
                 // Be it the one that it has: the time of change moves.
                 let change = AttrChange {
@@ -536,18 +536,18 @@ impl Volume {
         self.run(caller, FileOp::GetAttr { ino, handle }, &[], Box::new(then));
     }
 
-    fn observe(&self, reply: FileReply, seen: Seen) -> FileReply {
+    fn observe_reply(&self, reply: FileReply, context: ReplyContext) -> FileReply {
         match reply {
             FileReply::Attr(attr) => {
                 let attr = self.observe_attr(attr);
-                seen.note(&self.usage, &self.mode, &attr);
+                context.record_name(&self.usage, &self.mode, &attr);
                 FileReply::Attr(attr)
             }
             FileReply::Opened { handle, attr } => {
                 let attr = self.observe_attr(attr);
-                seen.note(&self.usage, &self.mode, &attr);
-                if !self.mode.cached {
-                    self.usage.sized(attr.ino, attr.size);
+                context.record_name(&self.usage, &self.mode, &attr);
+                if !self.mode.has_page_cache {
+                    self.usage.record_size(attr.ino, attr.size);
                 }
                 FileReply::Opened { handle, attr }
             }
@@ -558,12 +558,12 @@ impl Volume {
                 FileReply::Entries(entries)
             }
             FileReply::Written { length } => {
-                self.usage.wrote(length);
+                self.usage.record_write(length);
                 FileReply::Written { length }
             }
             FileReply::Read { length } => {
-                if let Seen::Range(ino, offset) = seen {
-                    self.usage.read(ino, offset, length.into());
+                if let ReplyContext::Range(ino, offset) = context {
+                    self.usage.record_read(ino, offset, length.into());
                 }
                 FileReply::Read { length }
             }
@@ -575,22 +575,22 @@ impl Volume {
     }
 
     fn observe_attr(&self, mut attr: Attr) -> Attr {
-        if let Ownership::One { shown, .. } = self.ownership {
+        if let Ownership::SingleOwner { visible_owner: shown, .. } = self.ownership {
             (attr.uid, attr.gid) = (shown.uid, shown.gid);
         }
-        self.privileged.observe(&attr);
+        self.set_id_files.observe_attr(&attr);
         attr
     }
 }
 
 /// Whether a change leaves a file to this owner.
-fn keeps(change: &AttrChange, owner: Owner) -> bool {
+fn is_owner_kept(change: &AttrChange, owner: Owner) -> bool {
     let is = |wanted: Option<u32>, own| wanted.is_none_or(|wanted| wanted == own);
     is(change.uid, owner.uid) && is(change.gid, owner.gid)
 }
 
 /// What an answer tells beside itself.
-enum Seen {
+enum ReplyContext {
     Nothing,
     /// The name of a file: for the report on touched pages of trees without any caching (a cache
     /// volume knows its names, and scratch volumes do not report pages), and until the first opened
@@ -600,9 +600,9 @@ enum Seen {
     Range(InodeNo, u64),
 }
 
-impl Seen {
-    fn of(op: &FileOp, mode: &Mode, usage: &Usage) -> Self {
-        if mode.stateless || (mode.cached && !usage.wants_names()) {
+impl ReplyContext {
+    fn of(op: &FileOp, mode: &VolumeMode, usage: &VolumeUsage) -> Self {
+        if mode.is_stateless || (mode.has_page_cache && !usage.is_collecting_names()) {
             return Self::Nothing;
         }
         match op {
@@ -614,12 +614,12 @@ impl Seen {
         }
     }
 
-    fn note(&self, usage: &Usage, mode: &Mode, attr: &Attr) {
+    fn record_name(&self, usage: &VolumeUsage, mode: &VolumeMode, attr: &Attr) {
         if let Self::Name(parent, name) = self {
-            if !mode.cached {
-                usage.saw(attr.ino, *parent, name, attr.size);
+            if !mode.has_page_cache {
+                usage.record_name(attr.ino, *parent, name, attr.size);
             }
-            usage.found(attr.ino, *parent, name);
+            usage.record_lookup(attr.ino, *parent, name);
         }
     }
 }

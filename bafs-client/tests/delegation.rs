@@ -6,9 +6,9 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering;
 
-use crate::beside::{Both, Dice, World};
+use crate::beside::{DifferentialTest, SeededRng, DelegationFixture};
 use crate::serving::Fault;
-use bafs_client::tree::Promise;
+use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::HandleId;
@@ -20,37 +20,37 @@ use tokio::sync::oneshot;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_answered_early_is_what_a_directory_answers() {
     for seed in 0..30 {
-        let (mut both, mut dice) = (Both::new().await, Dice(seed));
+        let (mut both, mut dice) = (DifferentialTest::new().await, SeededRng(seed));
         for _ in 0..300 {
-            both.step(&mut dice, false).await;
+            both.random_step(&mut dice, false).await;
         }
-        both.end().await;
+        both.finish().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_answered_early_outlives_restarts_of_the_server() {
     for seed in 100..140 {
-        let (mut both, mut dice) = (Both::new().await, Dice(seed));
+        let (mut both, mut dice) = (DifferentialTest::new().await, SeededRng(seed));
         for _ in 0..200 {
             if dice.below(12) == 0 {
                 let runs = dice.below(2) == 0;
-                both.world.server.set(Fault::Restart { runs });
+                both.fixture.server.set_fault(Fault::Restart { runs });
             }
-            both.step(&mut dice, true).await;
+            both.random_step(&mut dice, true).await;
         }
-        both.end().await;
+        both.finish().await;
     }
 }
 
 /// Cases that are tried, by so many threads: each waits now and then.
-const CASES: u64 = 2_000;
-const THREADS: u64 = 8;
+const CASE_COUNT: u64 = 2_000;
+const THREAD_COUNT: u64 = 8;
 
 /// Tells which case failed.
-struct Told(u64);
+struct FailureSeed(u64);
 
-impl Drop for Told {
+impl Drop for FailureSeed {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("it was case {}", self.0);
@@ -58,9 +58,9 @@ impl Drop for Told {
     }
 }
 
-async fn meet_anything(seed: u64) {
-    let (mut both, mut dice) = (Both::new().await, Dice(seed));
-    both.world.server.be_late(dice.below(60), seed);
+async fn run_random_case(seed: u64) {
+    let (mut both, mut dice) = (DifferentialTest::new().await, SeededRng(seed));
+    both.fixture.server.set_delays(dice.below(60), seed);
     let restarts = dice.below(4) > 0;
     let turns = dice.below(40);
     for _ in 0..20 + dice.below(60) {
@@ -69,29 +69,29 @@ async fn meet_anything(seed: u64) {
             tokio::task::yield_now().await;
         }
         match dice.below(60) {
-            0..12 => both.ask_meanwhile(&mut dice),
+            0..12 => both.begin_query(&mut dice),
             12..15 if restarts => {
                 let runs = dice.below(2) == 0;
-                both.world.server.set(Fault::Restart { runs });
+                both.fixture.server.set_fault(Fault::Restart { runs });
             }
-            15 => both.world.server.set(Fault::LostReplies(1)),
+            15 => both.fixture.server.set_fault(Fault::LoseReplies(1)),
             _ => {}
         }
-        both.step(&mut dice, restarts).await;
+        both.random_step(&mut dice, restarts).await;
     }
-    both.end().await;
+    both.finish().await;
 }
 
 #[test]
 fn what_is_answered_early_is_right_whatever_happens_meanwhile() {
     std::thread::scope(|scope| {
-        for thread in 0..THREADS {
+        for thread in 0..THREAD_COUNT {
             scope.spawn(move || {
                 let mut building = tokio::runtime::Builder::new_current_thread();
                 let runtime = building.enable_all().build().unwrap();
-                for seed in (thread..CASES).step_by(THREADS as usize) {
-                    let _told = Told(seed);
-                    runtime.block_on(meet_anything(1_000 + seed));
+                for seed in (thread..CASE_COUNT).step_by(THREAD_COUNT as usize) {
+                    let _told = FailureSeed(seed);
+                    runtime.block_on(run_random_case(1_000 + seed));
                 }
             });
         }
@@ -100,8 +100,8 @@ fn what_is_answered_early_is_right_whatever_happens_meanwhile() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_close_that_is_promised_waits_for_the_server_and_others_do_not() {
-    for promise in [Promise::Synced, Promise::Closed] {
-        let world = World::new(promise).await;
+    for promise in [Durability::OnSync, Durability::OnClose] {
+        let world = DelegationFixture::new(promise).await;
         // So that the log knows how files look here.
         for name in ["first", "f"] {
             let made = world.run(create(name), &[]).await.0.unwrap();
@@ -112,12 +112,12 @@ async fn a_close_that_is_promised_waits_for_the_server_and_others_do_not() {
                 world.flush().await;
                 continue;
             }
-            assert_eq!(world.volume.close_waits(), promise == Promise::Closed);
-            world.server.set(Fault::Silent);
-            world.run(hello(handle), b"hello").await.0.unwrap();
+            assert_eq!(world.volume.has_blocking_close(), promise == Durability::OnClose);
+            world.server.set_fault(Fault::Silent);
+            world.run(write_hello(handle), b"hello").await.0.unwrap();
             let (send, mut receive) = oneshot::channel();
             let done = move |result, _: &[u8]| drop(send.send(result));
-            if promise == Promise::Synced {
+            if promise == Durability::OnSync {
                 continue;
             }
             world.volume.close_file(attr.ino, Box::new(done));
@@ -132,13 +132,13 @@ async fn a_close_that_is_promised_waits_for_the_server_and_others_do_not() {
             volume.run(Caller::default(), unlink, &[], Box::new(done));
             assert!(removed.try_recv().is_err(), "the server has not run it");
         }
-        world.server.set(Fault::None);
+        world.server.set_fault(Fault::None);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_close_fails_if_what_was_answered_first_did() {
-    let world = World::new(Promise::Closed).await;
+    let world = DelegationFixture::new(Durability::OnClose).await;
     for round in 0..2 {
         let made = world
             .run(create(&format!("f{round}")), &[])
@@ -152,8 +152,8 @@ async fn a_close_fails_if_what_was_answered_first_did() {
         if round == 0 {
             continue;
         }
-        world.server.set(Fault::Full);
-        world.server.be_late(200, 1);
+        world.server.set_fault(Fault::DiskFull);
+        world.server.set_delays(200, 1);
         let data = BodyRange {
             start: 0,
             length: 5,
@@ -170,15 +170,15 @@ async fn a_close_fails_if_what_was_answered_first_did() {
         let done = move |result: FileResult, _: &[u8]| drop(send.send(result));
         world.volume.close_file(attr.ino, Box::new(done));
         assert!(receive.await.unwrap().is_err(), "nothing of it was kept");
-        let code = world.volume.fate().loss().map(|loss| loss.code);
+        let code = world.volume.health().loss().map(|loss| loss.code);
         assert_eq!(code, Some(ErrorCode::NoSpaceBytes));
-        let held = world.volume.held().await.expect("it was told last");
+        let held = world.volume.current_stat().await.expect("it was told last");
         assert!(held.disk_bytes.is_some(), "or nobody knew that it was full");
     }
 }
 
 /// A new file that is open.
-async fn open_new(world: &World, name: &str) -> HandleId {
+async fn create_open_file(world: &DelegationFixture, name: &str) -> HandleId {
     match world.run(create(name), &[]).await.0.unwrap() {
         FileReply::Opened { handle, .. } => handle,
         other => panic!("{other:?}"),
@@ -186,7 +186,7 @@ async fn open_new(world: &World, name: &str) -> HandleId {
 }
 
 /// Begins an operation; its answer comes later.
-fn begin(world: &World, op: FileOp, data: &[u8]) -> oneshot::Receiver<FileResult> {
+fn begin_operation(world: &DelegationFixture, op: FileOp, data: &[u8]) -> oneshot::Receiver<FileResult> {
     let (send, receive) = oneshot::channel();
     let done = move |result: FileResult, _: &[u8]| drop(send.send(result));
     let (volume, caller) = (&world.volume, Caller::default());
@@ -202,10 +202,10 @@ async fn one_writer_takes_no_space_that_another_was_promised() {
             bytes: 48 * MIB,
             files: 100,
         };
-        let world = World::with_limit(Promise::Synced, Some(limit)).await;
-        let (written, reserved) = (open_new(&world, "a").await, open_new(&world, "b").await);
+        let world = DelegationFixture::with_limit(Durability::OnSync, Some(limit)).await;
+        let (written, reserved) = (create_open_file(&world, "a").await, create_open_file(&world, "b").await);
         world.flush().await;
-        world.server.be_late(200, seed);
+        world.server.set_delays(200, seed);
         let data = vec![1; MIB as usize];
         let mut answers = Vec::new();
         for number in 0..30 {
@@ -216,7 +216,7 @@ async fn one_writer_takes_no_space_that_another_was_promised() {
                     offset: 0,
                     length: 30 * MIB,
                 };
-                answers.push((30, begin(&world, allocate, &[])));
+                answers.push((30, begin_operation(&world, allocate, &[])));
             }
             let write = FileOp::Write {
                 handle: written,
@@ -227,7 +227,7 @@ async fn one_writer_takes_no_space_that_another_was_promised() {
                 },
                 append: false,
             };
-            answers.push((1, begin(&world, write, &data)));
+            answers.push((1, begin_operation(&world, write, &data)));
         }
         let (mut taken, mut refused) = (0, 0);
         for (amount, answer) in answers {
@@ -240,7 +240,7 @@ async fn one_writer_takes_no_space_that_another_was_promised() {
             }
         }
         world.flush().await;
-        let loss = world.volume.fate().loss();
+        let loss = world.volume.health().loss();
         assert!(loss.is_none(), "what was acknowledged is gone: {loss:?}");
         assert!(taken <= 48 && refused > 0, "{taken} and {refused} MiB");
     }
@@ -248,9 +248,9 @@ async fn one_writer_takes_no_space_that_another_was_promised() {
 
 #[tokio::test]
 async fn what_was_opened_early_has_the_descriptor_that_the_server_keeps_for_it() {
-    let world = World::new(Promise::Synced).await;
-    let handle = open_new(&world, "a").await;
-    world.run(hello(handle), b"hello").await.0.unwrap();
+    let world = DelegationFixture::new(Durability::OnSync).await;
+    let handle = create_open_file(&world, "a").await;
+    world.run(write_hello(handle), b"hello").await.0.unwrap();
     world.run(FileOp::Release { handle }, &[]).await.0.unwrap();
     world.flush().await;
     let Ok(FileReply::Attr(attr)) = world.run(look_up("a"), &[]).await.0 else {
@@ -264,23 +264,23 @@ async fn what_was_opened_early_has_the_descriptor_that_the_server_keeps_for_it()
     };
     assert_eq!(world.server.ops_run.load(Ordering::Relaxed), asked, "early");
     // Others use the rest of its descriptors.
-    world.server.set(Fault::OpensPromised);
+    world.server.set_fault(Fault::OutOfDescriptors);
     let read = FileOp::Read {
         handle,
         offset: 0,
         length: 5,
     };
     assert_eq!(world.run(read, &[]).await.1, b"hello");
-    let loss = world.volume.fate().loss();
+    let loss = world.volume.health().loss();
     assert!(loss.is_none(), "{loss:?}");
 }
 
 #[tokio::test]
 async fn a_half_made_file_is_made_anew_whatever_was_removed_behind_it() {
-    let world = World::new(Promise::Synced).await;
+    let world = DelegationFixture::new(Durability::OnSync).await;
     for name in ["x", "b"] {
-        let handle = open_new(&world, name).await;
-        world.run(hello(handle), b"hello").await.0.unwrap();
+        let handle = create_open_file(&world, name).await;
+        world.run(write_hello(handle), b"hello").await.0.unwrap();
         world.run(FileOp::Release { handle }, &[]).await.0.unwrap();
         world.flush().await;
     }
@@ -291,8 +291,8 @@ async fn a_half_made_file_is_made_anew_whatever_was_removed_behind_it() {
         name: name.into(),
     };
     // The server stops when it has made the file and not given it its mode yet.
-    world.server.set(Fault::Restart { runs: false });
-    let answers = [unlink("x"), create("a"), unlink("b")].map(|op| begin(&world, op, &[]));
+    world.server.set_fault(Fault::Restart { runs: false });
+    let answers = [unlink("x"), create("a"), unlink("b")].map(|op| begin_operation(&world, op, &[]));
     let path = |name: &str| world.directory.path().join(name);
     std::fs::remove_file(path("x")).unwrap();
     std::fs::write(path("a"), "").unwrap();
@@ -310,7 +310,7 @@ async fn a_half_made_file_is_made_anew_whatever_was_removed_behind_it() {
 #[tokio::test]
 async fn a_name_that_nobody_knew_shows_what_was_done_by_another_one() {
     for seed in 1..=20 {
-        let world = World::new(Promise::Synced).await;
+        let world = DelegationFixture::new(Durability::OnSync).await;
         let path = |name| world.directory.path().join(name);
         std::fs::write(path("a"), b"old").unwrap();
         std::fs::hard_link(path("a"), path("b")).unwrap();
@@ -322,8 +322,8 @@ async fn a_name_that_nobody_knew_shows_what_was_done_by_another_one() {
         let Ok(FileReply::Opened { handle, .. }) = opened else {
             panic!("{opened:?}");
         };
-        world.server.be_late(40, seed);
-        world.run(hello(handle), b"hello").await.0.unwrap();
+        world.server.set_delays(40, seed);
+        world.run(write_hello(handle), b"hello").await.0.unwrap();
         let Ok(FileReply::Attr(attr)) = world.run(look_up("b"), &[]).await.0 else {
             panic!("it is there");
         };
@@ -336,7 +336,7 @@ async fn a_name_that_nobody_knew_shows_what_was_done_by_another_one() {
 }
 
 /// Writes five bytes at the beginning of a file.
-fn hello(handle: HandleId) -> FileOp {
+fn write_hello(handle: HandleId) -> FileOp {
     FileOp::Write {
         handle,
         offset: 0,
@@ -349,13 +349,13 @@ fn hello(handle: HandleId) -> FileOp {
 }
 
 /// Writes a file under a name that is not its own yet, as rsync and editors do.
-async fn write_then_name(world: &World, number: usize) {
+async fn write_then_name(world: &DelegationFixture, number: usize) {
     let (hidden, shown) = (format!("{number}.part"), format!("{number}"));
     let made = world.run(create(&hidden), &[]).await.0.unwrap();
     let FileReply::Opened { handle, .. } = made else {
         panic!("{made:?}");
     };
-    world.run(hello(handle), b"hello").await.0.unwrap();
+    world.run(write_hello(handle), b"hello").await.0.unwrap();
     world.run(FileOp::Release { handle }, &[]).await.0.unwrap();
     let renamed = world.run(rename(&hidden, &shown), &[]).await.0;
     assert_eq!(renamed, Ok(FileReply::Done), "the server was asked");
@@ -366,14 +366,14 @@ async fn write_then_name(world: &World, number: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_that_is_written_under_another_name_first_needs_no_answer() {
     for fault in [Fault::Silent, Fault::None] {
-        let world = World::new(Promise::Synced).await;
+        let world = DelegationFixture::new(Durability::OnSync).await;
         // So that the log knows how files look here, and which names there are.
         for name in ["first", "second"] {
             world.run(create(name), &[]).await.0.unwrap();
             world.flush().await;
         }
         assert!(world.run(look_up("absent"), &[]).await.0.is_err());
-        world.server.set(fault);
+        world.server.set_fault(fault);
         for number in 0..3 {
             write_then_name(&world, number).await;
         }

@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bafs_client::agent::Agent;
-use bafs_client::job::{JobEnd, JobIo, Wish, run_job};
+use bafs_client::job::{JobEnd, JobIo, StopRequest, run_job};
 use bafs_client::sandbox::{
     NotStartedReason, Privilege, Sandbox, dispatch_job_init, enter_private,
 };
-use bafs_client::signals::Asked;
+use bafs_client::signals::StopSignal;
 use bafs_proto::ErrorCode;
 use bafs_proto::message::{JobCommand, JobOutcome, JobSpec, MountSpec, MountTarget};
 use bafs_proto::token::Token;
@@ -59,7 +59,7 @@ fn run_all(privilege: Privilege) {
         fs::write(store.path().join("in/q"), [b'q'; 5_000]).unwrap();
         let server = Fake::new(store.path());
         let pool = server.server(OP_DEADLINE_MS).pool;
-        let world = World {
+        let world = JobFixture {
             server,
             agent: Agent::new(pool, privilege, OP_DEADLINE_MS),
             sandbox,
@@ -94,16 +94,16 @@ fn skip(reason: &str) {
 }
 
 /// The lifetime of the volume after a job that succeeded, in milliseconds.
-const KEEP_MS: u64 = 77_000;
+const LIFETIME_MS: u64 = 77_000;
 
-struct World {
+struct JobFixture {
     server: Arc<Fake>,
     agent: Agent,
     sandbox: Sandbox,
 }
 
-impl World {
-    async fn run(&self, program: &str, script: &str, wish: watch::Receiver<Wish>) -> JobEnd {
+impl JobFixture {
+    async fn run(&self, program: &str, script: &str, request: watch::Receiver<StopRequest>) -> JobEnd {
         let server = ADDRESS.to_owned();
         let mount = |name: &str, path: &str, target, writable| MountSpec {
             name: name.to_owned(),
@@ -112,7 +112,7 @@ impl World {
             writable,
             write_back: false,
             token: Token::none(),
-            keep_ms: if writable { KEEP_MS } else { 0 },
+            keep_ms: if writable { LIFETIME_MS } else { 0 },
         };
         let scratch = MountTarget::Scratch {
             server: server.clone(),
@@ -136,11 +136,11 @@ impl World {
             ],
             op_deadline_ms: OP_DEADLINE_MS,
         };
-        run_job(&self.agent, &self.sandbox, spec, JobIo::Captured, wish).await
+        run_job(&self.agent, &self.sandbox, spec, JobIo::Captured, request).await
     }
 
     async fn ends_are_told_apart(&self) {
-        let (_keep, never) = watch::channel(Wish::None);
+        let (_keep, never) = watch::channel(StopRequest::None);
         let script = "cat /deep/data/in/q | wc -c; echo from the job $BAFS_WORK $BAFS_JOB >out";
         let end = self.run("sh", script, never.clone()).await;
         assert_eq!(end.report.outcome, JobOutcome::Exited(0), "{end:?}");
@@ -149,7 +149,7 @@ impl World {
         assert_eq!((work.name.as_str(), work.written_bytes), ("work", 23));
         assert_eq!(db.pages[0].runs, [(0, 2)]);
         let kept_ms = || self.server.kept_ms.swap(0, Ordering::Relaxed);
-        assert_eq!(kept_ms(), KEEP_MS, "what succeeded leaves results");
+        assert_eq!(kept_ms(), LIFETIME_MS, "what succeeded leaves results");
         let end = self.run("sh", "exit 3", never.clone()).await;
         assert_eq!(end.report.outcome, JobOutcome::Exited(3));
         assert_eq!(kept_ms(), 0, "what failed leaves none");
@@ -164,12 +164,12 @@ impl World {
         self.server.set(Fault::Refuse(ErrorCode::VolumeLost));
         let end = self.run("sh", "exit 0", never).await;
         self.server.set(Fault::None);
-        assert!(failed_with(&end, ErrorCode::VolumeLost));
+        assert!(has_failed_with(&end, ErrorCode::VolumeLost));
         assert_eq!(end.lost_volume.as_deref(), Some("work"));
     }
 
     async fn a_loss_kills_the_job(&self) {
-        let (_keep, never) = watch::channel(Wish::None);
+        let (_keep, never) = watch::channel(StopRequest::None);
         let server = Arc::clone(&self.server);
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -185,15 +185,15 @@ impl World {
             "{:?}",
             start.elapsed()
         );
-        assert!(failed_with(&end, ErrorCode::Fenced), "{end:?}");
+        assert!(has_failed_with(&end, ErrorCode::Fenced), "{end:?}");
         assert_eq!(end.lost_volume.as_deref(), Some("work"));
     }
 
     async fn a_request_kills_the_job(&self) {
-        let (kill, killed) = watch::channel(Wish::None);
+        let (kill, killed) = watch::channel(StopRequest::None);
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(300)).await;
-            kill.send_replace(Wish::Kill(Asked::Terminate));
+            kill.send_replace(StopRequest::Kill(StopSignal::Terminate));
         });
         let end = self.run("sh", "echo begun; sleep 60", killed).await;
         assert_eq!(end.report.outcome, JobOutcome::Killed);
@@ -201,8 +201,8 @@ impl World {
     }
 
     /// Runs a script, and sends these wishes one after the other once it has said that it runs.
-    async fn run_with(&self, script: &str, wishes: Vec<Wish>) -> JobEnd {
-        let (wish, wished) = watch::channel(Wish::None);
+    async fn run_with_requests(&self, script: &str, wishes: Vec<StopRequest>) -> JobEnd {
+        let (wish, wished) = watch::channel(StopRequest::None);
         tokio::spawn(async move {
             for next in wishes {
                 tokio::time::sleep(Duration::from_millis(400)).await;
@@ -214,21 +214,21 @@ impl World {
     }
 
     async fn a_job_that_is_asked_to_end_has_time_for_it(&self) {
-        let end = Wish::End(Asked::Terminate);
+        let end = StopRequest::Terminate(StopSignal::Terminate);
         let saving = "trap 'sleep 0.2; echo saved >asked; exit 4' TERM; \
             while :; do sleep 0.05; done";
-        let ended = self.run_with(saving, vec![end]).await;
+        let ended = self.run_with_requests(saving, vec![end]).await;
         assert_eq!(ended.report.outcome, JobOutcome::Exited(4), "{ended:?}");
-        let ended = self.run_with("sleep 60", vec![end]).await;
+        let ended = self.run_with_requests("sleep 60", vec![end]).await;
         assert_eq!(ended.report.outcome, JobOutcome::Signaled(15), "{ended:?}");
         // Who does not want to wait any longer asks again.
         let deaf = "trap '' TERM; while :; do sleep 0.05; done";
-        let wishes = vec![end, Wish::Kill(Asked::Terminate)];
-        let ended = self.run_with(deaf, wishes).await;
+        let wishes = vec![end, StopRequest::Kill(StopSignal::Terminate)];
+        let ended = self.run_with_requests(deaf, wishes).await;
         assert_eq!(ended.report.outcome, JobOutcome::Killed, "{ended:?}");
     }
 }
 
-fn failed_with(end: &JobEnd, code: ErrorCode) -> bool {
+fn has_failed_with(end: &JobEnd, code: ErrorCode) -> bool {
     matches!(&end.report.outcome, JobOutcome::Environment(error) if error.code == code)
 }

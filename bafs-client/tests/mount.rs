@@ -13,12 +13,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use crate::serving::Fault;
-use crate::shown::{Kind, Shown, can_mount, skip, writable_kinds};
+use crate::shown::{TreeKind, MountedVolume, can_mount, skip, for_each_writable_kind};
 use nix::libc;
 
 #[test]
 fn a_file_that_is_read_without_a_trace_keeps_its_time() {
-    writable_kinds(
+    for_each_writable_kind(
         "a_file_that_is_read_without_a_trace_keeps_its_time",
         |shown| {
             let stored = shown.store.path().join("quiet");
@@ -46,7 +46,7 @@ fn a_file_that_is_read_without_a_trace_keeps_its_time() {
 
 #[test]
 fn files_are_written_and_read() {
-    writable_kinds("files_are_written_and_read", |shown| {
+    for_each_writable_kind("files_are_written_and_read", |shown| {
         let path = shown.path().join("data");
         let data: Vec<u8> = (0..5_000_000u32)
             .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
@@ -92,7 +92,7 @@ fn files_are_written_and_read() {
 
 #[test]
 fn names_are_made_moved_and_removed() {
-    writable_kinds("names_are_made_moved_and_removed", |shown| {
+    for_each_writable_kind("names_are_made_moved_and_removed", |shown| {
         let at = |name: &str| shown.path().join(name);
         fs::create_dir_all(at("d/e")).unwrap();
         fs::write(at("d/new"), b"2").unwrap();
@@ -140,7 +140,7 @@ fn names_are_made_moved_and_removed() {
 
 #[test]
 fn attributes_are_kept() {
-    writable_kinds("attributes_are_kept", |shown| {
+    for_each_writable_kind("attributes_are_kept", |shown| {
         let path = shown.path().join("f");
         fs::write(&path, b"x").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o4751)).unwrap();
@@ -164,7 +164,7 @@ fn attributes_are_kept() {
             .arg(&path)
             .status()
             .unwrap();
-        assert!(fs::set_permissions(shown.place.path(), Permissions::from_mode(0o777)).is_ok());
+        assert!(fs::set_permissions(shown.mount_point.path(), Permissions::from_mode(0o777)).is_ok());
         assert!(wrote.success());
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777);
         let set = Command::new("setfattr")
@@ -203,7 +203,7 @@ with open(sys.argv[1], "r+b") as file:
     if Command::new("python3").arg("-V").output().is_err() {
         return skip("mapped_files_are_shared", "no python3");
     }
-    writable_kinds("mapped_files_are_shared", |shown| {
+    for_each_writable_kind("mapped_files_are_shared", |shown| {
         let path = shown.path().join("mapped");
         fs::write(&path, vec![b'a'; 10_000]).unwrap();
         let mapped = Command::new("python3")
@@ -224,7 +224,7 @@ with open(sys.argv[1], "r+b") as file:
 
 #[test]
 fn large_directories_are_listed_whole() {
-    writable_kinds("large_directories_are_listed_whole", |shown| {
+    for_each_writable_kind("large_directories_are_listed_whole", |shown| {
         let directory = shown.path().join("many");
         fs::create_dir(&directory).unwrap();
         for i in 0..5_000 {
@@ -278,7 +278,7 @@ fn programs_run_on_it_and_from_it() {
             sqlite3 base 'select a from t'
         fi
     "#;
-    writable_kinds("programs_run_on_it_and_from_it", |shown| {
+    for_each_writable_kind("programs_run_on_it_and_from_it", |shown| {
         let out = Command::new("sh")
             .args(["-c", script])
             .current_dir(shown.path())
@@ -318,8 +318,8 @@ fn a_cache_volume_is_read_with_its_names_in_memory() {
         return;
     }
     let data: Vec<u8> = (0..300_000u32).map(|i| (i / 11 % 251) as u8).collect();
-    let shown = Shown::new(
-        Kind::Cache,
+    let shown = MountedVolume::new(
+        TreeKind::Cache,
         |store| {
             fs::create_dir_all(store.join("db/deep")).unwrap();
             fs::write(store.join("db/deep/a.phr"), &data).unwrap();
@@ -371,7 +371,7 @@ fn remote_io_keeps_nothing_and_counts_pages_once() {
         fs::create_dir(store.join("in")).unwrap();
         fs::write(store.join("in/q"), [b'q'; 9_000]).unwrap();
     };
-    let shown = Shown::new(Kind::Home, fill, 10_000);
+    let shown = MountedVolume::new(TreeKind::Home, fill, 10_000);
     let path = shown.path().join("in/q");
     for _ in 0..3 {
         assert_eq!(fs::read(&path).unwrap(), [b'q'; 9_000]);
@@ -397,11 +397,11 @@ fn a_lost_volume_fails_at_once_and_unmounts() {
     if !can_mount("a_lost_volume_fails_at_once_and_unmounts") {
         return;
     }
-    let mut shown = Shown::new(Kind::Scratch, |_| {}, 500);
+    let mut shown = MountedVolume::new(TreeKind::Scratch, |_| {}, 500);
     let path = shown.path().join("f");
     let mut file = File::create(&path).unwrap();
     file.write_all(b"x").unwrap();
-    shown.server.set(Fault::Silent);
+    shown.server.set_fault(Fault::Silent);
     let start = Instant::now();
     assert_eq!(
         file.write_all(b"y").unwrap_err().raw_os_error(),
@@ -418,7 +418,7 @@ fn a_lost_volume_fails_at_once_and_unmounts() {
     assert!(start.elapsed() < Duration::from_millis(100));
     // A file of it is still open: detaching must not wait for that.
     let start = Instant::now();
-    shown.mounted.take().unwrap().unmount();
+    shown.mount.take().unwrap().unmount();
     assert!(start.elapsed() < Duration::from_secs(3));
     drop(file);
 }

@@ -11,25 +11,25 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bafs_client::fate::Fate;
+use bafs_client::fate::VolumeHealth;
 use bafs_client::logic::directory::Owner;
 use bafs_client::tree::{LocalTree, Tree};
-use bafs_client::usage::Usage;
-use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_client::usage::VolumeUsage;
+use bafs_client::volume::{VolumeMode, Ownership, Volume};
 use bafs_proto::file_op::{Attr, AttrChange, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::InodeNo;
 use nix::libc;
 
 /// The owner of all files in the eyes of the kernel.
-const SHOWN: Owner = Owner { uid: 7, gid: 8 };
+const VISIBLE_OWNER: Owner = Owner { uid: 7, gid: 8 };
 
 /// A volume whose files all belong to one user.
-struct World {
+struct OwnershipFixture {
     volume: Arc<Volume>,
     directory: tempfile::TempDir,
 }
 
-impl World {
+impl OwnershipFixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let session = bafs_tree::Tree::open(directory.path(), None)
@@ -37,18 +37,18 @@ impl World {
             .session(true);
         let run =
             move |caller, op: &_, data: &[u8], out: &mut _| session.run(caller, op, data, out);
-        let ownership = Ownership::One {
-            shown: SHOWN,
-            stored: Owner::default(),
+        let ownership = Ownership::SingleOwner {
+            visible_owner: VISIBLE_OWNER,
+            stored_owner: Owner::default(),
         };
         let (losses, _) = tokio::sync::mpsc::unbounded_channel();
         let volume = Arc::new(Volume::new(
             "v",
             Tree::Local(LocalTree::new(run)),
-            Mode::scratch(true),
+            VolumeMode::scratch(true),
             ownership,
-            Fate::new("v", losses),
-            Usage::new(),
+            VolumeHealth::new("v", losses),
+            VolumeUsage::new(),
         ));
         Self { volume, directory }
     }
@@ -57,10 +57,10 @@ impl World {
         self.directory.path().join("f")
     }
 
-    fn ask(&self, op: FileOp) -> Result<Attr, Errno> {
+    fn attr_of(&self, op: FileOp) -> Result<Attr, Errno> {
         let caller = Caller {
-            uid: SHOWN.uid,
-            gid: SHOWN.gid,
+            uid: VISIBLE_OWNER.uid,
+            gid: VISIBLE_OWNER.gid,
             pid: 0,
         };
         let (told, answer) = mpsc::channel();
@@ -73,7 +73,7 @@ impl World {
     }
 
     fn chown(&self, (uid, gid): (Option<u32>, Option<u32>)) -> Result<Attr, Errno> {
-        let found = self.ask(FileOp::Lookup {
+        let found = self.attr_of(FileOp::Lookup {
             parent: InodeNo::ROOT,
             name: b"f".to_vec(),
         })?;
@@ -82,7 +82,7 @@ impl World {
             gid,
             ..AttrChange::default()
         };
-        self.ask(FileOp::SetAttr {
+        self.attr_of(FileOp::SetAttr {
             ino: found.ino,
             handle: None,
             change,
@@ -92,9 +92,9 @@ impl World {
 
 #[test]
 fn who_owns_everything_gives_a_file_to_itself_as_on_a_local_file_system() {
-    let world = World::new();
+    let world = OwnershipFixture::new();
     fs::write(world.path(), b"x").unwrap();
-    let (uid, gid) = (Some(SHOWN.uid), Some(SHOWN.gid));
+    let (uid, gid) = (Some(VISIBLE_OWNER.uid), Some(VISIBLE_OWNER.gid));
     for (before, after) in [
         (0o6755, 0o755),
         (0o4644, 0o644),
@@ -112,12 +112,12 @@ fn who_owns_everything_gives_a_file_to_itself_as_on_a_local_file_system() {
             thread::sleep(Duration::from_millis(20));
             let told = world.chown(owner).unwrap();
             assert_eq!(told.mode & 0o7777, after, "{before:o} {owner:?}");
-            assert_eq!((told.uid, told.gid), (SHOWN.uid, SHOWN.gid));
+            assert_eq!((told.uid, told.gid), (VISIBLE_OWNER.uid, VISIBLE_OWNER.gid));
             assert!(changed() > earlier, "{before:o} {owner:?}: ctime stays");
             assert_eq!(fs::metadata(world.path()).unwrap().mode() & 0o7777, after);
         }
     }
-    for other in [(Some(0), None), (None, Some(0)), (uid, Some(SHOWN.uid))] {
+    for other in [(Some(0), None), (None, Some(0)), (uid, Some(VISIBLE_OWNER.uid))] {
         assert_eq!(world.chown(other), Err(Errno(libc::EPERM)), "{other:?}");
     }
     fs::set_permissions(world.path(), Permissions::from_mode(0o6755)).unwrap();
@@ -126,10 +126,10 @@ fn who_owns_everything_gives_a_file_to_itself_as_on_a_local_file_system() {
 
 #[test]
 fn directories_and_links_of_who_owns_everything_keep_their_bits() {
-    let world = World::new();
+    let world = OwnershipFixture::new();
     fs::create_dir(world.path()).unwrap();
     fs::set_permissions(world.path(), Permissions::from_mode(0o2771)).unwrap();
-    let own = (Some(SHOWN.uid), Some(SHOWN.gid));
+    let own = (Some(VISIBLE_OWNER.uid), Some(VISIBLE_OWNER.gid));
     assert_eq!(world.chown(own).unwrap().mode & 0o7777, 0o2771);
     fs::remove_dir(world.path()).unwrap();
     symlink("nowhere", world.path()).unwrap();

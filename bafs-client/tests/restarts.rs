@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::serving::{Fake, Fault, VOLUME};
-use bafs_client::fate::{Fate, Loss};
+use crate::serving::{FakeServer, Fault, VOLUME};
+use bafs_client::fate::{VolumeHealth, VolumeLoss};
 use bafs_client::tree::{RemoteTree, Tree};
-use bafs_client::usage::Usage;
-use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_client::usage::VolumeUsage;
+use bafs_client::volume::{VolumeMode, Ownership, Volume};
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{AgentId, HandleId, InodeNo};
@@ -18,23 +18,23 @@ use bafs_proto::message::TreeRef;
 use nix::libc;
 use tokio::sync::{mpsc, oneshot};
 
-struct World {
-    server: Arc<Fake>,
+struct RestartFixture {
+    server: Arc<FakeServer>,
     volume: Arc<Volume>,
-    losses: mpsc::UnboundedReceiver<Loss>,
+    losses: mpsc::UnboundedReceiver<VolumeLoss>,
     directory: tempfile::TempDir,
 }
 
-impl World {
+impl RestartFixture {
     async fn new() -> Self {
-        Self::of(TreeRef::Volume(VOLUME), true).await
+        Self::with_tree(TreeRef::Volume(VOLUME), true).await
     }
 
-    async fn of(tree: TreeRef, writable: bool) -> Self {
+    async fn with_tree(tree: TreeRef, writable: bool) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let server = Fake::new(directory.path());
+        let server = FakeServer::new(directory.path());
         let (sender, losses) = mpsc::unbounded_channel();
-        let fate = Fate::new("work", sender);
+        let fate = VolumeHealth::new("work", sender);
         let tree = RemoteTree::open(
             server.server(3_000),
             tree,
@@ -44,9 +44,9 @@ impl World {
         )
         .await
         .unwrap();
-        let (mode, ownership) = (Mode::scratch(writable), Ownership::AsStored);
+        let (mode, ownership) = (VolumeMode::scratch(writable), Ownership::AsStored);
         let tree = Tree::Remote(tree);
-        let volume = Volume::new("work", tree, mode, ownership, fate, Usage::new());
+        let volume = Volume::new("work", tree, mode, ownership, fate, VolumeUsage::new());
         Self {
             server,
             volume: Arc::new(volume),
@@ -59,7 +59,7 @@ impl World {
         self.directory.path().join(name)
     }
 
-    fn text(&self, name: &str) -> String {
+    fn read_text(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap()
     }
 
@@ -74,8 +74,8 @@ impl World {
         self.run_with(op, &[]).await.0
     }
 
-    async fn find(&self, parent: InodeNo, at: &str) -> Result<InodeNo, Errno> {
-        let name = name(at);
+    async fn lookup(&self, parent: InodeNo, at: &str) -> Result<InodeNo, Errno> {
+        let name = to_bytes(at);
         match self.run(FileOp::Lookup { parent, name }).await? {
             FileReply::Attr(attr) => Ok(attr.ino),
             other => panic!("{other:?}"),
@@ -90,7 +90,7 @@ impl World {
     }
 
     async fn directory(&self, parent: InodeNo, at: &str) -> InodeNo {
-        let (name, mode) = (name(at), 0o755);
+        let (name, mode) = (to_bytes(at), 0o755);
         match self.run(FileOp::MakeDirectory { parent, name, mode }).await {
             Ok(FileReply::Attr(attr)) => attr.ino,
             other => panic!("{other:?}"),
@@ -123,20 +123,20 @@ impl World {
         String::from_utf8(data).unwrap()
     }
 
-    async fn loss(&mut self) -> Loss {
+    async fn loss(&mut self) -> VolumeLoss {
         let lost = tokio::time::timeout(Duration::from_secs(5), self.losses.recv());
         lost.await.expect("the loss is told").unwrap()
     }
 }
 
-fn name(text: &str) -> Vec<u8> {
+fn to_bytes(text: &str) -> Vec<u8> {
     text.as_bytes().to_vec()
 }
 
 fn create(at: &str) -> FileOp {
     FileOp::Create {
         parent: InodeNo::ROOT,
-        name: name(at),
+        name: to_bytes(at),
         mode: 0o100_640,
         flags: libc::O_RDWR,
     }
@@ -145,24 +145,24 @@ fn create(at: &str) -> FileOp {
 fn rename(one: &str, other: &str, flags: u32) -> FileOp {
     FileOp::Rename {
         parent: InodeNo::ROOT,
-        name: name(one),
+        name: to_bytes(one),
         new_parent: InodeNo::ROOT,
-        new_name: name(other),
+        new_name: to_bytes(other),
         flags,
     }
 }
 
-fn written(length: u64) -> FileResult {
+fn written_reply(length: u64) -> FileResult {
     Ok(FileReply::Written { length })
 }
 
 #[tokio::test]
 async fn files_handles_and_directories_outlive_the_server() {
-    let world = World::new().await;
+    let world = RestartFixture::new().await;
     let outer = world.directory(InodeNo::ROOT, "outer").await;
     let inner = world.directory(outer, "inner").await;
     let (file, handle) = world.create("log").await;
-    assert_eq!(world.write(handle, 0, "one ", true).await, written(4));
+    assert_eq!(world.write(handle, 0, "one ", true).await, written_reply(4));
     assert_eq!(
         world.run(rename("log", "kept", 0)).await,
         Ok(FileReply::Done)
@@ -174,7 +174,7 @@ async fn files_handles_and_directories_outlive_the_server() {
     for round in 0..3 {
         world.server.restart();
         let offset = 4 + 5 * round;
-        assert_eq!(world.write(handle, offset, "more ", true).await, written(5));
+        assert_eq!(world.write(handle, offset, "more ", true).await, written_reply(5));
         let deep = world
             .run(FileOp::GetAttr {
                 ino: inner,
@@ -182,7 +182,7 @@ async fn files_handles_and_directories_outlive_the_server() {
             })
             .await;
         assert!(matches!(deep, Ok(FileReply::Attr(attr)) if attr.ino == inner));
-        assert_eq!(world.find(InodeNo::ROOT, "kept").await, Ok(file));
+        assert_eq!(world.lookup(InodeNo::ROOT, "kept").await, Ok(file));
         let op = FileOp::ReadDirectory {
             handle: listing,
             cookie: 0,
@@ -197,27 +197,27 @@ async fn files_handles_and_directories_outlive_the_server() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(world.text("kept"), "one more more more ");
+    assert_eq!(world.read_text("kept"), "one more more more ");
     world.server.restart();
     assert_eq!(
         world.run(FileOp::Release { handle }).await,
         Ok(FileReply::Done)
     );
-    assert!(world.volume.fate().loss().is_none());
+    assert!(world.volume.health().loss().is_none());
 }
 
 #[tokio::test]
 async fn what_was_under_way_is_done_once() {
     for runs in [false, true] {
-        let world = World::new().await;
-        let restart = || world.server.set(Fault::Restart { runs });
+        let world = RestartFixture::new().await;
+        let restart = || world.server.set_fault(Fault::Restart { runs });
         let (file, handle) = world.create("a").await;
         for round in 0..4u64 {
             restart();
             let wrote = world.write(handle, round * 5, "line\n", true).await;
-            assert_eq!(wrote, written(5));
+            assert_eq!(wrote, written_reply(5));
         }
-        assert_eq!(world.text("a"), "line\n".repeat(4), "runs: {runs}");
+        assert_eq!(world.read_text("a"), "line\n".repeat(4), "runs: {runs}");
         restart();
         assert_eq!(world.run(rename("a", "b", 0)).await, Ok(FileReply::Done));
         assert!(!world.path("a").exists() && world.path("b").exists());
@@ -228,12 +228,12 @@ async fn what_was_under_way_is_done_once() {
             world.run(rename("b", "c", exchange)).await,
             Ok(FileReply::Done)
         );
-        assert_eq!(world.text("c"), "line\n".repeat(4));
+        assert_eq!(world.read_text("c"), "line\n".repeat(4));
         restart();
         let op = FileOp::MakeLink {
             ino: file,
             parent: InodeNo::ROOT,
-            name: name("link"),
+            name: to_bytes("link"),
         };
         let linked = world.run(op).await;
         assert!(
@@ -243,7 +243,7 @@ async fn what_was_under_way_is_done_once() {
         restart();
         let unlink = FileOp::Unlink {
             parent: InodeNo::ROOT,
-            name: name("c"),
+            name: to_bytes("c"),
         };
         assert_eq!(world.run(unlink).await, Ok(FileReply::Done));
         assert!(!world.path("c").exists());
@@ -252,7 +252,7 @@ async fn what_was_under_way_is_done_once() {
             "line\n".repeat(4),
             "by its other name"
         );
-        assert!(world.volume.fate().loss().is_none());
+        assert!(world.volume.health().loss().is_none());
     }
 }
 
@@ -260,11 +260,11 @@ async fn what_was_under_way_is_done_once() {
 async fn what_was_being_made_is_made_once_and_right() {
     use std::os::unix::fs::MetadataExt;
     for runs in [false, true] {
-        let world = World::new().await;
-        let restart = || world.server.set(Fault::Restart { runs });
+        let world = RestartFixture::new().await;
+        let restart = || world.server.set_fault(Fault::Restart { runs });
         restart();
         let (_, handle) = world.create("file").await;
-        assert_eq!(world.write(handle, 0, "x", false).await, written(1));
+        assert_eq!(world.write(handle, 0, "x", false).await, written_reply(1));
         let found = std::fs::metadata(world.path("file")).unwrap();
         assert_eq!((found.mode() & 0o777, found.nlink()), (0o640, 1));
         restart();
@@ -272,25 +272,25 @@ async fn what_was_being_made_is_made_once_and_right() {
         restart();
         let op = FileOp::MakeSymlink {
             parent: directory,
-            name: name("to"),
-            target: name("nowhere"),
+            name: to_bytes("to"),
+            target: to_bytes("nowhere"),
         };
         assert!(world.run(op).await.is_ok());
         restart();
         let op = FileOp::RemoveDirectory {
             parent: InodeNo::ROOT,
-            name: name("directory"),
+            name: to_bytes("directory"),
         };
         assert_eq!(world.run(op).await, Err(Errno(libc::ENOTEMPTY)));
-        assert!(world.volume.fate().loss().is_none());
+        assert!(world.volume.health().loss().is_none());
     }
 }
 
 #[tokio::test]
 async fn another_file_under_the_name_is_never_shown() {
-    let mut world = World::new().await;
+    let mut world = RestartFixture::new().await;
     let (_, handle) = world.create("a").await;
-    assert_eq!(world.write(handle, 0, "mine", false).await, written(4));
+    assert_eq!(world.write(handle, 0, "mine", false).await, written_reply(4));
     world.server.restart();
     // As a restored copy would be; on many file systems it even gets the same number.
     std::fs::remove_file(world.path("a")).unwrap();
@@ -308,18 +308,18 @@ async fn another_file_under_the_name_is_never_shown() {
 
 #[tokio::test]
 async fn a_file_without_a_name_cannot_be_had_again() {
-    let mut world = World::new().await;
+    let mut world = RestartFixture::new().await;
     let (_, kept) = world.create("kept").await;
     let (_, handle) = world.create("a").await;
     let unlink = FileOp::Unlink {
         parent: InodeNo::ROOT,
-        name: name("a"),
+        name: to_bytes("a"),
     };
     assert_eq!(world.run(unlink).await, Ok(FileReply::Done));
     world.server.restart();
     assert_eq!(
         world.write(kept, 0, "x", false).await,
-        written(1),
+        written_reply(1),
         "others go on"
     );
     let op = FileOp::Read {
@@ -333,28 +333,28 @@ async fn a_file_without_a_name_cannot_be_had_again() {
 
 #[tokio::test]
 async fn a_number_of_a_removed_file_that_is_not_open_is_stale_and_no_more() {
-    let world = World::new().await;
+    let world = RestartFixture::new().await;
     let (ino, handle) = world.create("a").await;
     let released = world.run(FileOp::Release { handle }).await;
     assert_eq!(released, Ok(FileReply::Done));
     world.server.restart();
     let unlink = FileOp::Unlink {
         parent: InodeNo::ROOT,
-        name: name("a"),
+        name: to_bytes("a"),
     };
     assert_eq!(world.run(unlink).await, Ok(FileReply::Done));
     let op = FileOp::ListXattr { ino };
     assert_eq!(world.run(op).await, Err(Errno(libc::ESTALE)));
-    assert!(world.volume.fate().loss().is_none());
+    assert!(world.volume.health().loss().is_none());
 }
 
 #[tokio::test]
 async fn what_cannot_be_proved_ends_the_volume() {
-    let mut world = World::new().await;
+    let mut world = RestartFixture::new().await;
     let (ino, _) = world.create("a").await;
     let flags = libc::XATTR_CREATE;
-    world.server.set(Fault::Restart { runs: true });
-    let (name, value) = (name("user.x"), name("1"));
+    world.server.set_fault(Fault::Restart { runs: true });
+    let (name, value) = (to_bytes("user.x"), to_bytes("1"));
     let op = FileOp::SetXattr {
         ino,
         name,
@@ -373,10 +373,10 @@ async fn what_cannot_be_proved_ends_the_volume() {
 
 #[tokio::test]
 async fn a_stale_file_of_a_home_is_an_errno_only() {
-    let world = World::of(TreeRef::Home("data".to_owned()), true).await;
+    let world = RestartFixture::with_tree(TreeRef::Home("data".to_owned()), true).await;
     std::fs::write(world.path("a"), "mine").unwrap();
     std::fs::write(world.path("b"), "other").unwrap();
-    let a = world.find(InodeNo::ROOT, "a").await.unwrap();
+    let a = world.lookup(InodeNo::ROOT, "a").await.unwrap();
     world.server.restart();
     std::fs::remove_file(world.path("a")).unwrap();
     let op = FileOp::GetAttr {
@@ -384,13 +384,13 @@ async fn a_stale_file_of_a_home_is_an_errno_only() {
         handle: None,
     };
     assert_eq!(world.run(op).await, Err(Errno(libc::ESTALE)));
-    assert!(world.find(InodeNo::ROOT, "b").await.is_ok());
-    assert!(world.volume.fate().loss().is_none());
+    assert!(world.lookup(InodeNo::ROOT, "b").await.is_ok());
+    assert!(world.volume.health().loss().is_none());
 }
 
 #[tokio::test]
 async fn many_at_once_go_on_together() {
-    let world = Arc::new(World::new().await);
+    let world = Arc::new(RestartFixture::new().await);
     let mut tasks = Vec::new();
     for number in 0..20u64 {
         let world = world.clone();
@@ -399,7 +399,7 @@ async fn many_at_once_go_on_together() {
             for round in 0..30u64 {
                 assert_eq!(
                     world.write(handle, round * 3, "ab\n", true).await,
-                    written(3)
+                    written_reply(3)
                 );
                 if round % 7 == number % 7 {
                     let (one, other) = (format!("f{number}"), format!("g{number}"));
@@ -414,13 +414,13 @@ async fn many_at_once_go_on_together() {
     for round in 0..12 {
         tokio::time::sleep(Duration::from_millis(15)).await;
         let runs = round % 2 == 0;
-        world.server.set(Fault::Restart { runs });
+        world.server.set_fault(Fault::Restart { runs });
     }
     for task in tasks {
         task.await.unwrap();
     }
     for number in 0..20 {
-        assert_eq!(world.text(&format!("f{number}")), "ab\n".repeat(30));
+        assert_eq!(world.read_text(&format!("f{number}")), "ab\n".repeat(30));
     }
-    assert!(world.volume.fate().loss().is_none());
+    assert!(world.volume.health().loss().is_none());
 }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::serving::{BLOCK_BYTES, Fake, Fault, VOLUME};
-use bafs_client::fate::{Fate, Loss};
+use crate::serving::{BLOCK_BYTES, FakeServer, Fault, VOLUME};
+use bafs_client::fate::{VolumeHealth, VolumeLoss};
 use bafs_client::logic::directory::Owner;
 use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
-use bafs_client::usage::Usage;
-use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_client::usage::VolumeUsage;
+use bafs_client::volume::{VolumeMode, Ownership, Volume};
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{AgentId, HandleId, InodeNo};
@@ -21,20 +21,20 @@ use bafs_proto::message::TreeRef;
 use nix::libc;
 use tokio::sync::{mpsc, oneshot};
 
-struct World {
-    server: Arc<Fake>,
+struct RemoteTreeFixture {
+    server: Arc<FakeServer>,
     volume: Arc<Volume>,
-    losses: mpsc::UnboundedReceiver<Loss>,
+    losses: mpsc::UnboundedReceiver<VolumeLoss>,
     directory: tempfile::TempDir,
 }
 
-impl World {
+impl RemoteTreeFixture {
     async fn scratch(op_deadline_ms: u64, lease_ms: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let server = Fake::new(directory.path());
+        let server = FakeServer::new(directory.path());
         server.lease_ms.store(lease_ms, Ordering::Relaxed);
         let (sender, losses) = mpsc::unbounded_channel();
-        let fate = Fate::new("work", sender);
+        let fate = VolumeHealth::new("work", sender);
         let called = server.server(op_deadline_ms);
         let tree = TreeRef::Volume(VOLUME);
         let tree = RemoteTree::open(called, tree, AgentId::random(), true, fate.clone())
@@ -43,10 +43,10 @@ impl World {
         let volume = Arc::new(Volume::new(
             "work",
             Tree::Remote(tree),
-            Mode::scratch(true),
+            VolumeMode::scratch(true),
             Ownership::AsStored,
             fate,
-            Usage::new(),
+            VolumeUsage::new(),
         ));
         Self {
             server,
@@ -61,9 +61,9 @@ impl World {
         for (name, data) in files {
             std::fs::write(directory.path().join(name), data).unwrap();
         }
-        let server = Fake::new(directory.path());
+        let server = FakeServer::new(directory.path());
         let (sender, losses) = mpsc::unbounded_channel();
-        let fate = Fate::new("db", sender);
+        let fate = VolumeHealth::new("db", sender);
         let called = server.server(op_deadline_ms);
         let tree = CacheTree::open(called, VOLUME, Owner::default(), fate.clone())
             .await
@@ -71,10 +71,10 @@ impl World {
         let volume = Arc::new(Volume::new(
             "db",
             Tree::Cache(tree),
-            Mode::cache(),
+            VolumeMode::cache(),
             Ownership::AsStored,
             fate,
-            Usage::with_pages(),
+            VolumeUsage::with_pages(),
         ));
         Self {
             server,
@@ -124,7 +124,7 @@ impl World {
         .0
     }
 
-    async fn find(&self, name: &str) -> InodeNo {
+    async fn lookup(&self, name: &str) -> InodeNo {
         let op = FileOp::Lookup {
             parent: InodeNo::ROOT,
             name: name.as_bytes().to_vec(),
@@ -149,19 +149,19 @@ const EIO: FileResult = Err(Errno(libc::EIO));
 
 #[tokio::test]
 async fn a_lost_reply_runs_nothing_twice() {
-    let world = World::scratch(5_000, 600_000).await;
+    let world = RemoteTreeFixture::scratch(5_000, 600_000).await;
     let handle = world.create("log").await;
     for round in 0..5u32 {
-        world.server.set(Fault::LostReplies(round));
+        world.server.set_fault(Fault::LoseReplies(round));
         let written = world.append(handle, b"line\n").await;
         assert_eq!(written, Ok(FileReply::Written { length: 5 }));
     }
     let log = std::fs::read_to_string(world.directory.path().join("log")).unwrap();
     assert_eq!(log, "line\n".repeat(5));
-    assert!(world.volume.fate().loss().is_none());
+    assert!(world.volume.health().loss().is_none());
     assert_eq!(world.volume.usage().written_bytes, 25);
     world.volume.close(0).await;
-    assert_eq!(world.server.closed.load(Ordering::Relaxed), 1);
+    assert_eq!(world.server.closed_sessions.load(Ordering::Relaxed), 1);
 }
 
 #[test]
@@ -179,18 +179,18 @@ fn a_write_that_no_file_could_take_is_no_loss() {
         let volume = Arc::new(Volume::new(
             "v",
             Tree::Local(LocalTree::new(|_, _, _, _| Ok(FileReply::Done))),
-            Mode {
-                collects,
-                ..Mode::scratch(true)
+            VolumeMode {
+                has_write_back: collects,
+                ..VolumeMode::scratch(true)
             },
             Ownership::AsStored,
-            Fate::new("v", sender),
-            Usage::new(),
+            VolumeHealth::new("v", sender),
+            VolumeUsage::new(),
         ));
         let failed = Err(Errno(errno));
         let told = failed.clone();
         let done = move |result, _: &[u8]| assert_eq!(result, told);
-        volume.deferred(1, Box::new(done))(failed, &[]);
+        volume.track_background_write(1, Box::new(done))(failed, &[]);
         let deplored = losses.try_recv().ok().map(|loss| loss.error.code);
         assert_eq!(deplored, code, "{errno}");
     }
@@ -198,9 +198,9 @@ fn a_write_that_no_file_could_take_is_no_loss() {
 
 #[tokio::test]
 async fn a_deadline_ends_the_volume_and_all_that_waits_for_it() {
-    let mut world = World::scratch(400, 600_000).await;
+    let mut world = RemoteTreeFixture::scratch(400, 600_000).await;
     let handle = world.create("log").await;
-    world.server.set(Fault::Silent);
+    world.server.set_fault(Fault::Silent);
     let late = world.append(handle, b"x");
     let other = world.run(FileOp::StatFs, &[]);
     let (late, other) =
@@ -212,7 +212,7 @@ async fn a_deadline_ends_the_volume_and_all_that_waits_for_it() {
     assert_eq!(loss.error.code, ErrorCode::DeadlineExceeded);
     assert_eq!(loss.volume, "work");
     // The server is well again, but nobody may take a half-lost volume for a whole one.
-    world.server.set(Fault::None);
+    world.server.set_fault(Fault::None);
     let ops = world.server.ops_run.load(Ordering::Relaxed);
     assert_eq!(world.append(handle, b"y").await, EIO);
     assert_eq!(world.server.ops_run.load(Ordering::Relaxed), ops);
@@ -221,14 +221,14 @@ async fn a_deadline_ends_the_volume_and_all_that_waits_for_it() {
 
 #[tokio::test]
 async fn who_waits_behind_others_on_a_slow_link_waits_longer_than_the_deadline() {
-    let world = World::scratch(1_000, 90).await;
+    let world = RemoteTreeFixture::scratch(1_000, 90).await;
     let handle = world.create("log").await;
-    world.server.set(Fault::Queue(3_000));
+    world.server.set_fault(Fault::DelayOperations(3_000));
     let write = |_| world.append(handle, b"x");
-    for written in futures_join((0..4).map(write)).await {
+    for written in join_all((0..4).map(write)).await {
         assert_eq!(written, Ok(FileReply::Written { length: 1 }));
     }
-    assert!(world.volume.fate().loss().is_none());
+    assert!(world.volume.health().loss().is_none());
     // Nothing was sent twice: what waits is on its way.
     assert_eq!(world.server.ops_run.load(Ordering::Relaxed), 5);
 }
@@ -240,8 +240,8 @@ async fn losses_are_heard_from_the_lease_without_any_operation() {
         ErrorCode::Fenced,
         ErrorCode::SessionUnknown,
     ] {
-        let mut world = World::scratch(2_000, 90).await;
-        world.server.set(Fault::Refuse(code));
+        let mut world = RemoteTreeFixture::scratch(2_000, 90).await;
+        world.server.set_fault(Fault::Refuse(code));
         let loss = tokio::time::timeout(Duration::from_secs(2), world.losses.recv()).await;
         assert_eq!(loss.expect("heard in time").unwrap().error.code, code);
     }
@@ -249,7 +249,7 @@ async fn losses_are_heard_from_the_lease_without_any_operation() {
 
 #[tokio::test]
 async fn a_release_that_the_end_overtakes_is_no_loss() {
-    let mut world = World::scratch(10_000, 60_000).await;
+    let mut world = RemoteTreeFixture::scratch(10_000, 60_000).await;
     let handle = world.create("f").await;
     world.volume.close(0).await;
     let (released, _) = world.run(FileOp::Release { handle }, &[]).await;
@@ -259,36 +259,36 @@ async fn a_release_that_the_end_overtakes_is_no_loss() {
 
 #[tokio::test]
 async fn a_lack_of_space_is_not_a_loss() {
-    let world = World::scratch(2_000, 600_000).await;
+    let world = RemoteTreeFixture::scratch(2_000, 600_000).await;
     let handle = world.create("log").await;
-    world.server.set(Fault::Refuse(ErrorCode::NoSpaceBytes));
+    world.server.set_fault(Fault::Refuse(ErrorCode::NoSpaceBytes));
     assert_eq!(world.append(handle, b"x").await, Err(Errno(libc::ENOSPC)));
-    world.server.set(Fault::None);
+    world.server.set_fault(Fault::None);
     assert_eq!(
         world.append(handle, b"x").await,
         Ok(FileReply::Written { length: 1 })
     );
-    assert!(world.volume.fate().loss().is_none());
+    assert!(world.volume.health().loss().is_none());
 }
 
-fn pattern(length: usize) -> Vec<u8> {
+fn patterned_data(length: usize) -> Vec<u8> {
     (0..length).map(|i| (i / 7 % 253) as u8).collect()
 }
 
 #[tokio::test]
 async fn cache_reads_fetch_each_block_once() {
-    let data = pattern(10 * BLOCK_BYTES as usize + 77);
+    let data = patterned_data(10 * BLOCK_BYTES as usize + 77);
     let files = [
         ("a", data.clone()),
         ("b", b"small".to_vec()),
         ("c", Vec::new()),
         ("d", vec![1]),
     ];
-    let world = World::cache(5_000, &files).await;
-    let a = world.find("a").await;
+    let world = RemoteTreeFixture::cache(5_000, &files).await;
+    let a = world.lookup("a").await;
     // Many small reads of the same blocks, all at once.
     let reads = (0..40u64).map(|i| world.read(a, i * 4096, 4096));
-    for (i, (result, read)) in futures_join(reads).await.into_iter().enumerate() {
+    for (i, (result, read)) in join_all(reads).await.into_iter().enumerate() {
         let expected = &data[i * 4096..(i + 1) * 4096];
         assert_eq!(result, Ok(FileReply::Read { length: 4096 }));
         assert_eq!(read, expected);
@@ -305,8 +305,8 @@ async fn cache_reads_fetch_each_block_once() {
         world.read(a, u64::MAX, 10).await.0,
         Ok(FileReply::Read { length: 0 })
     );
-    assert_eq!(world.read(world.find("b").await, 1, 3).await.1, b"mal");
-    assert_eq!(world.read(world.find("c").await, 0, 3).await.1, b"");
+    assert_eq!(world.read(world.lookup("b").await, 1, 3).await.1, b"mal");
+    assert_eq!(world.read(world.lookup("c").await, 0, 3).await.1, b"");
     assert_eq!(world.server.blocks_sent.load(Ordering::Relaxed), 12);
     let usage = world.volume.usage();
     let touched: Vec<_> = usage
@@ -330,7 +330,7 @@ async fn cache_reads_fetch_each_block_once() {
     );
 }
 
-async fn futures_join<T>(all: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+async fn join_all<T>(all: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut pending: Vec<_> = all.map(Box::pin).collect();
     let mut done: Vec<Option<T>> = pending.iter().map(|_| None).collect();
     std::future::poll_fn(|context| {
@@ -353,12 +353,12 @@ async fn futures_join<T>(all: impl Iterator<Item = impl Future<Output = T>>) -> 
 
 #[tokio::test]
 async fn damaged_blocks_are_asked_for_again_and_never_shown() {
-    let data = pattern(3 * BLOCK_BYTES as usize);
-    let mut world = World::cache(5_000, &[("a", data.clone())]).await;
-    let a = world.find("a").await;
-    world.server.set(Fault::Damage(2));
+    let data = patterned_data(3 * BLOCK_BYTES as usize);
+    let mut world = RemoteTreeFixture::cache(5_000, &[("a", data.clone())]).await;
+    let a = world.lookup("a").await;
+    world.server.set_fault(Fault::DamageBlocks(2));
     assert_eq!(world.read(a, 0, 10).await.1, &data[..10]);
-    world.server.set(Fault::Damage(1_000));
+    world.server.set_fault(Fault::DamageBlocks(1_000));
     let (result, shown) = world.read(a, u64::from(BLOCK_BYTES), 10).await;
     assert_eq!((result, shown), (EIO, Vec::new()));
     assert_eq!(
@@ -369,9 +369,9 @@ async fn damaged_blocks_are_asked_for_again_and_never_shown() {
 
 #[tokio::test]
 async fn a_changed_source_is_a_loss() {
-    let mut world = World::cache(5_000, &[("a", pattern(99))]).await;
-    let a = world.find("a").await;
-    world.server.set(Fault::Refuse(ErrorCode::SourceChanged));
+    let mut world = RemoteTreeFixture::cache(5_000, &[("a", patterned_data(99))]).await;
+    let a = world.lookup("a").await;
+    world.server.set_fault(Fault::Refuse(ErrorCode::SourceChanged));
     assert_eq!(world.read(a, 0, 10).await.0, EIO);
     assert_eq!(
         world.losses.recv().await.unwrap().error.code,

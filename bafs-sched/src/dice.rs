@@ -3,9 +3,9 @@
 
 /// Numbers that look random and are the same on every machine (SplitMix64, Steele et al. 2014).
 #[derive(Debug, Clone)]
-pub struct Dice(u64);
+pub struct SeededRng(u64);
 
-impl Dice {
+impl SeededRng {
     /// Dice that fall in the order of this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)

@@ -19,7 +19,7 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 use crate::io::contact::Contact;
 use crate::io::listing::Listing;
 use crate::logic::{Action, Event, MountedVolume, NodeSeen, Outcome, Scheduler, Settings, Space};
@@ -101,7 +101,7 @@ pub struct World {
     /// Caches that were to be fetched before their readers start, with their nodes.
     pub warmed: BTreeMap<VolumeId, ServerId>,
     now: Time,
-    dice: Dice,
+    dice: SeededRng,
     faults: Faults,
     nodes: BTreeMap<ServerId, Node>,
     due: BTreeMap<(Time, u64), Due>,
@@ -155,7 +155,7 @@ impl World {
             home: BTreeMap::new(),
             warmed: BTreeMap::new(),
             now: Time(0),
-            dice: Dice::new(seed),
+            dice: SeededRng::new(seed),
             faults,
             nodes: nodes.collect(),
             due: BTreeMap::new(),

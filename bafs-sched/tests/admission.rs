@@ -4,7 +4,7 @@
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::dice::Dice;
+use bafs_sched::dice::SeededRng;
 use bafs_sched::logic::{
     Action, CheckpointPolicy, Event, NodeSeen, NodeShare, Outcome, Scheduler, Settings, Space,
 };
@@ -45,7 +45,7 @@ fn run(seed: u64, text: &str, nodes: Vec<NodeSpec>) -> (World, Outcome) {
 
 /// Pipelines whose volumes grow from stage to stage: whoever starts all of them first is stuck.
 /// Answers the text and what one pipeline needs at once, in MB.
-fn growing(dice: &mut Dice) -> (String, u64) {
+fn growing(dice: &mut SeededRng) -> (String, u64) {
     let (width, depth) = (2 + dice.below(10), 2 + dice.below(4));
     let mut text = String::new();
     let mut peak = 0;
@@ -70,7 +70,7 @@ fn growing(dice: &mut Dice) -> (String, u64) {
 }
 
 /// Pipelines of several branches that each need much for a while and leave little.
-fn branching(dice: &mut Dice) -> (String, u64) {
+fn branching(dice: &mut SeededRng) -> (String, u64) {
     let (width, branches) = (1 + dice.below(4), 2 + dice.below(3));
     let mut text = String::new();
     let mut peak = 0;
@@ -139,7 +139,7 @@ fn what_fits_in_some_order_is_run_in_such_an_order() {
     let mut refused = 0;
     for seed in seeds() {
         println!("SEED={seed}");
-        let mut dice = Dice::new(seed ^ 0xad);
+        let mut dice = SeededRng::new(seed ^ 0xad);
         let (text, peak) = match dice.chance(500) {
             true => growing(&mut dice),
             false => branching(&mut dice),
@@ -166,7 +166,7 @@ fn what_fits_only_on_several_nodes_uses_them() {
     let (mut complete, mut refused, mut again) = (0, 0, 0);
     for seed in seeds() {
         println!("SEED={seed}");
-        let mut dice = Dice::new(seed ^ 0xbe);
+        let mut dice = SeededRng::new(seed ^ 0xbe);
         let (text, peak) = growing(&mut dice);
         let count = 2 + dice.below(3);
         let sizes: Vec<u64> = (0..count)

@@ -1,6 +1,6 @@
 //! The ledger of where time went, over simulated runs with and without faults.
 
-use bafs_sched::dice::Dice;
+use bafs_sched::dice::SeededRng;
 use bafs_sched::goodput::goodput;
 use bafs_sched::io::journal::{Header, History};
 use bafs_sched::logic::{CheckpointPolicy, JobState, Outcome, Settings, Space};
@@ -34,7 +34,7 @@ fn workflow(width: u32, depth: u32) -> Workflow {
 }
 
 fn run(seed: u64, faults: Faults) -> (Workflow, Timeline) {
-    let mut dice = Dice::new(seed);
+    let mut dice = SeededRng::new(seed);
     let workflow = workflow(1 + dice.below(5) as u32, 1 + dice.below(4) as u32);
     let settings = Settings {
         environment_faults_max: 1_000,

@@ -6,7 +6,7 @@
 )]
 
 use bafs_proto::ids::RunId;
-use bafs_sched::dice::Dice;
+use bafs_sched::dice::SeededRng;
 use bafs_sched::logic::{
     CheckpointPolicy, Decision, Event, Outcome, Receipt, Scheduler, Settings, Space,
 };
@@ -22,7 +22,7 @@ fn job(name: &str) -> String {
 /// `width` pipelines of `depth` jobs; job i reads volume i and writes volume i + 1, all read a
 /// batch volume, all but the first of each another one, which may come before them; sometimes a
 /// last job reads what all pipelines wrote.
-fn generate(dice: &mut Dice) -> String {
+fn generate(dice: &mut SeededRng) -> String {
     let (width, depth) = (1 + dice.below(6), 1 + dice.below(4));
     // What is joined must exist at once, so it has to fit into the smallest fleet.
     let is_joined = width <= 2 && dice.chance(700);
@@ -59,7 +59,7 @@ fn generate(dice: &mut Dice) -> String {
 }
 
 fn world(seed: u64) -> World {
-    let mut dice = Dice::new(seed ^ 0x5eed);
+    let mut dice = SeededRng::new(seed ^ 0x5eed);
     let workflow = workflow(&generate(&mut dice));
     let nodes = (0..1 + dice.below(4)).map(|_| NodeSpec {
         capacity: Space {

@@ -1,6 +1,6 @@
 //! The simulator with the real scheduler core: what must come out, whatever the machine.
 
-use bafs_sched::dice::Dice;
+use bafs_sched::dice::SeededRng;
 use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy, predict};
 use bafs_sched::sim::{
     JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation, workflow_of,
@@ -444,7 +444,7 @@ fn many_batch_volumes_one_after_the_other_are_simulated() {
 /// Thirty parts of ten jobs (a first one, eight beside each other, a last one that reads all), each
 /// of which reads one of three caches at random.
 fn parts_that_read_at_random() -> Workflow {
-    let mut dice = Dice::new(1);
+    let mut dice = SeededRng::new(1);
     let mut text = String::new();
     for (cache, size) in [4, 1, 3].into_iter().enumerate() {
         text += &format!("volume db{cache} cache bafs://home/db{cache} {size} GB\n");

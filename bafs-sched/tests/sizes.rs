@@ -4,7 +4,7 @@ use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::dice::Dice;
+use bafs_sched::dice::SeededRng;
 use bafs_sched::logic::{Action, Event, NodeSeen, NodeShare, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 use bafs_sched::world::{Faults, NodeSpec, World};
@@ -59,7 +59,7 @@ fn world(seed: u64, workflow: Workflow) -> World {
 #[test]
 fn a_probe_measures_what_the_others_reserve() {
     for seed in 0..SEEDS {
-        let mut dice = Dice::new(seed);
+        let mut dice = SeededRng::new(seed);
         let mut world = world(seed, workflow(30, "unknown"));
         for p in 0..30 {
             world

@@ -7,7 +7,7 @@
     reason = "the seed is printed before it can fail"
 )]
 
-use bafs_sched::dice::Dice;
+use bafs_sched::dice::SeededRng;
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
 use bafs_sched::world::{Faults, NodeSpec, World, workflow};
 
@@ -16,7 +16,7 @@ const LIMIT_MS: u64 = 4 * 3_600_000;
 
 /// Pipelines of jobs that each make a volume and read some of those before; answers the text, and
 /// the most that one job has at once, in MB.
-fn tangled(dice: &mut Dice, jobs_max: u64) -> (String, u64, u64) {
+fn tangled(dice: &mut SeededRng, jobs_max: u64) -> (String, u64, u64) {
     let (width, jobs) = (1 + dice.below(4), 2 + dice.below(jobs_max));
     let has_caches = dice.chance(400);
     let mut text = String::new();
@@ -77,7 +77,7 @@ fn explore(jobs_max: u64, seeds: u64) {
     };
     let (mut complete, mut refused, mut again, mut failed) = (0, 0, 0, 0);
     for seed in seeds {
-        let mut dice = Dice::new(seed ^ 0xcafe);
+        let mut dice = SeededRng::new(seed ^ 0xcafe);
         let (text, most, sum) = tangled(&mut dice, jobs_max);
         let count = 1 + dice.below(3) + u64::from(sum > most * 2);
         let low = most;

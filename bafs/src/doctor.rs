@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use bafs_client::doctor::{Treatment, check_identity, check_mounts, check_store};
-use bafs_client::sandbox::{Check, Standing, check};
+use bafs_client::doctor::{RepairMode, check_identity, check_mounts, check_store};
+use bafs_client::sandbox::{Check, CheckStatus, check_host};
 use bafs_proto::message::{Advert, DeleteVolume, ReadCounters};
 use bafs_proto::volume::{VolumeState, VolumeStatus};
 use bafs_server::clock;
@@ -29,11 +29,11 @@ const HOUR_MS: u64 = 3_600_000;
 /// Runs the command.
 pub(crate) fn run(args: &DoctorArgs, output: Printer) -> Result<ExitCode> {
     let treatment = if args.repair {
-        Treatment::Repair
+        RepairMode::Repair
     } else {
-        Treatment::Look
+        RepairMode::ReportOnly
     };
-    let mut checks = check();
+    let mut checks = check_host();
     checks.extend(check_mounts(treatment));
     if let Some(store) = &args.store {
         checks.extend(check_store(store, treatment));
@@ -48,15 +48,15 @@ pub(crate) fn run(args: &DoctorArgs, output: Printer) -> Result<ExitCode> {
         }
     }
     print_checks(&checks, output)?;
-    let any = |standing| checks.iter().any(|check| check.standing == standing);
-    Ok(match (any(Standing::Missing), any(Standing::Broken)) {
+    let any = |standing| checks.iter().any(|check| check_host.status == standing);
+    Ok(match (any(CheckStatus::Missing), any(CheckStatus::Broken)) {
         (true, _) => ExitCode::from(EXIT_MISSING),
         (false, true) => ExitCode::from(EXIT_BROKEN),
         (false, false) => ExitCode::SUCCESS,
     })
 }
 
-fn examine_cluster(identity: &Path, catalog: &str, treatment: Treatment) -> Result<Vec<Check>> {
+fn examine_cluster(identity: &Path, catalog: &str, treatment: RepairMode) -> Result<Vec<Check>> {
     if is_node_identity(identity) {
         // Nodes are started with a catalog, and have nobody who may ask it.
         let found = format!(
@@ -64,7 +64,7 @@ fn examine_cluster(identity: &Path, catalog: &str, treatment: Treatment) -> Resu
              identity of `bafs grant`",
             identity.display()
         );
-        return Ok(vec![new_check("cluster", Standing::Fine, found, "")]);
+        return Ok(vec![new_check("cluster", CheckStatus::Fine, found, "")]);
     }
     let runtime = tokio::runtime::Runtime::new()?;
     let looked = runtime.block_on(async {
@@ -75,21 +75,21 @@ fn examine_cluster(identity: &Path, catalog: &str, treatment: Treatment) -> Resu
     Ok(looked.unwrap_or_else(|error| {
         let remedy = "check --identity, --catalog, and that the catalog runs";
         let found = format!("{error:#}");
-        vec![new_check("cluster", Standing::Broken, found, remedy)]
+        vec![new_check("cluster", CheckStatus::Broken, found, remedy)]
     }))
 }
 
 fn print_checks(checks: &[Check], output: Printer) -> Result<()> {
     for check in checks {
-        let mark = match check.standing {
-            Standing::Fine => "ok      ",
-            Standing::Lacking => "lacking ",
-            Standing::Missing => "MISSING ",
-            Standing::Broken => "BROKEN  ",
-            Standing::Repaired => "repaired",
+        let mark = match check_host.status {
+            CheckStatus::Fine => "ok      ",
+            CheckStatus::Degraded => "lacking ",
+            CheckStatus::Missing => "MISSING ",
+            CheckStatus::Broken => "BROKEN  ",
+            CheckStatus::Repaired => "repaired",
         };
         output.print_remark(&format!("{mark} {}: {}", check.subject, check.found))?;
-        if !check.remedy.is_empty() {
+        if !check_host.remedy.is_empty() {
             output.print_remark(&format!("         to do: {}", check.remedy))?;
         }
     }
@@ -99,29 +99,29 @@ fn print_checks(checks: &[Check], output: Printer) -> Result<()> {
     Ok(())
 }
 
-async fn check_cluster(client: &ClusterClient, treatment: Treatment) -> Vec<Check> {
+async fn check_cluster(client: &ClusterClient, treatment: RepairMode) -> Vec<Check> {
     let servers = match client.list_servers(None).await {
         Ok(servers) => servers,
         Err(error) => {
             let remedy = "start `bafs catalog`, or check --catalog and --identity";
             return vec![new_check(
                 "catalog",
-                Standing::Broken,
+                CheckStatus::Broken,
                 format!("{error:#}"),
                 remedy,
             )];
         }
     };
     let found = format!("it lists {} servers", servers.len());
-    let mut checks = vec![new_check("catalog", Standing::Fine, found, "")];
+    let mut checks = vec![new_check("catalog", CheckStatus::Fine, found, "")];
     for server in &servers {
         let subject = format!("server {} at {}", server.name, server.address);
         let asked = client.call_with_timeout(&server.address, ReadCounters, CALL_TIMEOUT_MS);
         checks.push(match asked.await {
-            Ok(_) => new_check(subject, Standing::Fine, "answers", ""),
+            Ok(_) => new_check(subject, CheckStatus::Fine, "answers", ""),
             Err(error) => {
                 let remedy = "is it stopped, and are its UDP and TCP ports open from here?";
-                new_check(subject, Standing::Broken, format!("{error:#}"), remedy)
+                new_check(subject, CheckStatus::Broken, format!("{error:#}"), remedy)
             }
         });
     }
@@ -137,16 +137,16 @@ async fn check_volume(
     client: &ClusterClient,
     node: &Advert,
     volume: &VolumeStatus,
-    treatment: Treatment,
+    treatment: RepairMode,
 ) -> Option<Check> {
     let id = volume.spec.id;
     let subject = format!("volume {} ({id}) on {}", volume.spec.name, node.name);
     if volume.state == VolumeState::Failed {
         let call = DeleteVolume { volume: id };
-        if treatment == Treatment::Repair && client.call(&node.address, call).await.is_ok() {
+        if treatment == RepairMode::Repair && client.call(&node.address, call).await.is_ok() {
             return Some(new_check(
                 subject,
-                Standing::Repaired,
+                CheckStatus::Repaired,
                 "it had failed; deleted",
                 "",
             ));
@@ -155,7 +155,7 @@ async fn check_volume(
         let found = format!("it could not be made: {}", why.unwrap_or_default());
         return Some(new_check(
             subject,
-            Standing::Broken,
+            CheckStatus::Broken,
             found,
             "bafs doctor --repair",
         ));
@@ -170,27 +170,27 @@ async fn check_volume(
         left_ms / HOUR_MS
     );
     let remedy = format!("to have its space now: bafs volume delete {id}");
-    Some(new_check(subject, Standing::Lacking, found, remedy))
+    Some(new_check(subject, CheckStatus::Degraded, found, remedy))
 }
 
 /// What unfinished uploads hold in the directory that a home exports.
-fn check_export(export: &Path, treatment: Treatment) -> Vec<Check> {
+fn check_export(export: &Path, treatment: RepairMode) -> Vec<Check> {
     let subject = format!("export {}", export.display());
     let uploads = match list_unfinished_uploads(export) {
         Ok(uploads) => uploads,
         Err(error) => {
             let remedy = "name the directory that `bafs home --export` names";
-            return vec![new_check(subject, Standing::Broken, error.to_string(), remedy)];
+            return vec![new_check(subject, CheckStatus::Broken, error.to_string(), remedy)];
         }
     };
     let bytes: u64 = uploads.iter().map(|upload| upload.bytes).sum();
     let found = format!("{} unfinished uploads hold {bytes} bytes", uploads.len());
     let checks = uploads.iter().map(|upload| check_upload(upload, treatment));
-    let whole = new_check(subject, Standing::Fine, found, "");
+    let whole = new_check(subject, CheckStatus::Fine, found, "");
     std::iter::once(whole).chain(checks).collect()
 }
 
-fn check_upload(upload: &UnfinishedUpload, treatment: Treatment) -> Check {
+fn check_upload(upload: &UnfinishedUpload, treatment: RepairMode) -> Check {
     let subject = format!("upload to '{}'", upload.target);
     let found = format!(
         "{} bytes of it are in {}; the last came {} min ago",
@@ -199,25 +199,25 @@ fn check_upload(upload: &UnfinishedUpload, treatment: Treatment) -> Check {
         upload.idle_ms / MINUTE_MS
     );
     if !upload.is_stale() {
-        return new_check(subject, Standing::Fine, found, "");
+        return new_check(subject, CheckStatus::Fine, found, "");
     }
-    if treatment == Treatment::Repair && upload.remove().is_ok() {
-        return new_check(subject, Standing::Repaired, format!("{found}; removed"), "");
+    if treatment == RepairMode::Repair && upload.remove().is_ok() {
+        return new_check(subject, CheckStatus::Repaired, format!("{found}; removed"), "");
     }
     let remedy = "if nobody sends it any more: bafs doctor --export DIR --repair; it is removed \
                   after 7 days, and earlier when the disk is full";
-    new_check(subject, Standing::Lacking, found, remedy)
+    new_check(subject, CheckStatus::Degraded, found, remedy)
 }
 
 fn new_check(
     subject: impl Into<String>,
-    standing: Standing,
+    standing: CheckStatus,
     found: impl Into<String>,
     remedy: impl Into<String>,
 ) -> Check {
     Check {
         subject: subject.into().into(),
-        standing,
+        status: standing,
         found: found.into(),
         remedy: remedy.into(),
     }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
-use bafs_client::agent::{Choices, Explain, TemporaryPlace};
+use bafs_client::agent::{AgentOptions, Explain, TemporaryLocation};
 use bafs_client::entry::EXIT_ENVIRONMENT;
-use bafs_client::sandbox::{self, JobPlan, Remover, Session, VolumeBind};
-use bafs_client::tree::Promise;
+use bafs_client::sandbox::{self, JobPlan, DirectoryRemover, JobSession, VolumeBind};
+use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
 use bafs_proto::identity::Identity;
 use bafs_proto::message::{Advert, JobCommand, JobSpec, MountSpec, MountTarget, Role};
@@ -55,13 +55,13 @@ pub(crate) fn run_exec(args: &ExecArgs) -> Result<ExitCode> {
     let prepared = prepare_job(args, &wanted).and_then(|(spec, identity)| {
         let directory = LockedDirectory::create("exec", false)?;
         // Also where this process is killed.
-        let remover = Remover::start(directory.path()).context("cannot start a process")?;
+        let remover = DirectoryRemover::start(directory.path()).context("cannot start a process")?;
         Ok((spec, identity, (directory, remover)))
     });
     match prepared {
         Ok((spec, identity, (directory, remover))) => {
-            let choices = agent_choices(args.explain, args.delegate, Promise::Synced);
-            let place = TemporaryPlace {
+            let choices = agent_choices(args.explain, args.delegate, Durability::OnSync);
+            let place = TemporaryLocation {
                 directory: directory.path().to_owned(),
                 memory_bytes: machine_memory_bytes() / 2,
             };
@@ -140,7 +140,7 @@ pub(crate) fn run_mount(args: &MountArgs) -> Result<ExitCode> {
         identity,
         op_deadline_ms,
         // Programs on the host outlive the agent, and do not run again.
-        agent_choices(args.explain, args.delegate, Promise::Closed),
+        agent_choices(args.explain, args.delegate, Durability::OnClose),
     ))
 }
 
@@ -162,7 +162,7 @@ fn check_mount_point(directory: &Path) -> Result<()> {
 
 /// Runs `bafs agent`.
 pub(crate) fn run_agent(args: &AgentArgs) -> ExitCode {
-    let choices = agent_choices(false, args.delegate, Promise::Synced);
+    let choices = agent_choices(false, args.delegate, Durability::OnSync);
     let memory = args.shared_memory.as_deref().map(parse_bytes);
     let memory_bytes = match memory.transpose().context("--shared-memory") {
         Ok(bytes) => bytes.unwrap_or(0),
@@ -171,17 +171,17 @@ pub(crate) fn run_agent(args: &AgentArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let temporary = args.temporary_directory.clone().map(|directory| TemporaryPlace {
+    let temporary = args.temporary_directory.clone().map(|directory| TemporaryLocation {
         directory,
         machine_memory_bytes,
     });
     bafs_client::entry::agent_main(&args.identity, args.output_prefix.as_deref(), choices, temporary)
 }
 
-fn agent_choices(explain: bool, DelegateArgs { delegate }: DelegateArgs, promise: Promise) -> Choices {
+fn agent_choices(explain: bool, DelegateArgs { delegate }: DelegateArgs, promise: Durability) -> AgentOptions {
     let explain = if explain { Explain::Yes } else { Explain::No };
     let delegate = delegate.then_some(promise);
-    Choices { explain, delegate }
+    AgentOptions { explain, durability: delegate }
 }
 
 /// A volume as the command line names it.
@@ -229,9 +229,9 @@ fn check_mount_paths(wanted: &[MountRequest]) -> Result<()> {
         program: "any".into(),
         arguments: Vec::new(),
         environment: Vec::new(),
-        directory: PathBuf::new(),
-        identity: sandbox::Identity::Caller,
-        session: Session::Own,
+        working_directory: PathBuf::new(),
+        user: sandbox::JobUser::SameUser,
+        session: JobSession::NewSession,
         temporary: None,
     };
     plan.check().or_else(|error| usage_error(error.to_string()))

@@ -95,7 +95,7 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
     | CliCommand::Exec(ExecArgs { memory, .. })
     | CliCommand::Mount(MountArgs { memory, .. }) = &cli.command
     {
-        bafs_client::memory::bound(rate::parse_bytes(&memory.memory).context("--memory")?);
+        bafs_client::memory::limit_memory(rate::parse_bytes(&memory.memory).context("--memory")?);
     }
     if let CliCommand::Home(HomeArgs { server, .. })
     | CliCommand::Catalog(CatalogArgs { server, .. })

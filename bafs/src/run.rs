@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use bafs_client::sandbox::Standing;
-use bafs_client::signals::{Asked, asked_to_end};
+use bafs_client::sandbox::CheckStatus;
+use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
 use bafs_sched::driver::{self, Cancel, RunOptions};
@@ -187,7 +187,7 @@ async fn run_on_throw_away_cluster(
 ) -> Result<RunReport> {
     let spec = build_cluster_spec(args, nodes)?;
     tokio::task::block_in_place(check_machine)?;
-    let asked = asked_to_end();
+    let asked = wait_for_stop_signal();
     let mut cluster = tokio::task::block_in_place(|| Cluster::start(&spec))?;
     let way = ThrowAwayRun {
         // The cluster does not outlive this run, and so neither does its journal.
@@ -294,9 +294,9 @@ fn publish_progress(args: &RunArgs) -> Result<PublishedProgress> {
 
 /// Whether this machine can run jobs; a cluster on it would only find out later.
 pub(crate) fn check_machine() -> Result<()> {
-    let missing: Vec<String> = bafs_client::sandbox::check()
+    let missing: Vec<String> = bafs_client::sandbox::check_host()
         .into_iter()
-        .filter(|check| check.standing == Standing::Missing)
+        .filter(|check| check.status == CheckStatus::Missing)
         .map(|check| {
             format!(
                 "{}: {}; to do: {}",
@@ -377,8 +377,8 @@ async fn run_on_existing_cluster(args: &RunArgs, workflow: Workflow, output: Pri
     };
     let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
     let left_ms = volume_lifetime_left_ms(&options.settings);
-    let hear = |asked: Asked| {
-        if asked != Asked::Interrupt {
+    let hear = |asked: StopSignal| {
+        if asked != StopSignal::Interrupt {
             // Nobody has given the run up: a terminal was closed, or the machine stops.
             print_notice(&format!(
                 "the run was left as it is: start it again within {} minutes and it goes on, or \
@@ -389,7 +389,7 @@ async fn run_on_existing_cluster(args: &RunArgs, workflow: Workflow, output: Pri
         }
         print_notice("stopping the jobs and deleting the volumes; once more to leave at once");
     };
-    let asked = asked_to_end();
+    let asked = wait_for_stop_signal();
     let shown = publish_progress(args)?;
     let progress = |progress: &Progress| {
         display.show_progress(progress);

@@ -4,7 +4,7 @@ use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use bafs_client::signals::asked_to_end;
+use bafs_client::signals::wait_for_stop_signal;
 use bafs_proto::ErrorCode;
 use bafs_proto::message::Role;
 use bafs_sched::workflow::Url;
@@ -61,8 +61,8 @@ fn read_home_settings(path: &Path) -> Result<HomeSettings> {
 }
 
 /// What a server said that did not start, with what helps.
-fn explain_start_error(started: bafs_proto::Result<RunningServer>) -> Result<RunningServer> {
-    started.map_err(|error| match start_error_remedy(&error.detail) {
+fn explain_start_error(explain_start_error: bafs_proto::Result<RunningServer>) -> Result<RunningServer> {
+    explain_start_error.map_err(|error| match start_error_remedy(&error.detail) {
         Some(remedy) => anyhow!("{error}; {remedy}"),
         None => error.into(),
     })
@@ -238,7 +238,7 @@ fn check_reachable(listen: &str, catalog: Option<&str>) -> Result<()> {
 
 async fn serve_until_stopped(mut server: RunningServer, args: &ServerArgs, output: Printer) -> Result<()> {
     // Before anybody is told that it listens, and may want it to end.
-    let asked = asked_to_end();
+    let asked = wait_for_stop_signal();
     let address = server.address().to_string();
     let metrics = match &args.metrics {
         Some(at) => Some(metrics::start_endpoint(at, server.read_metrics())?.to_string()),

@@ -4,7 +4,7 @@ use bafs_sched::dice;
 
 /// A source of random numbers.
 #[derive(Debug, Clone)]
-pub struct SeededRng(dice::Dice);
+pub struct SeededRng(dice::SeededRng);
 
 impl SeededRng {
     /// A source that follows `SEED` if the environment has it, else `seed`; it says which.
@@ -19,7 +19,7 @@ impl SeededRng {
         let chosen = std::env::var("SEED").ok();
         let seed = chosen.map_or(seed, |text| text.parse().expect("SEED is a number"));
         println!("SEED={seed}");
-        Self(dice::Dice::new(seed))
+        Self(dice::SeededRng::new(seed))
     }
 
     /// The next number below `end`, which is not 0.

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_client::fate::Fate;
-use bafs_client::fuse::{MountKind, Mounted};
+use bafs_client::fate::VolumeHealth;
+use bafs_client::fuse::{MountKind, FuseMount};
 use bafs_client::tree::{LocalTree, Tree};
-use bafs_client::usage::Usage;
-use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_client::usage::VolumeUsage;
+use bafs_client::volume::{VolumeMode, Ownership, Volume};
 use bafs_proto::door::DOOR_NAME;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -75,7 +75,7 @@ pub struct MountedVolume {
 #[derive(Debug)]
 enum VolumeMount {
     InProcess {
-        mounted: Option<Mounted>,
+        mounted: Option<FuseMount>,
         _store: TempDir,
     },
     AgentProcess {
@@ -93,12 +93,12 @@ impl MountedVolume {
         let directory = tempfile::tempdir()?;
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
         let shown = match way {
-            DataPath::Inline => mount_in_process(Mode::scratch(true), directory.path())?,
+            DataPath::Inline => mount_in_process(VolumeMode::scratch(true), directory.path())?,
             DataPath::WriteBack => mount_in_process(write_back_mode(), directory.path())?,
-            DataPath::Uncached => mount_in_process(Mode::home(true), directory.path())?,
+            DataPath::Uncached => mount_in_process(VolumeMode::home(true), directory.path())?,
             DataPath::Ring => {
                 let _rings = RingSetting::enable()?;
-                mount_in_process(Mode::scratch(true), directory.path())?
+                mount_in_process(VolumeMode::scratch(true), directory.path())?
             }
             DataPath::WriteBackRing => {
                 let _rings = RingSetting::enable()?;
@@ -114,9 +114,9 @@ impl MountedVolume {
         } = &shown
         {
             // Others may have allowed rings at this moment, so they may come unasked.
-            let right = !way.has_rings() || mounted.way().contains(RING_MESSAGE);
-            let collects = mounted.way().contains(WRITE_BACK_MESSAGE) == way.has_write_back();
-            ensure!(right && collects, "{way:?}: {}", mounted.way());
+            let right = !way.has_rings() || mounted.transport().contains(RING_MESSAGE);
+            let collects = mounted.transport().contains(WRITE_BACK_MESSAGE) == way.has_write_back();
+            ensure!(right && collects, "{way:?}: {}", mounted.transport());
         }
         fs::set_permissions(directory.path(), Permissions::from_mode(0o777))?;
         Ok(Self { mount: shown, directory })
@@ -128,7 +128,7 @@ impl MountedVolume {
     }
 
     /// What is served by this process.
-    pub fn in_process_mount(&self) -> Option<&Mounted> {
+    pub fn in_process_mount(&self) -> Option<&FuseMount> {
         match &self.mount {
             VolumeMount::InProcess { mounted, .. } => mounted.as_ref(),
             VolumeMount::AgentProcess { .. } => None,
@@ -166,7 +166,7 @@ impl Drop for MountedVolume {
     }
 }
 
-fn mount_in_process(mode: Mode, directory: &Path) -> Result<VolumeMount> {
+fn mount_in_process(mode: VolumeMode, directory: &Path) -> Result<VolumeMount> {
     let store = tempfile::tempdir()?;
     let limit = bafs_tree::Limit {
         bytes: 2_000_000_000,
@@ -180,20 +180,20 @@ fn mount_in_process(mode: Mode, directory: &Path) -> Result<VolumeMount> {
         Tree::Local(LocalTree::new(run)),
         mode,
         Ownership::AsStored,
-        Fate::new("stand", losses),
-        Usage::new(),
+        VolumeHealth::new("stand", losses),
+        VolumeUsage::new(),
     );
-    let mounted = Mounted::mount(Arc::new(volume), directory, MountKind::Own)?;
+    let mounted = FuseMount::mount(Arc::new(volume), directory, MountKind::MountSystemCall)?;
     Ok(VolumeMount::InProcess {
         mounted: Some(mounted),
         _store: store,
     })
 }
 
-fn write_back_mode() -> Mode {
-    Mode {
-        collects: true,
-        ..Mode::scratch(true)
+fn write_back_mode() -> VolumeMode {
+    VolumeMode {
+        has_write_back: true,
+        ..VolumeMode::scratch(true)
     }
 }
 

@@ -18,10 +18,10 @@ use bafs_tests::stage::{DATA_FILE, CacheCluster, run_compare_job};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
-const BLOCK: usize = 64 << 10;
+const BLOCK_BYTES: usize = 64 << 10;
 
 /// Where the blocks of a node's only cache volume are.
-fn blocks_of(stage: &CacheCluster, node: &str) -> Result<PathBuf> {
+fn block_directory(stage: &CacheCluster, node: &str) -> Result<PathBuf> {
     let cache = stage.test_cluster.cluster.directory().join(node).join("cache");
     let mut volumes = fs::read_dir(cache)?;
     let volume = volumes.next().context("the node has a cache volume")??;
@@ -36,9 +36,9 @@ fn blocks_of(stage: &CacheCluster, node: &str) -> Result<PathBuf> {
 
 /// Waits until nodes have noted what they keep: a reader has the last blocks a moment before. A
 /// note is some bytes of a journal, which grows no more then.
-fn wait_until_kept(stage: &CacheCluster, nodes: &[&str]) -> Result<()> {
+fn wait_until_recorded(stage: &CacheCluster, nodes: &[&str]) -> Result<()> {
     let noted = || -> Result<Vec<u64>> {
-        let journals = nodes.iter().map(|node| blocks_of(stage, node));
+        let journals = nodes.iter().map(|node| block_directory(stage, node));
         let lengths =
             journals.map(|blocks| Ok(fs::metadata(blocks?.with_file_name("journal"))?.len()));
         lengths.collect()
@@ -67,7 +67,7 @@ fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
         before == content.bytes().len() as u64,
         "home sent {before} bytes"
     );
-    wait_until_kept(&stage, &["n1", "n2"])?;
+    wait_until_recorded(&stage, &["n1", "n2"])?;
     for name in ["n1", "n2"] {
         stage.test_cluster.cluster.kill(name)?;
     }
@@ -92,21 +92,21 @@ fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
     let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("damaged", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     let before = stage.read_home_bytes()?;
-    wait_until_kept(&stage, &["n1"])?;
+    wait_until_recorded(&stage, &["n1"])?;
     stage.test_cluster.cluster.kill("n1")?;
     let damaged = [0, 7, 31];
-    let blocks = blocks_of(&stage, "n1")?;
+    let blocks = block_directory(&stage, "n1")?;
     for entry in fs::read_dir(&blocks)? {
         let file = OpenOptions::new().write(true).open(entry?.path())?;
         for block in damaged {
-            file.write_all_at(b"damage", (block * BLOCK + 100) as u64)?;
+            file.write_all_at(b"damage", (block * BLOCK_BYTES + 100) as u64)?;
         }
     }
     stage.test_cluster.cluster.restart("n1")?;
     stage.check_scan(&volumes[0], &content)?;
     let fetched = stage.read_home_bytes()? - before;
     ensure!(
-        fetched == (damaged.len() * BLOCK) as u64,
+        fetched == (damaged.len() * BLOCK_BYTES) as u64,
         "home was asked for {fetched} bytes instead of the damaged ones"
     );
     let found = stage.sum_counter(&stage.node_addresses(), "cache_digest_failures")?;
@@ -137,9 +137,9 @@ fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
             // former life, asks through the network.
             fs::rename(&door, door.with_extension("away"))?;
         }
-        for entry in fs::read_dir(blocks_of(&stage, "n1")?)? {
+        for entry in fs::read_dir(block_directory(&stage, "n1")?)? {
             let file = OpenOptions::new().write(true).open(entry?.path())?;
-            file.write_all_at(b"damage", (9 * BLOCK) as u64)?;
+            file.write_all_at(b"damage", (9 * BLOCK_BYTES) as u64)?;
         }
         let job = speaker.start_job(&volume.node, volume.mount_target(), &script);
         let report = stage
@@ -195,10 +195,10 @@ fn cluster_cache_repairs_what_is_damaged_under_an_open_file() -> Result<()> {
         std::thread::sleep(Duration::from_millis(50));
     }
     ensure!(read.exists(), "the job has read nothing");
-    for entry in fs::read_dir(blocks_of(&stage, "n1")?)? {
+    for entry in fs::read_dir(block_directory(&stage, "n1")?)? {
         let file = OpenOptions::new().write(true).open(entry?.path())?;
-        for block in 0..4 * MIB / BLOCK {
-            file.write_all_at(b"damage", (block * BLOCK + 100) as u64)?;
+        for block in 0..4 * MIB / BLOCK_BYTES {
+            file.write_all_at(b"damage", (block * BLOCK_BYTES + 100) as u64)?;
         }
     }
     fs::write(&damaged, b"")?;
@@ -215,15 +215,15 @@ fn cluster_cache_repairs_what_is_damaged_under_an_open_file() -> Result<()> {
 }
 
 /// ext4 lists the pieces of a fragmented file in a block of its own, which `du` counts too.
-const PIECES_LIST_BYTES: u64 = 4096;
+const EXTENT_LIST_BYTES: u64 = 4096;
 
 /// Bytes that files below a directory take on disk.
-fn taken_bytes(directory: &Path) -> u64 {
+fn disk_usage_bytes(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let taken = entries.map(|entry| {
         let found = entry.metadata().ok();
         found.map_or(0, |found| match found.is_dir() {
-            true => taken_bytes(&entry.path()),
+            true => disk_usage_bytes(&entry.path()),
             false => found.blocks() * 512,
         })
     });
@@ -237,13 +237,13 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
     let stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("small", &content)?;
     let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("small", size_bytes))?;
-    let places = [blocks_of(&stage, "n1")?, blocks_of(&stage, "n2")?];
+    let places = [block_directory(&stage, "n1")?, block_directory(&stage, "n2")?];
     let over = AtomicBool::new(false);
     let (samples, largest) = std::thread::scope(|scope| -> Result<_> {
         let sampling = scope.spawn(|| {
             let (mut samples, mut largest) = (0u32, 0);
             while !over.load(Ordering::Relaxed) {
-                let taken = places.iter().map(|place| taken_bytes(place)).max();
+                let taken = places.iter().map(|place| disk_usage_bytes(place)).max();
                 largest = largest.max(taken.unwrap_or(0));
                 samples += 1;
                 std::thread::sleep(Duration::from_millis(5));
@@ -257,12 +257,12 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
                 let speaker = speaker?;
                 let listing = speaker.list_files(&volume).await?;
                 let (file, _) = listing.regular_files().next().context("a file")?;
-                let blocks = (content.bytes().len() / BLOCK) as u64;
+                let blocks = (content.bytes().len() / BLOCK_BYTES) as u64;
                 for step in 0..12 {
                     // Each reader its own way through the file, no two at the same place.
                     let first = (step * 37 + reader as u64 * 61) % blocks;
                     let bytes = speaker.read_blocks(&volume, &listing, file, first, 4).await?;
-                    let wrong = content.count_wrong_bytes(first * BLOCK as u64, &bytes);
+                    let wrong = content.count_wrong_bytes(first * BLOCK_BYTES as u64, &bytes);
                     ensure!(wrong == 0, "{wrong} wrong bytes from block {first} on");
                 }
                 Ok(())
@@ -275,7 +275,7 @@ fn cluster_cache_keeps_its_maximum_under_64_readers() -> Result<()> {
     })?;
     ensure!(samples > 10, "only {samples} samples were taken");
     ensure!(
-        largest <= size_bytes + PIECES_LIST_BYTES,
+        largest <= size_bytes + EXTENT_LIST_BYTES,
         "{largest} bytes were on disk, {size_bytes} are allowed"
     );
     ensure!(
@@ -411,7 +411,7 @@ fn cluster_cache_jobs_and_readers_share_each_byte() -> Result<()> {
 }
 
 /// Touches bytes of a mapped file here and there.
-const TOUCH: &str = r#"
+const TOUCH_SCRIPT: &str = r#"
 import mmap, os, random, sys
 file = os.open("/data/NAME", os.O_RDONLY)
 size = os.fstat(file).st_size
@@ -428,7 +428,7 @@ print(len({place // 65536 for place in places}))
 
 /// Reads large pieces from odd places of a file, then goes through it in mapped memory from its
 /// middle on, then reads all of it.
-const GO_THROUGH: &str = r#"
+const READ_THROUGH_SCRIPT: &str = r#"
 import mmap, os, random, sys
 with open("ORIGINAL", "rb") as original:
     whole = original.read()
@@ -449,7 +449,7 @@ print("same")
 "#;
 
 /// Runs a script of Python in a job on the volume, and returns what it prints.
-fn python(stage: &CacheCluster, volume: &CacheVolume, script: &str, original: &Path) -> Result<String> {
+fn run_python(stage: &CacheCluster, volume: &CacheVolume, script: &str, original: &Path) -> Result<String> {
     let script = script.replace("NAME", DATA_FILE);
     let script = script.replace("ORIGINAL", &original.to_string_lossy());
     let (speaker, script) = (stage.client.client(), format!("python3 -c '{script}'"));
@@ -478,16 +478,16 @@ fn cluster_cache_fetches_what_is_touched_in_mapped_memory() -> Result<()> {
     stage.write_data_set("mapped", &content)?;
     let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("mapped", 128 << 20))?;
     let original = stage.test_cluster.home.path().join("mapped").join(DATA_FILE);
-    let touched: usize = python(&stage, &volumes[0], TOUCH, &original)?.parse()?;
+    let touched: usize = run_python(&stage, &volumes[0], TOUCH_SCRIPT, &original)?.parse()?;
     let sent = stage.read_home_bytes()?;
     // One window may begin where a block does, or go on where another one ended.
-    let most = (touched * BLOCK + 6 * MIB) as u64;
+    let most = (touched * BLOCK_BYTES + 6 * MIB) as u64;
     ensure!(
         sent <= most,
-        "home sent {sent} bytes for {touched} blocks of {BLOCK}"
+        "home sent {sent} bytes for {touched} blocks of {BLOCK_BYTES}"
     );
     // What was refused around those pages is there for whoever wants it.
-    let read = python(&stage, &volumes[0], GO_THROUGH, &original)?;
+    let read = run_python(&stage, &volumes[0], READ_THROUGH_SCRIPT, &original)?;
     ensure!(read == "same", "{read}");
     let (sent, all) = (stage.read_home_bytes()?, content.bytes().len() as u64);
     ensure!(sent == all, "home sent {sent} bytes of {all}");

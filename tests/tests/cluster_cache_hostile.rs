@@ -16,10 +16,10 @@ use bafs_tests::stage::{DATA_FILE, CacheCluster, count_wrong_bytes};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;
-const BLOCK: usize = 64 << 10;
+const BLOCK_BYTES: usize = 64 << 10;
 
 /// Readers of everything, one on each volume; returns the wrong bytes that all saw.
-fn read_all(
+fn read_on_all_volumes(
     stage: &CacheCluster,
     volumes: &[CacheVolume],
     content: &Arc<Content>,
@@ -32,7 +32,7 @@ fn read_all(
 }
 
 /// Waits until home has sent so many bytes: the reads are under way.
-fn wait_for_home(stage: &CacheCluster, bytes: u64) -> Result<()> {
+fn wait_for_home_bytes(stage: &CacheCluster, bytes: u64) -> Result<()> {
     for _ in 0..400 {
         if stage.read_home_bytes()? >= bytes {
             return Ok(());
@@ -49,13 +49,13 @@ fn cluster_cache_waits_for_a_home_that_goes_away_and_reads_nothing_twice() -> Re
     let mut stage = CacheCluster::start(4, "100MB", Some("4MB/s"))?;
     stage.write_data_set("away", &content)?;
     let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("away", 32 << 20))?;
-    let readers = read_all(&stage, &volumes, &content)?;
+    let readers = read_on_all_volumes(&stage, &volumes, &content)?;
     let wrong: u64 = std::thread::scope(|scope| -> Result<_> {
         let reading = scope.spawn({
             let api = &stage.client;
             move || api.run_all(readers)
         });
-        wait_for_home(&stage, needed / 4)?;
+        wait_for_home_bytes(&stage, needed / 4)?;
         let cluster = &mut stage.test_cluster.cluster;
         cluster.kill("home")?;
         std::thread::sleep(Duration::from_millis(5_000));
@@ -78,7 +78,7 @@ fn cluster_cache_waits_for_a_home_that_goes_away_and_reads_nothing_twice() -> Re
 }
 
 /// The files of the only cache volume of a node: its journal, and those with blocks.
-fn files_of(stage: &CacheCluster, node: &str) -> Result<(PathBuf, Vec<PathBuf>)> {
+fn cache_files(stage: &CacheCluster, node: &str) -> Result<(PathBuf, Vec<PathBuf>)> {
     let cache = stage.test_cluster.cluster.directory().join(node).join("cache");
     let volume = fs::read_dir(cache)?.next().context("a cache volume")??;
     let mut generations = fs::read_dir(volume.path())?.flatten();
@@ -98,34 +98,34 @@ fn cluster_cache_survives_the_end_of_all_nodes_and_tampering_with_what_is_left()
     let mut stage = CacheCluster::start(3, "100MB", Some("8MB/s"))?;
     stage.write_data_set("hostile", &content)?;
     let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("hostile", 32 << 20))?;
-    let readers = read_all(&stage, &volumes, &content)?;
+    let readers = read_on_all_volumes(&stage, &volumes, &content)?;
     let names = ["n1", "n2", "n3"];
     let tampered = std::thread::scope(|scope| -> Result<_> {
         let api = &stage.client;
         let reading = scope.spawn(move || api.run_all(readers));
-        wait_for_home(&stage, needed / 2)?;
+        wait_for_home_bytes(&stage, needed / 2)?;
         for name in names {
             stage.test_cluster.cluster.kill(name)?;
         }
         // The first has lost the end of its journal, at a byte that ends no record.
-        let (journal, _) = files_of(&stage, "n1")?;
+        let (journal, _) = cache_files(&stage, "n1")?;
         let length = fs::metadata(&journal)?.len();
         OpenOptions::new()
             .write(true)
             .open(&journal)?
             .set_len(length / 2 + 7)?;
         // The second has other bytes in its blocks, the third a block too many.
-        let (_, blocks) = files_of(&stage, "n2")?;
+        let (_, blocks) = cache_files(&stage, "n2")?;
         for path in &blocks {
             let file = OpenOptions::new().write(true).open(path)?;
-            for block in (0..needed as usize / BLOCK).step_by(3) {
-                file.write_all_at(b"tampered", (block * BLOCK + 999) as u64)?;
+            for block in (0..needed as usize / BLOCK_BYTES).step_by(3) {
+                file.write_all_at(b"tampered", (block * BLOCK_BYTES + 999) as u64)?;
             }
         }
-        let (_, blocks) = files_of(&stage, "n3")?;
+        let (_, blocks) = cache_files(&stage, "n3")?;
         for path in &blocks {
             let file = OpenOptions::new().write(true).open(path)?;
-            file.write_all_at(&[7; BLOCK], needed)?;
+            file.write_all_at(&[7; BLOCK_BYTES], needed)?;
         }
         for name in names {
             stage.test_cluster.cluster.restart(name)?;
@@ -134,7 +134,7 @@ fn cluster_cache_survives_the_end_of_all_nodes_and_tampering_with_what_is_left()
         Ok(read?.into_iter().sum::<u64>())
     })?;
     ensure!(tampered == 0, "{tampered} bytes are wrong");
-    let again = stage.client.run_all(read_all(&stage, &volumes, &content)?)?;
+    let again = stage.client.run_all(read_on_all_volumes(&stage, &volumes, &content)?)?;
     ensure!(again.iter().sum::<u64>() == 0, "bytes are wrong: {again:?}");
     let found = stage.sum_counter(&stage.node_addresses(), "cache_digest_failures")?;
     ensure!(found > 0, "nothing was tampered with: nothing was tested");

@@ -21,7 +21,7 @@ use nix::sys::signal::Signal;
 const MIB: usize = 1 << 20;
 
 /// Reads everything on several volumes at once while something happens on the side.
-fn scan_during(
+fn scan_while(
     stage: &mut CacheCluster,
     volumes: &[CacheVolume],
     content: &Arc<Content>,
@@ -45,7 +45,7 @@ fn scan_during(
 }
 
 /// Waits until home has sent so many bytes: the reads are under way.
-fn wait_for_home(stage_home: impl Fn() -> Result<u64>, bytes: u64) -> Result<()> {
+fn wait_for_home_bytes(stage_home: impl Fn() -> Result<u64>, bytes: u64) -> Result<()> {
     for _ in 0..400 {
         if stage_home()? >= bytes {
             return Ok(());
@@ -56,7 +56,7 @@ fn wait_for_home(stage_home: impl Fn() -> Result<u64>, bytes: u64) -> Result<()>
 }
 
 /// A function that asks home how many bytes it sent, for another thread.
-fn home_counter(stage: &CacheCluster) -> Result<impl Fn() -> Result<u64> + use<>> {
+fn home_byte_reader(stage: &CacheCluster) -> Result<impl Fn() -> Result<u64> + use<>> {
     let api = bafs_tests::api::BlockingClient::new(&stage.test_cluster.cluster.identity())?;
     let home = stage.test_cluster.cluster.home_address().to_owned();
     Ok(move || {
@@ -72,9 +72,9 @@ fn cluster_cache_goes_on_when_a_primary_is_killed_during_cold_reads() -> Result<
     let mut stage = CacheCluster::start(4, "100MB", Some("4MB/s"))?;
     stage.write_data_set("killed", &content)?;
     let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("killed", 16 << 20))?;
-    let sent = home_counter(&stage)?;
-    scan_during(&mut stage, &volumes[..2], &content, |cluster| {
-        wait_for_home(sent, needed / 3)?;
+    let sent = home_byte_reader(&stage)?;
+    scan_while(&mut stage, &volumes[..2], &content, |cluster| {
+        wait_for_home_bytes(sent, needed / 3)?;
         cluster.kill("n4")
     })?;
     // What the dead node alone had is asked for once more, and nothing else: its share of a third,
@@ -103,9 +103,9 @@ fn cluster_cache_does_not_wait_for_a_stopped_peer() -> Result<()> {
     let mut stage = CacheCluster::start(3, "100MB", Some("4MB/s"))?;
     stage.write_data_set("stopped", &content)?;
     let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("stopped", 16 << 20))?;
-    let sent = home_counter(&stage)?;
-    let stopped = scan_during(&mut stage, &volumes[..1], &content, |cluster| {
-        wait_for_home(sent, needed / 3)?;
+    let sent = home_byte_reader(&stage)?;
+    let stopped = scan_while(&mut stage, &volumes[..1], &content, |cluster| {
+        wait_for_home_bytes(sent, needed / 3)?;
         cluster.signal("n3", Signal::SIGSTOP)
     });
     // The scan ended although the peer still sleeps; it takes part again when it wakes up.
@@ -116,7 +116,7 @@ fn cluster_cache_does_not_wait_for_a_stopped_peer() -> Result<()> {
         fallbacks > 0,
         "nobody noticed the sleep: nothing was tested"
     );
-    scan_during(&mut stage, &volumes[2..], &content, |_| Ok(()))
+    scan_while(&mut stage, &volumes[2..], &content, |_| Ok(()))
 }
 
 /// The UDP ports that a process sends from or listens at.
@@ -138,7 +138,7 @@ fn udp_ports(pid: u32) -> Result<Vec<u16>> {
 }
 
 /// Lets the kernel drop all packets between two processes of this network name space.
-fn cut(one: u32, other: u32) -> Result<()> {
+fn block_packets_between(one: u32, other: u32) -> Result<()> {
     let set = |pid| -> Result<String> {
         let ports = udp_ports(pid)?;
         ensure!(!ports.is_empty(), "process {pid} has no UDP port");
@@ -164,7 +164,7 @@ fn cut(one: u32, other: u32) -> Result<()> {
 }
 
 /// Moves this thread, and what it starts, to a network of its own. Why not, if it cannot be.
-fn own_network() -> Option<String> {
+fn enter_private_network() -> Option<String> {
     if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
         return Some(format!("a network of one's own needs root: {error}"));
     }
@@ -178,7 +178,7 @@ fn own_network() -> Option<String> {
 
 #[test]
 fn cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others() -> Result<()> {
-    if let Some(reason) = own_network() {
+    if let Some(reason) = enter_private_network() {
         let name = "cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others";
         report_skip(name, &reason);
         return Ok(());
@@ -193,13 +193,13 @@ fn cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others() -> Result<
     let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("cut", 16 << 20))?;
     // The first two see the third, and the third both, but not each other.
     let pid = |name| stage.test_cluster.cluster.pid(name);
-    cut(pid("n1")?, pid("n2")?)?;
-    scan_during(&mut stage, &volumes[..2], &content, |_| Ok(()))?;
+    block_packets_between(pid("n1")?, pid("n2")?)?;
+    scan_while(&mut stage, &volumes[..2], &content, |_| Ok(()))?;
     let fallbacks = stage.sum_counter(&stage.node_addresses()[..2], "cache_fallbacks")?;
     ensure!(fallbacks > 0, "nothing was cut off: nothing was tested");
     // The third has what the others fetched at its disposal: it reads without home.
     let before = stage.read_home_bytes()?;
-    scan_during(&mut stage, &volumes[2..], &content, |_| Ok(()))?;
+    scan_while(&mut stage, &volumes[2..], &content, |_| Ok(()))?;
     let more = stage.read_home_bytes()? - before;
     ensure!(
         more == 0,
@@ -234,7 +234,7 @@ fn cluster_cache_survives_long_churn() -> Result<()> {
         };
         let volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
         let rolls = &dice.bytes()[round * 30..][..30];
-        scan_during(&mut stage, &volumes[..3], &content, |cluster| {
+        scan_while(&mut stage, &volumes[..3], &content, |cluster| {
             for roll in rolls.chunks(2).take(6) {
                 let name = format!("n{}", 4 + roll[0] % 3);
                 std::thread::sleep(Duration::from_millis(u64::from(roll[1]) * 4));

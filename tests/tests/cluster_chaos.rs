@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bafs_tests::{mount_obstacle, chaos, report_skip};
 
-fn survives(test: &str, seed: u64, faults: Duration) {
+fn check_survival(test: &str, seed: u64, faults: Duration) {
     if let Some(reason) = mount_obstacle() {
         return report_skip(test, &reason);
     }
@@ -19,7 +19,7 @@ fn survives(test: &str, seed: u64, faults: Duration) {
 
 #[test]
 fn cluster_survives_chaos() {
-    survives("cluster_survives_chaos", 1, Duration::from_secs(15));
+    check_survival("cluster_survives_chaos", 1, Duration::from_secs(15));
 }
 
 #[test]
@@ -27,6 +27,6 @@ fn cluster_survives_chaos() {
 fn cluster_survives_long_chaos() {
     for seed in 2..12 {
         let test = "cluster_survives_long_chaos";
-        survives(test, seed, Duration::from_secs(60));
+        check_survival(test, seed, Duration::from_secs(60));
     }
 }

@@ -10,19 +10,19 @@ use bafs_tests::content::Content;
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// Bytes that the first stage writes, and that the second one changes.
-const WHOLE: usize = 48 << 20;
-const CHANGED: usize = 16 << 20;
+const FULL_BYTES: usize = 48 << 20;
+const CHANGED_BYTES: usize = 16 << 20;
 
 /// Three stages that write one volume one after the other. Its files have two names each, and would
 /// not fit into a copy twice. Each says on the host that it began, and the second and third wait
 /// for a word.
-struct Stages {
+struct ReplicatedRun {
     world: TestCluster,
-    run: Option<Child>,
-    path: PathBuf,
+    scheduler: Option<Child>,
+    workflow_path: PathBuf,
 }
 
-impl Stages {
+impl ReplicatedRun {
     fn start(name: &str) -> Result<Option<Self>> {
         if let Some(reason) = mount_obstacle() {
             report_skip(name, &reason);
@@ -30,8 +30,8 @@ impl Stages {
         }
         let world = TestCluster::start(&["400MB", "400MB"])?;
         world.wait_for_servers(3)?;
-        world.write_home("whole/whole", Content::new(1, WHOLE).bytes())?;
-        world.write_home("changed/changed", Content::new(2, CHANGED).bytes())?;
+        world.write_home("whole/whole", Content::new(1, FULL_BYTES).bytes())?;
+        world.write_home("changed/changed", Content::new(2, CHANGED_BYTES).bytes())?;
         let home = world.home.path().display().to_string();
         let job = |name: &str, script: &str| {
             format!(
@@ -62,31 +62,31 @@ impl Stages {
         let path = world.write_workflow(&text)?;
         let mut stages = Self {
             world,
-            run: None,
-            path,
+            scheduler: None,
+            workflow_path: path,
         };
-        stages.run_on()?;
-        stages.go("a")?;
+        stages.start_scheduler()?;
+        stages.release_job("a")?;
         Ok(Some(stages))
     }
 
     /// Starts the scheduler.
-    fn run_on(&mut self) -> Result<()> {
-        let path = self.path.to_string_lossy();
+    fn start_scheduler(&mut self) -> Result<()> {
+        let path = self.workflow_path.to_string_lossy();
         let arguments = ["run", &path, "--json", "--checkpoint", "always"];
         let mut command = self.world.bafs_command(&arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        self.run = Some(command.spawn().context("bafs run starts")?);
+        self.scheduler = Some(command.spawn().context("bafs run starts")?);
         Ok(())
     }
 
-    fn go(&self, job: &str) -> Result<()> {
+    fn release_job(&self, job: &str) -> Result<()> {
         self.world.write_home(&format!("go-{job}"), b"")
     }
 
     /// What `bafs why` says of the volume.
-    fn why(&self) -> Result<String> {
-        let journal = self.path.with_extension("bafs.journal");
+    fn explain_volume(&self) -> Result<String> {
+        let journal = self.workflow_path.with_extension("bafs.journal");
         let output = self
             .world
             .bafs_command(&["why", &journal.to_string_lossy(), "v"])
@@ -98,15 +98,15 @@ impl Stages {
     fn wait_for_copies(&mut self, count: usize) -> Result<String> {
         let mut told = String::new();
         for _ in 0..1_200 {
-            told = self.why().unwrap_or_default();
+            told = self.explain_volume().unwrap_or_default();
             let complete = told.lines().filter(|l| l.contains("is complete on node"));
             let complete: Vec<&str> = complete.collect();
             if complete.len() == count {
                 return Ok(complete[count - 1].to_owned());
             }
-            let run = self.run.as_mut().context("it runs")?;
+            let run = self.scheduler.as_mut().context("it runs")?;
             if run.try_wait()?.is_some() {
-                let output = self.run.take().context("it ran")?.wait_with_output()?;
+                let output = self.scheduler.take().context("it ran")?.wait_with_output()?;
                 anyhow::bail!("the run is over: {}", printed_text(&output));
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -115,7 +115,7 @@ impl Stages {
     }
 
     /// The nodes that have the volume and its copy, once the first copy is complete.
-    fn nodes(&mut self) -> Result<(&'static str, &'static str)> {
+    fn copy_nodes(&mut self) -> Result<(&'static str, &'static str)> {
         let said = self.wait_for_copies(1)?;
         let is_on = |node: &str| printed_text.contains(&format!("complete on node {node},"));
         match (is_on("n1"), is_on("n2")) {
@@ -127,8 +127,8 @@ impl Stages {
 
     /// Lets the second stage write, and waits until the copy of that is under way at a node.
     fn begin_second_copy(&self, target: &str) -> Result<()> {
-        let making = store(&self.world, target).join("making");
-        self.go("b")?;
+        let making = store_path(&self.world, target).join("making");
+        self.release_job("b")?;
         for _ in 0..60_000 {
             if !bafs_tests::is_gone_or_empty(&making) {
                 return Ok(());
@@ -139,14 +139,14 @@ impl Stages {
     }
 
     /// Lets the run end; gives how often each stage began.
-    fn end(mut self) -> Result<[usize; 3]> {
-        self.go("b")?;
-        self.go("c")?;
-        let run = self.run.take().context("it runs")?;
+    fn finish(mut self) -> Result<[usize; 3]> {
+        self.release_job("b")?;
+        self.release_job("c")?;
+        let run = self.scheduler.take().context("it runs")?;
         let output = run.wait_with_output()?;
         ensure!(output.status.success(), printed_text(&output));
-        let mut expected = Content::new(1, WHOLE).bytes().to_vec();
-        expected[..CHANGED].copy_from_slice(Content::new(2, CHANGED).bytes());
+        let mut expected = Content::new(1, FULL_BYTES).bytes().to_vec();
+        expected[..CHANGED_BYTES].copy_from_slice(Content::new(2, CHANGED_BYTES).bytes());
         expected.extend(b"small\n");
         ensure!(self.world.read_home("out")? == expected, "the result is wrong");
         let log = String::from_utf8(self.world.read_home("log")?)?;
@@ -154,19 +154,19 @@ impl Stages {
     }
 }
 
-fn store(world: &TestCluster, node: &str) -> PathBuf {
+fn store_path(world: &TestCluster, node: &str) -> PathBuf {
     world.cluster.directory().join(node)
 }
 
 /// Bytes that crossed the network, by what is said of a copy.
-fn received(said: &str) -> Result<usize> {
+fn parse_received_bytes(said: &str) -> Result<usize> {
     let before = printed_text.split(" bytes crossed").next().unwrap_or_default();
     let number = before.rsplit(' ').next().unwrap_or_default();
     number.parse().with_context(|| printed_text.to_owned())
 }
 
 fn check_bytes(said: &str, expected: usize) -> Result<()> {
-    let bytes = received(printed_text)?;
+    let bytes = parse_received_bytes(printed_text)?;
     // A small file or two besides.
     ensure!(
         (expected..expected + (256 << 10)).contains(&bytes),
@@ -178,16 +178,16 @@ fn check_bytes(said: &str, expected: usize) -> Result<()> {
 #[test]
 fn cluster_sends_of_a_further_copy_only_what_changed() -> Result<()> {
     let name = "cluster_sends_of_a_further_copy_only_what_changed";
-    let Some(mut stages) = Stages::start(name)? else {
+    let Some(mut stages) = ReplicatedRun::start(name)? else {
         return Ok(());
     };
-    let (source, _) = stages.nodes()?;
-    check_bytes(&stages.wait_for_copies(1)?, WHOLE)?;
-    stages.go("b")?;
-    check_bytes(&stages.wait_for_copies(2)?, CHANGED)?;
+    let (source, _) = stages.copy_nodes()?;
+    check_bytes(&stages.wait_for_copies(1)?, FULL_BYTES)?;
+    stages.release_job("b")?;
+    check_bytes(&stages.wait_for_copies(2)?, CHANGED_BYTES)?;
     // What is complete takes the place of the volume, with what both stages did.
     stages.world.cluster.kill(source)?;
-    let began = stages.end()?;
+    let began = stages.finish()?;
     ensure!(began[..2] == [1, 1], "stages ran again: {began:?}");
     Ok(())
 }
@@ -195,13 +195,13 @@ fn cluster_sends_of_a_further_copy_only_what_changed() -> Result<()> {
 #[test]
 fn cluster_goes_on_from_the_older_copy_when_the_source_dies_while_it_is_copied() -> Result<()> {
     let name = "cluster_goes_on_from_the_older_copy_when_the_source_dies_while_it_is_copied";
-    let Some(mut stages) = Stages::start(name)? else {
+    let Some(mut stages) = ReplicatedRun::start(name)? else {
         return Ok(());
     };
-    let (source, target) = stages.nodes()?;
+    let (source, target) = stages.copy_nodes()?;
     stages.begin_second_copy(target)?;
     stages.world.cluster.kill(source)?;
-    let began = stages.end()?;
+    let began = stages.finish()?;
     ensure!(began[..2] == [1, 2], "only the second again: {began:?}");
     Ok(())
 }
@@ -209,15 +209,15 @@ fn cluster_goes_on_from_the_older_copy_when_the_source_dies_while_it_is_copied()
 #[test]
 fn cluster_takes_up_a_further_copy_when_its_target_restarts() -> Result<()> {
     let name = "cluster_takes_up_a_further_copy_when_its_target_restarts";
-    let Some(mut stages) = Stages::start(name)? else {
+    let Some(mut stages) = ReplicatedRun::start(name)? else {
         return Ok(());
     };
-    let (_, target) = stages.nodes()?;
+    let (_, target) = stages.copy_nodes()?;
     stages.begin_second_copy(target)?;
     stages.world.cluster.kill(target)?;
     stages.world.cluster.restart(target)?;
-    check_bytes(&stages.wait_for_copies(2)?, CHANGED)?;
-    let began = stages.end()?;
+    check_bytes(&stages.wait_for_copies(2)?, CHANGED_BYTES)?;
+    let began = stages.finish()?;
     ensure!(began == [1, 1, 1], "stages ran again: {began:?}");
     Ok(())
 }
@@ -225,17 +225,17 @@ fn cluster_takes_up_a_further_copy_when_its_target_restarts() -> Result<()> {
 #[test]
 fn cluster_takes_up_a_further_copy_when_the_scheduler_restarts() -> Result<()> {
     let name = "cluster_takes_up_a_further_copy_when_the_scheduler_restarts";
-    let Some(mut stages) = Stages::start(name)? else {
+    let Some(mut stages) = ReplicatedRun::start(name)? else {
         return Ok(());
     };
-    let (_, target) = stages.nodes()?;
+    let (_, target) = stages.copy_nodes()?;
     stages.begin_second_copy(target)?;
-    let mut run = stages.run.take().context("it runs")?;
+    let mut run = stages.scheduler.take().context("it runs")?;
     run.kill()?;
     run.wait()?;
-    stages.run_on()?;
-    check_bytes(&stages.wait_for_copies(2)?, CHANGED)?;
-    let began = stages.end()?;
+    stages.start_scheduler()?;
+    check_bytes(&stages.wait_for_copies(2)?, CHANGED_BYTES)?;
+    let began = stages.finish()?;
     ensure!(began == [1, 1, 1], "stages ran again: {began:?}");
     Ok(())
 }

@@ -17,14 +17,14 @@ const DEPTH: u32 = 3;
 const JOBS: u64 = (WIDTH * DEPTH + 1) as u64;
 
 /// The link is cut so long after the run began.
-const BEFORE: Duration = Duration::from_secs(9);
+const CUT_DELAY: Duration = Duration::from_secs(9);
 
 /// A run that takes longer hangs.
-const LIMIT: Duration = Duration::from_secs(200);
+const RUN_TIMEOUT: Duration = Duration::from_secs(200);
 
 /// 24 pipelines of three stages, each job of which passes on what it read and adds a line; one more
 /// job gathers what they wrote.
-fn workflow() -> String {
+fn workflow_text() -> String {
     let mut text = String::new();
     let mut gather = String::new();
     for p in 0..WIDTH {
@@ -51,13 +51,13 @@ fn workflow() -> String {
         + &gather
 }
 
-fn expected() -> String {
+fn expected_result() -> String {
     let lines = (0..WIDTH).flat_map(|p| (0..DEPTH).map(move |at| format!("{p} {at}\n")));
     lines.collect()
 }
 
 /// How often each job was told to have ended well.
-fn completions(journal: &Path) -> BTreeMap<String, u32> {
+fn count_completions(journal: &Path) -> BTreeMap<String, u32> {
     let history = read(journal).expect("a journal");
     let header = history.header;
     let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings);
@@ -77,61 +77,61 @@ fn completions(journal: &Path) -> BTreeMap<String, u32> {
 
 /// What came of a run.
 #[derive(Debug)]
-struct Ended {
+struct CutOffResult {
     is_complete: bool,
-    jobs: u64,
-    again: Vec<String>,
-    said: String,
+    jobs_done: u64,
+    rerun_jobs: Vec<String>,
+    printed: String,
 }
 
 /// Runs the workflow; when some of it is done `disturb` does what it does, and may start the run
 /// once more.
-fn run(
+fn run_workflow(
     more: &[&str],
     disturb: impl FnOnce(&mut NamespaceCluster, &dyn Fn(&NamespaceCluster) -> ChildGuard, &mut ChildGuard),
-) -> Ended {
+) -> CutOffResult {
     let mut cluster = NamespaceCluster::start(&NODES, 2).expect("a cluster");
     let path = cluster
-        .write_home("run.bafs", workflow().as_bytes())
+        .write_home("run.bafs", workflow_text().as_bytes())
         .expect("a workflow");
     let told = cluster.directory.path().join("told");
     let journal = cluster.home.path().join("run.bafs.journal");
     let start = |cluster: &NamespaceCluster| cluster.start_run(&path, more, &told).expect("bafs run");
     let mut running = start(&cluster);
-    std::thread::sleep(BEFORE);
+    std::thread::sleep(CUT_DELAY);
     disturb(&mut cluster, &start, &mut running);
     let mut waited = Duration::ZERO;
     let status = loop {
         if let Some(status) = running.try_wait().expect("a child") {
             break Some(status);
         }
-        if waited > LIMIT {
+        if waited > RUN_TIMEOUT {
             break None;
         }
         std::thread::sleep(Duration::from_millis(200));
         waited += Duration::from_millis(200);
     };
     let said = std::fs::read_to_string(&told).expect("what it said");
-    let counts = completions(&journal);
+    let counts = count_completions(&journal);
     let sum = cluster.read_home("sum").unwrap_or_default();
-    let is_same = sum == expected().as_bytes();
+    let is_same = sum == expected_result().as_bytes();
     let again = counts.iter().filter(|(_, count)| **count > 1);
-    Ended {
+    CutOffResult {
         is_complete: is_same && status.is_some_and(|status| status.success()),
-        jobs: counts.len() as u64,
-        again: again.map(|(name, _)| name.clone()).collect(),
-        said,
+        jobs_done: counts.len() as u64,
+        rerun_jobs: again.map(|(name, _)| name.clone()).collect(),
+        printed: said,
     }
 }
 
 #[track_caller]
-fn is_fine(ended: &Ended) {
+fn check_result(ended: &CutOffResult) {
     assert!(ended.is_complete, "{ended:?}");
-    assert_eq!(ended.jobs, JOBS, "{ended:?}");
-    assert!(ended.again.is_empty(), "{ended:?}");
+    assert_eq!(ended.jobs_done, JOBS, "{ended:?}");
+    assert!(ended.rerun_jobs.is_empty(), "{ended:?}");
 }
 
-fn cannot(test: &str) -> bool {
+fn is_skipped(test: &str) -> bool {
     let why = mount_obstacle().or_else(netns::namespace_obstacle);
     if let Some(why) = &why {
         report_skip(test, why);
@@ -139,7 +139,7 @@ fn cannot(test: &str) -> bool {
     why.is_some()
 }
 
-fn cut(cluster: &NamespaceCluster, seconds: u64) {
+fn cut_links(cluster: &NamespaceCluster, seconds: u64) {
     cluster.network.cut_link(SCHEDULER_HOST).expect("cut");
     std::thread::sleep(Duration::from_secs(seconds));
     cluster.network.restore_link(SCHEDULER_HOST).expect("mend");
@@ -147,45 +147,45 @@ fn cut(cluster: &NamespaceCluster, seconds: u64) {
 
 #[test]
 fn cluster_keeps_its_work_while_the_scheduler_is_cut_off() {
-    if cannot("cluster_keeps_its_work_while_the_scheduler_is_cut_off") {
+    if is_skipped("cluster_keeps_its_work_while_the_scheduler_is_cut_off") {
         return;
     }
-    let ended = run(&[], |cluster, _, _| cut(cluster, 14));
-    is_fine(&ended);
+    let ended = run_workflow(&[], |cluster, _, _| cut_links(cluster, 14));
+    check_result(&ended);
     let told = [
         "reaches neither the catalog nor any of its 5 nodes",
         "reaches nodes again after",
     ];
-    let is_told = told.iter().all(|text| ended.said.contains(text));
-    assert!(is_told, "{}", ended.said);
+    let is_told = told.iter().all(|text| ended.printed.contains(text));
+    assert!(is_told, "{}", ended.printed);
 }
 
 #[test]
 fn cluster_keeps_copies_while_the_scheduler_is_cut_off() {
-    if cannot("cluster_keeps_copies_while_the_scheduler_is_cut_off") {
+    if is_skipped("cluster_keeps_copies_while_the_scheduler_is_cut_off") {
         return;
     }
-    let ended = run(&["--checkpoint", "always"], |cluster, _, _| {
-        cut(cluster, 14)
+    let ended = run_workflow(&["--checkpoint", "always"], |cluster, _, _| {
+        cut_links(cluster, 14)
     });
-    is_fine(&ended);
+    check_result(&ended);
 }
 
 #[test]
 fn cluster_keeps_its_work_over_a_short_cut() {
-    if cannot("cluster_keeps_its_work_over_a_short_cut") {
+    if is_skipped("cluster_keeps_its_work_over_a_short_cut") {
         return;
     }
-    let ended = run(&[], |cluster, _, _| cut(cluster, 8));
-    is_fine(&ended);
+    let ended = run_workflow(&[], |cluster, _, _| cut_links(cluster, 8));
+    check_result(&ended);
 }
 
 #[test]
 fn cluster_run_resumes_within_a_cut() {
-    if cannot("cluster_run_resumes_within_a_cut") {
+    if is_skipped("cluster_run_resumes_within_a_cut") {
         return;
     }
-    let ended = run(&[], |cluster, start, running| {
+    let ended = run_workflow(&[], |cluster, start, running| {
         cluster.network.cut_link(SCHEDULER_HOST).expect("cut");
         std::thread::sleep(Duration::from_secs(3));
         running.kill().expect("kill");
@@ -194,17 +194,17 @@ fn cluster_run_resumes_within_a_cut() {
         std::thread::sleep(Duration::from_secs(14));
         cluster.network.restore_link(SCHEDULER_HOST).expect("mend");
     });
-    is_fine(&ended);
+    check_result(&ended);
 }
 
 /// Whatever passes in one direction only is no talk.
 #[test]
 fn cluster_keeps_its_work_over_one_way_cuts() {
-    if cannot("cluster_keeps_its_work_over_one_way_cuts") {
+    if is_skipped("cluster_keeps_its_work_over_one_way_cuts") {
         return;
     }
     let others = ["catalog", "home", "n1", "n2", "n3", "n4", "n5"];
-    let ended = run(&[], |cluster, _, _| {
+    let ended = run_workflow(&[], |cluster, _, _| {
         let pause = || std::thread::sleep(Duration::from_secs(14));
         cluster.network.block_packets(&[SCHEDULER_HOST], &others).expect("mute");
         pause();
@@ -214,39 +214,39 @@ fn cluster_keeps_its_work_over_one_way_cuts() {
         pause();
         cluster.network.restore_packets().expect("restore");
     });
-    is_fine(&ended);
+    check_result(&ended);
 }
 
 /// The catalog sees no node, which the scheduler does.
 #[test]
 fn cluster_keeps_its_work_while_the_catalog_is_cut_off() {
-    if cannot("cluster_keeps_its_work_while_the_catalog_is_cut_off") {
+    if is_skipped("cluster_keeps_its_work_while_the_catalog_is_cut_off") {
         return;
     }
     let nodes = ["n1", "n2", "n3", "n4", "n5"];
-    let ended = run(&[], |cluster, _, _| {
+    let ended = run_workflow(&[], |cluster, _, _| {
         cluster.network.partition(&["catalog"], &nodes).expect("part");
         std::thread::sleep(Duration::from_secs(20));
         cluster.network.restore_packets().expect("restore");
     });
-    is_fine(&ended);
+    check_result(&ended);
 }
 
 /// Two nodes are apart from all others, which go on without them; the run ends right.
 #[test]
 fn cluster_goes_on_without_a_group_that_is_cut_off() {
-    if cannot("cluster_goes_on_without_a_group_that_is_cut_off") {
+    if is_skipped("cluster_goes_on_without_a_group_that_is_cut_off") {
         return;
     }
     let group = ["n1", "n2"];
     let others = ["catalog", "home", "n3", "n4", "n5", SCHEDULER_HOST];
-    let ended = run(&[], |cluster, _, _| {
+    let ended = run_workflow(&[], |cluster, _, _| {
         cluster.network.partition(&group, &others).expect("part");
         std::thread::sleep(Duration::from_secs(14));
         cluster.network.restore_packets().expect("restore");
     });
     assert!(ended.is_complete, "{ended:?}");
-    assert_eq!(ended.jobs, JOBS, "{ended:?}");
-    let is_told = ended.said.contains("cut off");
-    assert!(!is_told, "most of it was reached: {}", ended.said);
+    assert_eq!(ended.jobs_done, JOBS, "{ended:?}");
+    let is_told = ended.printed.contains("cut off");
+    assert!(!is_told, "most of it was reached: {}", ended.printed);
 }

@@ -10,7 +10,7 @@ use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 const PIPELINES: u32 = 4;
 
 /// What the full disk has left: enough to make a volume, too little for its source.
-const LEFT_BYTES: u64 = 400_000;
+const FREE_BYTES: u64 = 400_000;
 
 /// Each first job passes on what its volume was filled with, the second adds a checksum.
 const WORKFLOW: &str = "for i in 1..4\n\
@@ -23,14 +23,14 @@ const WORKFLOW: &str = "for i in 1..4\n\
     mount work$(i) pass$(i) /scratch\nmount work$(i) sum$(i) /scratch\n\
     extract work$(i) sum bafs://home/out/$(i)\nend\n";
 
-fn input(i: u32) -> Vec<u8> {
+fn input_bytes(i: u32) -> Vec<u8> {
     (0..100_000u32)
         .flat_map(|at| (at.wrapping_mul(2_654_435_761) ^ i).to_le_bytes())
         .chain(std::iter::repeat_n(i.to_le_bytes()[0], 600_000))
         .collect()
 }
 
-fn cksum(data: &[u8]) -> Result<Vec<u8>> {
+fn checksum(data: &[u8]) -> Result<Vec<u8>> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), data)?;
     let mut command = std::process::Command::new("sh");
@@ -54,7 +54,7 @@ fn cluster_runs_elsewhere_what_finds_a_full_disk() -> Result<()> {
     }
     let world = TestCluster::start(&["20MB"])?;
     for i in 1..=PIPELINES {
-        world.write_home(&format!("in/{i}"), &input(i))?;
+        world.write_home(&format!("in/{i}"), &input_bytes(i))?;
     }
     let directory = tempfile::tempdir()?;
     let store = directory.path().to_string_lossy().into_owned();
@@ -63,14 +63,14 @@ fn cluster_runs_elsewhere_what_finds_a_full_disk() -> Result<()> {
     let filler = path_in_namespace(&node, &store).join("filler");
     fill_disk(&filler)?;
     let file = OpenOptions::new().write(true).open(&filler)?;
-    file.set_len(file.metadata()?.len() - LEFT_BYTES)?;
+    file.set_len(file.metadata()?.len() - FREE_BYTES)?;
 
     let path = world.write_workflow(WORKFLOW)?.to_string_lossy().into_owned();
     let output = world.bafs_command(&["run", &path]).output()?;
     ensure!(output.status.success(), printed_text(&output));
     for i in 1..=PIPELINES {
         let found = world.read_home(&format!("out/{i}"))?;
-        ensure!(found == cksum(&input(i))?, "output {i} is wrong");
+        ensure!(found == checksum(&input_bytes(i))?, "output {i} is wrong");
     }
     let left = world.run_json(&["volume", "list"])?;
     ensure!(left.as_array().is_some_and(Vec::is_empty), "{left}");
@@ -87,10 +87,10 @@ fn cluster_runs_elsewhere_what_finds_a_full_disk() -> Result<()> {
 }
 
 /// What each first job reads fills the disk of the only node that can run it: 58 MB of 64.
-const READ_BY_ALL_MB: usize = 58;
+const SHARED_INPUT_MB: usize = 58;
 
 /// The first job of each pipeline reads what all read, the second writes 20 MB and removes them.
-const GREEDY: &str = "volume shared cache bafs://home/shared 60 MB\n\
+const GREEDY_WORKFLOW: &str = "volume shared cache bafs://home/shared 60 MB\n\
     for i in 1..PIPELINES\n\
     volume w$(i) scratch 25 MB files 200\n\
     job a$(i) {\nexecutable = /bin/sh\narguments = -c \"cat /in/* | cksum > /w/sum\"\n}\n\
@@ -102,7 +102,7 @@ const GREEDY: &str = "volume shared cache bafs://home/shared 60 MB\n\
 /// With three pipelines the second jobs run at the node whose disk is full.
 #[test]
 fn cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered() -> Result<()> {
-    give_way(
+    check_cache_shrinks(
         3,
         "cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered",
     )
@@ -111,15 +111,15 @@ fn cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered() -> R
 /// With two they run at the other one, and write there from afar.
 #[test]
 fn cluster_caches_give_way_to_jobs_of_other_nodes() -> Result<()> {
-    give_way(2, "cluster_caches_give_way_to_jobs_of_other_nodes")
+    check_cache_shrinks(2, "cluster_caches_give_way_to_jobs_of_other_nodes")
 }
 
-fn give_way(pipelines: u32, name: &str) -> Result<()> {
+fn check_cache_shrinks(pipelines: u32, name: &str) -> Result<()> {
     if is_skipped(name) {
         return Ok(());
     }
     let world = TestCluster::start(&["1MB"])?;
-    let shared: Vec<u8> = (0..READ_BY_ALL_MB * 250_000)
+    let shared: Vec<u8> = (0..SHARED_INPUT_MB * 250_000)
         .flat_map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes())
         .collect();
     world.write_home("shared/all", &shared)?;
@@ -127,13 +127,13 @@ fn give_way(pipelines: u32, name: &str) -> Result<()> {
     let store = directory.path().to_string_lossy().into_owned();
     let mut node = start_node_on_disk("-t tmpfs -o size=64m tmpfs", &world, &store)?;
     world.wait_for_servers(3)?;
-    let workflow = GREEDY.replace("PIPELINES", &pipelines.to_string());
+    let workflow = GREEDY_WORKFLOW.replace("PIPELINES", &pipelines.to_string());
     let path = world.write_workflow(&workflow)?.to_string_lossy().into_owned();
     let output = world.bafs_command(&["run", &path]).output()?;
     ensure!(output.status.success(), printed_text(&output));
     for i in 1..=pipelines {
         let found = world.read_home(&format!("out/{i}"))?;
-        ensure!(found == cksum(&shared)?, "output {i} is wrong");
+        ensure!(found == checksum(&shared)?, "output {i} is wrong");
     }
     drop(node.stdin.take());
     node.wait()?;

@@ -14,31 +14,31 @@ use bafs_tests::{mount_obstacle, report_skip};
 const MIB: usize = 1 << 20;
 
 /// Nodes that are given no group, so that they have that of their subnet.
-const SUBNET: [&str; 2] = ["n1", "n2"];
+const SUBNET_NODES: [&str; 2] = ["n1", "n2"];
 
 /// Nodes that are given one.
-const EAST: [&str; 2] = ["e1", "e2"];
+const EAST_NODES: [&str; 2] = ["e1", "e2"];
 
 /// A cluster of both groups.
-fn start() -> Result<CacheCluster> {
-    let mut stage = CacheCluster::start(SUBNET.len(), "100MB", None)?;
-    for name in EAST {
+fn start_cluster() -> Result<CacheCluster> {
+    let mut stage = CacheCluster::start(SUBNET_NODES.len(), "100MB", None)?;
+    for name in EAST_NODES {
         let more = ["--size", "100MB", "--slots", "2", "--group", "east"];
         stage.test_cluster.cluster.add_node(name, &more)?;
     }
     stage
         .test_cluster
-        .wait_for_servers(1 + SUBNET.len() + EAST.len())?;
+        .wait_for_servers(1 + SUBNET_NODES.len() + EAST_NODES.len())?;
     Ok(stage)
 }
 
-fn addresses(stage: &CacheCluster, names: &[&str]) -> Vec<String> {
+fn node_addresses(stage: &CacheCluster, names: &[&str]) -> Vec<String> {
     let address = |name: &&str| stage.test_cluster.cluster.address(name).to_owned();
     names.iter().map(address).collect()
 }
 
 /// What the catalog tells of the nodes' groups.
-fn groups(stage: &CacheCluster) -> Result<BTreeMap<String, String>> {
+fn catalog_groups(stage: &CacheCluster) -> Result<BTreeMap<String, String>> {
     let listed = stage.test_cluster.run_json(&["servers"])?;
     let servers = listed.as_array().context("a list")?;
     let text = |server: &serde_json::Value, key: &str| {
@@ -52,7 +52,7 @@ fn groups(stage: &CacheCluster) -> Result<BTreeMap<String, String>> {
 }
 
 /// Addresses of those with whom a volume's node believes to share the cache.
-fn peers(stage: &CacheCluster, volume: &CacheVolume) -> Result<Vec<String>> {
+fn peer_addresses(stage: &CacheCluster, volume: &CacheVolume) -> Result<Vec<String>> {
     let shown = stage
         .test_cluster
         .run_json(&["volume", "show", &volume.id.to_string()])?;
@@ -65,7 +65,7 @@ fn peers(stage: &CacheCluster, volume: &CacheVolume) -> Result<Vec<String>> {
 }
 
 /// Calls by which nodes share caches, that these nodes have received.
-fn shared_calls(stage: &CacheCluster, nodes: &[String]) -> Result<u64> {
+fn count_peer_calls(stage: &CacheCluster, nodes: &[String]) -> Result<u64> {
     let calls = ["calls.JoinCache", "calls.ReadBlocks"];
     calls.iter().map(|call| stage.sum_counter(nodes, call)).sum()
 }
@@ -74,22 +74,22 @@ fn shared_calls(stage: &CacheCluster, nodes: &[String]) -> Result<u64> {
 fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> Result<()> {
     let content = Content::new(51, 6 * MIB);
     let needed = content.bytes().len() as u64;
-    let stage = start()?;
+    let stage = start_cluster()?;
     stage.write_data_set("set", &content)?;
-    let known = groups(&stage)?;
-    for (names, group) in [(SUBNET, "loopback"), (EAST, "east")] {
+    let known = catalog_groups(&stage)?;
+    for (names, group) in [(SUBNET_NODES, "loopback"), (EAST_NODES, "east")] {
         for name in names {
             let found = known.get(name).map(String::as_str);
             ensure!(found == Some(group), "{name} is in {found:?}");
         }
     }
-    let (subnet, east) = (addresses(&stage, &SUBNET), addresses(&stage, &EAST));
+    let (subnet, east) = (node_addresses(&stage, &SUBNET_NODES), node_addresses(&stage, &EAST_NODES));
     let nodes = [subnet.clone(), east.clone()].concat();
     let volumes = stage.create_caches(&nodes, &CacheSpec::new("set", 16 << 20))?;
     let (of_subnet, of_east) = volumes.split_at(subnet.len());
     let mut sent = 0;
     for (own, own_nodes, others) in [(of_subnet, &subnet, &east), (of_east, &east, &subnet)] {
-        let asked = shared_calls(&stage, others)?;
+        let asked = count_peer_calls(&stage, others)?;
         for volume in own {
             stage.check_scan(volume, &content)?;
         }
@@ -103,10 +103,10 @@ fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> 
         for volume in own {
             let mut expected = own_nodes.clone();
             expected.retain(|node| *node != volume.node);
-            let found = peers(&stage, volume)?;
+            let found = peer_addresses(&stage, volume)?;
             ensure!(found == expected, "{} shares with {found:?}", volume.node);
         }
-        let asked = shared_calls(&stage, others)? - asked;
+        let asked = count_peer_calls(&stage, others)? - asked;
         ensure!(asked == 0, "the other group was asked {asked} times");
         let given = stage.sum_counter(own_nodes, "cache_served_bytes")?;
         ensure!(given > 0, "nobody gave anything: nothing was tested");
@@ -128,9 +128,9 @@ fn cluster_groups_let_a_job_elsewhere_read_what_a_group_keeps() -> Result<()> {
     }
     let content = Content::new(52, 3 * MIB);
     let needed = content.bytes().len() as u64;
-    let stage = start()?;
+    let stage = start_cluster()?;
     stage.write_data_set("far", &content)?;
-    let (subnet, east) = (addresses(&stage, &SUBNET), addresses(&stage, &EAST));
+    let (subnet, east) = (node_addresses(&stage, &SUBNET_NODES), node_addresses(&stage, &EAST_NODES));
     let volumes = stage.create_caches(&subnet, &CacheSpec::new("far", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     // As from another machine: nothing is handed over.

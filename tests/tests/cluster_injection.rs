@@ -4,15 +4,15 @@
 use bafs_tests::injection::{self, SeedResult};
 use bafs_tests::report_skip;
 
-fn withstand(test: &str, seed: u64) {
+fn check_seed(test: &str, seed: u64) {
     if let Some(reason) = injection::injection_obstacle() {
         return report_skip(test, &reason);
     }
     let verdict = injection::run_seed(seed).expect("the cluster runs");
-    check(&verdict);
+    check_result(&verdict);
 }
 
-fn check(verdict: &SeedResult) {
+fn check_result(verdict: &SeedResult) {
     assert!(!verdict.faults.is_empty(), "nothing failed: {verdict:#?}");
     let without: Vec<_> = verdict.reruns_without_cause().collect();
     assert!(
@@ -27,17 +27,17 @@ fn check(verdict: &SeedResult) {
 
 #[test]
 fn cluster_withstands_injected_faults() {
-    withstand("cluster_withstands_injected_faults", 2);
+    check_seed("cluster_withstands_injected_faults", 2);
 }
 
 #[test]
 fn cluster_withstands_other_injected_faults() {
-    withstand("cluster_withstands_other_injected_faults", 3);
+    check_seed("cluster_withstands_other_injected_faults", 3);
 }
 
 #[test]
 fn cluster_withstands_further_injected_faults() {
-    withstand("cluster_withstands_further_injected_faults", 4);
+    check_seed("cluster_withstands_further_injected_faults", 4);
 }
 
 #[test]
@@ -49,6 +49,6 @@ fn cluster_withstands_forty_seeds_of_faults() {
     }
     let verdicts = injection::run_seeds(1..=40, &|verdict| eprintln!("{verdict:?}"));
     for verdict in &verdicts {
-        check(verdict);
+        check_result(verdict);
     }
 }

@@ -7,12 +7,12 @@ use anyhow::{Context, Result, ensure};
 use bafs_tests::{mount_obstacle, bafs_program, printed_text, report_skip};
 
 /// A program that says 600 lines, and then fails as Python's do.
-const PROGRAM: &str = "i=0; while [ $i -lt 300 ]; do echo progress line $i; \
+const FAILING_PROGRAM: &str = "i=0; while [ $i -lt 300 ]; do echo progress line $i; \
     echo warning line $i >&2; i=$((i + 1)); done; echo \"ValueError: no column 'barcode'\" >&2; \
     exit 1";
 
 /// Runs a workflow that is in a directory on a throw-away cluster.
-fn run(directory: &Path, text: &str, options: &[&str]) -> Result<Output> {
+fn run_workflow(directory: &Path, text: &str, options: &[&str]) -> Result<Output> {
     let workflow = directory.join("w.bafs");
     std::fs::write(&workflow, text)?;
     let mut run = Command::new(bafs_program());
@@ -22,13 +22,13 @@ fn run(directory: &Path, text: &str, options: &[&str]) -> Result<Output> {
 }
 
 /// What `bafs logs` says in a directory.
-fn logs(directory: &Path, words: &[&str]) -> Result<Output> {
+fn run_logs(directory: &Path, words: &[&str]) -> Result<Output> {
     let mut logs = Command::new(bafs_program());
     logs.current_dir(directory).arg("logs").args(words);
     logs.output().context("bafs logs")
 }
 
-fn skips(test: &str) -> bool {
+fn is_skipped(test: &str) -> bool {
     mount_obstacle().is_some_and(|reason| {
         report_skip(test, &reason);
         true
@@ -37,11 +37,11 @@ fn skips(test: &str) -> bool {
 
 #[test]
 fn cluster_brings_the_log_of_a_failed_job_home() -> Result<()> {
-    if skips("cluster_brings_the_log_of_a_failed_job_home") {
+    if is_skipped("cluster_brings_the_log_of_a_failed_job_home") {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
-    std::fs::write(directory.path().join("prog.sh"), PROGRAM)?;
+    std::fs::write(directory.path().join("prog.sh"), FAILING_PROGRAM)?;
     let text = |retry: u32| {
         format!(
             "volume prog cache bafs://home/prog.sh 1 MB\nvolume w scratch 10 MB\njob a {{\n \
@@ -50,7 +50,7 @@ fn cluster_brings_the_log_of_a_failed_job_home() -> Result<()> {
              extract w log.err bafs://home/logs/a.err\nextract w result bafs://home/result\n"
         )
     };
-    let output = run(directory.path(), &text(1), &[])?;
+    let output = run_workflow(directory.path(), &text(1), &[])?;
     let said = printed_text(&output);
     ensure!(!output.status.success(), "{said}");
     for part in [
@@ -67,7 +67,7 @@ fn cluster_brings_the_log_of_a_failed_job_home() -> Result<()> {
     // The same job succeeds in a later run: what was brought of its failure stands in no way.
     let mended = "echo all is well >&2; echo 1 > /w/result";
     std::fs::write(directory.path().join("prog.sh"), mended)?;
-    let output = run(directory.path(), &text(0), &[])?;
+    let output = run_workflow(directory.path(), &text(0), &[])?;
     ensure!(output.status.success(), "{}", bafs_tests::printed_text(&output));
     let log = std::fs::read_to_string(directory.path().join("logs/a.err"))?;
     ensure!(log == "all is well\n", "{log}");
@@ -76,13 +76,13 @@ fn cluster_brings_the_log_of_a_failed_job_home() -> Result<()> {
 
 #[test]
 fn cluster_tells_the_last_lines_of_a_killed_job() -> Result<()> {
-    if skips("cluster_tells_the_last_lines_of_a_killed_job") {
+    if is_skipped("cluster_tells_the_last_lines_of_a_killed_job") {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
     let text = "volume w scratch 10 MB\njob a {\n executable = sh\n arguments = -c 'echo last \
                 words >&2; kill -SEGV $$'\n error = /w/log.err\n}\nmount w a /w\n";
-    let said = printed_text(&run(directory.path(), text, &[])?);
+    let said = printed_text(&run_workflow(directory.path(), text, &[])?);
     ensure!(said.contains("signal 11 (SIGSEGV)"), "{said}");
     ensure!(said.contains("    last words"), "{said}");
     Ok(())
@@ -90,7 +90,7 @@ fn cluster_tells_the_last_lines_of_a_killed_job() -> Result<()> {
 
 #[test]
 fn cluster_keeps_what_jobs_print() -> Result<()> {
-    if skips("cluster_keeps_what_jobs_print") {
+    if is_skipped("cluster_keeps_what_jobs_print") {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
@@ -102,10 +102,10 @@ fn cluster_keeps_what_jobs_print() -> Result<()> {
                 error = /w/err\n}\njob large {\n executable = sh\n arguments = -c \
                 'head -c 1000000 /dev/zero | tr \"\\0\" x; echo end'\n}\n\
                 mount w files /w\nmount s quiet /s\n";
-    let output = run(directory.path(), text, &[])?;
+    let output = run_workflow(directory.path(), text, &[])?;
     ensure!(!output.status.success(), "the first one fails");
     let printed = |words: &[&str]| -> Result<String> {
-        let output = logs(directory.path(), words)?;
+        let output = run_logs(directory.path(), words)?;
         ensure!(output.status.success(), "{}", printed_text(&output));
         Ok(String::from_utf8(output.stdout)?)
     };
@@ -137,9 +137,9 @@ fn cluster_keeps_what_jobs_print() -> Result<()> {
         large.len() < 300_000 && !large.contains("standard error"),
         "its bounds"
     );
-    let unknown = printed_text(&logs(directory.path(), &["w.bafs", "lagre"])?);
+    let unknown = printed_text(&run_logs(directory.path(), &["w.bafs", "lagre"])?);
     ensure!(unknown.contains("did you mean 'large'?"), "{unknown}");
-    let none = printed_text(&logs(directory.path(), &["first", "--attempt", "9"])?);
+    let none = printed_text(&run_logs(directory.path(), &["first", "--attempt", "9"])?);
     ensure!(none.contains("the last one is 2"), "{none}");
     // What is kept of one is removed: it is said.
     std::fs::remove_file(directory.path().join("w.bafs.logs/files.1.out"))?;
@@ -152,13 +152,13 @@ fn cluster_keeps_what_jobs_print() -> Result<()> {
 
 #[test]
 fn cluster_keeps_no_logs_inside_a_source() -> Result<()> {
-    if skips("cluster_keeps_no_logs_inside_a_source") {
+    if is_skipped("cluster_keeps_no_logs_inside_a_source") {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
     let text = "volume all cache bafs://home/ 1 MB\njob a {\n executable = true\n}\n\
                 mount all a /all\n";
-    let output = run(directory.path(), text, &[])?;
+    let output = run_workflow(directory.path(), text, &[])?;
     let said = printed_text(&output);
     ensure!(output.status.success(), "{said}");
     ensure!(said.contains("what jobs print is not kept"), "{said}");

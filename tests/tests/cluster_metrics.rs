@@ -19,21 +19,21 @@ const WORKFLOW: &str = "volume data cache bafs://home/data 4 MB\n\
     extract work all bafs://home/out\n";
 
 /// A process that ends with the test.
-struct Ends(Child);
+struct PrometheusProcess(Child);
 
-impl Drop for Ends {
+impl Drop for PrometheusProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn free_port() -> Result<u16> {
+fn find_free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// Starts Prometheus, which reads all targets twice a second.
-fn start(directory: &Path, targets: &[String], port: u16) -> Result<Ends> {
+fn start_prometheus(directory: &Path, targets: &[String], port: u16) -> Result<PrometheusProcess> {
     let config = directory.join("prometheus.yml");
     let list = serde_json::to_string(targets)?;
     std::fs::write(
@@ -54,11 +54,11 @@ fn start(directory: &Path, targets: &[String], port: u16) -> Result<Ends> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
-    Ok(Ends(started))
+    Ok(PrometheusProcess(started))
 }
 
 /// The page at an address.
-fn page(address: &str) -> Result<String> {
+fn fetch_page(address: &str) -> Result<String> {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
@@ -74,7 +74,7 @@ fn page(address: &str) -> Result<String> {
 }
 
 /// Asks Prometheus with its own tool; the values of a query, by the address that told them.
-fn query(server: &str, what: &str) -> Result<Vec<(String, f64)>> {
+fn query_prometheus(server: &str, what: &str) -> Result<Vec<(String, f64)>> {
     let output = Command::new("promtool")
         .args(["query", "instant", "--format", "json", server, what])
         .output()?;
@@ -92,7 +92,7 @@ fn wait_for_home_bytes(world: &TestCluster, server: &str) -> Result<()> {
     let home = world.cluster.metrics_address("home").to_owned();
     let is_read = |(at, bytes): &(String, f64)| *at == home && *bytes >= 2e6;
     for _ in 0..50 {
-        if query(server, "bafs_home_read_bytes_total")?
+        if query_prometheus(server, "bafs_home_read_bytes_total")?
             .iter()
             .any(is_read)
         {
@@ -117,14 +117,14 @@ fn cluster_metrics_are_read_by_prometheus() -> Result<()> {
     let world = TestCluster::start_with_spec(&["30MB", "30MB"], |spec| spec.has_metrics = true)?;
     world.wait_for_servers(3)?;
     world.write_home("data/one", &vec![7; 2_000_000])?;
-    let (run_at, port) = (format!("127.0.0.1:{}", free_port()?), free_port()?);
+    let (run_at, port) = (format!("127.0.0.1:{}", find_free_port()?), find_free_port()?);
     let mut targets: Vec<String> = ["catalog", "home", "n1", "n2"]
         .iter()
         .map(|server| world.cluster.metrics_address(server).to_owned())
         .collect();
     targets.push(run_at.clone());
     let directory = tempfile::tempdir()?;
-    let _prometheus = start(directory.path(), &targets, port)?;
+    let _prometheus = start_prometheus(directory.path(), &targets, port)?;
     let server = format!("http://127.0.0.1:{port}");
     let workflow = world.write_workflow(WORKFLOW)?;
     let mut run = world.bafs_command(&["run", &workflow.to_string_lossy(), "--metrics", &run_at]);
@@ -133,13 +133,13 @@ fn cluster_metrics_are_read_by_prometheus() -> Result<()> {
     let mut up = Vec::new();
     for _ in 0..100 {
         std::thread::sleep(Duration::from_millis(200));
-        let Ok(running) = query(&server, "bafs_run_jobs_running") else {
+        let Ok(running) = query_prometheus(&server, "bafs_run_jobs_running") else {
             continue;
         };
         was_running = running
             .iter()
             .any(|(at, jobs)| *at == run_at && *jobs == 1.0);
-        up = query(&server, "up == 1")?;
+        up = query_prometheus(&server, "up == 1")?;
         if was_running && up.len() == targets.len() {
             break;
         }
@@ -153,7 +153,7 @@ fn cluster_metrics_are_read_by_prometheus() -> Result<()> {
     ensure!(output.status.success(), printed_text(&output));
     wait_for_home_bytes(&world, &server)?;
     for server in ["catalog", "home", "n1", "n2"] {
-        let page = page(world.cluster.metrics_address(server))?;
+        let page = fetch_page(world.cluster.metrics_address(server))?;
         ensure!(!page.contains("Not documented"), "{server}:\n{page}");
         ensure!(page.contains("bafs_calls_total{call="), "{server}:\n{page}");
     }

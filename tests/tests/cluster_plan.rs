@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use bafs_tests::{TestCluster, printed_text};
 use serde_json::Value;
 
-const RATES: [&str; 4] = ["--home-rate", "10 MB/s", "--local-rate", "100 MB/s"];
+const RATE_OPTIONS: [&str; 4] = ["--home-rate", "10 MB/s", "--local-rate", "100 MB/s"];
 
 /// Four pipelines of one job that need 80 MB each.
 const WORKFLOW: &str = "for i in 1..4\n\
@@ -16,13 +16,13 @@ const WORKFLOW: &str = "for i in 1..4\n\
     mount v$(i) a$(i) /v\n\
     end\n";
 
-fn plan(world: &TestCluster, more: &[&str]) -> Result<Value> {
+fn run_plan(world: &TestCluster, more: &[&str]) -> Result<Value> {
     let workflow = world.write_workflow(WORKFLOW)?;
     let workflow = workflow.to_str().context("a path is text")?;
     world.run_json(&[&["plan", workflow], more].concat())
 }
 
-fn refusal(world: &TestCluster, more: &[&str]) -> Result<String> {
+fn plan_error(world: &TestCluster, more: &[&str]) -> Result<String> {
     let workflow = world.write_workflow(WORKFLOW)?;
     let mut command = world.bafs_command(&["plan"]);
     let output = command.arg(workflow).args(more).output()?;
@@ -30,7 +30,7 @@ fn refusal(world: &TestCluster, more: &[&str]) -> Result<String> {
     Ok(printed_text(&output))
 }
 
-fn storage(plan: &Value) -> Result<Vec<(u64, u64)>> {
+fn planned_storage(plan: &Value) -> Result<Vec<(u64, u64)>> {
     let nodes = plan["environment"]["nodes"].as_array().context("nodes")?;
     let number = |node: &Value, name: &str| node[name].as_u64().context("a number");
     let kinds = nodes.iter().map(|node| {
@@ -44,9 +44,9 @@ fn storage(plan: &Value) -> Result<Vec<(u64, u64)>> {
 fn a_plan_for_a_cluster_counts_what_is_free_there_now() -> Result<()> {
     let world = TestCluster::start(&["300 MB", "300 MB"])?;
     world.wait_for_servers(3)?;
-    let plan_of = |world: &TestCluster| plan(world, &RATES);
+    let plan_of = |world: &TestCluster| run_plan(world, &RATE_OPTIONS);
     let empty = plan_of(&world)?;
-    let kinds = storage(&empty)?;
+    let kinds = planned_storage(&empty)?;
     ensure!(kinds.iter().map(|kind| kind.0).sum::<u64>() == 2, "{empty}");
     ensure!(kinds.iter().all(|kind| kind.1 > 250_000_000), "{kinds:?}");
     ensure!(
@@ -75,9 +75,9 @@ fn a_plan_for_a_cluster_counts_what_is_free_there_now() -> Result<()> {
 #[test]
 fn a_plan_without_machines_or_rates_says_what_to_give() -> Result<()> {
     let world = TestCluster::start(&[])?;
-    let told = refusal(&world, &[])?;
+    let told = plan_error(&world, &[])?;
     ensure!(told.contains("--home-rate and --local-rate"), "{told}");
-    let told = refusal(&world, &RATES)?;
+    let told = plan_error(&world, &RATE_OPTIONS)?;
     ensure!(told.contains("lists no node"), "{told}");
     let workflow = world.write_workflow(WORKFLOW)?;
     let mut command = world.bafs_command(&["plan"]);

@@ -26,7 +26,7 @@ const WORKFLOW: &str = "volume data cache bafs://home/data 4 MB\n\
     extract work$(i) sum bafs://home/out/$(i)\n\
     end\n";
 
-fn ready(name: &str, node_sizes: &[&str], limit: Option<&str>) -> Result<Option<TestCluster>> {
+fn start_cluster(name: &str, node_sizes: &[&str], limit: Option<&str>) -> Result<Option<TestCluster>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(None);
@@ -37,14 +37,14 @@ fn ready(name: &str, node_sizes: &[&str], limit: Option<&str>) -> Result<Option<
     Ok(Some(world))
 }
 
-fn number(value: &Value, name: &str) -> Result<u64> {
+fn number_field(value: &Value, name: &str) -> Result<u64> {
     value[name]
         .as_u64()
         .with_context(|| format!("{name} in {value}"))
 }
 
 /// The ledger of a run, of which every row must sum to what its job took.
-fn ledger(world: &TestCluster, journal: &str) -> Result<Value> {
+fn read_ledger(world: &TestCluster, journal: &str) -> Result<Value> {
     let report = world.run_json(&["report", journal])?;
     let jobs = report["goodput"]["jobs"].as_array().context("jobs")?;
     ensure!(jobs.len() == 6, "{report}");
@@ -59,9 +59,9 @@ fn ledger(world: &TestCluster, journal: &str) -> Result<Value> {
         ];
         let mut sum = 0;
         for column in columns {
-            sum += number(job, column)?;
+            sum += number_field(job, column)?;
         }
-        let wall = number(job, "wall_ms")?;
+        let wall = number_field(job, "wall_ms")?;
         ensure!(sum.abs_diff(wall) * 100 <= wall, "{sum} of {wall}: {job}");
     }
     Ok(report)
@@ -70,24 +70,24 @@ fn ledger(world: &TestCluster, journal: &str) -> Result<Value> {
 #[test]
 fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
     let name = "cluster_accounts_for_the_time_of_a_run";
-    let Some(world) = ready(name, &["30MB", "30MB"], Some("1MB/s"))? else {
+    let Some(world) = start_cluster(name, &["30MB", "30MB"], Some("1MB/s"))? else {
         return Ok(());
     };
     let path = world.write_workflow(WORKFLOW)?;
     let workflow = path.to_string_lossy().into_owned();
     let run = world.run_json(&["run", &workflow])?;
-    let report = ledger(&world, &workflow)?;
-    let wall = number(&report["timeline"], "wall_ms")?;
-    ensure!(wall == number(&run, "wall_ms")?, "{wall}: {run}");
+    let report = read_ledger(&world, &workflow)?;
+    let wall = number_field(&report["timeline"], "wall_ms")?;
+    ensure!(wall == number_field(&run, "wall_ms")?, "{wall}: {run}");
     let jobs = report["goodput"]["jobs"].as_array().context("jobs")?;
     for job in jobs
         .iter()
         .filter(|job| job["job"].as_str().is_some_and(|n| n.starts_with('f')))
     {
         // Each sleeps for 1.5 s, and waits for two megabytes behind a link of one a second.
-        ensure!(number(job, "computing_ms")? >= 1_400, "{job}");
-        ensure!(number(job, "waiting_ms")? >= 500, "{job}");
-        ensure!(number(job, "lost_ms")? == 0, "{job}");
+        ensure!(number_field(job, "computing_ms")? >= 1_400, "{job}");
+        ensure!(number_field(job, "waiting_ms")? >= 500, "{job}");
+        ensure!(number_field(job, "lost_ms")? == 0, "{job}");
     }
     let page = path.with_extension("html");
     let output = world
@@ -98,7 +98,7 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
     ensure!(printed.status.success(), printed_text(&printed));
     let page = std::fs::read_to_string(page)?;
     ensure!(printed.stdout == page.as_bytes(), printed_text(&printed));
-    ensure_silent_without_reader(&world, &workflow)?;
+    check_closed_output_is_silent(&world, &workflow)?;
     ensure!(
         page.contains("complete") && page.contains("second3"),
         "{page}"
@@ -119,7 +119,7 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
 }
 
 /// Nobody reads what is printed: as after the last line of `head`.
-fn ensure_silent_without_reader(world: &TestCluster, workflow: &str) -> Result<()> {
+fn check_closed_output_is_silent(world: &TestCluster, workflow: &str) -> Result<()> {
     let all: [&[&str]; 7] = [
         &["replay", workflow],
         &["--json", "replay", workflow],
@@ -148,7 +148,7 @@ fn ensure_silent_without_reader(world: &TestCluster, workflow: &str) -> Result<(
 #[test]
 fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
     let name = "cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost";
-    let Some(mut world) = ready(name, &["30MB", "30MB", "30MB"], None)? else {
+    let Some(mut world) = start_cluster(name, &["30MB", "30MB", "30MB"], None)? else {
         return Ok(());
     };
     let path = world.write_workflow(&WORKFLOW.replace("sleep 1.5", "sleep 4"))?;
@@ -175,7 +175,7 @@ fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
     world.cluster.kill(&victim)?;
     let output = run.wait_with_output()?;
     ensure!(output.status.success(), printed_text(&output));
-    let report = ledger(&world, &workflow)?;
+    let report = read_ledger(&world, &workflow)?;
     let executions = report["timeline"]["executions"]
         .as_array()
         .context("executions")?;
@@ -184,7 +184,7 @@ fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
     ensure!(is_lost, "{report}");
     // It had run for some time when its node was killed, and was missed only later.
     ensure!(
-        number(&report["goodput"]["total"], "lost_ms")? >= 1_000,
+        number_field(&report["goodput"]["total"], "lost_ms")? >= 1_000,
         "{report}"
     );
     let warned = report["warnings"].as_array().context("warnings")?;
@@ -201,7 +201,7 @@ fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
 #[test]
 fn cluster_tells_of_a_cache_that_is_too_small() -> Result<()> {
     let name = "cluster_tells_of_a_cache_that_is_too_small";
-    let Some(world) = ready(name, &["30MB"], None)? else {
+    let Some(world) = start_cluster(name, &["30MB"], None)? else {
         return Ok(());
     };
     const FILES: usize = 60;
@@ -235,13 +235,13 @@ fn cluster_tells_of_a_cache_that_is_too_small() -> Result<()> {
 #[test]
 fn cluster_simulates_a_finished_run_again() -> Result<()> {
     let name = "cluster_simulates_a_finished_run_again";
-    let Some(world) = ready(name, &["30MB", "30MB"], Some("1MB/s"))? else {
+    let Some(world) = start_cluster(name, &["30MB", "30MB"], Some("1MB/s"))? else {
         return Ok(());
     };
     let path = world.write_workflow(WORKFLOW)?;
     let workflow = path.to_string_lossy().into_owned();
     let run = world.run_json(&["run", &workflow])?;
-    let real_s = number(&run, "wall_ms")? as f64 / 1_000.0;
+    let real_s = number_field(&run, "wall_ms")? as f64 / 1_000.0;
     let simulated = |home: &str| -> Result<(f64, u64)> {
         let rates = ["--home-rate", home, "--local-rate", "500MB/s"];
         let found = [&["sim", "--from-journal", &workflow][..], &rates].concat();
@@ -249,7 +249,7 @@ fn cluster_simulates_a_finished_run_again() -> Result<()> {
         ensure!(found["before"]["took_s"].as_f64().is_some(), "{found}");
         let row = &found["rows"][0];
         let seconds = row["simulated_s"].as_f64().context("simulated_s")?;
-        Ok((seconds, number(row, "fetched_bytes")?))
+        Ok((seconds, number_field(row, "fetched_bytes")?))
     };
     let (as_it_was, fetched) = simulated("1MB/s")?;
     // Two megabytes behind a link of one a second, then a sleep of 1.5 s; real jobs have to be

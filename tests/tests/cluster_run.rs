@@ -8,7 +8,7 @@ use bafs_tests::{TestCluster, mount_obstacle, processes_matching, printed_text, 
 
 /// Four pipelines of two jobs: `count` reads shared data and its own input, `sum` what it wrote.
 /// `slow` seconds pass in each first job.
-fn pipelines(count: u32, slow: &str) -> String {
+fn pipeline_workflow(count: u32, slow: &str) -> String {
     format!(
         "volume data cache bafs://home/data 1 MB\n\
          for i in 1..{count}\n\
@@ -35,7 +35,7 @@ fn pipelines(count: u32, slow: &str) -> String {
 }
 
 /// Input for [`pipelines`], and what each output must be.
-fn put_input(world: &TestCluster, count: u32) -> Result<Vec<Vec<u8>>> {
+fn write_input(world: &TestCluster, count: u32) -> Result<Vec<Vec<u8>>> {
     let mut shared = Vec::new();
     for file in ["a/one.txt", "a/two.txt", "b/three.txt"] {
         let text: String = (0..3_000).map(|line| format!("{file} {line}\n")).collect();
@@ -47,12 +47,12 @@ fn put_input(world: &TestCluster, count: u32) -> Result<Vec<Vec<u8>>> {
         let own = format!("input of {i}\n");
         world.write_home(&format!("in/{i}.txt"), own.as_bytes())?;
         let all = [shared.clone(), own.into_bytes()].concat();
-        expected.push(sum_of(&all)?);
+        expected.push(checksum(&all)?);
     }
     Ok(expected)
 }
 
-fn sum_of(all: &[u8]) -> Result<Vec<u8>> {
+fn checksum(all: &[u8]) -> Result<Vec<u8>> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), all)?;
     let script = "cksum < $0; wc -l < $0";
@@ -87,7 +87,7 @@ fn check_nothing_left(world: &TestCluster) -> Result<()> {
     Ok(())
 }
 
-fn ready(name: &str, node_sizes: &[&str]) -> Result<Option<TestCluster>> {
+fn start_cluster(name: &str, node_sizes: &[&str]) -> Result<Option<TestCluster>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(None);
@@ -115,11 +115,11 @@ fn wait_for_output(world: &TestCluster, path: &str) -> Result<()> {
 
 #[test]
 fn cluster_runs_a_workflow() -> Result<()> {
-    let Some(world) = ready("cluster_runs_a_workflow", &["20MB", "30MB"])? else {
+    let Some(world) = start_cluster("cluster_runs_a_workflow", &["20MB", "30MB"])? else {
         return Ok(());
     };
-    let expected = put_input(&world, 4)?;
-    let path = world.write_workflow(&pipelines(4, "0"))?;
+    let expected = write_input(&world, 4)?;
+    let path = world.write_workflow(&pipeline_workflow(4, "0"))?;
     let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
     ensure!(output.status.success(), printed_text(&output));
     check_output(&world, &expected)?;
@@ -130,7 +130,7 @@ fn cluster_runs_a_workflow() -> Result<()> {
 #[test]
 fn cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs() -> Result<()> {
     let name = "cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs";
-    let Some(world) = ready(name, &["60MB", "60MB"])? else {
+    let Some(world) = start_cluster(name, &["60MB", "60MB"])? else {
         return Ok(());
     };
     let (first, second) = (vec![1; 300_000], vec![2; 9_000_000]);
@@ -170,7 +170,7 @@ fn cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs() -> Result<
         "home sent {before} bytes of {all} before the second stage began"
     );
     ensure!(sent()? == before, "home sent {} bytes in all", sent()?);
-    let sum = sum_of(&second)?;
+    let sum = checksum(&second)?;
     let sum = sum.split(|byte| *byte == b'\n').next().unwrap_or_default();
     ensure!(
         world.read_home("out/1")?.trim_ascii_end() == sum,
@@ -182,11 +182,11 @@ fn cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs() -> Result<
 /// Of so few jobs each is reason enough to plan again, also the last one.
 #[test]
 fn cluster_runs_few_jobs_by_a_plan() -> Result<()> {
-    let Some(world) = ready("cluster_runs_few_jobs_by_a_plan", &["20MB", "30MB"])? else {
+    let Some(world) = start_cluster("cluster_runs_few_jobs_by_a_plan", &["20MB", "30MB"])? else {
         return Ok(());
     };
-    let expected = put_input(&world, 2)?;
-    let path = world.write_workflow(&pipelines(2, "0"))?;
+    let expected = write_input(&world, 2)?;
+    let path = world.write_workflow(&pipeline_workflow(2, "0"))?;
     let environment = world.home.path().join("environment.toml");
     let rates = "home-rate = \"10 MB/s\"\nlocal-rate = \"10 MB/s\"\n";
     let nodes = "[[nodes]]\ncount = 2\ncpus = 1\nstorage = \"20 MB\"\n";
@@ -203,11 +203,11 @@ fn cluster_runs_few_jobs_by_a_plan() -> Result<()> {
 #[test]
 fn cluster_runs_a_workflow_with_remote_io() -> Result<()> {
     let name = "cluster_runs_a_workflow_with_remote_io";
-    let Some(world) = ready(name, &["20MB"])? else {
+    let Some(world) = start_cluster(name, &["20MB"])? else {
         return Ok(());
     };
-    let expected = put_input(&world, 2)?;
-    let path = world.write_workflow(&pipelines(2, "0"))?;
+    let expected = write_input(&world, 2)?;
+    let path = world.write_workflow(&pipeline_workflow(2, "0"))?;
     let output = world
         .bafs_command(&["run", &path.to_string_lossy(), "--remote-io"])
         .output()?;
@@ -221,13 +221,13 @@ fn cluster_runs_a_workflow_with_remote_io() -> Result<()> {
 #[test]
 fn cluster_survives_a_killed_scheduler() -> Result<()> {
     let name = "cluster_survives_a_killed_scheduler";
-    let Some(world) = ready(name, &["20MB"])? else {
+    let Some(world) = start_cluster(name, &["20MB"])? else {
         return Ok(());
     };
-    let expected = put_input(&world, 4)?;
+    let expected = write_input(&world, 4)?;
     let log = world.home.path().join("started");
     // Each first job says on the host that it started: finished ones must not start again.
-    let text = pipelines(4, "1").replace(
+    let text = pipeline_workflow(4, "1").replace(
         "sleep 1;",
         &format!("echo $(i) >> {}; sleep 1;", log.display()),
     );
@@ -249,11 +249,11 @@ fn cluster_survives_a_killed_scheduler() -> Result<()> {
 #[test]
 fn cluster_survives_a_killed_node() -> Result<()> {
     let name = "cluster_survives_a_killed_node";
-    let Some(mut world) = ready(name, &["20MB", "20MB", "20MB"])? else {
+    let Some(mut world) = start_cluster(name, &["20MB", "20MB", "20MB"])? else {
         return Ok(());
     };
-    let expected = put_input(&world, 6)?;
-    let path = world.write_workflow(&pipelines(6, "2"))?;
+    let expected = write_input(&world, 6)?;
+    let path = world.write_workflow(&pipeline_workflow(6, "2"))?;
     let run = start_run(&world, &path.to_string_lossy())?;
     std::thread::sleep(Duration::from_millis(1_500));
     world.cluster.kill("n2")?;
@@ -267,11 +267,11 @@ fn cluster_survives_a_killed_node() -> Result<()> {
 #[test]
 fn cluster_survives_a_store_that_is_removed_while_it_is_served() -> Result<()> {
     let name = "cluster_survives_a_store_that_is_removed_while_it_is_served";
-    let Some(world) = ready(name, &["20MB", "20MB", "20MB"])? else {
+    let Some(world) = start_cluster(name, &["20MB", "20MB", "20MB"])? else {
         return Ok(());
     };
-    let expected = put_input(&world, 6)?;
-    let path = world.write_workflow(&pipelines(6, "4"))?;
+    let expected = write_input(&world, 6)?;
+    let path = world.write_workflow(&pipeline_workflow(6, "4"))?;
     let run = start_run(&world, &path.to_string_lossy())?;
     let volumes = world.cluster.directory().join("n2/volumes");
     let has_some = || std::fs::read_dir(&volumes).is_ok_and(|found| found.count() > 0);
@@ -303,7 +303,7 @@ fn cluster_survives_a_store_that_is_removed_while_it_is_served() -> Result<()> {
 #[test]
 fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
     let name = "cluster_reports_failed_jobs_and_keeps_what_is_done";
-    let Some(world) = ready(name, &["20MB"])? else {
+    let Some(world) = start_cluster(name, &["20MB"])? else {
         return Ok(());
     };
     let log = world.home.path().join("tries");
@@ -346,7 +346,7 @@ fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
 #[test]
 fn cluster_says_what_is_wrong_with_a_workflow() -> Result<()> {
     let name = "cluster_says_what_is_wrong_with_a_workflow";
-    let Some(world) = ready(name, &["20MB"])? else {
+    let Some(world) = start_cluster(name, &["20MB"])? else {
         return Ok(());
     };
     let job = "job j {\nexecutable = /bin/true\n}\nmount v j /v\n";
@@ -400,7 +400,7 @@ fn cluster_says_what_is_wrong_with_a_workflow() -> Result<()> {
 #[test]
 fn cluster_runs_a_job_again_that_found_its_volume_too_small() -> Result<()> {
     let name = "cluster_runs_a_job_again_that_found_its_volume_too_small";
-    let Some(world) = ready(name, &["100MB"])? else {
+    let Some(world) = start_cluster(name, &["100MB"])? else {
         return Ok(());
     };
     let path = world.write_workflow(
@@ -427,7 +427,7 @@ fn cluster_runs_a_job_again_that_found_its_volume_too_small() -> Result<()> {
 #[test]
 fn cluster_keeps_a_result_that_home_refuses_until_it_takes_it() -> Result<()> {
     let name = "cluster_keeps_a_result_that_home_refuses_until_it_takes_it";
-    let Some(world) = ready(name, &["20MB"])? else {
+    let Some(world) = start_cluster(name, &["20MB"])? else {
         return Ok(());
     };
     let path = world.write_workflow(

@@ -10,7 +10,7 @@ use bafs_tests::disk::{fill_disk, start_node_on_disk, path_in_namespace};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// A cluster of nodes of these sizes, unless nothing can be mounted here.
-fn ready(name: &str, sizes: &[&str]) -> Result<Option<TestCluster>> {
+fn start_cluster(name: &str, sizes: &[&str]) -> Result<Option<TestCluster>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(None);
@@ -20,19 +20,19 @@ fn ready(name: &str, sizes: &[&str]) -> Result<Option<TestCluster>> {
     Ok(Some(world))
 }
 
-fn run(world: &TestCluster, text: &str) -> Result<Output> {
+fn run_workflow(world: &TestCluster, text: &str) -> Result<Output> {
     let path = world.write_workflow(text)?.to_string_lossy().into_owned();
     Ok(world.bafs_command(&["run", &path, "--json"]).output()?)
 }
 
-fn complete(world: &TestCluster, text: &str) -> Result<serde_json::Value> {
-    let output = run(world, text)?;
+fn run_to_completion(world: &TestCluster, text: &str) -> Result<serde_json::Value> {
+    let output = run_workflow(world, text)?;
     ensure!(output.status.success(), printed_text(&output));
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// How often jobs were tried, all together.
-fn attempts(report: &serde_json::Value) -> u64 {
+fn count_attempts(report: &serde_json::Value) -> u64 {
     let jobs = report["jobs"].as_array().into_iter().flatten();
     jobs.filter_map(|job| job["attempts"].as_u64()).sum()
 }
@@ -41,7 +41,7 @@ fn attempts(report: &serde_json::Value) -> u64 {
 fn cluster_measures_gathered_unknown_sizes_once() -> Result<()> {
     let name = "cluster_measures_gathered_unknown_sizes_once";
     for sizes in [&["600MB"][..], &["600MB", "600MB", "600MB"]] {
-        let Some(world) = ready(name, sizes)? else {
+        let Some(world) = start_cluster(name, sizes)? else {
             return Ok(());
         };
         let text = "job all {\nexecutable = sh\narguments = -c 'ls -l /in/*/x > /out/list'\n}\n\
@@ -50,8 +50,8 @@ fn cluster_measures_gathered_unknown_sizes_once() -> Result<()> {
             for i in 1..12\nvolume w$(i) scratch unknown\n\
             job s$(i) {\nexecutable = sh\narguments = -c 'head -c 25000000 /dev/zero > /w/x'\n}\n\
             mount w$(i) s$(i) /w\nmount w$(i) all /in/$(i) ro\nparent s$(i) child all\nend\n";
-        let report = complete(&world, text)?;
-        ensure!(attempts(&report) == 13, "{report}");
+        let report = run_to_completion(&world, text)?;
+        ensure!(count_attempts(&report) == 13, "{report}");
         let list = String::from_utf8(world.read_home("list")?)?;
         ensure!(list.matches(" 25000000 ").count() == 12, "{list}");
     }
@@ -61,7 +61,7 @@ fn cluster_measures_gathered_unknown_sizes_once() -> Result<()> {
 #[test]
 fn cluster_unknown_sizes_wait_beside_another_run() -> Result<()> {
     let name = "cluster_unknown_sizes_wait_beside_another_run";
-    let Some(world) = ready(name, &["70MB", "70MB"])? else {
+    let Some(world) = start_cluster(name, &["70MB", "70MB"])? else {
         return Ok(());
     };
     let started = world.home.path().join("started");
@@ -77,7 +77,7 @@ fn cluster_unknown_sizes_wait_beside_another_run() -> Result<()> {
     let path = path.to_string_lossy();
     let mut other = world.bafs_command(&["run", &path, "--user", "bob"]);
     let mut other = other.stdout(Stdio::null()).spawn()?;
-    wait_for(|| fs::read(&started).is_ok_and(|lines| lines.len() >= 4))?;
+    wait_until(|| fs::read(&started).is_ok_and(|lines| lines.len() >= 4))?;
     let path = world.write_workflow(text)?.to_string_lossy().into_owned();
     let output = world.bafs_command(&["run", &path, "--user", "alice"]).output()?;
     ensure!(output.status.success(), printed_text(&output));
@@ -86,7 +86,7 @@ fn cluster_unknown_sizes_wait_beside_another_run() -> Result<()> {
     Ok(())
 }
 
-fn wait_for(is_so: impl Fn() -> bool) -> Result<()> {
+fn wait_until(is_so: impl Fn() -> bool) -> Result<()> {
     #[expect(clippy::disallowed_methods, reason = "a test waits for a fact")]
     let until = Instant::now() + Duration::from_secs(30);
     while !is_so() {
@@ -101,7 +101,7 @@ fn wait_for(is_so: impl Fn() -> bool) -> Result<()> {
 #[test]
 fn cluster_refuses_gathering_that_never_fits() -> Result<()> {
     let name = "cluster_refuses_gathering_that_never_fits";
-    let Some(world) = ready(name, &["100MB"])? else {
+    let Some(world) = start_cluster(name, &["100MB"])? else {
         return Ok(());
     };
     let ran = world.home.path().join("ran");
@@ -111,7 +111,7 @@ fn cluster_refuses_gathering_that_never_fits() -> Result<()> {
          parent m$(i) child sum\nend\njob sum {{\nexecutable = true\n}}\n",
         ran.display()
     );
-    let output = run(&world, &text)?;
+    let output = run_workflow(&world, &text)?;
     ensure!(output.status.code() == Some(1), printed_text(&output));
     ensure!(printed_text(&output).contains("'sum'"), printed_text(&output));
     ensure!(!ran.exists(), "a job ran");
@@ -121,7 +121,7 @@ fn cluster_refuses_gathering_that_never_fits() -> Result<()> {
 #[test]
 fn cluster_calls_no_used_volume_unused() -> Result<()> {
     let name = "cluster_calls_no_used_volume_unused";
-    let Some(world) = ready(name, &["1GB"])? else {
+    let Some(world) = start_cluster(name, &["1GB"])? else {
         return Ok(());
     };
     world.write_home("in/file", b"x")?;
@@ -133,7 +133,7 @@ fn cluster_calls_no_used_volume_unused() -> Result<()> {
         }\n\
         parent a child b\nmount w a /w\nmount w b /w ro\nmount r b /r\nmount b a /b\n\
         mount b b /b ro\nmount c b /c\nextract r o bafs://home/o\n";
-    let report = complete(&world, text)?;
+    let report = run_to_completion(&world, text)?;
     let warnings = report["warnings"].as_array();
     ensure!(warnings.is_some_and(Vec::is_empty), "{report}");
     ensure!(world.read_home("o")? == b"1\n", "the wrong result");
@@ -141,7 +141,7 @@ fn cluster_calls_no_used_volume_unused() -> Result<()> {
     fs::remove_file(world.home.path().join("test.bafs.journal"))?;
     let idle =
         "volume w scratch 1 MB\njob a {\nexecutable = true\ndirectory = /\n}\nmount w a /w\n";
-    let report = complete(&world, idle)?;
+    let report = run_to_completion(&world, idle)?;
     let told = report["warnings"].to_string();
     ensure!(told.contains("did nothing in volume 'w'"), "{told}");
     Ok(())
@@ -150,7 +150,7 @@ fn cluster_calls_no_used_volume_unused() -> Result<()> {
 #[test]
 fn cluster_own_failure_keeps_an_untouched_watched_volume() -> Result<()> {
     let name = "cluster_own_failure_keeps_an_untouched_watched_volume";
-    let Some(world) = ready(name, &["1GB"])? else {
+    let Some(world) = start_cluster(name, &["1GB"])? else {
         return Ok(());
     };
     let log = world.home.path().join("log");
@@ -162,7 +162,7 @@ fn cluster_own_failure_keeps_an_untouched_watched_volume() -> Result<()> {
          parent a child b\nmount w a /w\nmount w b /w\n",
         log = log.display()
     );
-    let report = complete(&world, &text)?;
+    let report = run_to_completion(&world, &text)?;
     ensure!(fs::read(&log)? == b"a\nb\nb\n", "{report}");
     Ok(())
 }
@@ -170,7 +170,7 @@ fn cluster_own_failure_keeps_an_untouched_watched_volume() -> Result<()> {
 #[test]
 fn cluster_full_disk_below_a_watched_volume_is_no_fault_of_its_job() -> Result<()> {
     let name = "cluster_full_disk_below_a_watched_volume_is_no_fault_of_its_job";
-    let Some(world) = ready(name, &["1MB"])? else {
+    let Some(world) = start_cluster(name, &["1MB"])? else {
         return Ok(());
     };
     if !nix::unistd::geteuid().is_root() {
@@ -197,7 +197,7 @@ fn cluster_full_disk_below_a_watched_volume_is_no_fault_of_its_job() -> Result<(
     let mut command = world.bafs_command(&["run", &path]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = command.spawn()?;
-    wait_for(|| begun.exists())?;
+    wait_until(|| begun.exists())?;
     fill_disk(&filler)?;
     fs::write(&go_on, "")?;
     // The first attempt meets the full disk, and the next one comes after ten seconds.
@@ -215,7 +215,7 @@ fn cluster_full_disk_below_a_watched_volume_is_no_fault_of_its_job() -> Result<(
 #[test]
 fn cluster_refuses_a_watched_volume_with_its_margin() -> Result<()> {
     let name = "cluster_refuses_a_watched_volume_with_its_margin";
-    let Some(world) = ready(name, &["100MB"])? else {
+    let Some(world) = start_cluster(name, &["100MB"])? else {
         return Ok(());
     };
     let create = [
@@ -233,13 +233,13 @@ fn cluster_refuses_a_watched_volume_with_its_margin() -> Result<()> {
 #[test]
 fn cluster_makes_directories_of_output_files() -> Result<()> {
     let name = "cluster_makes_directories_of_output_files";
-    let Some(world) = ready(name, &["100MB"])? else {
+    let Some(world) = start_cluster(name, &["100MB"])? else {
         return Ok(());
     };
     let text = "volume v scratch 1 MB files 10\njob a {\nexecutable = sh\n\
         arguments = -c 'echo out; echo err >&2'\noutput = logs/deep/out\nerror = logs/err\n}\n\
         mount v a /v\nextract v logs/deep/out bafs://home/out\nextract v logs/err bafs://home/err\n";
-    complete(&world, text)?;
+    run_to_completion(&world, text)?;
     ensure!(world.read_home("out")? == b"out\n" && world.read_home("err")? == b"err\n");
     Ok(())
 }

@@ -12,7 +12,7 @@ use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report
 use tempfile::TempDir;
 
 /// Names in Latin-1, with bytes that are nowhere text, and two that a careless text would mix up.
-const NAMES: [&[u8]; 5] = [
+const BYTE_NAMES: [&[u8]; 5] = [
     b"plain",
     b"\xe9chantillon",
     b"\xff\xfe",
@@ -21,25 +21,25 @@ const NAMES: [&[u8]; 5] = [
 ];
 
 /// An ordinary user.
-const USER: u32 = 12_345;
+const USER_ID: u32 = 12_345;
 
-fn at(directory: &Path, name: &[u8]) -> PathBuf {
+fn path_with_bytes(directory: &Path, name: &[u8]) -> PathBuf {
     directory.join(OsStr::from_bytes(name))
 }
 
 /// A directory with a file of each name, below a directory of such a name too.
-fn fill(directory: &Path) -> Result<()> {
-    for below in [directory.to_owned(), at(directory, b"d\xe9")] {
+fn write_files(directory: &Path) -> Result<()> {
+    for below in [directory.to_owned(), path_with_bytes(directory, b"d\xe9")] {
         std::fs::create_dir_all(&below)?;
-        for name in NAMES {
-            std::fs::write(at(&below, name), [name, b"\n"].concat())?;
+        for name in BYTE_NAMES {
+            std::fs::write(path_with_bytes(&below, name), [name, b"\n"].concat())?;
         }
     }
     Ok(())
 }
 
 /// Runs a workflow on a throw-away cluster, in a directory that its home shows.
-fn run(directory: &Path, workflow: &str) -> Result<Output> {
+fn run_workflow(directory: &Path, workflow: &str) -> Result<Output> {
     let path = directory.join("test.bafs");
     std::fs::write(&path, workflow)?;
     let mut command = Command::new(bafs_program());
@@ -48,7 +48,7 @@ fn run(directory: &Path, workflow: &str) -> Result<Output> {
 }
 
 /// The warnings of a run that is complete.
-fn warnings(output: &Output) -> Result<Vec<String>> {
+fn run_warnings(output: &Output) -> Result<Vec<String>> {
     ensure!(output.status.success(), "{}", printed_text(output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
     let warnings = report["warnings"].as_array().context("an array")?;
@@ -57,9 +57,9 @@ fn warnings(output: &Output) -> Result<Vec<String>> {
 }
 
 /// Runs a workflow as above as an ordinary user, who may use a /dev/fuse of its own.
-fn run_as_user(directory: &Path, workflow: &str) -> Result<Output> {
+fn run_workflow_as_user(directory: &Path, workflow: &str) -> Result<Output> {
     if !nix::unistd::geteuid().is_root() {
-        return run(directory, workflow);
+        return run_workflow(directory, workflow);
     }
     let path = directory.join("test.bafs");
     std::fs::write(&path, workflow)?;
@@ -72,12 +72,12 @@ fn run_as_user(directory: &Path, workflow: &str) -> Result<Output> {
                   \"$1/bafs\" run --local 1 --json \"$1/test.bafs\"";
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script, "sh"]);
-    command.arg(directory).arg(USER.to_string());
+    command.arg(directory).arg(USER_ID.to_string());
     command.env("TMPDIR", directory).env("HOME", directory);
     Ok(command.stdin(Stdio::null()).output()?)
 }
 
-fn ready(name: &str) -> Result<Option<TempDir>> {
+fn create_directory(name: &str) -> Result<Option<TempDir>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(None);
@@ -89,11 +89,11 @@ fn ready(name: &str) -> Result<Option<TempDir>> {
 
 #[test]
 fn cluster_shows_jobs_all_names_as_they_are() -> Result<()> {
-    let Some(home) = ready("cluster_shows_jobs_all_names_as_they_are")? else {
+    let Some(home) = create_directory("cluster_shows_jobs_all_names_as_they_are")? else {
         return Ok(());
     };
     let home = home.path();
-    fill(&home.join("in"))?;
+    write_files(&home.join("in"))?;
     let job = |name: &str, at: &str| {
         format!(
             "job {name} {{\nexecutable = /bin/sh\n\
@@ -125,7 +125,7 @@ fn cluster_shows_jobs_all_names_as_they_are() -> Result<()> {
         .args(["run", "--local", "1", "--json"])
         .arg(&workflow);
     command.env("BAFS_HOMES", &homes).stdin(Stdio::null());
-    let told = warnings(&command.output()?)?;
+    let told = run_warnings(&command.output()?)?;
     ensure!(told.is_empty(), "{told:?}");
     let script = "find . -type f -exec cat {} + | LC_ALL=C sort; find . | LC_ALL=C sort";
     let mut plain = Command::new("sh");
@@ -143,7 +143,7 @@ fn cluster_shows_jobs_all_names_as_they_are() -> Result<()> {
 fn cluster_copies_and_sends_files_whatever_their_names() -> Result<()> {
     let world = TestCluster::start(&["50MB", "50MB"])?;
     world.wait_for_servers(3)?;
-    fill(&world.home.path().join("in"))?;
+    write_files(&world.home.path().join("in"))?;
     let create = |name: &str, kind: &str, url: &OsStr| -> Result<()> {
         let args = ["volume", "create", name, "--node", "n1", "--size", "1MB"];
         let made = world.bafs_command(&args).arg(kind).arg(url).output()?;
@@ -160,14 +160,14 @@ fn cluster_copies_and_sends_files_whatever_their_names() -> Result<()> {
     for copy in &copies {
         ensure!(copy["used_files"] == 11, "{copy}");
         let id = copy["id"].as_str().context("an id")?;
-        for name in NAMES {
-            let path = at(Path::new(OsStr::from_bytes(b"d\xe9")), name);
+        for name in BYTE_NAMES {
+            let path = path_with_bytes(Path::new(OsStr::from_bytes(b"d\xe9")), name);
             let target = [b"bafs://home/out/\xe0/", name].concat();
             let mut extract = world.bafs_command(&["volume", "extract", id]);
             extract.arg(path).arg(OsStr::from_bytes(&target));
             let sent = extract.output()?;
             ensure!(sent.status.success(), "{}", printed_text(&sent));
-            let file = at(&world.home.path().join("out"), &[b"\xe0/", name].concat());
+            let file = path_with_bytes(&world.home.path().join("out"), &[b"\xe0/", name].concat());
             ensure!(std::fs::read(&file)? == [name, b"\n"].concat());
             std::fs::remove_file(file)?;
         }
@@ -200,14 +200,14 @@ fn cluster_copies_and_sends_files_whatever_their_names() -> Result<()> {
 
 #[test]
 fn cluster_warns_of_files_it_leaves_out() -> Result<()> {
-    let Some(home) = ready("cluster_warns_of_files_it_leaves_out")? else {
+    let Some(home) = create_directory("cluster_warns_of_files_it_leaves_out")? else {
         return Ok(());
     };
     let home = home.path();
     std::fs::create_dir_all(home.join("in"))?;
     std::fs::write(home.join("in/a"), "a")?;
     let fifo = Command::new("mkfifo")
-        .arg(at(&home.join("in"), b"p\xe9"))
+        .arg(path_with_bytes(&home.join("in"), b"p\xe9"))
         .status()?;
     ensure!(fifo.success());
     let deep = home.join("in").join(vec!["x".repeat(200); 19].join("/"));
@@ -221,7 +221,7 @@ fn cluster_warns_of_files_it_leaves_out() -> Result<()> {
                 volume f scratch 1 MB from bafs://home/in\n\
                 job j {\nexecutable = /bin/sh\narguments = -c 'cat /c/a /f/a > /w/o'\n}\n\
                 mount w j /w\nmount c j /c\nmount f j /f\nextract w o bafs://home/o\n";
-    let told = warnings(&run(home, text)?)?;
+    let told = run_warnings(&run_workflow(home, text)?)?;
     for volume in ["'c'", "'f'"] {
         for what in ["'p\\xE9': it is a FIFO", "longer than 4095 bytes"] {
             let count = told
@@ -236,7 +236,7 @@ fn cluster_warns_of_files_it_leaves_out() -> Result<()> {
 #[test]
 fn cluster_runs_jobs_beside_unreadable_directories() -> Result<()> {
     let name = "cluster_runs_jobs_beside_unreadable_directories";
-    let Some(home) = ready(name)? else {
+    let Some(home) = create_directory(name)? else {
         return Ok(());
     };
     let home = home.path();
@@ -254,7 +254,7 @@ fn cluster_runs_jobs_beside_unreadable_directories() -> Result<()> {
     if nix::unistd::geteuid().is_root() {
         for path in ["", "db", "db/seq"] {
             let path = home.join(path);
-            std::os::unix::fs::chown(path, Some(USER), Some(USER))?;
+            std::os::unix::fs::chown(path, Some(USER_ID), Some(USER_ID))?;
         }
     }
     std::fs::set_permissions(&closed, PermissionsExt::from_mode(0o700))?;
@@ -263,9 +263,9 @@ fn cluster_runs_jobs_beside_unreadable_directories() -> Result<()> {
         std::fs::set_permissions(&closed, PermissionsExt::from_mode(0o0))?;
         std::fs::set_permissions(home.join("db/private"), PermissionsExt::from_mode(0o0))?;
     }
-    let output = run_as_user(home, text)?;
+    let output = run_workflow_as_user(home, text)?;
     std::fs::set_permissions(&closed, PermissionsExt::from_mode(0o700))?;
-    let told = warnings(&output)?;
+    let told = run_warnings(&output)?;
     let about = |volume: &str, path: &str| {
         let is_it = |it: &&String| it.contains(volume) && it.contains(path);
         told.iter().filter(is_it).count()
@@ -292,7 +292,7 @@ fn cluster_runs_jobs_beside_unreadable_directories() -> Result<()> {
 
 #[test]
 fn cluster_shows_cache_tops_as_their_sources() -> Result<()> {
-    let Some(home) = ready("cluster_shows_cache_tops_as_their_sources")? else {
+    let Some(home) = create_directory("cluster_shows_cache_tops_as_their_sources")? else {
         return Ok(());
     };
     let home = home.path();
@@ -309,7 +309,7 @@ fn cluster_shows_cache_tops_as_their_sources() -> Result<()> {
                 echo more > /w/new'\n}\n\
                 mount w j /w\nmount c j /c\nmount f j /f\nmount o j /o\n\
                 extract w r bafs://home/r\nextract w new bafs://home/new\n";
-    let output = run(home, text)?;
+    let output = run_workflow(home, text)?;
     ensure!(output.status.success(), "{}", printed_text(&output));
     let mut plain = Command::new("stat");
     plain

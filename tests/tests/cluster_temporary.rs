@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 /// Writes a workflow of so many jobs with a volume each; `$(i)` is their number, and what a job
 /// puts into `out` comes home as `out.$(i)`.
-fn workflow(directory: &Path, jobs: u32, script: &str, more: &str) -> Result<()> {
+fn write_workflow(directory: &Path, jobs: u32, script: &str, more: &str) -> Result<()> {
     let text = format!(
         "for i in 1..{jobs}\n\
          volume w$(i) scratch 1 MB\n\
@@ -27,7 +27,7 @@ fn workflow(directory: &Path, jobs: u32, script: &str, more: &str) -> Result<()>
     Ok(fs::write(directory.join("test.bafs"), text)?)
 }
 
-fn run(directory: &Path, nodes: u32) -> Command {
+fn run_command(directory: &Path, nodes: u32) -> Command {
     let mut run = Command::new(bafs_program());
     run.arg("run").arg(directory.join("test.bafs"));
     run.args(["--local", &nodes.to_string()]);
@@ -36,7 +36,7 @@ fn run(directory: &Path, nodes: u32) -> Command {
     run
 }
 
-fn result(directory: &Path, job: u32) -> Result<String> {
+fn read_result(directory: &Path, job: u32) -> Result<String> {
     let path = directory.join(format!("out.{job}"));
     fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
@@ -56,7 +56,7 @@ fn is_skipped(test: &str) -> bool {
 }
 
 /// Names a file in `/tmp` after its process id, as many programs do, and waits for the others.
-const NAMED_BY_PID: &str = "echo $(i) > /tmp/bafs-trial.$$; sleep 1; \
+const NAMED_BY_PID_SCRIPT: &str = "echo $(i) > /tmp/bafs-trial.$$; sleep 1; \
     cat /tmp/bafs-trial.$$ > out; rm -f /tmp/bafs-trial.$$";
 
 #[test]
@@ -66,10 +66,10 @@ fn cluster_jobs_at_once_keep_temporary_files_apart() -> Result<()> {
     }
     for more in ["", "share /tmp j$(i)"] {
         let directory = tempfile::tempdir()?;
-        workflow(directory.path(), 4, NAMED_BY_PID, more)?;
-        check_success(&run(directory.path(), 2).output()?)?;
+        write_workflow(directory.path(), 4, NAMED_BY_PID_SCRIPT, more)?;
+        check_success(&run_command(directory.path(), 2).output()?)?;
         for job in 1..=4 {
-            let found = result(directory.path(), job)?;
+            let found = read_result(directory.path(), job)?;
             ensure!(found == format!("{job}\n"), "{more}: job {job} has {found}");
         }
     }
@@ -85,8 +85,8 @@ fn cluster_runs_at_once_have_different_process_ids() -> Result<()> {
     let directories = [tempfile::tempdir()?, tempfile::tempdir()?];
     let mut runs = Vec::new();
     for directory in &directories {
-        workflow(directory.path(), 3, script, "")?;
-        runs.push(run(directory.path(), 3).spawn()?);
+        write_workflow(directory.path(), 3, script, "")?;
+        runs.push(run_command(directory.path(), 3).spawn()?);
     }
     for run in runs {
         check_success(&run.wait_with_output()?)?;
@@ -94,7 +94,7 @@ fn cluster_runs_at_once_have_different_process_ids() -> Result<()> {
     let mut ids = BTreeSet::new();
     for directory in &directories {
         for job in 1..=3 {
-            let found = result(directory.path(), job)?;
+            let found = read_result(directory.path(), job)?;
             for id in found.lines() {
                 ensure!(ids.insert(id.parse::<u32>()?), "{id} twice: {ids:?}");
             }
@@ -105,7 +105,7 @@ fn cluster_runs_at_once_have_different_process_ids() -> Result<()> {
 }
 
 /// An MPI program that needs no compiler: both processes say who they are, and a sum over both.
-const RING: &str = "import ctypes as c, time\n\
+const RING_SCRIPT: &str = "import ctypes as c, time\n\
     m = c.CDLL('libmpi.so.40', c.RTLD_GLOBAL)\n\
     assert m.MPI_Init(None, None) == 0\n\
     of = lambda name: c.byref(c.c_char.in_dll(m, name))\n\
@@ -130,16 +130,16 @@ fn cluster_runs_three_mpi_jobs_at_once() -> Result<()> {
     }
     let directory = tempfile::tempdir()?;
     let ring = directory.path().join("ring.py");
-    fs::write(&ring, RING)?;
+    fs::write(&ring, RING_SCRIPT)?;
     let script = format!(
         "mpirun --allow-run-as-root --oversubscribe -n 2 python3 {} > out 2> err || \
          {{ cat err >&2; exit 1; }}",
         ring.display()
     );
-    workflow(directory.path(), 3, &script, "")?;
-    check_success(&run(directory.path(), 3).output()?)?;
+    write_workflow(directory.path(), 3, &script, "")?;
+    check_success(&run_command(directory.path(), 3).output()?)?;
     for job in 1..=3 {
-        let found = result(directory.path(), job)?;
+        let found = read_result(directory.path(), job)?;
         let ranks: BTreeSet<&str> = found.lines().collect();
         ensure!(
             ranks == BTreeSet::from(["0 3", "1 3"]),
@@ -156,15 +156,15 @@ fn cluster_jobs_have_an_empty_tmp_named_by_tmpdir() -> Result<()> {
     }
     let directory = tempfile::tempdir()?;
     let script = "{ echo $TMPDIR; ls -A /tmp /var/tmp /dev/shm; } > out; touch /tmp/x /dev/shm/x";
-    workflow(directory.path(), 2, script, "parent_of_none")?;
+    write_workflow(directory.path(), 2, script, "parent_of_none")?;
     let text = fs::read_to_string(directory.path().join("test.bafs"))?;
     // The second runs after the first, and finds nothing of it.
     let text = text.replace("parent_of_none\n", "") + "parent j1 child j2\n";
     fs::write(directory.path().join("test.bafs"), text)?;
-    let mut run = run(directory.path(), 1);
+    let mut run = run_command(directory.path(), 1);
     check_success(&run.env("TMPDIR", directory.path()).output()?)?;
     for job in 1..=2 {
-        let found = result(directory.path(), job)?;
+        let found = read_result(directory.path(), job)?;
         ensure!(
             found == "/tmp\n/dev/shm:\n\n/tmp:\n\n/var/tmp:\n",
             "{found}"
@@ -183,7 +183,7 @@ fn cluster_ends_a_job_past_its_share_of_tmp() -> Result<()> {
     world.cluster.add_node("n1", &share)?;
     world.wait_for_servers(2)?;
     let script = "head -c 50M /dev/zero > /tmp/large; sleep 60; touch out";
-    workflow(world.home.path(), 1, script, "")?;
+    write_workflow(world.home.path(), 1, script, "")?;
     let path = world.home.path().join("test.bafs");
     let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
     let told = printed_text(&output);
@@ -204,7 +204,7 @@ fn cluster_node_removes_temporary_files_of_killed_lives() -> Result<()> {
     }
     let mut world = TestCluster::start(&["100MB"])?;
     world.wait_for_servers(2)?;
-    workflow(world.home.path(), 1, "touch /tmp/made out; sleep 60", "")?;
+    write_workflow(world.home.path(), 1, "touch /tmp/made out; sleep 60", "")?;
     let path = world.home.path().join("test.bafs");
     let mut running = world.bafs_command(&["run", &path.to_string_lossy()]).spawn()?;
     let temporary = world.cluster.directory().join("n1/temporary");
@@ -250,9 +250,9 @@ fn cluster_shares_a_parent_with_its_mount_point() -> Result<()> {
         home = home.display()
     );
     fs::write(directory.path().join("test.bafs"), text)?;
-    check_success(&run(directory.path(), 1).output()?)?;
+    check_success(&run_command(directory.path(), 1).output()?)?;
     for job in 1..=2 {
-        ensure!(result(directory.path(), job)? == "fine\n");
+        ensure!(read_result(directory.path(), job)? == "fine\n");
         ensure!(home.join(format!("cache{job}/x")).exists());
     }
     ensure!(!home.join("work").exists(), "the mount point is left");

@@ -47,7 +47,7 @@ fn cluster_leaves_the_directory_of_another_home_of_its_export() -> Result<()> {
 }
 
 /// A run of a workflow in `directory`, whose cluster's files are in `temporary` of it.
-fn run_of(directory: &Path, text: &str, options: &[&str]) -> Result<Command> {
+fn run_command(directory: &Path, text: &str, options: &[&str]) -> Result<Command> {
     let workflow = directory.join("test.bafs");
     std::fs::write(&workflow, text)?;
     let temporary = directory.join("temporary");
@@ -61,16 +61,16 @@ fn run_of(directory: &Path, text: &str, options: &[&str]) -> Result<Command> {
 
 /// As above, of a workflow whose result home cannot take, as there is a file where a directory
 /// should be.
-fn run_refused(directory: &Path, options: &[&str]) -> Result<Command> {
+fn run_with_refused_result(directory: &Path, options: &[&str]) -> Result<Command> {
     let text = "volume w scratch 1 MB\njob j {\nexecutable = /bin/sh\n\
                 arguments = -c \"echo fine > /w/out\"\n}\nmount w j /w\n\
                 extract w out bafs://home/results/out\n";
     std::fs::write(directory.join("results"), b"in the way")?;
-    run_of(directory, text, options)
+    run_command(directory, text, options)
 }
 
 /// That a run told where its result is, and that it is there.
-fn check_place(told: &str) -> Result<()> {
+fn check_result_path(told: &str) -> Result<()> {
     let mut rest = told.split("it is in ");
     let place = rest.nth(1).and_then(|it| it.lines().next());
     let place = place.with_context(|| format!("no place is told: {told}"))?;
@@ -88,11 +88,11 @@ fn cluster_that_goes_says_where_its_results_are_and_what_its_disk_lacks() -> Res
     }
     let directory = tempfile::tempdir()?;
     let options = ["--patience", "2s", "--node-size", "1000 TB"];
-    let output = run_refused(directory.path(), &options)?.output()?;
+    let output = run_with_refused_result(directory.path(), &options)?.output()?;
     let told = printed_text(&output);
     ensure!(output.status.code() == Some(1), told);
     ensure!(!told.contains("volume extract"), told);
-    check_place(&told)?;
+    check_result_path(&told)?;
     let warning = told
         .lines()
         .find(|line| line.starts_with("warning: the nodes offer"));
@@ -111,7 +111,7 @@ fn cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted() -> Resu
     }
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         let directory = tempfile::tempdir()?;
-        let mut run = run_refused(directory.path(), &[])?;
+        let mut run = run_with_refused_result(directory.path(), &[])?;
         let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut said = BufReader::new(run.stderr.take().context("it is piped")?);
         let mut line = String::new();
@@ -130,7 +130,7 @@ fn cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted() -> Resu
         told += &String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.code() == Some(1), "{signal}: {told}");
         ensure!(told.contains("cancelled"), "{signal}: {told}");
-        check_place(&told).with_context(|| signal.to_string())?;
+        check_result_path(&told).with_context(|| signal.to_string())?;
         let left = processes_matching(&directory.path().to_string_lossy());
         ensure!(left.is_empty(), "{signal}: {left:?}");
     }
@@ -147,7 +147,7 @@ fn cluster_that_holds_no_results_goes_with_a_run_that_fails() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let text = "volume w scratch 1 MB\njob j {\nexecutable = /bin/false\n}\nmount w j /w\n\
                 extract w out bafs://home/out\n";
-    let output = run_of(directory.path(), text, &[])?.output()?;
+    let output = run_command(directory.path(), text, &[])?.output()?;
     let told = printed_text(&output);
     ensure!(output.status.code() == Some(1), told);
     ensure!(!told.contains("results that could not be sent"), told);

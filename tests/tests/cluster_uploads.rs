@@ -14,16 +14,16 @@ use bafs_tests::content::Content;
 use bafs_tests::foreign::{start_ftp_server, start_object_store, start_sshd};
 use bafs_tests::{TestCluster, report_skip};
 
-const BYTES: usize = 64 << 20;
+const RESULT_BYTES: usize = 64 << 20;
 
 /// The node is killed when so much of the result is at home, in bytes.
-const PART_BYTES: u64 = 12 << 20;
+const KILL_AFTER_BYTES: u64 = 12 << 20;
 
 /// Pieces that may be sent twice, and what else the node writes meanwhile, in bytes.
 const SLACK_BYTES: u64 = 4 << 20;
 
 /// A home of some kind.
-struct Place {
+struct UploadHome {
     address: String,
     /// What the path of the home's files begins with, as the node names it.
     prefix: String,
@@ -33,7 +33,7 @@ struct Place {
     files: PathBuf,
 }
 
-impl Place {
+impl UploadHome {
     fn new(address: String, prefix: &str, root: &Path) -> Self {
         let (root, files) = (root.to_owned(), root.to_owned());
         let prefix = prefix.to_owned();
@@ -58,14 +58,14 @@ fn bytes_below(directory: &Path) -> u64 {
 }
 
 /// A node that knows these homes, with a volume that has a result.
-struct Sender {
+struct UploadNode {
     world: TestCluster,
     api: BlockingClient,
     volume: VolumeId,
     content: Content,
 }
 
-impl Sender {
+impl UploadNode {
     fn start(settings: &str, own: &Path) -> Result<Self> {
         let homes = own.join("homes.toml");
         fs::write(&homes, settings)?;
@@ -84,7 +84,7 @@ impl Sender {
             .directory()
             .join("sender/volumes")
             .join(volume);
-        let content = Content::new(31, BYTES);
+        let content = Content::new(31, RESULT_BYTES);
         content.write_file(&tree.join("tree/result"))?;
         let volume = volume
             .parse()
@@ -101,7 +101,7 @@ impl Sender {
     /// Sends the result and kills the node when a part of it has arrived; starts it again, and
     /// lets the call be repeated. Returns how much was there when the node was dead; `None` when it
     /// was too fast.
-    fn send_and_kill(&mut self, place: &Place, name: &str) -> Result<Option<u64>> {
+    fn send_and_kill(&mut self, place: &UploadHome, name: &str) -> Result<Option<u64>> {
         let target = place.files.join(name);
         let before = bytes_below(&place.root);
         let call = ExtractFile {
@@ -118,7 +118,7 @@ impl Sender {
         let part = std::thread::scope(|scope| -> Result<_> {
             let sending = scope.spawn(|| api.block_on(api.client().call(&node, call)));
             let mut part = 0;
-            while !sending.is_finished() && part < PART_BYTES {
+            while !sending.is_finished() && part < KILL_AFTER_BYTES {
                 part = bytes_below(&place.root).saturating_sub(before);
                 std::thread::sleep(Duration::from_micros(200));
             }
@@ -132,7 +132,7 @@ impl Sender {
             );
             cluster.restart("sender")?;
             let receipt = sending.join().ok().context("who sends broke off")??;
-            ensure!(receipt.size == BYTES as u64, "{receipt:?}");
+            ensure!(receipt.size == RESULT_BYTES as u64, "{receipt:?}");
             Ok((!seen).then_some(part))
         })?;
         let wrong = self.content.count_wrong_bytes(0, &fs::read(&target)?);
@@ -142,7 +142,7 @@ impl Sender {
     }
 
     /// As [`Self::send_and_kill`], until the node was not too fast.
-    fn survives(&mut self, place: &Place) -> Result<u64> {
+    fn upload_despite_kill(&mut self, place: &UploadHome) -> Result<u64> {
         for attempt in 0..20 {
             if let Some(part) = self.send_and_kill(place, &format!("result-{attempt}"))? {
                 return Ok(part);
@@ -152,7 +152,7 @@ impl Sender {
     }
 
     /// Bytes that the node's present life has written to files and pipes.
-    fn written(&self) -> Result<u64> {
+    fn read_written_bytes(&self) -> Result<u64> {
         let pid = self.world.cluster.pid("sender")?;
         let io = fs::read_to_string(format!("/proc/{pid}/io"))?;
         let line = io.lines().find_map(|line| line.strip_prefix("wchar: "));
@@ -161,7 +161,7 @@ impl Sender {
 }
 
 /// Whether nothing of an upload is left at a home.
-fn check_nothing_left(place: &Place) -> Result<()> {
+fn check_nothing_left(place: &UploadHome) -> Result<()> {
     let left = bytes_below(&place.root);
     ensure!(left < 1 << 20, "{left} bytes are left at {}", place.address);
     Ok(())
@@ -173,12 +173,12 @@ fn cluster_uploads_to_a_directory_outlive_kill_9() -> Result<()> {
     let root = own.path().join("files");
     fs::create_dir(&root)?;
     let settings = format!("[[home]]\nurl = \"file://{}\"\n", root.display());
-    let mut sender = Sender::start(&settings, own.path())?;
+    let mut sender = UploadNode::start(&settings, own.path())?;
     let prefix = format!("{}/", root.display());
-    let place = Place::new("file://".to_owned(), prefix.trim_start_matches('/'), &root);
-    let part = sender.survives(&place)?;
+    let place = UploadHome::new("file://".to_owned(), prefix.trim_start_matches('/'), &root);
+    let part = sender.upload_despite_kill(&place)?;
     // The new life wrote the rest alone.
-    let (written, rest) = (sender.written()?, BYTES as u64 - part);
+    let (written, rest) = (sender.read_written_bytes()?, RESULT_BYTES as u64 - part);
     ensure!(written <= rest + SLACK_BYTES, "{written} bytes for {rest}");
     check_nothing_left(&place)
 }
@@ -186,18 +186,18 @@ fn cluster_uploads_to_a_directory_outlive_kill_9() -> Result<()> {
 #[test]
 fn cluster_uploads_to_a_home_server_outlive_kill_9() -> Result<()> {
     let own = tempfile::tempdir()?;
-    let mut sender = Sender::start("", own.path())?;
+    let mut sender = UploadNode::start("", own.path())?;
     let (home, root) = (
         sender.world.cluster.home_address().to_owned(),
         sender.world.home.path().to_owned(),
     );
-    let place = Place::new(home.clone(), "", &root);
-    let part = sender.survives(&place)?;
-    ensure!(part >= PART_BYTES, "only {part} bytes were there");
+    let place = UploadHome::new(home.clone(), "", &root);
+    let part = sender.upload_despite_kill(&place)?;
+    ensure!(part >= KILL_AFTER_BYTES, "only {part} bytes were there");
     let counters = sender.api.block_on(sender.api.client().read_counters(&home))?;
     let came = counters.get("home_written_bytes").copied().unwrap_or(0);
     // Attempts that were too fast came whole.
-    let twice = came % BYTES as u64;
+    let twice = came % RESULT_BYTES as u64;
     ensure!(twice <= SLACK_BYTES, "{twice} bytes came twice");
     check_nothing_left(&place)
 }
@@ -208,12 +208,12 @@ fn cluster_uploads_by_ssh_outlive_kill_9() -> Result<()> {
     let root = own.path().join("files");
     fs::create_dir(&root)?;
     let (_server, port, settings) = start_sshd(own.path())?;
-    let mut sender = Sender::start(&settings, own.path())?;
+    let mut sender = UploadNode::start(&settings, own.path())?;
     let prefix = format!("{}/", root.display());
     let address = format!("sftp://127.0.0.1:{port}");
-    let place = Place::new(address, prefix.trim_start_matches('/'), &root);
-    let part = sender.survives(&place)?;
-    let (written, rest) = (sender.written()?, BYTES as u64 - part);
+    let place = UploadHome::new(address, prefix.trim_start_matches('/'), &root);
+    let part = sender.upload_despite_kill(&place)?;
+    let (written, rest) = (sender.read_written_bytes()?, RESULT_BYTES as u64 - part);
     ensure!(written <= rest + SLACK_BYTES, "{written} bytes for {rest}");
     check_nothing_left(&place)
 }
@@ -224,9 +224,9 @@ fn cluster_uploads_by_ftp_outlive_kill_9() -> Result<()> {
     let root = own.path().join("files");
     fs::create_dir(&root)?;
     let (_server, port, settings) = start_ftp_server(&root)?;
-    let mut sender = Sender::start(&settings, own.path())?;
-    let place = Place::new(format!("ftp://127.0.0.1:{port}"), "", &root);
-    sender.survives(&place)?;
+    let mut sender = UploadNode::start(&settings, own.path())?;
+    let place = UploadHome::new(format!("ftp://127.0.0.1:{port}"), "", &root);
+    sender.upload_despite_kill(&place)?;
     check_nothing_left(&place)
 }
 
@@ -241,11 +241,11 @@ fn cluster_uploads_to_a_bucket_outlive_kill_9() -> Result<()> {
         report_skip("cluster_uploads_to_a_bucket_outlive_kill_9", why);
         return Ok(());
     };
-    let mut sender = Sender::start(&settings, own.path())?;
-    let place = Place {
+    let mut sender = UploadNode::start(&settings, own.path())?;
+    let place = UploadHome {
         files: root.join("bucket"),
-        ..Place::new("s3://bucket".to_owned(), "", &root)
+        ..UploadHome::new("s3://bucket".to_owned(), "", &root)
     };
-    sender.survives(&place)?;
+    sender.upload_despite_kill(&place)?;
     Ok(())
 }

@@ -12,7 +12,7 @@ use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// Pipelines of two jobs whose second volume is larger than their first, so that whoever begins as
 /// many as fit can end none. Each job says on the host who it is when it starts and when it ends.
-fn pipelines(world: &TestCluster, user: &str, count: u32, sizes: (&str, &str)) -> Result<PathBuf> {
+fn write_pipelines(world: &TestCluster, user: &str, count: u32, sizes: (&str, &str)) -> Result<PathBuf> {
     let log = world.home.path().join("log");
     let text = format!(
         "for i in 1..{count}\n\
@@ -43,14 +43,14 @@ fn pipelines(world: &TestCluster, user: &str, count: u32, sizes: (&str, &str)) -
     Ok(path)
 }
 
-fn start(world: &TestCluster, user: &str, workflow: &Path) -> Result<Child> {
+fn start_run(world: &TestCluster, user: &str, workflow: &Path) -> Result<Child> {
     let workflow = workflow.to_string_lossy();
     let mut command = world.bafs_command(&["run", &workflow, "--user", user, "--json"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().context("bafs run starts")
 }
 
-fn log(world: &TestCluster) -> Vec<String> {
+fn read_log(world: &TestCluster) -> Vec<String> {
     let log = world.read_home("log").unwrap_or_default();
     let log = String::from_utf8_lossy(&log).into_owned();
     log.lines().map(str::to_owned).collect()
@@ -58,16 +58,16 @@ fn log(world: &TestCluster) -> Vec<String> {
 
 fn wait_for_lines(world: &TestCluster, count: usize) -> Result<()> {
     for _ in 0..600 {
-        if log(world).len() >= count {
+        if read_log(world).len() >= count {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    anyhow::bail!("the log has {} lines", log(world).len())
+    anyhow::bail!("the log has {} lines", read_log(world).len())
 }
 
 /// The run ended complete, nothing of it ran twice, and no volume was refused.
-fn check(world: &TestCluster, user: &str, run: Child, count: u32) -> Result<()> {
+fn check_run(world: &TestCluster, user: &str, run: Child, count: u32) -> Result<()> {
     let output = run.wait_with_output()?;
     ensure!(output.status.success(), "{user}: {}", printed_text(&output));
     for i in 1..=count {
@@ -90,7 +90,7 @@ fn check(world: &TestCluster, user: &str, run: Child, count: u32) -> Result<()> 
 }
 
 /// Most jobs that ran at once.
-fn most_at_once(log: &[String]) -> u32 {
+fn count_concurrent_jobs(log: &[String]) -> u32 {
     let (mut now, mut most) = (0u32, 0);
     for line in log {
         now = match line.ends_with('+') {
@@ -102,7 +102,7 @@ fn most_at_once(log: &[String]) -> u32 {
     most
 }
 
-fn position(log: &[String], line: &str, is_last: bool) -> Option<usize> {
+fn find_line(log: &[String], line: &str, is_last: bool) -> Option<usize> {
     let mut lines = log.iter();
     match is_last {
         true => lines.rposition(|found| found == line),
@@ -111,7 +111,7 @@ fn position(log: &[String], line: &str, is_last: bool) -> Option<usize> {
 }
 
 /// A long run of one user is under way when another one's begins.
-fn share(name: &str, nodes: &[&str], slots: u32, sizes: (&str, &str), short: u32) -> Result<()> {
+fn check_fair_share(name: &str, nodes: &[&str], slots: u32, sizes: (&str, &str), short: u32) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());
@@ -120,24 +120,24 @@ fn share(name: &str, nodes: &[&str], slots: u32, sizes: (&str, &str), short: u32
     world.wait_for_servers(nodes.len() + 1)?;
     // Longer than some turns.
     let long = 30;
-    let alice = pipelines(&world, "alice", long, sizes)?;
-    let bob = pipelines(&world, "bob", short, sizes)?;
-    let alice = start(&world, "alice", &alice)?;
+    let alice = write_pipelines(&world, "alice", long, sizes)?;
+    let bob = write_pipelines(&world, "bob", short, sizes)?;
+    let alice = start_run(&world, "alice", &alice)?;
     wait_for_lines(&world, 4)?;
-    let bob = start(&world, "bob", &bob)?;
-    check(&world, "bob", bob, short)?;
-    check(&world, "alice", alice, long)?;
-    let log = log(&world);
-    let bobs_end = position(&log, "bob -", true);
-    let alices_end = position(&log, "alice -", true);
+    let bob = start_run(&world, "bob", &bob)?;
+    check_run(&world, "bob", bob, short)?;
+    check_run(&world, "alice", alice, long)?;
+    let log = read_log(&world);
+    let bobs_end = find_line(&log, "bob -", true);
+    let alices_end = find_line(&log, "alice -", true);
     ensure!(bobs_end < alices_end, "bob waited for alice: {log:?}");
-    let in_between = &log[position(&log, "bob +", false).unwrap_or(0)..bobs_end.unwrap_or(0)];
+    let in_between = &log[find_line(&log, "bob +", false).unwrap_or(0)..bobs_end.unwrap_or(0)];
     ensure!(
         in_between.iter().any(|line| line == "alice +"),
         "alice waited for bob: {log:?}"
     );
     // A job says that it ends before its slot is free.
-    let most = most_at_once(&log);
+    let most = count_concurrent_jobs(&log);
     let slots = slots * u32::try_from(nodes.len())?;
     ensure!(most <= slots, "{most} jobs at once on {slots} slots");
     let volumes = world.run_json(&["volume", "list"])?;
@@ -151,12 +151,12 @@ fn share(name: &str, nodes: &[&str], slots: u32, sizes: (&str, &str), short: u32
 #[test]
 fn cluster_users_get_alike_and_keep_what_they_were_promised() -> Result<()> {
     let name = "cluster_users_get_alike_and_keep_what_they_were_promised";
-    share(name, &["20MB", "20MB"], 2, ("3 MB", "6 MB"), 3)
+    check_fair_share(name, &["20MB", "20MB"], 2, ("3 MB", "6 MB"), 3)
 }
 
 /// One slot, and space for one pipeline at a time; both have work for more than one turn.
 #[test]
 fn cluster_users_take_turns_where_half_is_of_no_use() -> Result<()> {
     let name = "cluster_users_take_turns_where_half_is_of_no_use";
-    share(name, &["20MB"], 1, ("5 MB", "10 MB"), 12)
+    check_fair_share(name, &["20MB"], 1, ("5 MB", "10 MB"), 12)
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report_skip};
 
-fn world(nodes: &[&str]) -> Result<TestCluster> {
+fn start_cluster(nodes: &[&str]) -> Result<TestCluster> {
     let world = TestCluster::start(nodes)?;
     world.wait_for_servers(nodes.len() + 1)?;
     Ok(world)
@@ -16,7 +16,7 @@ fn world(nodes: &[&str]) -> Result<TestCluster> {
 
 #[test]
 fn cluster_volumes_live_and_die() -> Result<()> {
-    let world = world(&["10MB", "10MB"])?;
+    let world = start_cluster(&["10MB", "10MB"])?;
     world.write_home("in/a.txt", b"hello\n")?;
     let create = ["volume", "create", "v", "--node", "n1", "--size", "1MB"];
     let made = world.run_json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
@@ -55,8 +55,8 @@ fn cluster_volumes_live_and_die() -> Result<()> {
 }
 
 /// A volume `v` with a file `big`, whose home is killed while the catalog still lists it.
-fn with_dead_home() -> Result<TestCluster> {
-    let mut world = world(&["20MB"])?;
+fn start_with_dead_home() -> Result<TestCluster> {
+    let mut world = start_cluster(&["20MB"])?;
     world.write_home("in/big", &[7; 3 << 20])?;
     let create = ["volume", "create", "v", "--node", "n1", "--size", "10MB"];
     world.run_json(&[&create[..], &["--from", "bafs://home/in"]].concat())?;
@@ -85,7 +85,7 @@ fn start_home(world: &TestCluster, export: &Path, more: &[&str]) -> Result<(Chil
 /// Sends `big` to a home that is dead, and starts that again, somewhere else, when the command says
 /// this. Whoever took its address meanwhile gets nothing. Returns what the command said after that.
 fn extract_to_moved_home(word: &str) -> Result<String> {
-    let world = with_dead_home()?;
+    let world = start_with_dead_home()?;
     let extract = ["volume", "extract", "v", "big", "bafs://home/out"];
     let mut extract = world.bafs_command(&extract).stderr(Stdio::piped()).spawn()?;
     let stderr = extract.stderr.take().context("it is piped")?;
@@ -131,7 +131,7 @@ fn extract_looks_for_a_home_that_its_node_gave_up() -> Result<()> {
 
 #[test]
 fn create_says_which_silent_home_it_waits_for_and_how_long() -> Result<()> {
-    let world = with_dead_home()?;
+    let world = start_with_dead_home()?;
     let create = ["volume", "create", "w", "--node", "n1", "--size", "10MB"];
     let mut create = world.bafs_command(&[&create[..], &["--from", "bafs://home/in"]].concat());
     let mut create = create.stderr(Stdio::piped()).spawn()?;
@@ -149,7 +149,7 @@ fn create_says_which_silent_home_it_waits_for_and_how_long() -> Result<()> {
 
 #[test]
 fn extract_ends_when_its_home_stays_away() -> Result<()> {
-    let world = with_dead_home()?;
+    let world = start_with_dead_home()?;
     let extract = ["volume", "extract", "v", "big", "bafs://home/out"];
     let output = world.bafs_command(&extract).output()?;
     ensure!(!output.status.success(), printed_text(&output));
@@ -162,7 +162,7 @@ fn extract_ends_when_its_home_stays_away() -> Result<()> {
 
 #[test]
 fn cluster_volume_whose_home_does_not_answer_says_what_it_waits_for() -> Result<()> {
-    let world = world(&["10MB"])?;
+    let world = start_cluster(&["10MB"])?;
     // It takes connections and says nothing.
     let home = TcpListener::bind("127.0.0.1:0")?;
     let host = home.local_addr()?.to_string();
@@ -191,7 +191,7 @@ fn cluster_volume_whose_home_does_not_answer_says_what_it_waits_for() -> Result<
 
 #[test]
 fn cluster_volumes_that_cannot_be_made_leave_nothing() -> Result<()> {
-    let world = world(&["10MB"])?;
+    let world = start_cluster(&["10MB"])?;
     world.write_home("in/a.txt", b"hello\n")?;
     let wrong = |name: &str, size: &str, source: &str, why: &str| -> Result<()> {
         let create = ["volume", "create", name, "--node", "n1", "--size", size];
@@ -217,7 +217,7 @@ fn cluster_volumes_that_cannot_be_made_leave_nothing() -> Result<()> {
 
 #[test]
 fn cluster_volumes_are_warmed_where_their_source_fits() -> Result<()> {
-    let world = world(&["10MB", "10MB"])?;
+    let world = start_cluster(&["10MB", "10MB"])?;
     world.write_home("one/p/a", &[1; 100_000])?;
     world.write_home("two/q/a", &[2; 100_000])?;
     let cache = |name: &str, node: &str, size: &str, source: &str| {
@@ -263,7 +263,7 @@ fn cluster_volumes_are_warmed_where_their_source_fits() -> Result<()> {
 
 #[test]
 fn cluster_volumes_survive_a_killed_node() -> Result<()> {
-    let mut world = world(&["10MB"])?;
+    let mut world = start_cluster(&["10MB"])?;
     world.write_home("in/a.txt", b"hello\n")?;
     let create = ["volume", "create", "v", "--node", "n1", "--size", "1MB"];
     let made = world.run_json(&[&create[..], &["--from", "bafs://home/in/a.txt"]].concat())?;
@@ -296,7 +296,7 @@ fn cluster_volumes_survive_a_killed_node() -> Result<()> {
 
 #[test]
 fn cluster_space_is_never_promised_twice() -> Result<()> {
-    let world = world(&["10MB"])?;
+    let world = start_cluster(&["10MB"])?;
     world.run_json(&["volume", "create", "a", "--node", "n1", "--size", "6MB"])?;
     let second = world
         .bafs_command(&["volume", "create", "b", "--node", "n1", "--size", "6MB"])
@@ -310,7 +310,7 @@ fn cluster_space_is_never_promised_twice() -> Result<()> {
 
 #[test]
 fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
-    let world = world(&["10MB"])?;
+    let world = start_cluster(&["10MB"])?;
     let other = tempfile::tempdir()?;
     let identity = other.path().join("identity");
     let init = Command::new(bafs_program())
@@ -371,7 +371,7 @@ fn cluster_refuses_strangers_and_wrong_use() -> Result<()> {
 /// other volume.
 #[test]
 fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
-    let world = world(&["20MB"])?;
+    let world = start_cluster(&["20MB"])?;
     for name in ["mine", "other"] {
         world.run_json(&["volume", "create", name, "--node", "n1", "--size", "1MB"])?;
     }
@@ -443,7 +443,7 @@ fn cluster_grants_are_for_their_volumes_only() -> Result<()> {
 
 #[test]
 fn cluster_volume_is_found_while_others_are_deleted() -> Result<()> {
-    let world = world(&["40MB"])?;
+    let world = start_cluster(&["40MB"])?;
     let create = |name: &str| {
         let args = ["volume", "create", name, "--node", "n1", "--size", "100KB"];
         world.run_json(&args)

@@ -9,7 +9,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// A job that counts its own words, each of `bytes` bytes, and as many bytes of environment as one
 /// word.
-fn counting(words: usize, bytes: usize) -> String {
+fn counting_workflow(words: usize, bytes: usize) -> String {
     let word = "y".repeat(bytes);
     let all = vec![word.as_str(); words].join(" ");
     format!(
@@ -24,7 +24,7 @@ fn counting(words: usize, bytes: usize) -> String {
     )
 }
 
-fn ready(name: &str) -> Result<Option<TestCluster>> {
+fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(None);
@@ -37,10 +37,10 @@ fn ready(name: &str) -> Result<Option<TestCluster>> {
 #[test]
 fn cluster_runs_a_job_with_as_many_words_as_linux_takes() -> Result<()> {
     let name = "cluster_runs_a_job_with_as_many_words_as_linux_takes";
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
-    let path = world.write_workflow(&counting(1_900, 1_000))?;
+    let path = world.write_workflow(&counting_workflow(1_900, 1_000))?;
     let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
     ensure!(output.status.success(), printed_text(&output));
     let counted = String::from_utf8(world.read_home("count")?)?;
@@ -56,10 +56,10 @@ fn cluster_fails_a_job_with_more_words_than_its_node_takes_at_once() -> Result<(
     let name = "cluster_fails_a_job_with_more_words_than_its_node_takes_at_once";
     let (_, hard) = getrlimit(Resource::RLIMIT_STACK)?;
     setrlimit(Resource::RLIMIT_STACK, STACK_BYTES.min(hard), hard)?;
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
-    let path = world.write_workflow(&counting(3_000, 1_000))?;
+    let path = world.write_workflow(&counting_workflow(3_000, 1_000))?;
     let output = world.bafs_command(&["run", &path.to_string_lossy()]).output()?;
     let text = printed_text(&output);
     ensure!(output.status.code() == Some(1), text);
@@ -80,7 +80,7 @@ fn check_refuses_words_that_no_node_takes() -> Result<()> {
         (1, 140_000, "Linux takes at most 131071"),
         (5_000, 1_000, "a job may have 4194304"),
     ] {
-        std::fs::write(&path, counting(words, bytes))?;
+        std::fs::write(&path, counting_workflow(words, bytes))?;
         let output = Command::new(bafs_program()).arg("check").arg(&path).output()?;
         let text = printed_text(&output);
         ensure!(output.status.code() == Some(1), text);

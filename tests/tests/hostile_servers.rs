@@ -65,13 +65,13 @@ fn cluster_node_with_a_full_disk_deletes_volumes_and_starts_again() -> Result<()
     let mount = |args: &[&str]| Command::new(args[0]).args(&args[1..]).arg(&disk).status();
     let mounted = mount(&["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs"])?;
     ensure!(mounted.success(), "no small file system");
-    let result = delete_and_start_again(&world, &disk);
+    let result = check_delete_and_restart(&world, &disk);
     let unmounted = mount(&["umount", "-l"])?;
     ensure!(unmounted.success(), "the small file system stays");
     result
 }
 
-fn delete_and_start_again(world: &TestCluster, disk: &Path) -> Result<()> {
+fn check_delete_and_restart(world: &TestCluster, disk: &Path) -> Result<()> {
     let store = disk.to_string_lossy().into_owned();
     let mut node = start_node_on_disk(&format!("--bind {store}"), world, &store)?;
     world.wait_for_servers(3)?;
@@ -106,24 +106,24 @@ fn delete_and_start_again(world: &TestCluster, disk: &Path) -> Result<()> {
 }
 
 /// A file system that answers nobody until this is dropped.
-struct Frozen(std::path::PathBuf);
+struct FrozenFileSystem(std::path::PathBuf);
 
-impl Frozen {
+impl FrozenFileSystem {
     fn freeze(path: &Path) -> Result<Self> {
         let frozen = Self(path.to_owned());
-        ensure!(frozen.set("-f")?, "the file system does not freeze");
+        ensure!(frozen.write_freeze_state("-f")?, "the file system does not freeze");
         Ok(frozen)
     }
 
-    fn set(&self, how: &str) -> Result<bool> {
+    fn write_freeze_state(&self, how: &str) -> Result<bool> {
         let set = Command::new("fsfreeze").arg(how).arg(&self.0).status()?;
         Ok(set.success())
     }
 }
 
-impl Drop for Frozen {
+impl Drop for FrozenFileSystem {
     fn drop(&mut self) {
-        let _ = self.set("-u");
+        let _ = self.write_freeze_state("-u");
     }
 }
 
@@ -157,7 +157,7 @@ fn cluster_waits_for_a_disk_that_is_slower_than_the_deadline() -> Result<()> {
         go.display()
     );
     let busy = ExecJob::start(&world, &["--op-deadline", "3"], &script)?;
-    let frozen = Frozen::freeze(&disk)?;
+    let frozen = FrozenFileSystem::freeze(&disk)?;
     std::fs::write(&go, "")?;
     std::thread::sleep(Duration::from_secs(8));
     drop(frozen);

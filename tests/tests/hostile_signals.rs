@@ -13,14 +13,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// Time for everything to be gone.
-const GONE: Duration = Duration::from_secs(5);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A job that takes a while, in a volume that it holds open.
 const WORKFLOW: &str = "volume v scratch 1 MB\njob j {\nexecutable = /bin/sh\n\
     arguments = -c \"sleep 1; echo done > /v/out\"\n}\nmount v j /v\n\
     extract v out bafs://home/out\n";
 
-fn start(workflow: &Path, temporary: &Path) -> Result<Child> {
+fn start_run(workflow: &Path, temporary: &Path) -> Result<Child> {
     let mut command = Command::new(bafs_program());
     command
         .args(["run", "--local", "2"])
@@ -32,7 +32,7 @@ fn start(workflow: &Path, temporary: &Path) -> Result<Child> {
     command.spawn().context("bafs run starts")
 }
 
-fn send(pid: u32, signal: Signal) -> Result<()> {
+fn send_signal(pid: u32, signal: Signal) -> Result<()> {
     Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?)
 }
 
@@ -48,7 +48,7 @@ fn wait_until_gone(temporary: &Path) -> Result<()> {
         if left.is_empty() {
             return Ok(());
         }
-        ensure!(started.elapsed() < GONE, "left behind: {left:?}");
+        ensure!(started.elapsed() < CLEANUP_TIMEOUT, "left behind: {left:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -67,16 +67,16 @@ fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
     std::fs::create_dir(&temporary)?;
     let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
     for (index, signal) in signals.into_iter().cycle().take(9).enumerate() {
-        let mut run = start(&workflow, &temporary)?;
+        let mut run = start_run(&workflow, &temporary)?;
         std::thread::sleep(Duration::from_millis(20 + 110 * index as u64));
-        send(run.id(), signal)?;
+        send_signal(run.id(), signal)?;
         let status = run.wait()?;
         ensure!(!status.success(), "{signal}, moment {index}: {status}");
         wait_until_gone(&temporary)?;
         ensure!(is_gone_or_empty(&temporary), "{signal}, moment {index}: files stay");
     }
     for moment_ms in [20, 300, 900] {
-        let mut run = start(&workflow, &temporary)?;
+        let mut run = start_run(&workflow, &temporary)?;
         std::thread::sleep(Duration::from_millis(moment_ms));
         run.kill()?;
         run.wait()?;
@@ -86,7 +86,7 @@ fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
         !is_gone_or_empty(&temporary),
         "a killed run cannot remove its files"
     );
-    ensure!(start(&workflow, &temporary)?.wait()?.success());
+    ensure!(start_run(&workflow, &temporary)?.wait()?.success());
     ensure!(
         is_gone_or_empty(&temporary),
         "the next run removes what a killed one left"
@@ -124,7 +124,7 @@ fn cluster_server_ends_with_its_terminal_unless_it_shall_stay() -> Result<()> {
                 let ended = server.try_wait()?;
                 ensure!(ended.is_none(), "{before}: {ended:?} before {signal}");
             }
-            send(server.id(), *signal)?;
+            send_signal(server.id(), *signal)?;
         }
         let status = server.wait()?;
         ensure!(status.success(), "{before}: {status}");
@@ -152,7 +152,7 @@ fn cluster_exec_passes_a_signal_on_and_keeps_what_the_job_then_writes() -> Resul
         let output = child.stdout.as_mut().context("it is piped")?;
         BufReader::new(output).read_line(&mut line)?;
         ensure!(line == "ready\n", "{line}");
-        send(child.id(), Signal::SIGTERM)?;
+        send_signal(child.id(), Signal::SIGTERM)?;
         let status = child.wait()?;
         ensure!(status.code() == Some(code), "{script}: {status}");
     }
@@ -160,7 +160,7 @@ fn cluster_exec_passes_a_signal_on_and_keeps_what_the_job_then_writes() -> Resul
     let read = job_command(&world, &[], script).output()?;
     ensure!(read.stdout == b"saved\n", printed_text(&read));
     check_programs_below_a_shell(&world)?;
-    check_keys(&world)
+    check_keyboard_signals(&world)
 }
 
 /// A shell that a signal ends at once leaves a program that needs a moment to save something. It
@@ -180,7 +180,7 @@ echo after >> /vol/below";
         BufReader::new(output).read_line(&mut line)?;
         ensure!(line == "ready\n", "{line}");
         for _ in 0..times {
-            send(child.id(), signal)?;
+            send_signal(child.id(), signal)?;
             std::thread::sleep(Duration::from_millis(50));
         }
         let status = child.wait()?;
@@ -193,7 +193,7 @@ echo after >> /vol/below";
 
 /// What a key says the job hears itself, once, and it goes on as long as it wants; what anybody
 /// else sends is passed on, also where the job has the terminal.
-fn check_keys(world: &TestCluster) -> Result<()> {
+fn check_keyboard_signals(world: &TestCluster) -> Result<()> {
     let script = "n=0; trap 'n=$((n+1)); echo heard $n; [ $n -lt 2 ] || exit 3' INT; \
         echo ready; while :; do sleep 0.05; done";
     let job = format!(
@@ -232,7 +232,7 @@ fn check_keys(world: &TestCluster) -> Result<()> {
         command.starts_with(&exec).then_some(pid)
     });
     let pid = found.context("the job still runs")?;
-    send(pid.parse()?, Signal::SIGINT)?;
+    send_signal(pid.parse()?, Signal::SIGINT)?;
     next("heard 2")?;
     let status = terminal.wait()?;
     ensure!(status.code() == Some(3), "{status}");
@@ -264,7 +264,7 @@ fn cluster_ends_an_agent_that_is_stuck() -> Result<()> {
         if let Some(line) = processes_matching(&agent).into_iter().next() {
             break line;
         }
-        ensure!(started.elapsed() < GONE, "no agent was started");
+        ensure!(started.elapsed() < CLEANUP_TIMEOUT, "no agent was started");
         std::thread::sleep(Duration::from_millis(20));
     };
     std::thread::sleep(Duration::from_millis(300));
@@ -272,7 +272,7 @@ fn cluster_ends_an_agent_that_is_stuck() -> Result<()> {
         .split(' ')
         .next()
         .context("a line begins with a pid")?;
-    send(pid.parse()?, Signal::SIGSTOP)?;
+    send_signal(pid.parse()?, Signal::SIGSTOP)?;
     let output = run.wait_with_output()?;
     ensure!(output.status.success(), printed_text(&output));
     ensure!(

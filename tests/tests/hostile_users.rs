@@ -24,10 +24,10 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 /// Somebody who is neither root nor runs tests.
-const OTHER: u32 = 65_533;
+const OTHER_USER_ID: u32 = 65_533;
 
 /// Calls that each of three hostile callers has under way.
-const CALLS_AT_ONCE: usize = 16;
+const CONCURRENT_CALLS: usize = 16;
 
 #[expect(clippy::disallowed_methods, reason = "tokens expire by the clock")]
 fn now_ms() -> u64 {
@@ -70,10 +70,10 @@ fn cluster_node_refuses_a_store_that_others_prepared() -> Result<()> {
     refusal("other users may write to it")?;
     if is_root() {
         std::fs::remove_file(store.join("starts"))?;
-        chown(&store, Some(OTHER), None)?;
+        chown(&store, Some(OTHER_USER_ID), None)?;
         refusal("it belongs to another user (uid 65533)")?;
         chown(&store, Some(0), None)?;
-        chown(place.path(), Some(OTHER), None)?;
+        chown(place.path(), Some(OTHER_USER_ID), None)?;
         refusal("could put another in its place")?;
         chown(place.path(), Some(0), None)?;
     } else {
@@ -96,7 +96,7 @@ fn cluster_node_refuses_a_store_that_others_prepared() -> Result<()> {
 }
 
 /// Asks a node for volumes that are none of its business, again and again, until told to stop.
-async fn pester(identity: Identity, token: Token, node: String, over: Arc<AtomicBool>) -> u64 {
+async fn call_repeatedly(identity: Identity, token: Token, node: String, over: Arc<AtomicBool>) -> u64 {
     let pool = Pool::new(Arc::new(Dialer::new(&identity).expect("a dialer")));
     let mut refused = 0;
     while !over.load(Ordering::Relaxed) {
@@ -139,12 +139,12 @@ fn cluster_node_serves_others_beside_costly_tokens() -> Result<()> {
     let over = Arc::new(AtomicBool::new(false));
     let runtime = Runtime::new()?;
     let mut callers = JoinSet::new();
-    for _ in 0..3 * CALLS_AT_ONCE {
+    for _ in 0..3 * CONCURRENT_CALLS {
         let (identity, token) = (identity.clone(), token.clone());
-        let caller = pester(identity, token, node.clone(), over.clone());
+        let caller = call_repeatedly(identity, token, node.clone(), over.clone());
         callers.spawn_on(caller, runtime.handle());
     }
-    let served = serve_others(&world);
+    let served = check_other_users(&world);
     over.store(true, Ordering::Relaxed);
     let refused: u64 = runtime.block_on(callers.join_all()).into_iter().sum();
     served?;
@@ -156,7 +156,7 @@ fn cluster_node_serves_others_beside_costly_tokens() -> Result<()> {
 }
 
 /// A user's jobs run, and the node stays in the catalog.
-fn serve_others(world: &TestCluster) -> Result<()> {
+fn check_other_users(world: &TestCluster) -> Result<()> {
     std::thread::sleep(Duration::from_secs(1));
     for round in 0..6 {
         let servers = world.run_json(&["servers"])?;
@@ -252,7 +252,7 @@ fn cluster_node_offers_no_more_files_than_its_disk() -> Result<()> {
 }
 
 /// In a name space of its own `/dev/fuse` is open to everybody, as in a container.
-const AS_OTHER: &str =
+const OTHER_USER_SCRIPT: &str =
     "mknod $1/fuse c 10 229 && chmod 666 $1/fuse && mount --bind $1/fuse /dev/fuse \
     && exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '
     \"$0\" mount v $1/mnt --identity $1/narrow & mounted=$!
@@ -283,7 +283,7 @@ fn mount_by_another_user_can_write() -> Result<()> {
     ensure!(all.success(), "chown");
     let mut command = Command::new("unshare");
     command
-        .args(["-m", "sh", "-c", AS_OTHER])
+        .args(["-m", "sh", "-c", OTHER_USER_SCRIPT])
         .arg(bafs_program())
         .arg(place.path());
     command

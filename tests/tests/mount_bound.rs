@@ -6,31 +6,31 @@ use bafs_tests::exec::{self, ExecJob, job_command};
 use bafs_tests::{TestCluster, printed_text};
 use nix::sys::signal::Signal;
 
-const BOUND: &str = "volume v: directory";
-const INLINE: &str = "volume v: inline";
+const BIND_MOUNT_MESSAGE: &str = "volume v: directory";
+const INLINE_MESSAGE: &str = "volume v: inline";
 
 /// A node of 1 GB with a watched volume `v` of 20 MB and 1,000 files.
-fn ready(name: &str) -> Result<Option<TestCluster>> {
+fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
     let world = exec::start_cluster(name, "1GB")?;
     if let Some(world) = &world {
-        create(world, "v", "20MB", "1000")?;
+        create_volume(world, "v", "20MB", "1000")?;
     }
     Ok(world)
 }
 
-fn create(world: &TestCluster, name: &str, size: &str, files: &str) -> Result<serde_json::Value> {
+fn create_volume(world: &TestCluster, name: &str, size: &str, files: &str) -> Result<serde_json::Value> {
     let create = [
         "volume", "create", name, "--node", "n1", "--limit", "watched",
     ];
     world.run_json(&[&create[..], &["--size", size, "--files", files]].concat())
 }
 
-fn check(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
-    exec::check_job(world, &[], BOUND, script, expected)
+fn check_job(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
+    exec::check_job(world, &[], BIND_MOUNT_MESSAGE, script, expected)
 }
 
 /// Runs a job that must be ended for this reason.
-fn ends(world: &TestCluster, script: &str, reason: &str) -> Result<()> {
+fn check_job_is_ended(world: &TestCluster, script: &str, reason: &str) -> Result<()> {
     let ended = job_command(world, &[], script).output()?;
     ensure!(ended.status.code() == Some(75), printed_text(&ended));
     ensure!(printed_text(&ended).contains(reason), printed_text(&ended));
@@ -39,14 +39,14 @@ fn ends(world: &TestCluster, script: &str, reason: &str) -> Result<()> {
 
 #[test]
 fn mount_bound_shows_the_directory_itself() -> Result<()> {
-    let Some(world) = ready("mount_bound_shows_the_directory_itself")? else {
+    let Some(world) = start_cluster("mount_bound_shows_the_directory_itself")? else {
         return Ok(());
     };
     // The kernel serves it, and set-user-id has no effect.
     let look = "echo x > /vol/f; chmod 6755 /vol/f; mkfifo /vol/p; \
         grep ' /vol ' /proc/self/mountinfo | grep -c fuse || true; \
         grep ' /vol ' /proc/self/mountinfo | cut -d' ' -f6 | tr , '\\n' | grep -c '^no[sd]'";
-    check(&world, look, "0\n2")?;
+    check_job(&world, look, "0\n2")?;
     let shown = world.run_json(&["volume", "show", "v"])?;
     ensure!(shown["used_files"] == 2, "{shown}");
     // A reader sees it, and changes nothing.
@@ -63,20 +63,20 @@ fn mount_bound_shows_the_directory_itself() -> Result<()> {
     let output = world.bafs_command(&[&args[..], &[look]].concat()).output()?;
     let found = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(found == "x\nrefused\nf\np\n", printed_text(&output));
-    ensure!(printed_text(&output).contains(BOUND), printed_text(&output));
+    ensure!(printed_text(&output).contains(BIND_MOUNT_MESSAGE), printed_text(&output));
     Ok(())
 }
 
 #[test]
 fn mount_bound_ends_a_job_past_the_limit() -> Result<()> {
-    let Some(world) = ready("mount_bound_ends_a_job_past_the_limit")? else {
+    let Some(world) = start_cluster("mount_bound_ends_a_job_past_the_limit")? else {
         return Ok(());
     };
     let fill = "cd /vol; while :; do cat /bin/sh >> f; done";
-    ends(&world, fill, "make it larger")?;
+    check_job_is_ended(&world, fill, "make it larger")?;
     let many = "cd /vol; rm f; i=0; while :; do i=$((i+1)); : > $i; done";
-    ends(&world, many, "make it larger")?;
-    check(
+    check_job_is_ended(&world, many, "make it larger")?;
+    check_job(
         &world,
         "cd /vol; find . -type f -delete; echo 1 > f; ls",
         "f",
@@ -85,19 +85,19 @@ fn mount_bound_ends_a_job_past_the_limit() -> Result<()> {
 
 #[test]
 fn mount_bound_reserves_a_margin() -> Result<()> {
-    let Some(world) = ready("mount_bound_reserves_a_margin")? else {
+    let Some(world) = start_cluster("mount_bound_reserves_a_margin")? else {
         return Ok(());
     };
     // 1 GB less twice 20 MB and 256 MiB: a third one has no room for its margin.
-    create(&world, "w", "20MB", "1000")?;
-    create(&world, "x", "20MB", "1000")?;
-    ensure!(create(&world, "y", "20MB", "1000").is_err(), "a fourth one");
+    create_volume(&world, "w", "20MB", "1000")?;
+    create_volume(&world, "x", "20MB", "1000")?;
+    ensure!(create_volume(&world, "y", "20MB", "1000").is_err(), "a fourth one");
     Ok(())
 }
 
 #[test]
 fn mount_bound_loses_nothing_with_its_agent() -> Result<()> {
-    let Some(world) = ready("mount_bound_loses_nothing_with_its_agent")? else {
+    let Some(world) = start_cluster("mount_bound_loses_nothing_with_its_agent")? else {
         return Ok(());
     };
     let script = "echo one > /vol/f; mkdir /vol/d; echo 0 > /vol/last; echo ready; \
@@ -107,19 +107,19 @@ fn mount_bound_loses_nothing_with_its_agent() -> Result<()> {
     busy.wait_for_end()?;
     // Nothing of the first comes after the second has its volume.
     let look = "cp /vol/last /vol/seen; sleep 1; cmp /vol/last /vol/seen; cat /vol/f; ls -d /vol/d";
-    check(&world, look, "one\n/vol/d")
+    check_job(&world, look, "one\n/vol/d")
 }
 
 #[test]
 fn mount_bound_writer_is_cut_off_by_the_next() -> Result<()> {
-    let Some(world) = ready("mount_bound_writer_is_cut_off_by_the_next")? else {
+    let Some(world) = start_cluster("mount_bound_writer_is_cut_off_by_the_next")? else {
         return Ok(());
     };
     let script = "echo 0 > /vol/first; echo ready; i=0; \
         while :; do i=$((i+1)); echo $i > /vol/first; done";
     let first = ExecJob::start(&world, &[], script)?;
     let look = "cp /vol/first /vol/seen; sleep 1; cmp /vol/first /vol/seen; echo same";
-    check(&world, look, "same")?;
+    check_job(&world, look, "same")?;
     let ended = first.wait_for_end()?;
     ensure!(ended.status.code() == Some(75), printed_text(&ended));
     ensure!(printed_text(&ended).contains("Fenced"), printed_text(&ended));
@@ -128,7 +128,7 @@ fn mount_bound_writer_is_cut_off_by_the_next() -> Result<()> {
 
 #[test]
 fn mount_bound_job_ends_with_its_volume() -> Result<()> {
-    let Some(world) = ready("mount_bound_job_ends_with_its_volume")? else {
+    let Some(world) = start_cluster("mount_bound_job_ends_with_its_volume")? else {
         return Ok(());
     };
     let busy = ExecJob::start(
@@ -147,7 +147,7 @@ fn mount_bound_job_ends_with_its_volume() -> Result<()> {
 
 #[test]
 fn mount_bound_job_ends_with_its_server() -> Result<()> {
-    let Some(mut world) = ready("mount_bound_job_ends_with_its_server")? else {
+    let Some(mut world) = start_cluster("mount_bound_job_ends_with_its_server")? else {
         return Ok(());
     };
     let script = "echo kept > /vol/f; echo ready; while :; do echo x > /vol/g; done";
@@ -157,15 +157,15 @@ fn mount_bound_job_ends_with_its_server() -> Result<()> {
     ensure!(ended.status.code() == Some(75), printed_text(&ended));
     world.cluster.restart("n1")?;
     world.wait_for_servers(2)?;
-    check(&world, "cat /vol/f", "kept")
+    check_job(&world, "cat /vol/f", "kept")
 }
 
 #[test]
 fn mount_bound_is_for_jobs_and_not_for_the_host() -> Result<()> {
-    let Some(world) = ready("mount_bound_is_for_jobs_and_not_for_the_host")? else {
+    let Some(world) = start_cluster("mount_bound_is_for_jobs_and_not_for_the_host")? else {
         return Ok(());
     };
-    check(&world, "echo x > /vol/f", "")?;
+    check_job(&world, "echo x > /vol/f", "")?;
     let point = tempfile::tempdir()?;
     let at = point.path().to_str().context("a temporary path is text")?;
     let mut mount = world.bafs_command(&["mount", "--explain", "v", at]);
@@ -181,6 +181,6 @@ fn mount_bound_is_for_jobs_and_not_for_the_host() -> Result<()> {
         Signal::SIGTERM,
     )?;
     let output = mount.wait_with_output()?;
-    ensure!(printed_text(&output).contains(INLINE), printed_text(&output));
+    ensure!(printed_text(&output).contains(INLINE_MESSAGE), printed_text(&output));
     Ok(())
 }

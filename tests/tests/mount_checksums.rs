@@ -19,147 +19,147 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const TEST: &str = "mount_reads_by_every_path_what_each_path_has_written";
+const TEST_NAME: &str = "mount_reads_by_every_path_what_each_path_has_written";
 
 /// The volume that all ways to write go over, one after the other.
-const TURNS: &str = "turns";
+const SHARED_VOLUME: &str = "turns";
 
 /// Writes files below a directory, by a seed, in the ways that programs do.
-const WRITE: &str = include_str!("checksums/write.py");
+const WRITE_SCRIPT: &str = include_str!("checksums/write.py");
 
 /// Tells names, sizes and digests of all files below some directories.
-const LOOK: &str = include_str!("checksums/look.py");
+const LIST_SCRIPT: &str = include_str!("checksums/look.py");
 
 /// From a program to a volume's bytes.
 #[derive(Debug, Clone, Copy)]
-struct Way {
+struct AccessPath {
     name: &'static str,
-    shown: Shown,
+    method: MountMethod,
     /// Options of the command, and what it then says that it does.
     options: &'static [&'static str],
-    says: &'static [&'static str],
+    messages: &'static [&'static str],
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shown {
+enum MountMethod {
     /// To a job of the volume's node: the directory itself.
-    Directory,
+    JobDirectory,
     /// By a mount of the host, whose agent has the directory.
-    Mount,
+    HostMount,
     /// The same, by rings.
-    Rings,
+    HostMountWithRings,
     /// To a job that might be anywhere: the node's door is shut.
-    Calls,
+    RemoteJob,
     /// The same, and the kernel collects writes.
-    CollectedCalls,
+    RemoteJobWithWriteBack,
 }
 
-const DIRECTORY: Way = Way {
+const BIND_MOUNT: AccessPath = AccessPath {
     name: "directory",
-    shown: Shown::Directory,
+    method: MountMethod::JobDirectory,
     options: &[],
-    says: &["directory: the job works on the directory itself"],
+    messages: &["directory: the job works on the directory itself"],
 };
 
-const INLINE: Way = Way {
+const INLINE: AccessPath = AccessPath {
     name: "inline",
-    shown: Shown::Mount,
+    method: MountMethod::HostMount,
     options: &[],
-    says: &[
+    messages: &[
         "inline: each operation runs in this process",
         "by its device",
     ],
 };
 
-const RING: Way = Way {
+const RING: AccessPath = AccessPath {
     name: "ring",
-    shown: Shown::Rings,
+    method: MountMethod::HostMountWithRings,
     options: &[],
-    says: &["inline: each operation runs in this process", RING_MESSAGE],
+    messages: &["inline: each operation runs in this process", RING_MESSAGE],
 };
 
 /// A mount that is only read passes large files to the kernel.
-const PASSED: Way = Way {
+const PASSTHROUGH: AccessPath = AccessPath {
     name: "passthrough",
-    shown: Shown::Mount,
+    method: MountMethod::HostMount,
     options: &["--read-only"],
-    says: &["inline: ", "by the kernel itself"],
+    messages: &["inline: ", "by the kernel itself"],
 };
 
-const TCP: Way = Way {
+const TCP: AccessPath = AccessPath {
     name: "tcp",
-    shown: Shown::Calls,
+    method: MountMethod::RemoteJob,
     options: &["--channel", "tcp"],
-    says: &["answered first", "is reached over TCP"],
+    messages: &["answered first", "is reached over TCP"],
 };
 
-const ASKED: Way = Way {
+const CALLS: AccessPath = AccessPath {
     name: "asked",
-    shown: Shown::Calls,
+    method: MountMethod::RemoteJob,
     options: &["--channel", "tcp", "--delegate", "false"],
-    says: &["each operation is a call", "is reached over TCP"],
+    messages: &["each operation is a call", "is reached over TCP"],
 };
 
-const QUIC: Way = Way {
+const QUIC: AccessPath = AccessPath {
     name: "quic",
-    shown: Shown::Calls,
+    method: MountMethod::RemoteJob,
     options: &["--channel", "quic"],
-    says: &["answered first", "is reached over QUIC"],
+    messages: &["answered first", "is reached over QUIC"],
 };
 
 /// The kernel collects writes.
-const COLLECTED: Way = Way {
+const WRITE_BACK: AccessPath = AccessPath {
     name: "collected",
-    shown: Shown::Mount,
+    method: MountMethod::HostMount,
     options: &["--write-back"],
-    says: &["inline: each operation runs in this process", WRITE_BACK_MESSAGE],
+    messages: &["inline: each operation runs in this process", WRITE_BACK_MESSAGE],
 };
 
-const COLLECTED_CALLS: Way = Way {
+const WRITE_BACK_TCP: AccessPath = AccessPath {
     name: "collected-tcp",
-    shown: Shown::CollectedCalls,
+    method: MountMethod::RemoteJobWithWriteBack,
     options: &["--channel", "tcp"],
-    says: &[WRITE_BACK_MESSAGE, "answered first", "is reached over TCP"],
+    messages: &[WRITE_BACK_MESSAGE, "answered first", "is reached over TCP"],
 };
 
 /// Ways to write that this machine has; says aloud which it has not.
-fn writers() -> Vec<Way> {
+fn write_paths() -> Vec<AccessPath> {
     let mut ways = vec![
-        DIRECTORY,
+        BIND_MOUNT,
         INLINE,
         TCP,
-        ASKED,
+        CALLS,
         QUIC,
-        COLLECTED,
-        COLLECTED_CALLS,
+        WRITE_BACK,
+        WRITE_BACK_TCP,
     ];
-    if ring::can_use_rings(&format!("{TEST}, by rings")) {
+    if ring::can_use_rings(&format!("{TEST_NAME}, by rings")) {
         ways.push(RING);
     }
     ways
 }
 
 /// Ways to read, likewise.
-fn readers() -> Result<Vec<Way>> {
-    let mut ways = writers();
+fn read_paths() -> Result<Vec<AccessPath>> {
+    let mut ways = write_paths();
     // Where nothing is written, nothing is collected.
-    ways.retain(|way| !way.says.contains(&WRITE_BACK_MESSAGE));
+    ways.retain(|way| !way.messages.contains(&WRITE_BACK_MESSAGE));
     match passthrough_obstacle(tempfile::tempdir()?.path()) {
-        Some(reason) => report_skip(&format!("{TEST}, by passthrough"), reason),
-        None => ways.push(PASSED),
+        Some(reason) => report_skip(&format!("{TEST_NAME}, by passthrough"), reason),
+        None => ways.push(PASSTHROUGH),
     }
     Ok(ways)
 }
 
 /// Directories by which a program comes to volumes, in their order.
-struct Places {
+struct MountedDirectories {
     mounts: Vec<(PathBuf, Child)>,
     /// Dropped last: what is removed with it must not be mounted any more.
     root: tempfile::TempDir,
 }
 
-impl Places {
-    fn mount(world: &TestCluster, way: Way, volumes: &[String]) -> Result<Self> {
+impl MountedDirectories {
+    fn mount(world: &TestCluster, way: AccessPath, volumes: &[String]) -> Result<Self> {
         let mut places = Self {
             mounts: Vec::new(),
             root: tempfile::tempdir()?,
@@ -181,12 +181,12 @@ impl Places {
     }
 
     /// Ends all mounts, and only then looks at what their agents said.
-    fn end(mut self, way: Way) -> Result<()> {
+    fn unmount(mut self, way: AccessPath) -> Result<()> {
         let mounts = std::mem::take(&mut self.mounts);
-        let ended = mounts.into_iter().map(|(at, agent)| (at, stop(agent)));
+        let ended = mounts.into_iter().map(|(at, agent)| (at, stop_agent(agent)));
         let ended: Vec<_> = ended.collect();
         for (at, output) in ended {
-            let checked = output.and_then(|output| check_way(way, &output));
+            let checked = output.and_then(|output| check_access_path(way, &output));
             checked.with_context(|| at.display().to_string())?;
         }
         Ok(())
@@ -195,10 +195,10 @@ impl Places {
 
 /// After a check that failed: to remove the directories would else remove what the volumes hold, or
 /// wait for a cluster that is gone.
-impl Drop for Places {
+impl Drop for MountedDirectories {
     fn drop(&mut self) {
         for (at, agent) in std::mem::take(&mut self.mounts) {
-            match stop(agent) {
+            match stop_agent(agent) {
                 Ok(output) => eprintln!("{}: {}", at.display(), printed_text(&output)),
                 Err(error) => eprintln!("{}: {error:#}", at.display()),
             }
@@ -209,23 +209,23 @@ impl Drop for Places {
 }
 
 /// Ends a mount's agent in order.
-fn stop(agent: Child) -> Result<Output> {
+fn stop_agent(agent: Child) -> Result<Output> {
     kill(Pid::from_raw(i32::try_from(agent.id())?), Signal::SIGTERM)?;
     Ok(agent.wait_with_output()?)
 }
 
-fn check_way(way: Way, output: &Output) -> Result<()> {
+fn check_access_path(way: AccessPath, output: &Output) -> Result<()> {
     let text = printed_text(output);
     ensure!(output.status.success(), "{}: {text}", way.name);
-    let missing = way.says.iter().find(|word| !text.contains(**word));
+    let missing = way.messages.iter().find(|word| !text.contains(**word));
     ensure!(missing.is_none(), "{}: {missing:?}: {text}", way.name);
     Ok(())
 }
 
 /// The door of a node while it is shut; it is open again when this is dropped.
-struct ShutDoor(PathBuf);
+struct DisabledFdPassing(PathBuf);
 
-impl ShutDoor {
+impl DisabledFdPassing {
     fn new(world: &TestCluster) -> Result<Self> {
         let door = world.cluster.directory().join("n1").join(DOOR_NAME);
         fs::rename(&door, door.with_extension("away"))?;
@@ -233,7 +233,7 @@ impl ShutDoor {
     }
 }
 
-impl Drop for ShutDoor {
+impl Drop for DisabledFdPassing {
     fn drop(&mut self) {
         if let Err(error) = fs::rename(self.0.with_extension("away"), &self.0) {
             eprintln!("{} stays shut: {error}", self.0.display());
@@ -243,29 +243,29 @@ impl Drop for ShutDoor {
 
 /// Runs a Python program that is given the directories of some volumes and then `last`; returns
 /// what it printed.
-fn run(
+fn run_on_volumes(
     world: &TestCluster,
-    way: Way,
+    way: AccessPath,
     volumes: &[String],
     (program, last): (&str, &str),
 ) -> Result<String> {
-    let output = match way.shown {
-        Shown::Directory => run_job(world, way, volumes, (program, last))?,
-        Shown::Calls | Shown::CollectedCalls => {
-            let _shut = ShutDoor::new(world)?;
+    let output = match way.method {
+        MountMethod::JobDirectory => run_job(world, way, volumes, (program, last))?,
+        MountMethod::RemoteJob | MountMethod::RemoteJobWithWriteBack => {
+            let _shut = DisabledFdPassing::new(world)?;
             run_job(world, way, volumes, (program, last))?
         }
-        Shown::Mount | Shown::Rings => {
-            let rings = match way.shown {
-                Shown::Rings => Some(RingSetting::enable()?),
+        MountMethod::HostMount | MountMethod::HostMountWithRings => {
+            let rings = match way.method {
+                MountMethod::HostMountWithRings => Some(RingSetting::enable()?),
                 _ if ring::uring_obstacle().is_none() => Some(RingSetting::disable()?),
                 _ => None,
             };
-            let places = Places::mount(world, way, volumes)?;
+            let places = MountedDirectories::mount(world, way, volumes)?;
             drop(rings);
             let directories = places.mounts.iter().map(|(at, _)| at.clone()).collect();
-            let output = python(directories, (program, last));
-            places.end(way)?;
+            let output = run_python(directories, (program, last));
+            places.unmount(way)?;
             output?
         }
     };
@@ -275,15 +275,15 @@ fn run(
 
 fn run_job(
     world: &TestCluster,
-    way: Way,
+    way: AccessPath,
     volumes: &[String],
     (program, last): (&str, &str),
 ) -> Result<Output> {
     let places: Vec<_> = (0..volumes.len()).map(|it| format!("/v{it}")).collect();
     let mount = |(volume, place)| {
-        let access = match (last.is_empty(), way.shown) {
+        let access = match (last.is_empty(), way.method) {
             (true, _) => "ro",
-            (false, Shown::CollectedCalls) => "write-back",
+            (false, MountMethod::RemoteJobWithWriteBack) => "write-back",
             (false, _) => "rw",
         };
         format!("{volume}:{place}:{access}")
@@ -297,15 +297,15 @@ fn run_job(
     args.extend([last].into_iter().filter(|last| !last.is_empty()));
     let output = world.bafs_command(&args).output()?;
     // A job that only reads is not answered early.
-    let reads = Way {
-        says: way.says.last().map_or(&[], std::slice::from_ref),
+    let reads = AccessPath {
+        messages: way.messages.last().map_or(&[], std::slice::from_ref),
         ..way
     };
-    check_way(if last.is_empty() { reads } else { way }, &output)?;
+    check_access_path(if last.is_empty() { reads } else { way }, &output)?;
     Ok(output)
 }
 
-fn python(directories: Vec<PathBuf>, (program, last): (&str, &str)) -> Result<Output> {
+fn run_python(directories: Vec<PathBuf>, (program, last): (&str, &str)) -> Result<Output> {
     let mut command = Command::new("python3");
     command.args(["-c", program]).args(directories);
     command.args([last].iter().filter(|last| !last.is_empty()));
@@ -313,18 +313,18 @@ fn python(directories: Vec<PathBuf>, (program, last): (&str, &str)) -> Result<Ou
 }
 
 /// Lines of what was found, whatever their order.
-fn lines(found: &str) -> BTreeSet<&str> {
+fn unordered_lines(found: &str) -> BTreeSet<&str> {
     found.lines().collect()
 }
 
-fn compare(name: &str, found: &str, expected: &str) -> Result<()> {
-    let (found, expected) = (lines(found), lines(expected));
+fn check_equal(name: &str, found: &str, expected: &str) -> Result<()> {
+    let (found, expected) = (unordered_lines(found), unordered_lines(expected));
     let differ: Vec<_> = found.symmetric_difference(&expected).collect();
     ensure!(differ.is_empty(), "read by {name}: {differ:#?}");
     Ok(())
 }
 
-fn create(world: &TestCluster, name: &str, more: &[&str]) -> Result<()> {
+fn create_volume(world: &TestCluster, name: &str, more: &[&str]) -> Result<()> {
     let create = ["volume", "create", name, "--node", "n1", "--size", "100MB"];
     world.run_json(&[&create[..], &["--limit", "watched"], more].concat())?;
     Ok(())
@@ -332,30 +332,30 @@ fn create(world: &TestCluster, name: &str, more: &[&str]) -> Result<()> {
 
 /// Volumes, each written by one way, one by all in turn and one by the volume API; with plain
 /// directories that are the same.
-struct Written {
+struct WrittenVolumes {
     volumes: Vec<String>,
-    plain: tempfile::TempDir,
+    plain_directory: tempfile::TempDir,
 }
 
-impl Written {
-    fn new(world: &TestCluster, ways: &[Way]) -> Result<Self> {
+impl WrittenVolumes {
+    fn new(world: &TestCluster, ways: &[AccessPath]) -> Result<Self> {
         let mut written = Self {
             volumes: Vec::new(),
-            plain: tempfile::tempdir()?,
+            plain_directory: tempfile::tempdir()?,
         };
         for (number, way) in ways.iter().enumerate() {
             let (volume, seed) = (way.name.to_owned(), number.to_string());
-            create(world, &volume, &[])?;
-            run(world, *way, std::slice::from_ref(&volume), (WRITE, &seed))?;
+            create_volume(world, &volume, &[])?;
+            run_on_volumes(world, *way, std::slice::from_ref(&volume), (WRITE_SCRIPT, &seed))?;
             written.write_plain(&volume, &seed)?;
             written.volumes.push(volume);
         }
         // Each goes over what the one before has left.
-        let turns = TURNS.to_owned();
-        create(world, &turns, &[])?;
+        let turns = SHARED_VOLUME.to_owned();
+        create_volume(world, &turns, &[])?;
         for (number, way) in ways.iter().rev().enumerate() {
             let seed = (100 + number).to_string();
-            run(world, *way, std::slice::from_ref(&turns), (WRITE, &seed))?;
+            run_on_volumes(world, *way, std::slice::from_ref(&turns), (WRITE_SCRIPT, &seed))?;
             written.write_plain(&turns, &seed)?;
         }
         written.volumes.push(turns);
@@ -363,43 +363,43 @@ impl Written {
         written.write_plain(&filled, "200")?;
         let home = world.home.path().join("in");
         fs::create_dir(&home)?;
-        let output = python(vec![home], (WRITE, "200"))?;
+        let output = run_python(vec![home], (WRITE_SCRIPT, "200"))?;
         ensure!(output.status.success(), printed_text(&output));
-        create(world, &filled, &["--from", "bafs://home/in"])?;
+        create_volume(world, &filled, &["--from", "bafs://home/in"])?;
         written.volumes.push(filled);
         Ok(written)
     }
 
     fn write_plain(&self, volume: &str, seed: &str) -> Result<()> {
-        let at = self.plain.path().join(volume);
+        let at = self.plain_directory.path().join(volume);
         fs::create_dir_all(&at)?;
-        let output = python(vec![at], (WRITE, seed))?;
+        let output = run_python(vec![at], (WRITE_SCRIPT, seed))?;
         ensure!(output.status.success(), printed_text(&output));
         Ok(())
     }
 
     /// What must be found in the volumes.
     fn expected(&self) -> Result<String> {
-        let plain = |volume: &String| self.plain.path().join(volume);
-        look(self.volumes.iter().map(plain).collect())
+        let plain = |volume: &String| self.plain_directory.path().join(volume);
+        list_files(self.volumes.iter().map(plain).collect())
     }
 }
 
 /// What is in directories of this host.
-fn look(directories: Vec<PathBuf>) -> Result<String> {
-    let output = python(directories, (LOOK, ""))?;
+fn list_files(directories: Vec<PathBuf>) -> Result<String> {
+    let output = run_python(directories, (LIST_SCRIPT, ""))?;
     ensure!(output.status.success(), printed_text(&output));
     Ok(String::from_utf8(output.stdout)?)
 }
 
 /// Copies all volumes to another node, and looks at them there.
-fn look_at_copies(world: &TestCluster, volumes: &[String]) -> Result<String> {
+fn list_copies(world: &TestCluster, volumes: &[String]) -> Result<String> {
     let mut copies = Vec::new();
     for volume in volumes {
         let copy = world.run_json(&["volume", "replicate", volume, "--to", "n2"])?;
         copies.push(copy["id"].as_str().context("an id")?.to_owned());
     }
-    let found = run(world, DIRECTORY, &copies, (LOOK, ""))?;
+    let found = run_on_volumes(world, BIND_MOUNT, &copies, (LIST_SCRIPT, ""))?;
     for copy in &copies {
         world.run_json(&["volume", "delete", copy])?;
     }
@@ -407,8 +407,8 @@ fn look_at_copies(world: &TestCluster, volumes: &[String]) -> Result<String> {
 }
 
 /// Brings all files of a volume home, and returns the directory where they are now.
-fn extract(world: &TestCluster, written: &Written, volume: &str) -> Result<PathBuf> {
-    for path in files_below(&written.plain.path().join(volume))? {
+fn extract_files(world: &TestCluster, written: &WrittenVolumes, volume: &str) -> Result<PathBuf> {
+    for path in files_below(&written.plain_directory.path().join(volume))? {
         let path = path.to_str().context("a name is text")?;
         let target = format!("bafs://home/out/{path}");
         world.run_json(&["volume", "extract", volume, path, &target])?;
@@ -439,10 +439,10 @@ fn create_cache(world: &TestCluster, name: &str, node: &str, path: &str) -> Resu
 }
 
 /// Looks at the files of a cache volume in a job, which must reach it in this way.
-fn look_through_cache(world: &TestCluster, name: &str, says: &str) -> Result<String> {
+fn list_cache_files(world: &TestCluster, name: &str, says: &str) -> Result<String> {
     let mount = format!("{name}:/cache:ro");
     let args = ["exec", "--explain", "--mount", &mount, "--", "python3"];
-    let args = [&args[..], &["-c", LOOK, "/cache"]].concat();
+    let args = [&args[..], &["-c", LIST_SCRIPT, "/cache"]].concat();
     let output = world.bafs_command(&args).output()?;
     ensure!(output.status.success(), printed_text(&output));
     ensure!(printed_text(&output).contains(says), "{says}: {}", printed_text(&output));
@@ -454,16 +454,16 @@ fn look_through_cache(world: &TestCluster, name: &str, says: &str) -> Result<Str
 fn check_caches(world: &TestCluster, expected: &str) -> Result<()> {
     let on_this_machine = "blocks on this machine are read without asking";
     create_cache(world, "far", "n2", "out")?;
-    let found = look_through_cache(world, "far", on_this_machine)?;
-    compare("a cache volume", &found, expected)?;
+    let found = list_cache_files(world, "far", on_this_machine)?;
+    check_equal("a cache volume", &found, expected)?;
     create_cache(world, "near", "n1", "out")?;
     {
-        let _shut = ShutDoor::new(world)?;
-        let found = look_through_cache(world, "near", "blocks come through the network")?;
-        compare("a cache volume, through the network", &found, expected)?;
+        let _shut = DisabledFdPassing::new(world)?;
+        let found = list_cache_files(world, "near", "blocks come through the network")?;
+        check_equal("a cache volume, through the network", &found, expected)?;
     }
-    let found = look_through_cache(world, "near", on_this_machine)?;
-    compare("a cache volume that a peer filled", &found, expected)?;
+    let found = list_cache_files(world, "near", on_this_machine)?;
+    check_equal("a cache volume that a peer filled", &found, expected)?;
     // Only where files are large does the kernel read them by itself.
     let (out, large) = (
         world.home.path().join("out"),
@@ -473,11 +473,11 @@ fn check_caches(world: &TestCluster, expected: &str) -> Result<()> {
     for name in ["sequential", "scattered", "sparse", "mapped", "replaced"] {
         fs::copy(out.join(name), large.join(name))?;
     }
-    let expected = look(vec![large])?;
+    let expected = list_files(vec![large])?;
     create_cache(world, "whole", "n2", "large")?;
     for turn in ["while it comes", "when it is here"] {
-        let found = look_through_cache(world, "whole", "by the kernel itself")?;
-        compare(
+        let found = list_cache_files(world, "whole", "by the kernel itself")?;
+        check_equal(
             &format!("a cache of large files, {turn}"),
             &found,
             &expected,
@@ -487,7 +487,7 @@ fn check_caches(world: &TestCluster, expected: &str) -> Result<()> {
 }
 
 /// Runs a program in a job that works on a directory of home itself.
-fn run_at_home(world: &TestCluster, path: &str, (program, last): (&str, &str)) -> Result<String> {
+fn run_on_home(world: &TestCluster, path: &str, (program, last): (&str, &str)) -> Result<String> {
     let api = BlockingClient::new(&world.cluster.identity())?;
     let programs = tempfile::tempdir()?;
     let place = programs.path().join("program.py");
@@ -509,15 +509,15 @@ fn run_at_home(world: &TestCluster, path: &str, (program, last): (&str, &str)) -
 }
 
 /// Remote I/O: what it writes is at home, and what is at home it reads.
-fn check_remote_io(world: &TestCluster, written: &Written, expected: &str) -> Result<()> {
-    let found = run_at_home(world, "out", (LOOK, ""))?;
-    compare("remote I/O", &found, expected)?;
+fn check_remote_io(world: &TestCluster, written: &WrittenVolumes, expected: &str) -> Result<()> {
+    let found = run_on_home(world, "out", (LIST_SCRIPT, ""))?;
+    check_equal("remote I/O", &found, expected)?;
     let seed = "300";
-    run_at_home(world, "direct", (WRITE, seed))?;
+    run_on_home(world, "direct", (WRITE_SCRIPT, seed))?;
     written.write_plain("direct", seed)?;
-    let roots = [world.home.path(), written.plain.path()];
-    let [found, expected] = roots.map(|root| look(vec![root.join("direct")]));
-    compare("what remote I/O has written", &found?, &expected?)
+    let roots = [world.home.path(), written.plain_directory.path()];
+    let [found, expected] = roots.map(|root| list_files(vec![root.join("direct")]));
+    check_equal("what remote I/O has written", &found?, &expected?)
 }
 
 #[test]
@@ -525,28 +525,28 @@ fn mount_reads_by_every_path_what_each_path_has_written() -> Result<()> {
     let no_python = Command::new("python3").arg("-V").output().is_err();
     let missing = mount_obstacle().or_else(|| no_python.then(|| "no python3".to_owned()));
     if let Some(reason) = missing {
-        report_skip(TEST, &reason);
+        report_skip(TEST_NAME, &reason);
         return Ok(());
     }
     let world = TestCluster::start(&["8GB", "8GB"])?;
     world.wait_for_servers(3)?;
-    let written = Written::new(&world, &writers())?;
+    let written = WrittenVolumes::new(&world, &write_paths())?;
     let expected = written.expected()?;
     // Each volume has its files, so nothing is compared with nothing.
     ensure!(
         expected.lines().count() >= written.volumes.len() * 12,
         "{expected}"
     );
-    for way in readers()? {
-        let found = run(&world, way, &written.volumes, (LOOK, ""))?;
-        compare(way.name, &found, &expected)?;
+    for way in read_paths()? {
+        let found = run_on_volumes(&world, way, &written.volumes, (LIST_SCRIPT, ""))?;
+        check_equal(way.name, &found, &expected)?;
     }
-    let found = look_at_copies(&world, &written.volumes)?;
-    compare("a copy on another node", &found, &expected)?;
+    let found = list_copies(&world, &written.volumes)?;
+    check_equal("a copy on another node", &found, &expected)?;
     // What all ways have written goes the rest of the way.
-    let expected = look(vec![written.plain.path().join(TURNS)])?;
-    let home = extract(&world, &written, TURNS)?;
-    compare("extraction", &look(vec![home])?, &expected)?;
+    let expected = list_files(vec![written.plain_directory.path().join(SHARED_VOLUME)])?;
+    let home = extract_files(&world, &written, SHARED_VOLUME)?;
+    check_equal("extraction", &list_files(vec![home])?, &expected)?;
     check_caches(&world, &expected)?;
     check_remote_io(&world, &written, &expected)
 }

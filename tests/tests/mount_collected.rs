@@ -14,51 +14,51 @@ use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, ring, printed_tex
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const INLINE: &str = "volume v: inline";
-const CALLS: &str = "volume v: calls";
+const INLINE_MESSAGE: &str = "volume v: inline";
+const CALLS_MESSAGE: &str = "volume v: calls";
 
 const EXT4_MAGIC: i64 = 0xef53;
 
 /// A node with a volume `v` of 50 MB, and the way in which jobs reach it.
-struct Ready {
+struct WriteBackCluster {
     world: TestCluster,
-    way: &'static str,
+    expected_path: &'static str,
 }
 
-impl Ready {
+impl WriteBackCluster {
     /// One for each way; none where the test must skip itself.
-    fn each(test: &str) -> Result<Vec<Self>> {
+    fn start_each(test: &str) -> Result<Vec<Self>> {
         let mut all = Vec::new();
-        for way in [INLINE, CALLS] {
+        for way in [INLINE_MESSAGE, CALLS_MESSAGE] {
             let Some(world) = exec::start_cluster(test, "300MB")? else {
                 break;
             };
-            if way == CALLS {
+            if way == CALLS_MESSAGE {
                 fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
             }
             let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
             world.run_json(&create)?;
-            all.push(Self { world, way });
+            all.push(Self { world, expected_path: way });
         }
         Ok(all)
     }
 
-    fn job(&self, script: &str) -> Command {
+    fn job_command(&self, script: &str) -> Command {
         exec::job_command_with_mount(&self.world, "v:/vol:write-back", &[], script)
     }
 
     /// Runs a job whose writes are collected.
-    fn collects(&self, script: &str, expected: &str) -> Result<()> {
-        exec::check_command(self.job(script), self.way, script, expected)
+    fn check_write_back(&self, script: &str, expected: &str) -> Result<()> {
+        exec::check_command(self.job_command(script), self.expected_path, script, expected)
     }
 
     /// Runs a job whose writes are not, on what an earlier one has left.
-    fn then(&self, script: &str, expected: &str) -> Result<()> {
-        exec::check_job(&self.world, &[], self.way, script, expected)
+    fn check_without_write_back(&self, script: &str, expected: &str) -> Result<()> {
+        exec::check_job(&self.world, &[], self.expected_path, script, expected)
     }
 }
 
-fn stands(test: &str) -> Result<Vec<MountedVolume>> {
+fn start_mounted_volumes(test: &str) -> Result<Vec<MountedVolume>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(test, &reason);
         return Ok(Vec::new());
@@ -72,7 +72,7 @@ fn stands(test: &str) -> Result<Vec<MountedVolume>> {
 
 #[test]
 fn mount_collected_writes_come_with_fsync_and_close_and_not_before() -> Result<()> {
-    for stand in stands("mount_collected_writes_come_with_fsync_and_close_and_not_before")? {
+    for stand in start_mounted_volumes("mount_collected_writes_come_with_fsync_and_close_and_not_before")? {
         let mounted = stand.in_process_mount().context("it is served here")?;
         let written = || mounted.volume().usage().written_bytes;
         let path = stand.path().join("f");
@@ -98,7 +98,7 @@ fn mount_collected_writes_come_with_fsync_and_close_and_not_before() -> Result<(
 
 #[test]
 fn mount_collected_writes_keep_names_sizes_and_times() -> Result<()> {
-    for stand in stands("mount_collected_writes_keep_names_sizes_and_times")? {
+    for stand in start_mounted_volumes("mount_collected_writes_keep_names_sizes_and_times")? {
         let (old, new) = (stand.path().join("old"), stand.path().join("new"));
         let mut file = File::create(&old)?;
         file.write_all(&[1; 10_000])?;
@@ -135,19 +135,19 @@ fn mount_collected_writes_keep_names_sizes_and_times() -> Result<()> {
 
 #[test]
 fn mount_collected_single_bytes_arrive() -> Result<()> {
-    for ready in Ready::each("mount_collected_single_bytes_arrive")? {
+    for ready in WriteBackCluster::start_each("mount_collected_single_bytes_arrive")? {
         let script = "head -c 400000 /dev/urandom > /vol/a; \
             dd if=/vol/a of=/vol/b bs=1 2>/dev/null; cmp /vol/a /vol/b; echo same";
-        ready.collects(script, "same")?;
-        ready.then("cmp /vol/a /vol/b; stat -c %s /vol/b", "400000")?;
+        ready.check_write_back(script, "same")?;
+        ready.check_without_write_back("cmp /vol/a /vol/b; stat -c %s /vol/b", "400000")?;
     }
     Ok(())
 }
 
 #[test]
 fn mount_collected_says_so() -> Result<()> {
-    for ready in Ready::each("mount_collected_says_so")? {
-        let output = ready.job("true").output()?;
+    for ready in WriteBackCluster::start_each("mount_collected_says_so")? {
+        let output = ready.job_command("true").output()?;
         ensure!(printed_text(&output).contains(WRITE_BACK_MESSAGE), printed_text(&output));
         let without = exec::job_command(&ready.world, &[], "true").output()?;
         ensure!(!printed_text(&without).contains(WRITE_BACK_MESSAGE), printed_text(&without));
@@ -157,35 +157,35 @@ fn mount_collected_says_so() -> Result<()> {
 
 #[test]
 fn mount_collected_appends_do_not_overwrite_each_other() -> Result<()> {
-    for ready in Ready::each("mount_collected_appends_do_not_overwrite_each_other")? {
+    for ready in WriteBackCluster::start_each("mount_collected_appends_do_not_overwrite_each_other")? {
         let script = "cd /vol; \
             write() { i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $1; done >> f; }; \
             write one & write other & wait; sort f | uniq -c | tr -s ' '";
-        ready.collects(script, "3000 one\n 3000 other")?;
-        ready.then("sort /vol/f | uniq -c | tr -s ' '", "3000 one\n 3000 other")?;
+        ready.check_write_back(script, "3000 one\n 3000 other")?;
+        ready.check_without_write_back("sort /vol/f | uniq -c | tr -s ' '", "3000 one\n 3000 other")?;
     }
     Ok(())
 }
 
 #[test]
 fn mount_collected_past_the_limit_ends_its_job() -> Result<()> {
-    for ready in Ready::each("mount_collected_past_the_limit_ends_its_job")? {
+    for ready in WriteBackCluster::start_each("mount_collected_past_the_limit_ends_its_job")? {
         // It would go on for ever.
         let script = "cd /vol; echo kept > first; sync first; \
             dd if=/dev/zero of=f bs=1M count=80 || true; sleep 1000";
-        let ended = ready.job(script).output()?;
+        let ended = ready.job_command(script).output()?;
         ensure!(ended.status.code() == Some(75), printed_text(&ended));
         ensure!(printed_text(&ended).contains("NoSpaceBytes"), printed_text(&ended));
         // All that is shown can be read, and the limit holds. Pieces come in any order, so the file
         // may have holes where others did not fit.
         let look = "cd /vol; cat first; test $(du -sk . | cut -f1) -le 48832; \
             test $(du -sk f | cut -f1) -ge 40000; cat f | tr -d '\\0' | wc -c; rm f; ls";
-        ready.then(look, "kept\n0\nfirst")?;
+        ready.check_without_write_back(look, "kept\n0\nfirst")?;
         // So does it for a program that ends before anybody has looked.
         let script = "cd /vol; dd if=/dev/zero of=f bs=1M count=80 2>/dev/null";
-        let ended = ready.job(script).output()?;
+        let ended = ready.job_command(script).output()?;
         ensure!(ended.status.code() == Some(75), printed_text(&ended));
-        ready.then("cd /vol; rm f; cat first", "kept")?;
+        ready.check_without_write_back("cd /vol; rm f; cat first", "kept")?;
     }
     Ok(())
 }
@@ -193,7 +193,7 @@ fn mount_collected_past_the_limit_ends_its_job() -> Result<()> {
 #[test]
 fn mount_collected_beyond_the_largest_file_is_told_to_its_program() -> Result<()> {
     let test = "mount_collected_beyond_the_largest_file_is_told_to_its_program";
-    for ready in Ready::each(test)? {
+    for ready in WriteBackCluster::start_each(test)? {
         let kind = rustix::fs::statfs(ready.world.cluster.directory())?.f_type;
         if kind != EXT4_MAGIC {
             report_skip(test, "not on ext4, whose files end at 16 TiB");
@@ -204,21 +204,21 @@ fn mount_collected_beyond_the_largest_file_is_told_to_its_program() -> Result<()
             write ,fsync 2> said && echo synced; grep -o 'File too large' said; \
             write '' 2> said && echo closed; grep -c 'closing' said; \
             echo more > f; cat first f";
-        ready.collects(script, "File too large\n1\nkept\nmore")?;
-        ready.then("cat /vol/first /vol/f", "kept\nmore")?;
+        ready.check_write_back(script, "File too large\n1\nkept\nmore")?;
+        ready.check_without_write_back("cat /vol/first /vol/f", "kept\nmore")?;
     }
     Ok(())
 }
 
 #[test]
 fn mount_collected_of_a_killed_program_arrives() -> Result<()> {
-    for ready in Ready::each("mount_collected_of_a_killed_program_arrives")? {
+    for ready in WriteBackCluster::start_each("mount_collected_of_a_killed_program_arrives")? {
         let script = "cd /vol; (while :; do printf abcdefgh; done > f) & \
             until [ \"$(stat -c %s f 2>/dev/null || echo 0)\" -gt 80000 ]; do sleep 0.05; done; \
             kill -9 $!; wait || true; stat -c %s f > size; \
             cat f | head -c $(($(stat -c %s f) / 8 * 8)) | sed 's/abcdefgh//g' | wc -c";
-        ready.collects(script, "0")?;
-        ready.then(
+        ready.check_write_back(script, "0")?;
+        ready.check_without_write_back(
             "cd /vol; test $(cat size) = $(stat -c %s f); echo all",
             "all",
         )?;
@@ -228,15 +228,15 @@ fn mount_collected_of_a_killed_program_arrives() -> Result<()> {
 
 #[test]
 fn mount_collected_of_a_killed_job_arrives() -> Result<()> {
-    for ready in Ready::each("mount_collected_of_a_killed_job_arrives")? {
+    for ready in WriteBackCluster::start_each("mount_collected_of_a_killed_job_arrives")? {
         // Open, and not synced: nobody but the kernel has all of it.
         let script = "exec 3> /vol/f; head -c 20M /dev/zero | tr '\\0' x >&3; echo ready; \
             while :; do sleep 1; done";
-        let busy = ExecJob::from_command(ready.job(script))?;
+        let busy = ExecJob::from_command(ready.job_command(script))?;
         busy.send_signal(Signal::SIGTERM)?;
         busy.wait_for_end()?;
         let look = "stat -c %s /vol/f; tr -d x < /vol/f | wc -c";
-        ready.then(look, "20971520\n0")?;
+        ready.check_without_write_back(look, "20971520\n0")?;
     }
     Ok(())
 }
@@ -244,13 +244,13 @@ fn mount_collected_of_a_killed_job_arrives() -> Result<()> {
 #[test]
 fn mount_collected_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()> {
     let test = "mount_collected_keeps_what_was_synced_when_its_agent_is_killed";
-    for ready in Ready::each(test)? {
+    for ready in WriteBackCluster::start_each(test)? {
         let script = "cd /vol; echo kept > f; sync f; mkdir d; sync d; exec 3> g; echo lost >&3; \
             echo ready; while :; do sleep 1; done";
-        let busy = ExecJob::from_command(ready.job(script))?;
+        let busy = ExecJob::from_command(ready.job_command(script))?;
         busy.send_signal(Signal::SIGKILL)?;
         busy.wait_for_end()?;
-        ready.then(
+        ready.check_without_write_back(
             "cd /vol; cat f; ls -d d; echo more >> f; wc -l < f",
             "kept\nd\n2",
         )?;
@@ -260,7 +260,7 @@ fn mount_collected_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()
 
 #[test]
 fn mount_collected_on_the_host_arrives_when_it_is_asked_to_end() -> Result<()> {
-    for ready in Ready::each("mount_collected_on_the_host_arrives_when_it_is_asked_to_end")? {
+    for ready in WriteBackCluster::start_each("mount_collected_on_the_host_arrives_when_it_is_asked_to_end")? {
         let point = tempfile::tempdir()?;
         let at = point.path().to_str().context("text")?.to_owned();
         let mut agent = ready
@@ -280,7 +280,7 @@ fn mount_collected_on_the_host_arrives_when_it_is_asked_to_end() -> Result<()> {
         ensure!(agent.wait()?.success());
         ensure!(file.write_all(b"y").is_err() || file.sync_all().is_err());
         drop(file);
-        ready.then("tr -d x < /vol/f | wc -c; stat -c %s /vol/f", "0\n5000000")?;
+        ready.check_without_write_back("tr -d x < /vol/f | wc -c; stat -c %s /vol/f", "0\n5000000")?;
     }
     Ok(())
 }

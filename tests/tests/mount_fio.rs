@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip, find_tool};
 
 /// How it writes: the engine, whether past the page cache, the order and the size of a write.
-const WAYS: [[&str; 4]; 5] = [
+const WRITE_METHODS: [[&str; 4]; 5] = [
     ["psync", "0", "randwrite", "4k"],
     ["mmap", "0", "randrw", "16k"],
     ["libaio", "1", "write", "1m"],
@@ -33,7 +33,7 @@ fn mount_verifies_what_fio_wrote() -> Result<()> {
             let door = world.cluster.directory().join("n1").join("door.sock");
             std::fs::remove_file(&door).context("the node has a door")?;
         }
-        for [engine, direct, order, size] in WAYS {
+        for [engine, direct, order, size] in WRITE_METHODS {
             let script = format!(
                 "cd /vol && fio --name=v --size=256m --ioengine={engine} --direct={direct} \
                  --rw={order} --bs={size} --iodepth=8 --verify=crc32c --do_verify=1 \

@@ -16,7 +16,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-fn ready(name: &str) -> Result<Option<TestCluster>> {
+fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
     let world = exec::start_cluster(name, "300MB")?;
     if let Some(world) = &world {
         world.run_json(&["volume", "create", "v", "--node", "n1", "--size", "50MB"])?;
@@ -25,12 +25,12 @@ fn ready(name: &str) -> Result<Option<TestCluster>> {
 }
 
 /// The same for root, who unmounts at once, and with a node whose door is shut if wished.
-fn ready_by(name: &str, has_door: bool) -> Result<Option<TestCluster>> {
+fn start_cluster_with_path(name: &str, has_door: bool) -> Result<Option<TestCluster>> {
     if !nix::unistd::geteuid().is_root() {
         report_skip(name, "only root unmounts at once");
         return Ok(None);
     }
-    let world = ready(name)?;
+    let world = start_cluster(name)?;
     if let Some(world) = world.as_ref().filter(|_| !has_door) {
         fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
     }
@@ -38,12 +38,12 @@ fn ready_by(name: &str, has_door: bool) -> Result<Option<TestCluster>> {
 }
 
 /// The mount of `v` on a directory of its own.
-struct OnHost {
+struct HostMount {
     process: Child,
-    point: tempfile::TempDir,
+    mount_point: tempfile::TempDir,
 }
 
-impl OnHost {
+impl HostMount {
     /// Mounts, by a program that is started with `bafs mount …` as its arguments, if there is one.
     fn start(world: &TestCluster, by: &[&str]) -> Result<Self> {
         let point = tempfile::tempdir()?;
@@ -60,13 +60,13 @@ impl OnHost {
             };
         }
         let process = command.process_group(0).spawn()?;
-        let shown = Self { process, point };
-        ensure!(becomes(|| shown.is_mounted()), "the volume is not mounted");
+        let shown = Self { process, mount_point: point };
+        ensure!(is_eventually(|| shown.is_mounted()), "the volume is not mounted");
         Ok(shown)
     }
 
     fn is_mounted(&self) -> bool {
-        !mounts_matching(&self.point.path().to_string_lossy()).is_empty()
+        !mounts_matching(&self.mount_point.path().to_string_lossy()).is_empty()
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
@@ -77,41 +77,41 @@ impl OnHost {
     }
 
     /// The processes it has started.
-    fn children(&self) -> Result<Vec<i32>> {
+    fn child_processes(&self) -> Result<Vec<i32>> {
         let id = self.process.id().to_string();
         let found = Command::new("pgrep").args(["-P", &id]).output()?;
         let found = String::from_utf8(found.stdout)?;
         found.lines().map(|id| Ok(id.trim().parse()?)).collect()
     }
 
-    fn file(&self) -> PathBuf {
-        self.point.path().join("f")
+    fn file_path(&self) -> PathBuf {
+        self.mount_point.path().join("f")
     }
 }
 
-impl Drop for OnHost {
+impl Drop for HostMount {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
-        becomes(|| !self.is_mounted());
+        is_eventually(|| !self.is_mounted());
     }
 }
 
 #[test]
 fn mount_on_the_host_comes_and_goes() -> Result<()> {
-    let Some(world) = ready("mount_on_the_host_comes_and_goes")? else {
+    let Some(world) = start_cluster("mount_on_the_host_comes_and_goes")? else {
         return Ok(());
     };
     for asked in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-        let mut shown = OnHost::start(&world, &[])?;
-        fs::write(shown.file(), asked.as_str())?;
-        ensure!(fs::read(shown.file())? == asked.as_str().as_bytes());
+        let mut shown = HostMount::start(&world, &[])?;
+        fs::write(shown.file_path(), asked.as_str())?;
+        ensure!(fs::read(shown.file_path())? == asked.as_str().as_bytes());
         shown.signal(asked)?;
         let status = shown.process.wait()?;
         ensure!(status.success(), "it ends well at {asked}: {status}");
         ensure!(!shown.is_mounted(), "the mount is left after {asked}");
         ensure!(
-            bafs_tests::is_gone_or_empty(shown.point.path()),
+            bafs_tests::is_gone_or_empty(shown.mount_point.path()),
             "the directory is as before"
         );
     }
@@ -119,7 +119,7 @@ fn mount_on_the_host_comes_and_goes() -> Result<()> {
 }
 
 /// Ways to mount, and whether the node's door is open.
-const WAYS: [(&str, &[&str], bool); 4] = [
+const MOUNT_METHODS: [(&str, &[&str], bool); 4] = [
     ("inline", &[], true),
     ("calls", &["--delegate=false"], false),
     ("early", &[], false),
@@ -127,12 +127,12 @@ const WAYS: [(&str, &[&str], bool); 4] = [
 ];
 
 /// Mounts `v` on a directory, and waits until it is there.
-fn mount_at(world: &TestCluster, point: &Path, options: &[&str]) -> Result<Child> {
+fn mount_volume(world: &TestCluster, point: &Path, options: &[&str]) -> Result<Child> {
     let path = point.to_string_lossy();
     let mut command = world.bafs_command(&["mount", "v", &path]);
     let process = command.args(options).stderr(Stdio::piped()).spawn()?;
     ensure!(
-        becomes(|| !mounts_matching(&path).is_empty()),
+        is_eventually(|| !mounts_matching(&path).is_empty()),
         "the volume is not mounted"
     );
     Ok(process)
@@ -141,17 +141,17 @@ fn mount_at(world: &TestCluster, point: &Path, options: &[&str]) -> Result<Child
 #[test]
 fn mount_that_was_unmounted_ends_well_before_the_next() -> Result<()> {
     let name = "mount_that_was_unmounted_ends_well_before_the_next";
-    for (way, options, has_door) in WAYS {
-        let Some(world) = ready_by(name, has_door)? else {
+    for (way, options, has_door) in MOUNT_METHODS {
+        let Some(world) = start_cluster_with_path(name, has_door)? else {
             return Ok(());
         };
         let point = tempfile::tempdir()?;
-        let mut shown = mount_at(&world, point.path(), options)?;
+        let mut shown = mount_volume(&world, point.path(), options)?;
         for turn in 0..4 {
             let text = format!("turn {turn}");
             fs::write(point.path().join("f"), &text)?;
             umount2(point.path(), MntFlags::empty())?;
-            let next = mount_at(&world, point.path(), options)?;
+            let next = mount_volume(&world, point.path(), options)?;
             let ended = std::mem::replace(&mut shown, next).wait_with_output()?;
             ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
             ensure!(!printed_text(&ended).contains("lost"), "{way}: {}", printed_text(&ended));
@@ -169,8 +169,8 @@ fn mount_that_was_unmounted_ends_well_before_the_next() -> Result<()> {
 #[test]
 fn mount_asked_to_end_is_waited_for_by_the_next() -> Result<()> {
     let name = "mount_asked_to_end_is_waited_for_by_the_next";
-    for (way, options, has_door) in WAYS {
-        let Some(world) = ready(name)? else {
+    for (way, options, has_door) in MOUNT_METHODS {
+        let Some(world) = start_cluster(name)? else {
             return Ok(());
         };
         if !has_door {
@@ -178,10 +178,10 @@ fn mount_asked_to_end_is_waited_for_by_the_next() -> Result<()> {
         }
         let point = tempfile::tempdir()?;
         let other = tempfile::tempdir()?;
-        let shown = mount_at(&world, point.path(), options)?;
+        let shown = mount_volume(&world, point.path(), options)?;
         fs::write(point.path().join("f"), way)?;
         kill(Pid::from_raw(i32::try_from(shown.id())?), Signal::SIGTERM)?;
-        let next = mount_at(&world, other.path(), options)?;
+        let next = mount_volume(&world, other.path(), options)?;
         let ended = shown.wait_with_output()?;
         ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
         ensure!(fs::read(other.path().join("f"))? == way.as_bytes(), "{way}");
@@ -195,12 +195,12 @@ fn mount_asked_to_end_is_waited_for_by_the_next() -> Result<()> {
 #[test]
 fn mount_with_an_open_file_is_busy() -> Result<()> {
     let name = "mount_with_an_open_file_is_busy";
-    for (way, options, has_door) in WAYS {
-        let Some(world) = ready_by(name, has_door)? else {
+    for (way, options, has_door) in MOUNT_METHODS {
+        let Some(world) = start_cluster_with_path(name, has_door)? else {
             return Ok(());
         };
         let point = tempfile::tempdir()?;
-        let shown = mount_at(&world, point.path(), options)?;
+        let shown = mount_volume(&world, point.path(), options)?;
         let mut open = fs::File::create(point.path().join("f"))?;
         ensure!(umount2(point.path(), MntFlags::empty()) == Err(Errno::EBUSY));
         open.write_all(way.as_bytes())?;
@@ -216,12 +216,12 @@ fn mount_with_an_open_file_is_busy() -> Result<()> {
 #[test]
 fn mount_detached_goes_on_until_its_last_close() -> Result<()> {
     let name = "mount_detached_goes_on_until_its_last_close";
-    for (way, options, has_door) in WAYS {
-        let Some(world) = ready_by(name, has_door)? else {
+    for (way, options, has_door) in MOUNT_METHODS {
+        let Some(world) = start_cluster_with_path(name, has_door)? else {
             return Ok(());
         };
         let point = tempfile::tempdir()?;
-        let mut shown = mount_at(&world, point.path(), options)?;
+        let mut shown = mount_volume(&world, point.path(), options)?;
         let mut open = fs::File::create(point.path().join("f"))?;
         umount2(point.path(), MntFlags::MNT_DETACH)?;
         std::thread::sleep(Duration::from_millis(1_500));
@@ -229,7 +229,7 @@ fn mount_detached_goes_on_until_its_last_close() -> Result<()> {
         open.write_all(way.as_bytes())?;
         open.sync_all()?;
         drop(open);
-        let next = mount_at(&world, point.path(), options)?;
+        let next = mount_volume(&world, point.path(), options)?;
         let ended = shown.wait_with_output()?;
         ensure!(ended.status.success(), "{way}: {}", printed_text(&ended));
         ensure!(fs::read(point.path().join("f"))? == way.as_bytes(), "{way}");
@@ -243,14 +243,14 @@ fn mount_detached_goes_on_until_its_last_close() -> Result<()> {
 #[test]
 fn mounts_of_one_volume_end_at_once() -> Result<()> {
     let name = "mounts_of_one_volume_end_at_once";
-    for (way, options, has_door) in WAYS {
-        let Some(world) = ready_by(name, has_door)? else {
+    for (way, options, has_door) in MOUNT_METHODS {
+        let Some(world) = start_cluster_with_path(name, has_door)? else {
             return Ok(());
         };
         let (point, other) = (tempfile::tempdir()?, tempfile::tempdir()?);
-        let writer = mount_at(&world, point.path(), options)?;
+        let writer = mount_volume(&world, point.path(), options)?;
         fs::write(point.path().join("f"), way)?;
-        let reader = mount_at(&world, other.path(), &["--read-only"])?;
+        let reader = mount_volume(&world, other.path(), &["--read-only"])?;
         ensure!(fs::read(other.path().join("f"))? == way.as_bytes(), "{way}");
         umount2(point.path(), MntFlags::empty())?;
         umount2(other.path(), MntFlags::empty())?;
@@ -265,13 +265,13 @@ fn mounts_of_one_volume_end_at_once() -> Result<()> {
 #[test]
 fn mount_whose_files_are_open_is_still_fenced() -> Result<()> {
     let name = "mount_whose_files_are_open_is_still_fenced";
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
     let (point, other) = (tempfile::tempdir()?, tempfile::tempdir()?);
-    let shown = mount_at(&world, point.path(), &[])?;
+    let shown = mount_volume(&world, point.path(), &[])?;
     let open = fs::File::create(point.path().join("f"))?;
-    let next = mount_at(&world, other.path(), &[])?;
+    let next = mount_volume(&world, other.path(), &[])?;
     let ended = shown.wait_with_output()?;
     ensure!(ended.status.code() == Some(75), "{}", printed_text(&ended));
     ensure!(
@@ -287,14 +287,14 @@ fn mount_whose_files_are_open_is_still_fenced() -> Result<()> {
 
 #[test]
 fn mount_on_the_host_outlives_its_terminal_when_asked_to() -> Result<()> {
-    let Some(world) = ready("mount_on_the_host_outlives_its_terminal_when_asked_to")? else {
+    let Some(world) = start_cluster("mount_on_the_host_outlives_its_terminal_when_asked_to")? else {
         return Ok(());
     };
-    let mut shown = OnHost::start(&world, &["nohup"])?;
+    let mut shown = HostMount::start(&world, &["nohup"])?;
     shown.signal(Signal::SIGHUP)?;
     // A signal that counted would be seen before the next one.
     for turn in 0..20 {
-        fs::write(shown.file(), turn.to_string())?;
+        fs::write(shown.file_path(), turn.to_string())?;
         std::thread::sleep(Duration::from_millis(50));
     }
     ensure!(shown.process.try_wait()?.is_none() && shown.is_mounted());
@@ -306,32 +306,32 @@ fn mount_on_the_host_outlives_its_terminal_when_asked_to() -> Result<()> {
 #[test]
 fn mount_on_the_host_goes_with_its_process() -> Result<()> {
     let name = "mount_on_the_host_goes_with_its_process";
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
     if !Path::new("/usr/bin/fusermount3").exists() {
         report_skip(name, "there is no fusermount3 to clean up");
         return Ok(());
     }
-    let mut shown = OnHost::start(&world, &[])?;
+    let mut shown = HostMount::start(&world, &[])?;
     shown.process.kill()?;
     shown.process.wait()?;
-    ensure!(becomes(|| !shown.is_mounted()), "a dead mount is left");
+    ensure!(is_eventually(|| !shown.is_mounted()), "a dead mount is left");
     Ok(())
 }
 
 #[test]
 fn mount_on_the_host_is_not_left_dead_when_its_connection_is_aborted() -> Result<()> {
     let name = "mount_on_the_host_is_not_left_dead_when_its_connection_is_aborted";
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
     if !nix::unistd::geteuid().is_root() {
         report_skip(name, "only root may abort a connection");
         return Ok(());
     }
-    let mut shown = OnHost::start(&world, &[])?;
-    let minor = nix::sys::stat::minor(fs::metadata(shown.point.path())?.dev());
+    let mut shown = HostMount::start(&world, &[])?;
+    let minor = nix::sys::stat::minor(fs::metadata(shown.mount_point.path())?.dev());
     let control = tempfile::tempdir()?;
     let at = control.path().to_string_lossy().into_owned();
     let mount = ["-t", "fusectl", "fusectl", &at];
@@ -348,31 +348,31 @@ fn mount_on_the_host_is_not_left_dead_when_its_connection_is_aborted() -> Result
 #[test]
 fn mount_on_the_host_gets_another_keeper_when_its_own_is_killed() -> Result<()> {
     let name = "mount_on_the_host_gets_another_keeper_when_its_own_is_killed";
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
-    let mut shown = OnHost::start(&world, &[])?;
-    fs::write(shown.file(), b"before")?;
-    let first = shown.children()?;
+    let mut shown = HostMount::start(&world, &[])?;
+    fs::write(shown.file_path(), b"before")?;
+    let first = shown.child_processes()?;
     for keeper in &first {
         kill(Pid::from_raw(*keeper), Signal::SIGKILL)?;
     }
     ensure!(!first.is_empty(), "nobody keeps the mount");
     let is_new = |id: &i32| !first.contains(id);
-    let renewed = || shown.children().is_ok_and(|ids| ids.iter().any(is_new));
-    ensure!(becomes(renewed), "no other keeper has come");
-    ensure!(fs::read(shown.file()).context("the mount goes on")? == b"before");
+    let renewed = || shown.child_processes().is_ok_and(|ids| ids.iter().any(is_new));
+    ensure!(is_eventually(renewed), "no other keeper has come");
+    ensure!(fs::read(shown.file_path()).context("the mount goes on")? == b"before");
     // The file is held, so that only the keeper can end the connection.
-    let held = fs::File::open(shown.file())?;
+    let held = fs::File::open(shown.file_path())?;
     std::thread::sleep(Duration::from_millis(500));
     shown.process.kill()?;
     shown.process.wait()?;
-    ensure!(becomes(|| !shown.is_mounted()), "a dead mount is left");
+    ensure!(is_eventually(|| !shown.is_mounted()), "a dead mount is left");
     drop(held);
     Ok(())
 }
 
-fn becomes(holds: impl Fn() -> bool) -> bool {
+fn is_eventually(holds: impl Fn() -> bool) -> bool {
     for _ in 0..200 {
         if holds() {
             return true;

@@ -12,10 +12,10 @@ use bafs_tests::{TestCluster, passthrough_obstacle, mounts_matching, printed_tex
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const INLINE: &str = "volume v: inline";
-const CALLS: &str = "volume v: calls";
+const INLINE_MESSAGE: &str = "volume v: inline";
+const CALLS_MESSAGE: &str = "volume v: calls";
 
-fn ready(name: &str) -> Result<Option<TestCluster>> {
+fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
     let world = exec::start_cluster(name, "300MB")?;
     if let Some(world) = &world {
         let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
@@ -24,12 +24,12 @@ fn ready(name: &str) -> Result<Option<TestCluster>> {
     Ok(world)
 }
 
-fn run(world: &TestCluster, script: &str) -> Result<Output> {
+fn run_job(world: &TestCluster, script: &str) -> Result<Output> {
     job_command(world, &[], script).output().context("bafs exec runs")
 }
 
 /// Mounts the volume on the host to be read, and waits until it is there.
-fn mount_to_read(world: &TestCluster, path: &str) -> Result<Child> {
+fn mount_read_only(world: &TestCluster, path: &str) -> Result<Child> {
     let mount = world
         .bafs_command(&["mount", "--explain", "--read-only", "v", path])
         .stderr(Stdio::piped())
@@ -43,13 +43,13 @@ fn mount_to_read(world: &TestCluster, path: &str) -> Result<Child> {
     Ok(mount)
 }
 
-fn check(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
-    exec::check_job(world, &[], INLINE, script, expected)
+fn check_job(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
+    exec::check_job(world, &[], INLINE_MESSAGE, script, expected)
 }
 
 #[test]
 fn mount_inline_keeps_the_limit_exactly() -> Result<()> {
-    let Some(world) = ready("mount_inline_keeps_the_limit_exactly")? else {
+    let Some(world) = start_cluster("mount_inline_keeps_the_limit_exactly")? else {
         return Ok(());
     };
     // By size: `du` counts also what ext4 takes to list the pieces of a file.
@@ -57,10 +57,10 @@ fn mount_inline_keeps_the_limit_exactly() -> Result<()> {
         sync a; stat -c %s a | awk '{print ($1 <= 50000000), ($1 >= 49152000)}'; \
         df -k . | tail -1 | awk '{print ($2 <= 48832), ($4 < 1000)}'; rm a; \
         dd if=/dev/zero of=b bs=1M count=45 2>/dev/null; stat -c %s b";
-    check(&world, fill, "1\n1 1\n1 1\n47185920")?;
+    check_job(&world, fill, "1\n1 1\n1 1\n47185920")?;
     // What is there counts for the next job, which counts anew, and for the server.
     let rest = "cd /vol; dd if=/dev/zero of=c bs=1M count=10 2>&1 | grep -c 'No space left'; rm c";
-    check(&world, rest, "1")?;
+    check_job(&world, rest, "1")?;
     let shown = world.run_json(&["volume", "show", "v"])?;
     let used = shown["used_bytes"].as_u64().context("bytes")?;
     ensure!((47_185_920..47_300_000).contains(&used), "{shown}");
@@ -70,23 +70,23 @@ fn mount_inline_keeps_the_limit_exactly() -> Result<()> {
 
 #[test]
 fn mount_inline_keeps_pieces_of_direct_appends_in_order() -> Result<()> {
-    let Some(world) = ready("mount_inline_keeps_pieces_of_direct_appends_in_order")? else {
+    let Some(world) = start_cluster("mount_inline_keeps_pieces_of_direct_appends_in_order")? else {
         return Ok(());
     };
-    exec::check_direct_appends(&world, INLINE)
+    exec::check_direct_appends(&world, INLINE_MESSAGE)
 }
 
 #[test]
 fn mount_inline_opens_what_others_remove_at_that_moment() -> Result<()> {
-    let Some(world) = ready("mount_inline_opens_what_others_remove_at_that_moment")? else {
+    let Some(world) = start_cluster("mount_inline_opens_what_others_remove_at_that_moment")? else {
         return Ok(());
     };
-    exec::check_name_races(&world, INLINE)
+    exec::check_name_races(&world, INLINE_MESSAGE)
 }
 
 #[test]
 fn mount_inline_loses_nothing_with_its_agent() -> Result<()> {
-    let Some(world) = ready("mount_inline_loses_nothing_with_its_agent")? else {
+    let Some(world) = start_cluster("mount_inline_loses_nothing_with_its_agent")? else {
         return Ok(());
     };
     let script = "echo one > /vol/f; sync /vol/f; echo two > /vol/g; mkdir /vol/d; \
@@ -95,15 +95,15 @@ fn mount_inline_loses_nothing_with_its_agent() -> Result<()> {
     let busy = ExecJob::start(&world, &[], script)?;
     busy.send_signal(Signal::SIGKILL)?;
     busy.wait_for_end()?;
-    check(&world, "cat /vol/f /vol/g; ls /vol", "one\ntwo\nd\nf\ng")?;
+    check_job(&world, "cat /vol/f /vol/g; ls /vol", "one\ntwo\nd\nf\ng")?;
     // The space of the file that only the dead agent had open is free.
     let fill = "dd if=/dev/zero of=/vol/h bs=1M count=45 2>/dev/null; stat -c %s /vol/h";
-    check(&world, fill, "47185920")
+    check_job(&world, fill, "47185920")
 }
 
 #[test]
 fn mount_inline_writer_is_cut_off_by_the_next() -> Result<()> {
-    let Some(world) = ready("mount_inline_writer_is_cut_off_by_the_next")? else {
+    let Some(world) = start_cluster("mount_inline_writer_is_cut_off_by_the_next")? else {
         return Ok(());
     };
     let script = "echo 0 > /vol/first; echo ready; i=0; \
@@ -111,7 +111,7 @@ fn mount_inline_writer_is_cut_off_by_the_next() -> Result<()> {
     let first = ExecJob::start(&world, &[], script)?;
     // Nothing of the first comes after the second has its volume.
     let look = "cp /vol/first /vol/seen; sleep 1; cmp /vol/first /vol/seen; echo same";
-    check(&world, look, "same")?;
+    check_job(&world, look, "same")?;
     let ended = first.wait_for_end()?;
     ensure!(ended.status.code() == Some(75), printed_text(&ended));
     ensure!(printed_text(&ended).contains("Fenced"), printed_text(&ended));
@@ -120,7 +120,7 @@ fn mount_inline_writer_is_cut_off_by_the_next() -> Result<()> {
 
 #[test]
 fn mount_inline_writer_that_hangs_keeps_others_out() -> Result<()> {
-    let Some(world) = ready("mount_inline_writer_that_hangs_keeps_others_out")? else {
+    let Some(world) = start_cluster("mount_inline_writer_that_hangs_keeps_others_out")? else {
         return Ok(());
     };
     let first = ExecJob::start(&world, &[], "echo ready; sleep 1000")?;
@@ -131,12 +131,12 @@ fn mount_inline_writer_that_hangs_keeps_others_out() -> Result<()> {
     first.send_signal(Signal::SIGCONT)?;
     let ended = first.wait_for_end()?;
     ensure!(ended.status.code() == Some(75), printed_text(&ended));
-    check(&world, "ls /vol; echo in > /vol/x; cat /vol/x", "in")
+    check_job(&world, "ls /vol; echo in > /vol/x; cat /vol/x", "in")
 }
 
 #[test]
 fn mount_inline_job_ends_with_its_server() -> Result<()> {
-    let Some(mut world) = ready("mount_inline_job_ends_with_its_server")? else {
+    let Some(mut world) = start_cluster("mount_inline_job_ends_with_its_server")? else {
         return Ok(());
     };
     let script = "echo kept > /vol/f; echo ready; while :; do echo x >> /vol/log; done";
@@ -147,13 +147,13 @@ fn mount_inline_job_ends_with_its_server() -> Result<()> {
     ensure!(printed_text(&ended).contains("cannot go on"), printed_text(&ended));
     world.cluster.restart("n1")?;
     world.wait_for_servers(2)?;
-    check(&world, "cat /vol/f", "kept")
+    check_job(&world, "cat /vol/f", "kept")
 }
 
 #[test]
 fn mount_inline_writer_goes_on_over_a_restarted_server() -> Result<()> {
     let name = "mount_inline_writer_goes_on_over_a_restarted_server";
-    let Some(mut world) = ready(name)? else {
+    let Some(mut world) = start_cluster(name)? else {
         return Ok(());
     };
     let directory = tempfile::tempdir()?;
@@ -178,13 +178,13 @@ fn mount_inline_writer_goes_on_over_a_restarted_server() -> Result<()> {
     std::fs::write(&end, "")?;
     let ended = busy.wait_for_end()?;
     ensure!(ended.status.success(), printed_text(&ended));
-    check(&world, "cd /vol; ls; cat last", "last\ndone")
+    check_job(&world, "cd /vol; ls; cat last", "last\ndone")
 }
 
 #[test]
 fn mount_inline_job_may_end_while_its_server_is_away() -> Result<()> {
     let name = "mount_inline_job_may_end_while_its_server_is_away";
-    let Some(mut world) = ready(name)? else {
+    let Some(mut world) = start_cluster(name)? else {
         return Ok(());
     };
     let mut options = Vec::new();
@@ -211,7 +211,7 @@ fn mount_inline_job_may_end_while_its_server_is_away() -> Result<()> {
 
 #[test]
 fn mount_inline_reader_beside_a_writer() -> Result<()> {
-    let Some(world) = ready("mount_inline_reader_beside_a_writer")? else {
+    let Some(world) = start_cluster("mount_inline_reader_beside_a_writer")? else {
         return Ok(());
     };
     let script = "echo here > /vol/f; echo ready; read end || true; \
@@ -223,7 +223,7 @@ fn mount_inline_reader_beside_a_writer() -> Result<()> {
     stdout.read_line(&mut said_ready)?;
     let point = tempfile::tempdir()?;
     let path = point.path().to_string_lossy().into_owned();
-    let mount = mount_to_read(&world, &path)?;
+    let mount = mount_read_only(&world, &path)?;
     let read = std::fs::read(point.path().join("f"));
     let refused = std::fs::write(point.path().join("h"), b"x").is_err();
     // The writer still accounts for everything.
@@ -235,8 +235,8 @@ fn mount_inline_reader_beside_a_writer() -> Result<()> {
     let mount = mount.wait_with_output()?;
     ensure!(read? == b"here\n" && refused, "a view to read only");
     ensure!(full.contains("No space left"), printed_text(&writer));
-    ensure!(printed_text(&writer).contains(INLINE), printed_text(&writer));
-    ensure!(printed_text(&mount).contains(INLINE), printed_text(&mount));
+    ensure!(printed_text(&writer).contains(INLINE_MESSAGE), printed_text(&writer));
+    ensure!(printed_text(&mount).contains(INLINE_MESSAGE), printed_text(&mount));
     Ok(())
 }
 
@@ -248,7 +248,7 @@ fn mount_inline_shows_a_reader_what_is_written_over_a_large_file() -> Result<()>
         report_skip(name, reason);
         return Ok(());
     }
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
     let script = "head -c 2M /dev/zero > /vol/f; echo small > /vol/g; echo ready; read go; \
@@ -259,7 +259,7 @@ fn mount_inline_shows_a_reader_what_is_written_over_a_large_file() -> Result<()>
     let mut line = String::new();
     stdout.read_line(&mut line)?;
     let path = point.path().to_string_lossy().into_owned();
-    let mount = mount_to_read(&world, &path)?;
+    let mount = mount_read_only(&world, &path)?;
     // What the kernel keeps of it beside the file itself would be what it is now.
     let before = std::fs::read(point.path().join("f"));
     let small = std::fs::read(point.path().join("g"));
@@ -289,7 +289,7 @@ fn mount_inline_shows_a_reader_what_is_written_over_a_large_file() -> Result<()>
 
 #[test]
 fn mount_inline_says_over_what_the_node_is_reached() -> Result<()> {
-    let Some(world) = ready("mount_inline_says_over_what_the_node_is_reached")? else {
+    let Some(world) = start_cluster("mount_inline_says_over_what_the_node_is_reached")? else {
         return Ok(());
     };
     for (channel, name) in [("quic", "QUIC"), ("tcp", "TCP")] {
@@ -302,7 +302,7 @@ fn mount_inline_says_over_what_the_node_is_reached() -> Result<()> {
 #[test]
 fn mount_inline_leaves_a_writer_with_company_to_the_server() -> Result<()> {
     let name = "mount_inline_leaves_a_writer_with_company_to_the_server";
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
     let args = ["exec", "--mount", "v:/vol:ro", "--", "/bin/sh", "-c"];
@@ -312,20 +312,20 @@ fn mount_inline_leaves_a_writer_with_company_to_the_server() -> Result<()> {
         .spawn()?;
     let mut line = String::new();
     BufReader::new(reader.stdout.take().context("its output")?).read_line(&mut line)?;
-    let output = run(&world, "echo x > /vol/f; cat /vol/f")?;
+    let output = run_job(&world, "echo x > /vol/f; cat /vol/f")?;
     kill(Pid::from_raw(i32::try_from(reader.id())?), Signal::SIGTERM)?;
     reader.wait()?;
     ensure!(output.status.success(), printed_text(&output));
-    ensure!(printed_text(&output).contains(CALLS), printed_text(&output));
-    check(&world, "cat /vol/f", "x")
+    ensure!(printed_text(&output).contains(CALLS_MESSAGE), printed_text(&output));
+    check_job(&world, "cat /vol/f", "x")
 }
 
 #[test]
 fn mount_inline_leaves_the_number_of_open_files_alone() -> Result<()> {
     let name = "mount_inline_leaves_the_number_of_open_files_alone";
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
     let own = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?.0;
-    check(&world, "ulimit -Sn", &own.to_string())
+    check_job(&world, "ulimit -Sn", &own.to_string())
 }

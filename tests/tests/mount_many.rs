@@ -6,7 +6,7 @@ use bafs_tests::exec::start_cluster;
 use bafs_tests::{printed_text, report_skip, find_tool};
 
 /// Volumes of the job.
-const VOLUMES: usize = 10;
+const VOLUME_COUNT: usize = 10;
 
 /// Does in directory `$1` what directories do, and prints all that should be the same everywhere.
 const SCRIPT: &str = r#"
@@ -40,12 +40,12 @@ P
 }
 "#;
 
-const HOLE_FOUND: &str = "True 1048579";
-const HOLE_UNSEEN: &str = "False 1048579";
+const HOLE_REPORTED: &str = "True 1048579";
+const HOLE_UNREPORTED: &str = "False 1048579";
 
 const WRITE_BACK: &str = ":write-back";
 
-fn behaves_as_a_directory(name: &str, has_door: bool, mode: &str) -> Result<()> {
+fn check_directory_semantics(name: &str, has_door: bool, mode: &str) -> Result<()> {
     let Some(world) = start_cluster(name, "500MB")? else {
         return Ok(());
     };
@@ -54,7 +54,7 @@ fn behaves_as_a_directory(name: &str, has_door: bool, mode: &str) -> Result<()> 
         return Ok(());
     }
     let mut args = vec!["exec".to_owned(), "--explain".to_owned()];
-    for number in 1..=VOLUMES {
+    for number in 1..=VOLUME_COUNT {
         let volume = format!("v{number}");
         world.run_json(&[
             "volume", "create", &volume, "--node", "n1", "--size", "30MB",
@@ -66,7 +66,7 @@ fn behaves_as_a_directory(name: &str, has_door: bool, mode: &str) -> Result<()> 
     }
     let directory = tempfile::tempdir()?;
     let script = format!(
-        "{SCRIPT} for at in {} /w/1 /w/{VOLUMES}; do echo \"== $at\"; work $at 2>&1; done",
+        "{SCRIPT} for at in {} /w/1 /w/{VOLUME_COUNT}; do echo \"== $at\"; work $at 2>&1; done",
         directory.path().display()
     );
     args.extend(["--", "/bin/bash", "-c", &script].map(str::to_owned));
@@ -82,11 +82,11 @@ fn behaves_as_a_directory(name: &str, has_door: bool, mode: &str) -> Result<()> 
     };
     // Where the kernel collects writes, all of a file is data.
     let plain = match mode {
-        WRITE_BACK => of(0)?.replace(HOLE_FOUND, HOLE_UNSEEN),
+        WRITE_BACK => of(0)?.replace(HOLE_REPORTED, HOLE_UNREPORTED),
         _ => of(0)?.to_owned(),
     };
     ensure!(plain.lines().count() > 30, "{text}");
-    ensure!(of(0)?.contains(HOLE_FOUND), "{text}");
+    ensure!(of(0)?.contains(HOLE_REPORTED), "{text}");
     ensure!(plain == of(1)?, "own readers: {text}");
     ensure!(plain == of(2)?, "shared readers: {text}");
     Ok(())
@@ -94,17 +94,17 @@ fn behaves_as_a_directory(name: &str, has_door: bool, mode: &str) -> Result<()> 
 
 #[test]
 fn mount_of_shared_readers_is_a_directory_inline() -> Result<()> {
-    behaves_as_a_directory("mount_of_shared_readers_is_a_directory_inline", true, "")
+    check_directory_semantics("mount_of_shared_readers_is_a_directory_inline", true, "")
 }
 
 #[test]
 fn mount_of_shared_readers_is_a_directory_by_calls() -> Result<()> {
     let name = "mount_of_shared_readers_is_a_directory_by_calls";
-    behaves_as_a_directory(name, false, "")
+    check_directory_semantics(name, false, "")
 }
 
 #[test]
 fn mount_of_shared_readers_collects_writes() -> Result<()> {
     let name = "mount_of_shared_readers_collects_writes";
-    behaves_as_a_directory(name, false, WRITE_BACK)
+    check_directory_semantics(name, false, WRITE_BACK)
 }

@@ -11,11 +11,11 @@ use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 const MEMORY_MIB: u64 = 64;
 
 /// What it may take beside that, in MiB: code, threads, connections, what an allocator keeps.
-const REST_MIB: u64 = 64;
+const OVERHEAD_MIB: u64 = 64;
 
 /// Writes so many MiB over the network by `writers` processes at once, and reads them; the agent's
 /// memory stays within its bound.
-fn write_and_read(name: &str, mib_each: u64, writers: u64) -> Result<()> {
+fn check_memory_while_writing(name: &str, mib_each: u64, writers: u64) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());
@@ -63,23 +63,23 @@ fn write_and_read(name: &str, mib_each: u64, writers: u64) -> Result<()> {
         .trim_end_matches(" kB");
     let peak_mib = peak.parse::<u64>()? / 1024;
     eprintln!("{total} MiB through {MEMORY_MIB} MiB: {peak_mib} MiB at most");
-    ensure!(peak_mib <= MEMORY_MIB + REST_MIB, "{peak_mib} MiB");
+    ensure!(peak_mib <= MEMORY_MIB + OVERHEAD_MIB, "{peak_mib} MiB");
     Ok(())
 }
 
 #[test]
 fn mount_moves_much_data_with_little_memory() -> Result<()> {
-    write_and_read("mount_moves_much_data_with_little_memory", 128, 8)
+    check_memory_while_writing("mount_moves_much_data_with_little_memory", 128, 8)
 }
 
 #[test]
 #[ignore = "moves 10 GiB twice"]
 fn mount_moves_ten_gib_with_little_memory() -> Result<()> {
-    write_and_read("mount_moves_ten_gib_with_little_memory", 1280, 8)
+    check_memory_while_writing("mount_moves_ten_gib_with_little_memory", 1280, 8)
 }
 
 /// Nothing is under way when the volumes are small: what their agent takes is what it takes beside.
-fn stays_small(name: &str, count: usize) -> Result<()> {
+fn check_idle_memory(name: &str, count: usize) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());
@@ -87,20 +87,20 @@ fn stays_small(name: &str, count: usize) -> Result<()> {
     for reach in [AccessMethod::Inline, AccessMethod::Calls] {
         let ran = run_job_with_volumes(count, reach)?;
         eprintln!("{count} volumes, {reach:?}: {ran:?}");
-        ensure!(ran.agent_mib <= REST_MIB, "{reach:?}: {ran:?}");
+        ensure!(ran.agent_mib <= OVERHEAD_MIB, "{reach:?}: {ran:?}");
     }
     Ok(())
 }
 
 #[test]
 fn mount_of_a_hundred_volumes_takes_little_memory() -> Result<()> {
-    stays_small("mount_of_a_hundred_volumes_takes_little_memory", 100)
+    check_idle_memory("mount_of_a_hundred_volumes_takes_little_memory", 100)
 }
 
 #[test]
 #[ignore = "mounts a thousand volumes twice"]
 fn mount_of_a_thousand_volumes_takes_little_memory() -> Result<()> {
-    stays_small("mount_of_a_thousand_volumes_takes_little_memory", 1_000)
+    check_idle_memory("mount_of_a_thousand_volumes_takes_little_memory", 1_000)
 }
 
 #[test]

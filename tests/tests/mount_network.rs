@@ -12,47 +12,47 @@ use bafs_proto::door::DOOR_NAME;
 use bafs_tests::{TestCluster, exec, mounts_matching, printed_text, report_skip};
 use nix::sys::signal::Signal;
 
-const CALLS: &str = "volume v: calls";
+const CALLS_MESSAGE: &str = "volume v: calls";
 
 /// A node whose door is shut, with a volume `v` of 50 MB.
-fn ready(name: &str) -> Result<Option<TestCluster>> {
+fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
     let world = exec::start_cluster(name, "300MB")?;
     if let Some(world) = &world {
-        shut_door(world)?;
+        disable_fd_passing(world)?;
         let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
         world.run_json(&create)?;
     }
     Ok(world)
 }
 
-fn shut_door(world: &TestCluster) -> Result<()> {
+fn disable_fd_passing(world: &TestCluster) -> Result<()> {
     Ok(fs::remove_file(
         world.cluster.directory().join("n1").join(DOOR_NAME),
     )?)
 }
 
-fn job(world: &TestCluster, script: &str) -> Command {
+fn job_command(world: &TestCluster, script: &str) -> Command {
     exec::job_command(world, &[], script)
 }
 
-fn check(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
-    exec::check_job(world, &[], CALLS, script, expected)
+fn check_job(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
+    exec::check_job(world, &[], CALLS_MESSAGE, script, expected)
 }
 
 #[test]
 fn mount_network_keeps_the_limit_exactly() -> Result<()> {
-    let Some(world) = ready("mount_network_keeps_the_limit_exactly")? else {
+    let Some(world) = start_cluster("mount_network_keeps_the_limit_exactly")? else {
         return Ok(());
     };
     let fill = "cd /vol; dd if=/dev/zero of=a bs=1M count=100 2>&1 | grep -c 'No space left'; \
         sync a; test $(du -k a | cut -f1) -le 48829; test $(du -k a | cut -f1) -ge 48000; \
         df -k . | tail -1 | awk '{print ($2 <= 48832), ($4 < 1000)}'; rm a; \
         dd if=/dev/zero of=b bs=1M count=45 2>/dev/null; stat -c %s b";
-    check(&world, fill, "1\n1 1\n47185920")?;
+    check_job(&world, fill, "1\n1 1\n47185920")?;
     let small = "cd /vol; rm b; mkdir d; n=0; \
         while dd if=/dev/zero of=d/$n bs=64k count=1 2>/dev/null; do n=$((n+1)); done; \
         echo $((n > 700 && n * 65536 <= 50000000)); rm -r d; ls";
-    check(&world, small, "1")?;
+    check_job(&world, small, "1")?;
     let shown = world.run_json(&["volume", "show", "v"])?;
     ensure!(shown["used_files"] == 0, "{shown}");
     Ok(())
@@ -60,34 +60,34 @@ fn mount_network_keeps_the_limit_exactly() -> Result<()> {
 
 #[test]
 fn mount_network_keeps_pieces_of_direct_appends_in_order() -> Result<()> {
-    let Some(world) = ready("mount_network_keeps_pieces_of_direct_appends_in_order")? else {
+    let Some(world) = start_cluster("mount_network_keeps_pieces_of_direct_appends_in_order")? else {
         return Ok(());
     };
-    exec::check_direct_appends(&world, CALLS)
+    exec::check_direct_appends(&world, CALLS_MESSAGE)
 }
 
 #[test]
 fn mount_network_opens_what_others_remove_at_that_moment() -> Result<()> {
-    let Some(world) = ready("mount_network_opens_what_others_remove_at_that_moment")? else {
+    let Some(world) = start_cluster("mount_network_opens_what_others_remove_at_that_moment")? else {
         return Ok(());
     };
-    exec::check_name_races(&world, CALLS)
+    exec::check_name_races(&world, CALLS_MESSAGE)
 }
 
 #[test]
 fn mount_network_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()> {
-    let Some(world) = ready("mount_network_keeps_what_was_synced_when_its_agent_is_killed")? else {
+    let Some(world) = start_cluster("mount_network_keeps_what_was_synced_when_its_agent_is_killed")? else {
         return Ok(());
     };
     let script = "cd /vol; mkdir d; for i in 1 2 3 4 5 6 7 8 9; do echo $i > d/$i; done; \
         echo whole > f; sync d/9 f; echo more >> f; sync f; echo ready; sleep 1000";
-    let mut first = job(&world, script).spawn()?;
+    let mut first = job_command(&world, script).spawn()?;
     let mut line = String::new();
     BufReader::new(first.stdout.take().context("its output")?).read_line(&mut line)?;
     ensure!(line.trim() == "ready", "the job said {line:?}");
     first.kill()?;
     first.wait()?;
-    check(
+    check_job(
         &world,
         "cd /vol; cat d/* | tr -d '\\n'; cat f",
         "123456789whole\nmore",
@@ -95,12 +95,12 @@ fn mount_network_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()> 
 }
 
 /// A mount of `v` on a directory of the host, and the agent that serves it.
-struct Shown {
+struct RemoteMount {
     agent: Child,
     directory: tempfile::TempDir,
 }
 
-impl Shown {
+impl RemoteMount {
     fn start(world: &TestCluster) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let at = directory.path().to_str().context("a path is text")?;
@@ -110,9 +110,9 @@ impl Shown {
         let said = shown.agent.stderr.take().context("what it says")?;
         let mut line = String::new();
         BufReader::new(printed_text).read_line(&mut line)?;
-        ensure!(line.contains(CALLS) && line.contains("close"), "{line}");
+        ensure!(line.contains(CALLS_MESSAGE) && line.contains("close"), "{line}");
         for _ in 0..400 {
-            if !mounts_matching(shown.at()).is_empty() {
+            if !mounts_matching(shown.mount_point()).is_empty() {
                 return Ok(shown);
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -120,29 +120,29 @@ impl Shown {
         bail!("the volume is not mounted")
     }
 
-    fn at(&self) -> &str {
+    fn mount_point(&self) -> &str {
         self.directory.path().to_str().unwrap_or_default()
     }
 
-    fn sh(&self, script: &str) -> Command {
+    fn shell_command(&self, script: &str) -> Command {
         let mut command = Command::new("/bin/sh");
-        command.args(["-ec", script]).current_dir(self.at());
+        command.args(["-ec", script]).current_dir(self.mount_point());
         command
     }
 
-    fn kill(&mut self) -> Result<()> {
+    fn kill_agent(&mut self) -> Result<()> {
         self.agent.kill()?;
         self.agent.wait()?;
         Ok(())
     }
 }
 
-impl Drop for Shown {
+impl Drop for RemoteMount {
     fn drop(&mut self) {
         // It may be gone already, which is what most tests want; its keeper takes the mount away.
-        let _ = self.kill();
+        let _ = self.kill_agent();
         for _ in 0..200 {
-            if mounts_matching(self.at()).is_empty() {
+            if mounts_matching(self.mount_point()).is_empty() {
                 break;
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -153,38 +153,38 @@ impl Drop for Shown {
 #[test]
 fn mount_network_keeps_what_was_closed_on_the_host_when_its_agent_is_killed() -> Result<()> {
     let name = "mount_network_keeps_what_was_closed_on_the_host_when_its_agent_is_killed";
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
     // Many times without a wait: what is not at the server yet would be lost with the agent.
     let mut expected = String::new();
     for round in 0..5 {
-        let mut shown = Shown::start(&world)?;
+        let mut shown = RemoteMount::start(&world)?;
         let script = format!(
             "mkdir d{round}; i=0; while [ $i -lt 40 ]; do echo $i > d{round}/$i; i=$((i+1)); \
             done; echo more >> d{round}/39; chmod 600 d{round}/38; rm d{round}/0; \
             mkdir last{round}"
         );
-        let status = shown.sh(&script).status()?;
-        shown.kill()?;
+        let status = shown.shell_command(&script).status()?;
+        shown.kill_agent()?;
         ensure!(status.success(), "{script}: {status}");
         expected += "39 820 600 last\n";
     }
     let look = "cd /vol; for r in 0 1 2 3 4; do echo $(ls d$r | wc -l) \
         $(cat d$r/* | awk '/^[0-9]/ {s += $1} /more/ {s += 40} END {print s}') \
         $(stat -c %a d$r/38) $(test -d last$r && echo last); done";
-    check(&world, look, expected.trim())
+    check_job(&world, look, expected.trim())
 }
 
 #[test]
 fn mount_network_closes_on_the_host_only_what_the_server_has_run() -> Result<()> {
     let name = "mount_network_closes_on_the_host_only_what_the_server_has_run";
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
-    let mut shown = Shown::start(&world)?;
+    let mut shown = RemoteMount::start(&world)?;
     // The first file teaches the agent how files look here.
-    ensure!(shown.sh("echo 1 > first; ls").status()?.success());
+    ensure!(shown.shell_command("echo 1 > first; ls").status()?.success());
     world.cluster.signal("n1", Signal::SIGSTOP)?;
     // Nobody at the server answers these, and they would end the volume if they waited.
     let mut file = File::create(shown.directory.path().join("f"))?;
@@ -194,22 +194,22 @@ fn mount_network_closes_on_the_host_only_what_the_server_has_run() -> Result<()>
     let waits = !closing.is_finished();
     world.cluster.signal("n1", Signal::SIGCONT)?;
     let closed = closing.join().map_err(|_| anyhow!("the close panicked"))?;
-    shown.kill()?;
+    shown.kill_agent()?;
     ensure!(waits, "it was closed before the server knew of it");
     closed.context("the close failed")?;
-    check(&world, "cat /vol/first /vol/f", "1\n2")
+    check_job(&world, "cat /vol/first /vol/f", "1\n2")
 }
 
 #[test]
 fn mount_network_brings_all_to_the_server_before_its_job_has_ended() -> Result<()> {
-    let Some(world) = ready("mount_network_brings_all_to_the_server_before_its_job_has_ended")?
+    let Some(world) = start_cluster("mount_network_brings_all_to_the_server_before_its_job_has_ended")?
     else {
         return Ok(());
     };
     let script = "cd /vol; mkdir d; i=0; while [ $i -lt 500 ]; do echo $i > d/$i; i=$((i+1)); \
         done; rm d/0; mv d/1 one; echo made";
-    check(&world, script, "made")?;
-    check(&world, "cd /vol; cat one; cat d/* | wc -l", "1\n498")
+    check_job(&world, script, "made")?;
+    check_job(&world, "cd /vol; cat one; cat d/* | wc -l", "1\n498")
 }
 
 #[test]
@@ -219,11 +219,11 @@ fn mount_network_leaves_alone_what_others_mount_on_its_directory() -> Result<()>
         report_skip(name, "it needs root to mount on a directory of the host");
         return Ok(());
     }
-    let Some(world) = ready(name)? else {
+    let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
-    let mut shown = Shown::start(&world)?;
-    let at = shown.at().to_owned();
+    let mut shown = RemoteMount::start(&world)?;
+    let at = shown.mount_point().to_owned();
     let others = "cd /; umount -l $0; mount -t tmpfs other $0; echo kept > $0/kept";
     let mounted = Command::new("/bin/sh")
         .args(["-ec", others, &at])
@@ -243,13 +243,13 @@ fn mount_network_leaves_alone_what_others_mount_on_its_directory() -> Result<()>
 
 #[test]
 fn mount_network_goes_on_over_a_killed_server() -> Result<()> {
-    let Some(mut world) = ready("mount_network_goes_on_over_a_killed_server")? else {
+    let Some(mut world) = start_cluster("mount_network_goes_on_over_a_killed_server")? else {
         return Ok(());
     };
     let script = "cd /vol; mkdir d; echo ready; i=0; while [ $i -lt 3000 ]; do \
         echo $i > d/$i; [ $((i % 5)) -ne 0 ] || rm d/$i; i=$((i+1)); done; \
         ls d | wc -l; cat d/* | awk '{s += $1} END {print s}'";
-    let mut job = job(&world, script).spawn()?;
+    let mut job = job_command(&world, script).spawn()?;
     let mut lines = BufReader::new(job.stdout.take().context("its output")?).lines();
     let ready = lines.next().context("it begins")??;
     ensure!(ready == "ready", "the job said {ready:?}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, processes_matching, printed_text, report_skip};
 
-fn ready(name: &str) -> Result<Option<TestCluster>> {
+fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(None);
@@ -20,13 +20,13 @@ fn ready(name: &str) -> Result<Option<TestCluster>> {
 }
 
 /// Runs a shell script with the volume `v` at `/vol`, a path that the host does not have.
-fn sh(world: &TestCluster, script: &str) -> Result<Output> {
+fn run_script(world: &TestCluster, script: &str) -> Result<Output> {
     let args = ["exec", "--mount", "v:/vol", "--", "/bin/sh", "-ec", script];
     world.bafs_command(&args).output().context("bafs exec runs")
 }
 
-fn check(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
-    let output = sh(world, script)?;
+fn check_script(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
+    let output = run_script(world, script)?;
     ensure!(output.status.success(), "{script}: {}", printed_text(&output));
     let found = String::from_utf8_lossy(&output.stdout);
     ensure!(
@@ -39,45 +39,45 @@ fn check(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
 
 #[test]
 fn mount_runs_ordinary_programs() -> Result<()> {
-    let Some(world) = ready("mount_runs_ordinary_programs")? else {
+    let Some(world) = start_cluster("mount_runs_ordinary_programs")? else {
         return Ok(());
     };
-    check(
+    check_script(
         &world,
         "echo one > /vol/a; echo two >> /vol/a; cat /vol/a",
         "one\ntwo",
     )?;
-    check(
+    check_script(
         &world,
         "mkdir -p /vol/d/e; mv /vol/a /vol/d/e/b; ls /vol /vol/d",
         "/vol:\nd\n\n/vol/d:\ne",
     )?;
-    check(
+    check_script(
         &world,
         "cd /vol; ln -s d/e/b s; ln d/e/b h; cat s h; stat -c %h h",
         "one\ntwo\none\ntwo\n2",
     )?;
-    check(
+    check_script(
         &world,
         "cd /vol; exec 3>u; rm u; echo x >&3; ls u 2>&1 || true; ls -a | grep -c fuse || true",
         "ls: cannot access 'u': No such file or directory\n0",
     )?;
-    check(
+    check_script(
         &world,
         "cd /vol; truncate -s 1G sparse; stat -c %s sparse; rm sparse",
         "1073741824",
     )?;
-    check(
+    check_script(
         &world,
         "cd /vol; cp /bin/echo run; ./run from the mount",
         "from the mount",
     )?;
-    check(
+    check_script(
         &world,
         "cd /vol; seq 1 1000 > n; sort -rn n | head -1; awk '{s+=$1} END {print s}' n",
         "1000\n500500",
     )?;
-    check(
+    check_script(
         &world,
         "cd /vol; mkdir t; cd t; for i in $(seq 1 500); do echo $i > f$i; done; ls | wc -l; \
          cd ..; tar cf t.tar t; mkdir o; tar xf t.tar -C o; \
@@ -88,7 +88,7 @@ fn mount_runs_ordinary_programs() -> Result<()> {
 
 #[test]
 fn mount_runs_git() -> Result<()> {
-    let Some(world) = ready("mount_runs_git")? else {
+    let Some(world) = start_cluster("mount_runs_git")? else {
         return Ok(());
     };
     let script = "cd /vol; export HOME=/vol GIT_CONFIG_GLOBAL=/vol/gitconfig; \
@@ -96,12 +96,12 @@ fn mount_runs_git() -> Result<()> {
         git config --global init.defaultBranch main; git init -q r; cd r; \
         for i in 1 2 3; do seq $i 1000 > f$i; git add .; git commit -qm c$i; done; \
         git gc -q; git fsck --strict 2>&1; git clone -q . ../c; git -C ../c log --oneline | wc -l";
-    check(&world, script, "3")
+    check_script(&world, script, "3")
 }
 
 #[test]
 fn mount_runs_sqlite() -> Result<()> {
-    let Some(world) = ready("mount_runs_sqlite")? else {
+    let Some(world) = start_cluster("mount_runs_sqlite")? else {
         return Ok(());
     };
     for mode in ["delete", "wal"] {
@@ -110,14 +110,14 @@ fn mount_runs_sqlite() -> Result<()> {
              with recursive n(i) as (select 1 union all select i+1 from n where i<20000) \
              insert into t select i from n; select sum(a) from t; pragma integrity_check;'"
         );
-        check(&world, &script, &format!("{mode}\n200010000\nok"))?;
+        check_script(&world, &script, &format!("{mode}\n200010000\nok"))?;
     }
     Ok(())
 }
 
 #[test]
 fn mount_runs_blast_tools() -> Result<()> {
-    let Some(world) = ready("mount_runs_blast_tools")? else {
+    let Some(world) = start_cluster("mount_runs_blast_tools")? else {
         return Ok(());
     };
     let script = "cd /vol; cp /usr/share/doc/hmmer/examples/tutorial/globins45.fa g.fa; \
@@ -126,7 +126,7 @@ fn mount_runs_blast_tools() -> Result<()> {
         cd /tmp; mkdir $$; cd $$; cp /vol/g.fa .; \
          makeblastdb -in g.fa -dbtype prot -out db >/dev/null; \
         blastp -db db -query g.fa -outfmt 6 -evalue 1e-5 | cksum; cd ..; rm -r $$";
-    let output = sh(&world, script)?;
+    let output = run_script(&world, script)?;
     ensure!(output.status.success(), printed_text(&output));
     let sums: Vec<_> = output
         .stdout
@@ -143,7 +143,7 @@ fn mount_runs_blast_tools() -> Result<()> {
 
 #[test]
 fn mount_keeps_the_limit() -> Result<()> {
-    let Some(world) = ready("mount_keeps_the_limit")? else {
+    let Some(world) = start_cluster("mount_keeps_the_limit")? else {
         return Ok(());
     };
     world.run_json(&[
@@ -166,7 +166,7 @@ fn mount_keeps_the_limit() -> Result<()> {
 
 #[test]
 fn mount_shows_a_cache_read_only() -> Result<()> {
-    let Some(world) = ready("mount_shows_a_cache_read_only")? else {
+    let Some(world) = start_cluster("mount_shows_a_cache_read_only")? else {
         return Ok(());
     };
     let big: Vec<u8> = (0..3_000_001u32)
@@ -206,7 +206,7 @@ fn mount_shows_a_cache_read_only() -> Result<()> {
 
 #[test]
 fn mount_passes_on_how_the_program_ended() -> Result<()> {
-    let Some(world) = ready("mount_passes_on_how_the_program_ended")? else {
+    let Some(world) = start_cluster("mount_passes_on_how_the_program_ended")? else {
         return Ok(());
     };
     for (script, code) in [
@@ -215,7 +215,7 @@ fn mount_passes_on_how_the_program_ended() -> Result<()> {
         ("kill -TERM $$", 143),
         ("exit 75", 75),
     ] {
-        let output = sh(&world, script)?;
+        let output = run_script(&world, script)?;
         ensure!(
             output.status.code() == Some(code),
             "{script}: {}",
@@ -251,7 +251,7 @@ fn mount_passes_on_how_the_program_ended() -> Result<()> {
     reason = "the promise is about real seconds"
 )]
 fn mount_ends_a_job_whose_volume_is_lost() -> Result<()> {
-    let Some(world) = ready("mount_ends_a_job_whose_volume_is_lost")? else {
+    let Some(world) = start_cluster("mount_ends_a_job_whose_volume_is_lost")? else {
         return Ok(());
     };
     let marker = format!("{}", 86_400 + std::process::id());
@@ -288,7 +288,7 @@ fn mount_ends_a_job_whose_volume_is_lost() -> Result<()> {
 
 #[test]
 fn mount_leaves_nothing_when_the_agent_is_killed() -> Result<()> {
-    let Some(world) = ready("mount_leaves_nothing_when_the_agent_is_killed")? else {
+    let Some(world) = start_cluster("mount_leaves_nothing_when_the_agent_is_killed")? else {
         return Ok(());
     };
     // Other tests may have mounts of their own on the host.

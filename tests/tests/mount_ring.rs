@@ -15,18 +15,18 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 
 /// Asks without end, by data and by names, until something fails.
-const ASK: &str = "while dd if=big of=/dev/null bs=64k iflag=direct 2>/dev/null && echo x > own$0 \
+const REQUEST_LOOP_SCRIPT: &str = "while dd if=big of=/dev/null bs=64k iflag=direct 2>/dev/null && echo x > own$0 \
     && rm own$0; do :; done; exit 7";
 
 /// A volume with a file of 64 MB, and programs on every processor that ask it without end.
-fn busy() -> Result<(MountedVolume, Vec<Child>)> {
+fn start_busy_volume() -> Result<(MountedVolume, Vec<Child>)> {
     let stand = MountedVolume::start(DataPath::Ring)?;
     fs::write(stand.path().join("big"), vec![1; 64_000_000])?;
     let mut programs = Vec::new();
     for number in 0..4 {
         let processor = number % std::thread::available_parallelism()?.get();
         let program = Command::new("taskset")
-            .args(["-c", &processor.to_string(), "sh", "-c", ASK])
+            .args(["-c", &processor.to_string(), "sh", "-c", REQUEST_LOOP_SCRIPT])
             .arg(number.to_string())
             .current_dir(stand.path())
             .stderr(Stdio::null())
@@ -36,12 +36,12 @@ fn busy() -> Result<(MountedVolume, Vec<Child>)> {
     // Each has made its file at least once when all have been seen.
     for number in 0..4 {
         let own = stand.path().join(format!("own{number}"));
-        eventually("a program asks", || own.exists())?;
+        wait_until("a program asks", || own.exists())?;
     }
     Ok((stand, programs))
 }
 
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     for _ in 0..6_000 {
         if holds() {
             return Ok(());
@@ -52,10 +52,10 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
 }
 
 /// All programs end by an error of their own.
-fn all_fail(programs: Vec<Child>) -> Result<()> {
+fn check_all_fail(programs: Vec<Child>) -> Result<()> {
     for mut program in programs {
         let mut ended = None;
-        let looked = eventually("a program ends", || {
+        let looked = wait_until("a program ends", || {
             ended = program.try_wait().ok().flatten();
             ended.is_some()
         });
@@ -95,11 +95,11 @@ fn mount_by_ring_ends_while_programs_use_it() -> Result<()> {
     if !ring::can_use_rings("mount_by_ring_ends_while_programs_use_it") {
         return Ok(());
     }
-    let (stand, programs) = busy()?;
+    let (stand, programs) = start_busy_volume()?;
     let at = stand.path().to_owned();
     drop(stand);
     ensure!(bafs_tests::mounts_matching(&at.to_string_lossy()).is_empty());
-    all_fail(programs)
+    check_all_fail(programs)
 }
 
 #[test]
@@ -107,17 +107,17 @@ fn mount_by_ring_ends_when_its_connection_is_aborted() -> Result<()> {
     if !ring::can_use_rings("mount_by_ring_ends_when_its_connection_is_aborted") {
         return Ok(());
     }
-    let (stand, programs) = busy()?;
+    let (stand, programs) = start_busy_volume()?;
     let mounted = stand.in_process_mount().context("it is served here")?;
     mounted.abort();
-    all_fail(programs)?;
-    eventually("the mount is over", || mounted.is_over())?;
+    check_all_fail(programs)?;
+    wait_until("the mount is over", || mounted.has_ended())?;
     // The program that a mount asks whether it is dead is not here, so it would stay.
     Ok(umount2(stand.path(), MntFlags::MNT_DETACH)?)
 }
 
 /// Starts a job that asks without end, whose volume is reached by rings.
-fn busy_job(world: &bafs_tests::TestCluster) -> Result<ExecJob> {
+fn start_busy_job(world: &bafs_tests::TestCluster) -> Result<ExecJob> {
     let script = "cd /vol; head -c 20M /dev/zero > big; echo ready; \
         for number in 1 2 3; do (while :; do dd if=big of=/dev/null bs=64k iflag=direct; \
         echo x > own$number; rm own$number; done) 2>/dev/null & done; wait";
@@ -138,7 +138,7 @@ fn mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent() -> Result<()>
     let mut ends = Vec::new();
     let _rings = RingSetting::enable()?;
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
-        let busy = busy_job(&world)?;
+        let busy = start_busy_job(&world)?;
         busy.send_signal(signal)?;
         let output = busy.wait_for_end()?;
         ensure!(printed_text(&output).contains(RING_MESSAGE), "{}", printed_text(&output));
@@ -170,25 +170,25 @@ fn mount_by_ring_of_the_host_goes_with_its_killed_process() -> Result<()> {
     let rings = RingSetting::enable()?;
     let mut agent = world.bafs_command(&["mount", "--explain", "v", &at]);
     let mut agent = agent.stderr(Stdio::piped()).spawn()?;
-    eventually("it is mounted", || !bafs_tests::mounts_matching(&at).is_empty())?;
+    wait_until("it is mounted", || !bafs_tests::mounts_matching(&at).is_empty())?;
     // A first answer means that the rings are there.
     fs::metadata(place.path())?;
     drop(rings);
     fs::write(place.path().join("big"), vec![1; 20_000_000])?;
-    let programs: Vec<_> = (0..3).map(|number| ask(place.path(), number)).collect();
-    eventually("a program asks", || place.path().join("own1").exists())?;
+    let programs: Vec<_> = (0..3).map(|number| start_request_loop(place.path(), number)).collect();
+    wait_until("a program asks", || place.path().join("own1").exists())?;
     agent.kill()?;
     let output = agent.wait_with_output()?;
     ensure!(printed_text(&output).contains(RING_MESSAGE), "{}", printed_text(&output));
-    all_fail(programs.into_iter().collect::<Result<_>>()?)?;
-    eventually("the mount is gone", || {
+    check_all_fail(programs.into_iter().collect::<Result<_>>()?)?;
+    wait_until("the mount is gone", || {
         bafs_tests::mounts_matching(&at).is_empty()
     })
 }
 
-fn ask(at: &Path, number: u32) -> Result<Child> {
+fn start_request_loop(at: &Path, number: u32) -> Result<Child> {
     let mut command = Command::new("sh");
-    let command = command.args(["-c", ASK, &number.to_string()]);
+    let command = command.args(["-c", REQUEST_LOOP_SCRIPT, &number.to_string()]);
     Ok(command.current_dir(at).stderr(Stdio::null()).spawn()?)
 }
 
@@ -200,7 +200,7 @@ fn mount_without_rings_works_and_says_why() -> Result<()> {
     }
     let _none = RingSetting::disable()?;
     let stand = MountedVolume::start(DataPath::Inline)?;
-    let way = stand.in_process_mount().context("it is served here")?.way();
+    let way = stand.in_process_mount().context("it is served here")?.transport();
     ensure!(way.contains("enable_uring is not Y"), "{way}");
     fs::write(stand.path().join("f"), "x")?;
     Ok(())

@@ -18,24 +18,24 @@ use rustix::fs::{self as sys, AtFlags, FallocateFlags, Mode, OFlags, RenameFlags
 use rustix::io::Errno;
 
 /// Files that a side may have open at once.
-const SLOTS: u64 = 4;
+const OPEN_FILES_MAX: u64 = 4;
 
 /// Largest place in a file that steps touch, in bytes.
-const REACH: u64 = 200_000;
+const FILE_OFFSET_MAX: u64 = 200_000;
 
-const TARGETS: [&str; 6] = ["a", "d", "../a", "nothing", "d/b", "s"];
+const LINK_TARGETS: [&str; 6] = ["a", "d", "../a", "nothing", "d/b", "s"];
 
 #[derive(Debug, Clone)]
-enum Step {
+enum FileOperation {
     Open(u64, String, OFlags, u32),
     Close(u64),
     Read(u64, u64, u64),
     Write(u64, u64, u64),
     Append(u64, u64),
-    Cut(u64, u64),
-    CutPath(String, u64),
+    Truncate(u64, u64),
+    TruncatePath(String, u64),
     Allocate(u64, FallocateFlags, u64, u64),
-    Find(u64, bool, u64),
+    SeekData(u64, bool, u64),
     Copy(u64, u64, u64, u64, u64),
     Sync(u64, bool),
     MakeDirectory(String, u32),
@@ -51,14 +51,14 @@ enum Step {
     SetXattr(String, &'static str, u64, sys::XattrFlags),
     GetXattr(String, &'static str),
     RemoveXattr(String, &'static str),
-    Look(String),
-    LookOpen(u64),
+    Stat(String),
+    StatOpen(u64),
     List(String),
     ReadLink(String),
 }
 
 /// Few names, so that steps meet each other; one is as long as a name may be, one too long.
-fn name(dice: &mut SeededRng) -> String {
+fn draw_name(dice: &mut SeededRng) -> String {
     let short = [
         "a", "b", "d", "d/a", "d/b", "d/e", "d/e/a", "d/e/g", "s", "s/a", "d/", "d/../a", "d/.",
     ];
@@ -70,17 +70,17 @@ fn name(dice: &mut SeededRng) -> String {
     }
 }
 
-fn step(dice: &mut SeededRng) -> Step {
-    let slot = dice.next_below(SLOTS);
-    let (at, length) = (dice.next_below(REACH), dice.next_below(20_000));
+fn draw_operation(dice: &mut SeededRng) -> FileOperation {
+    let slot = dice.next_below(OPEN_FILES_MAX);
+    let (at, length) = (dice.next_below(FILE_OFFSET_MAX), dice.next_below(20_000));
     match dice.next_below(34) {
-        0..=4 => open(dice, slot),
-        5 => Step::Close(slot),
-        6..=7 => Step::Read(slot, at, length),
-        8..=10 => Step::Write(slot, at, length),
-        11 => Step::Append(slot, length),
-        12 => Step::Cut(slot, at),
-        13 => Step::CutPath(name(dice), at),
+        0..=4 => draw_open(dice, slot),
+        5 => FileOperation::Close(slot),
+        6..=7 => FileOperation::Read(slot, at, length),
+        8..=10 => FileOperation::Write(slot, at, length),
+        11 => FileOperation::Append(slot, length),
+        12 => FileOperation::Truncate(slot, at),
+        13 => FileOperation::TruncatePath(draw_name(dice), at),
         14 => {
             let keep = FallocateFlags::KEEP_SIZE;
             let modes = [
@@ -91,16 +91,16 @@ fn step(dice: &mut SeededRng) -> Step {
                 FallocateFlags::ZERO_RANGE | keep,
                 FallocateFlags::PUNCH_HOLE,
             ];
-            Step::Allocate(slot, dice.choose(&modes), at, length)
+            FileOperation::Allocate(slot, dice.choose(&modes), at, length)
         }
-        15 => Step::Find(slot, dice.next_below(2) == 0, at),
-        16 => Step::Copy(slot, dice.next_below(SLOTS), at, dice.next_below(REACH), length),
-        17 => Step::Sync(slot, dice.next_below(2) == 0),
-        _ => step_on_names(dice),
+        15 => FileOperation::SeekData(slot, dice.next_below(2) == 0, at),
+        16 => FileOperation::Copy(slot, dice.next_below(OPEN_FILES_MAX), at, dice.next_below(FILE_OFFSET_MAX), length),
+        17 => FileOperation::Sync(slot, dice.next_below(2) == 0),
+        _ => draw_name_operation(dice),
     }
 }
 
-fn open(dice: &mut SeededRng, slot: u64) -> Step {
+fn draw_open(dice: &mut SeededRng, slot: u64) -> FileOperation {
     let access = dice.choose(&[OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR, OFlags::RDWR]);
     let more = [
         OFlags::empty(),
@@ -120,32 +120,32 @@ fn open(dice: &mut SeededRng, slot: u64) -> Step {
     ];
     // To open a FIFO must not wait for its other end.
     let flags = access | dice.choose(&more) | OFlags::NONBLOCK;
-    Step::Open(slot, name(dice), flags, mode(dice))
+    FileOperation::Open(slot, draw_name(dice), flags, draw_mode(dice))
 }
 
-fn mode(dice: &mut SeededRng) -> u32 {
+fn draw_mode(dice: &mut SeededRng) -> u32 {
     dice.choose(&[
         0o644, 0o600, 0o755, 0o777, 0o4755, 0o2755, 0o1777, 0o2770, 0o0, 0o444,
     ])
 }
 
-fn step_on_names(dice: &mut SeededRng) -> Step {
-    let path = name(dice);
+fn draw_name_operation(dice: &mut SeededRng) -> FileOperation {
+    let path = draw_name(dice);
     let xattr = dice.choose(&["user.a", "user.b", "user.c", "nothing.a"]);
     match dice.next_below(18) {
-        0..=1 => Step::MakeDirectory(path, mode(dice)),
+        0..=1 => FileOperation::MakeDirectory(path, draw_mode(dice)),
         2 => {
             let kinds = [
                 sys::FileType::Fifo,
                 sys::FileType::Socket,
                 sys::FileType::RegularFile,
             ];
-            Step::MakeNode(path, dice.choose(&kinds), mode(dice))
+            FileOperation::MakeNode(path, dice.choose(&kinds), draw_mode(dice))
         }
-        3 => Step::MakeSymlink(dice.choose(&TARGETS), path),
-        4 => Step::MakeLink(path, name(dice), dice.next_below(2) == 0),
-        5 => Step::Unlink(path),
-        6 => Step::RemoveDirectory(path),
+        3 => FileOperation::MakeSymlink(dice.choose(&LINK_TARGETS), path),
+        4 => FileOperation::MakeLink(path, draw_name(dice), dice.next_below(2) == 0),
+        5 => FileOperation::Unlink(path),
+        6 => FileOperation::RemoveDirectory(path),
         7..=8 => {
             let flags = [
                 RenameFlags::empty(),
@@ -154,13 +154,13 @@ fn step_on_names(dice: &mut SeededRng) -> Step {
                 RenameFlags::EXCHANGE,
                 RenameFlags::EXCHANGE | RenameFlags::NOREPLACE,
             ];
-            Step::Rename(path, name(dice), dice.choose(&flags))
+            FileOperation::Rename(path, draw_name(dice), dice.choose(&flags))
         }
-        9 => Step::Chmod(path, mode(dice)),
-        10 => Step::Chown(path, dice.choose(&[0, 1, 65_534]), dice.choose(&[0, 1, 7])),
+        9 => FileOperation::Chmod(path, draw_mode(dice)),
+        10 => FileOperation::Chown(path, dice.choose(&[0, 1, 65_534]), dice.choose(&[0, 1, 7])),
         11 => {
             let seconds = dice.choose(&[0, 1, -1, 1_000_000_000, 4_000_000_000, -1_000_000]);
-            Step::Touch(path, seconds, dice.next_below(1_000_000_000) as i64)
+            FileOperation::Touch(path, seconds, dice.next_below(1_000_000_000) as i64)
         }
         12 => {
             let flags = [
@@ -168,105 +168,105 @@ fn step_on_names(dice: &mut SeededRng) -> Step {
                 sys::XattrFlags::CREATE,
                 sys::XattrFlags::REPLACE,
             ];
-            Step::SetXattr(path, xattr, dice.next_below(200), dice.choose(&flags))
+            FileOperation::SetXattr(path, xattr, dice.next_below(200), dice.choose(&flags))
         }
-        13 => Step::GetXattr(path, xattr),
-        14 => Step::RemoveXattr(path, xattr),
-        15 => Step::Look(path),
-        16 => Step::LookOpen(dice.next_below(SLOTS)),
+        13 => FileOperation::GetXattr(path, xattr),
+        14 => FileOperation::RemoveXattr(path, xattr),
+        15 => FileOperation::Stat(path),
+        16 => FileOperation::StatOpen(dice.next_below(OPEN_FILES_MAX)),
         _ => match dice.next_below(2) {
-            0 => Step::List(path),
-            _ => Step::ReadLink(path),
+            0 => FileOperation::List(path),
+            _ => FileOperation::ReadLink(path),
         },
     }
 }
 
 /// One of the two directories, with what is open in it.
-struct Side {
+struct ModelDirectory {
     path: PathBuf,
     root: OwnedFd,
-    open: [Option<OwnedFd>; SLOTS as usize],
+    open: [Option<OwnedFd>; OPEN_FILES_MAX as usize],
     /// Numbers of files for which space was kept that nobody has written.
-    kept: BTreeSet<u64>,
+    preallocated: BTreeSet<u64>,
     /// Whether any file may be told to be all data.
-    is_all_data: bool,
+    may_report_all_data: bool,
 }
 
-impl Side {
+impl ModelDirectory {
     fn new(path: &Path, is_all_data: bool) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self {
             path: path.to_owned(),
             root: sys::open(path, flags, Mode::empty())?,
             open: Default::default(),
-            kept: BTreeSet::new(),
-            is_all_data,
+            preallocated: BTreeSet::new(),
+            may_report_all_data: is_all_data,
         })
     }
 
     /// Does a step, and says what came of it.
-    fn run(&mut self, step: &Step) -> String {
+    fn run_operation(&mut self, step: &FileOperation) -> String {
         let done = match step {
-            Step::Open(slot, path, flags, mode) => {
+            FileOperation::Open(slot, path, flags, mode) => {
                 let mode = Mode::from_raw_mode(*mode & 0o777);
                 sys::openat(&self.root, path, *flags | OFlags::CLOEXEC, mode).map(|fd| {
                     self.open[*slot as usize] = Some(fd);
                     String::new()
                 })
             }
-            Step::Close(slot) => {
+            FileOperation::Close(slot) => {
                 self.open[*slot as usize] = None;
                 Ok(String::new())
             }
-            Step::Read(..)
-            | Step::Write(..)
-            | Step::Append(..)
-            | Step::Cut(..)
-            | Step::Allocate(..)
-            | Step::Find(..)
-            | Step::Copy(..)
-            | Step::Sync(..)
-            | Step::LookOpen(_) => self.run_on_open(step),
+            FileOperation::Read(..)
+            | FileOperation::Write(..)
+            | FileOperation::Append(..)
+            | FileOperation::Truncate(..)
+            | FileOperation::Allocate(..)
+            | FileOperation::SeekData(..)
+            | FileOperation::Copy(..)
+            | FileOperation::Sync(..)
+            | FileOperation::StatOpen(_) => self.run_on_open(step),
             _ => self.run_on_names(step),
         };
-        if let (Step::Allocate(slot, mode, ..), Ok(_)) = (step, &done)
+        if let (FileOperation::Allocate(slot, mode, ..), Ok(_)) = (step, &done)
             && !mode.contains(FallocateFlags::PUNCH_HOLE)
-            && let Ok(stat) = self.file(*slot).and_then(sys::fstat)
+            && let Ok(stat) = self.open_file(*slot).and_then(sys::fstat)
         {
-            self.kept.insert(stat.st_ino);
+            self.preallocated.insert(stat.st_ino);
         }
         done.unwrap_or_else(|errno| format!("{errno:?}"))
     }
 
-    fn file(&self, slot: u64) -> Result<&OwnedFd, Errno> {
+    fn open_file(&self, slot: u64) -> Result<&OwnedFd, Errno> {
         self.open[slot as usize].as_ref().ok_or(Errno::BADF)
     }
 
-    fn run_on_open(&self, step: &Step) -> Result<String, Errno> {
+    fn run_on_open(&self, step: &FileOperation) -> Result<String, Errno> {
         let nothing = |()| String::new();
         let bytes = |length: u64| vec![length as u8 | 1; length as usize];
         match *step {
-            Step::Read(slot, at, length) => {
+            FileOperation::Read(slot, at, length) => {
                 let mut data = vec![0; length as usize];
-                let count = rustix::io::pread(self.file(slot)?, &mut data, at)?;
-                Ok(format!("{count} {:x}", sum(&data[..count])))
+                let count = rustix::io::pread(self.open_file(slot)?, &mut data, at)?;
+                Ok(format!("{count} {:x}", checksum(&data[..count])))
             }
-            Step::Write(slot, at, length) => {
-                rustix::io::pwrite(self.file(slot)?, &bytes(length), at).map(|n| n.to_string())
+            FileOperation::Write(slot, at, length) => {
+                rustix::io::pwrite(self.open_file(slot)?, &bytes(length), at).map(|n| n.to_string())
             }
-            Step::Append(slot, length) => {
-                let file = self.file(slot)?;
+            FileOperation::Append(slot, length) => {
+                let file = self.open_file(slot)?;
                 let end = sys::seek(file, SeekFrom::End(0))?;
                 let wrote = rustix::io::write(file, &bytes(length))?;
                 Ok(format!("{end} {wrote}"))
             }
-            Step::Cut(slot, size) => sys::ftruncate(self.file(slot)?, size).map(nothing),
-            Step::Allocate(slot, mode, at, length) => {
-                sys::fallocate(self.file(slot)?, mode, at, length).map(nothing)
+            FileOperation::Truncate(slot, size) => sys::ftruncate(self.open_file(slot)?, size).map(nothing),
+            FileOperation::Allocate(slot, mode, at, length) => {
+                sys::fallocate(self.open_file(slot)?, mode, at, length).map(nothing)
             }
-            Step::Find(slot, hole, at) => {
+            FileOperation::SeekData(slot, hole, at) => {
                 // In a directory every file system has places of its own.
-                let stat = sys::fstat(self.file(slot)?)?;
+                let stat = sys::fstat(self.open_file(slot)?)?;
                 if sys::FileType::from_raw_mode(stat.st_mode).is_dir() {
                     return Ok(String::new());
                 }
@@ -275,17 +275,17 @@ impl Side {
                 } else {
                     SeekFrom::Data(at)
                 };
-                sys::seek(self.file(slot)?, place).map(|at| at.to_string())
+                sys::seek(self.open_file(slot)?, place).map(|at| at.to_string())
             }
-            Step::Copy(source, target, mut from, mut to, length) => {
-                let (source, target) = (self.file(source)?, self.file(target)?);
+            FileOperation::Copy(source, target, mut from, mut to, length) => {
+                let (source, target) = (self.open_file(source)?, self.open_file(target)?);
                 let (from, to) = (Some(&mut from), Some(&mut to));
                 sys::copy_file_range(source, from, target, to, length as usize)
                     .map(|count| count.to_string())
             }
-            Step::Sync(slot, true) => sys::fdatasync(self.file(slot)?).map(nothing),
-            Step::Sync(slot, false) => sys::fsync(self.file(slot)?).map(nothing),
-            Step::LookOpen(slot) => sys::fstat(self.file(slot)?).map(|stat| told(&stat)),
+            FileOperation::Sync(slot, true) => sys::fdatasync(self.open_file(slot)?).map(nothing),
+            FileOperation::Sync(slot, false) => sys::fsync(self.open_file(slot)?).map(nothing),
+            FileOperation::StatOpen(slot) => sys::fstat(self.open_file(slot)?).map(|stat| format_stat(&stat)),
             _ => unreachable!("needs no open file"),
         }
     }
@@ -293,17 +293,17 @@ impl Side {
     /// Whether a place that SEEK_DATA or SEEK_HOLE gave is a true one, though not the host's. Where
     /// space is kept but nothing was written, ext4 calls data what lies in memory because
     /// somebody has read it, and that is different for each way to a file.
-    fn is_true_place(&self, step: &Step, found: &str) -> bool {
-        let Step::Find(slot, hole, at) = *step else {
+    fn is_valid_seek_result(&self, step: &FileOperation, found: &str) -> bool {
+        let FileOperation::SeekData(slot, hole, at) = *step else {
             return false;
         };
         let Ok((file, stat)) = self
-            .file(slot)
+            .open_file(slot)
             .and_then(|file| Ok((file, sys::fstat(file)?)))
         else {
             return false;
         };
-        if !self.is_all_data && !self.kept.contains(&stat.st_ino) {
+        if !self.may_report_all_data && !self.preallocated.contains(&stat.st_ino) {
             return false;
         }
         let size = stat.st_size as u64;
@@ -332,19 +332,19 @@ impl Side {
         }
     }
 
-    fn run_on_names(&self, step: &Step) -> Result<String, Errno> {
+    fn run_on_names(&self, step: &FileOperation) -> Result<String, Errno> {
         let (root, nothing) = (&self.root, |()| String::new());
         let bits = |mode: u32| Mode::from_raw_mode(mode);
         let none = AtFlags::empty();
         match step {
-            Step::MakeDirectory(path, mode) => {
+            FileOperation::MakeDirectory(path, mode) => {
                 sys::mkdirat(root, path, bits(mode & 0o1777)).map(nothing)
             }
-            Step::MakeNode(path, kind, mode) => {
+            FileOperation::MakeNode(path, kind, mode) => {
                 sys::mknodat(root, path, *kind, bits(mode & 0o777), 0).map(nothing)
             }
-            Step::MakeSymlink(target, path) => sys::symlinkat(*target, root, path).map(nothing),
-            Step::MakeLink(path, new, follow) => {
+            FileOperation::MakeSymlink(target, path) => sys::symlinkat(*target, root, path).map(nothing),
+            FileOperation::MakeLink(path, new, follow) => {
                 let flags = if *follow {
                     AtFlags::SYMLINK_FOLLOW
                 } else {
@@ -352,28 +352,28 @@ impl Side {
                 };
                 sys::linkat(root, path, root, new, flags).map(nothing)
             }
-            Step::Unlink(path) => sys::unlinkat(root, path, none).map(nothing),
-            Step::RemoveDirectory(path) => {
+            FileOperation::Unlink(path) => sys::unlinkat(root, path, none).map(nothing),
+            FileOperation::RemoveDirectory(path) => {
                 sys::unlinkat(root, path, AtFlags::REMOVEDIR).map(nothing)
             }
-            Step::Rename(path, new, flags) => {
+            FileOperation::Rename(path, new, flags) => {
                 sys::renameat_with(root, path, root, new, *flags).map(nothing)
             }
-            Step::Chmod(path, mode) => sys::chmodat(root, path, bits(*mode), none).map(nothing),
-            Step::Chown(path, uid, gid) => {
+            FileOperation::Chmod(path, mode) => sys::chmodat(root, path, bits(*mode), none).map(nothing),
+            FileOperation::Chown(path, uid, gid) => {
                 let (uid, gid) = (sys::Uid::from_raw(*uid), sys::Gid::from_raw(*gid));
                 let flags = AtFlags::SYMLINK_NOFOLLOW;
                 sys::chownat(root, path, Some(uid), Some(gid), flags).map(nothing)
             }
-            Step::Touch(path, tv_sec, tv_nsec) => self.touch(path, *tv_sec, *tv_nsec),
-            Step::Look(path) => {
-                sys::statat(root, path, AtFlags::SYMLINK_NOFOLLOW).map(|stat| told(&stat))
+            FileOperation::Touch(path, tv_sec, tv_nsec) => self.set_times(path, *tv_sec, *tv_nsec),
+            FileOperation::Stat(path) => {
+                sys::statat(root, path, AtFlags::SYMLINK_NOFOLLOW).map(|stat| format_stat(&stat))
             }
-            Step::List(path) => self.list(path),
-            Step::ReadLink(path) => {
+            FileOperation::List(path) => self.list_names(path),
+            FileOperation::ReadLink(path) => {
                 sys::readlinkat(root, path, Vec::new()).map(|it| format!("{it:?}"))
             }
-            Step::CutPath(path, size) => {
+            FileOperation::TruncatePath(path, size) => {
                 let file = sys::openat(root, path, OFlags::WRONLY | OFlags::NONBLOCK, bits(0))?;
                 sys::ftruncate(file, *size).map(nothing)
             }
@@ -381,25 +381,25 @@ impl Side {
         }
     }
 
-    fn run_on_xattrs(&self, step: &Step) -> Result<String, Errno> {
+    fn run_on_xattrs(&self, step: &FileOperation) -> Result<String, Errno> {
         match step {
-            Step::SetXattr(path, key, length, flags) => {
+            FileOperation::SetXattr(path, key, length, flags) => {
                 let value = vec![b'v'; *length as usize];
                 sys::setxattr(self.path.join(path), *key, &value, *flags).map(|()| String::new())
             }
-            Step::GetXattr(path, key) => {
+            FileOperation::GetXattr(path, key) => {
                 let mut value = vec![0_u8; 300];
                 let length = sys::getxattr(self.path.join(path), *key, &mut value[..])?;
-                Ok(format!("{length} {:x}", sum(&value[..length])))
+                Ok(format!("{length} {:x}", checksum(&value[..length])))
             }
-            Step::RemoveXattr(path, key) => {
+            FileOperation::RemoveXattr(path, key) => {
                 sys::removexattr(self.path.join(path), *key).map(|()| String::new())
             }
             _ => unreachable!("needs no attribute"),
         }
     }
 
-    fn touch(&self, path: &str, tv_sec: i64, tv_nsec: i64) -> Result<String, Errno> {
+    fn set_times(&self, path: &str, tv_sec: i64, tv_nsec: i64) -> Result<String, Errno> {
         let time = sys::Timespec { tv_sec, tv_nsec };
         let times = sys::Timestamps {
             last_access: time,
@@ -411,7 +411,7 @@ impl Side {
         Ok(format!("{} {}", stat.st_mtime, stat.st_mtime_nsec))
     }
 
-    fn list(&self, path: &str) -> Result<String, Errno> {
+    fn list_names(&self, path: &str) -> Result<String, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = sys::openat(&self.root, path, flags, Mode::empty())?;
         let mut buffer = [MaybeUninit::uninit(); 2048];
@@ -426,13 +426,13 @@ impl Side {
     }
 }
 
-fn sum(data: &[u8]) -> u64 {
+fn checksum(data: &[u8]) -> u64 {
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     data.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// What `stat` tells, apart from what differs between any two directories.
-fn told(stat: &sys::Stat) -> String {
+fn format_stat(stat: &sys::Stat) -> String {
     let is_directory = sys::FileType::from_raw_mode(stat.st_mode).is_dir();
     let size = if is_directory { 0 } else { stat.st_size };
     format!(
@@ -442,7 +442,7 @@ fn told(stat: &sys::Stat) -> String {
 }
 
 /// Everything below a directory that a program could see, times apart.
-fn picture(root: &Path, below: &str, found: &mut BTreeMap<String, String>) -> Result<()> {
+fn snapshot_tree(root: &Path, below: &str, found: &mut BTreeMap<String, String>) -> Result<()> {
     for entry in fs::read_dir(root.join(below))? {
         let entry = entry?;
         let (path, meta) = (entry.path(), entry.metadata()?);
@@ -456,7 +456,7 @@ fn picture(root: &Path, below: &str, found: &mut BTreeMap<String, String>) -> Re
             meta.gid()
         );
         if meta.is_file() {
-            write!(text, " content {:x}", sum(&fs::read(&path)?))?;
+            write!(text, " content {:x}", checksum(&fs::read(&path)?))?;
         } else if meta.is_symlink() {
             write!(text, " to {:?}", fs::read_link(&path)?)?;
         }
@@ -467,13 +467,13 @@ fn picture(root: &Path, below: &str, found: &mut BTreeMap<String, String>) -> Re
         write!(text, " attributes {names:?}")?;
         found.insert(name.clone(), text);
         if meta.is_dir() {
-            picture(root, &format!("{name}/"), found)?;
+            snapshot_tree(root, &format!("{name}/"), found)?;
         }
     }
     Ok(())
 }
 
-fn compare(test: &str, ways: &[DataPath], rounds: u64, steps: u64) -> Result<()> {
+fn compare_directories(test: &str, ways: &[DataPath], rounds: u64, steps: u64) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(test, &reason);
         return Ok(());
@@ -489,22 +489,22 @@ fn compare(test: &str, ways: &[DataPath], rounds: u64, steps: u64) -> Result<()>
             );
             fs::create_dir(&here)?;
             fs::set_permissions(&here, fs::metadata(&there)?.permissions())?;
-            let mut mount = Side::new(&there, is_all_data)?;
-            let mut host = Side::new(&here, false)?;
+            let mut mount = ModelDirectory::new(&there, is_all_data)?;
+            let mut host = ModelDirectory::new(&here, false)?;
             let mut past = Vec::new();
             for number in 0..steps {
-                let step = step(&mut dice);
-                let (found, expected) = (mount.run(&step), host.run(&step));
+                let step = draw_operation(&mut dice);
+                let (found, expected) = (mount.run_operation(&step), host.run_operation(&step));
                 past.push(format!("{step:?}: {expected}"));
                 ensure!(
-                    found == expected || mount.is_true_place(&step, &found),
+                    found == expected || mount.is_valid_seek_result(&step, &found),
                     "{way:?}, round {round}, step {number}: {step:?}: {found}, not {expected}; \
                      before: {past:#?}"
                 );
             }
             let (mut found, mut expected) = (BTreeMap::new(), BTreeMap::new());
-            picture(&there, "", &mut found)?;
-            picture(&here, "", &mut expected)?;
+            snapshot_tree(&there, "", &mut found)?;
+            snapshot_tree(&here, "", &mut expected)?;
             ensure!(
                 found == expected,
                 "{way:?}, round {round}: {found:#?} is not {expected:#?}"
@@ -517,19 +517,19 @@ fn compare(test: &str, ways: &[DataPath], rounds: u64, steps: u64) -> Result<()>
 
 #[test]
 fn mount_does_what_a_directory_does() -> Result<()> {
-    compare("mount_does_what_a_directory_does", &DataPath::ALL, 20, 300)
+    compare_directories("mount_does_what_a_directory_does", &DataPath::ALL, 20, 300)
 }
 
 #[test]
 fn mount_that_collects_writes_does_what_a_directory_does() -> Result<()> {
     let name = "mount_that_collects_writes_does_what_a_directory_does";
-    compare(name, &DataPath::WRITE_BACK, 20, 300)
+    compare_directories(name, &DataPath::WRITE_BACK, 20, 300)
 }
 
 #[test]
 #[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_does_what_a_directory_does_for_long() -> Result<()> {
-    compare(
+    compare_directories(
         "mount_does_what_a_directory_does_for_long",
         &DataPath::ALL,
         500,

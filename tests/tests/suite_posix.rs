@@ -12,17 +12,17 @@ use bafs_tests::stand::{MountedVolume, DataPath};
 use bafs_tests::{mount_obstacle, ring, printed_text, report_skip, find_tool};
 
 /// Cases of pjdfstest that do not apply, with the reason. Those named `erofs` run on their own.
-const EXCLUDED: [(&str, &str); 1] = [(
+const EXCLUDED_CASES: [(&str, &str); 1] = [(
     "link::link_count_max",
     "pathconf(2) of the C library knows no LINK_MAX for FUSE, so the case has no number to test",
 )];
 
 /// Least cases that must have passed: a suite that ran nothing has shown nothing.
-const PASSED_MIN: u64 = 380;
-const PASSED_READ_ONLY_MIN: u64 = 13;
+const CASES_PASSED_MIN: u64 = 380;
+const READ_ONLY_CASES_PASSED_MIN: u64 = 13;
 
 /// Two users and groups of every Debian system. What may differ between file systems is asked for.
-const CONFIGURATION: &str = r#"
+const PJDFSTEST_CONFIGURATION: &str = r#"
 [features]
 posix_fallocate = {}
 rename_ctime = {}
@@ -37,14 +37,14 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 
 /// `mount -o remount` gives the work to the type's helper, which would look for a program of the
 /// volume's name; the kernel can do it alone.
-const REMOUNT: &str = "#!/bin/sh\nexec mount -i -n \"$3\" \"$4\" \"$2\"\n";
+const REMOUNT_HELPER: &str = "#!/bin/sh\nexec mount -i -n \"$3\" \"$4\" \"$2\"\n";
 
-const FSX: &str = "flen = 262144\n[weights]\nclose_open = 0.2\ninvalidate = 1.0\nmapread = 1.0\n\
+const FSX_CONFIGURATION: &str = "flen = 262144\n[weights]\nclose_open = 0.2\ninvalidate = 1.0\nmapread = 1.0\n\
     mapwrite = 1.0\nread = 1.0\nwrite = 1.0\ntruncate = 0.3\nfsync = 0.05\nfdatasync = 0.05\n\
     posix_fallocate = 0.2\npunch_hole = 0.3\nsendfile = 0.3\nposix_fadvise = 0.2\n\
     copy_file_range = 0.5\n";
 
-fn ready(test: &str, tool_name: &str) -> Option<PathBuf> {
+fn find_suite(test: &str, tool_name: &str) -> Option<PathBuf> {
     let reason = mount_obstacle().or_else(|| {
         let is_root = nix::unistd::geteuid().is_root();
         (!is_root).then(|| "only root may act as other users".to_owned())
@@ -62,17 +62,17 @@ fn ready(test: &str, tool_name: &str) -> Option<PathBuf> {
 
 #[test]
 fn mount_passes_pjdfstest() -> Result<()> {
-    let Some(pjdfstest) = ready("mount_passes_pjdfstest", "pjdfstest") else {
+    let Some(pjdfstest) = find_suite("mount_passes_pjdfstest", "pjdfstest") else {
         return Ok(());
     };
-    passes_pjdfstest(&pjdfstest, &DataPath::ALL)
+    check_pjdfstest(&pjdfstest, &DataPath::ALL)
 }
 
 #[test]
 fn mount_that_collects_writes_passes_pjdfstest() -> Result<()> {
     let name = "mount_that_collects_writes_passes_pjdfstest";
-    match ready(name, "pjdfstest") {
-        Some(pjdfstest) => passes_pjdfstest(&pjdfstest, &DataPath::WRITE_BACK),
+    match find_suite(name, "pjdfstest") {
+        Some(pjdfstest) => check_pjdfstest(&pjdfstest, &DataPath::WRITE_BACK),
         None => Ok(()),
     }
 }
@@ -80,18 +80,18 @@ fn mount_that_collects_writes_passes_pjdfstest() -> Result<()> {
 #[test]
 fn mount_by_ring_passes_pjdfstest() -> Result<()> {
     let name = "mount_by_ring_passes_pjdfstest";
-    match ready(name, "pjdfstest") {
-        Some(pjdfstest) if ring::can_use_rings(name) => passes_pjdfstest(&pjdfstest, &[DataPath::Ring]),
+    match find_suite(name, "pjdfstest") {
+        Some(pjdfstest) if ring::can_use_rings(name) => check_pjdfstest(&pjdfstest, &[DataPath::Ring]),
         _ => Ok(()),
     }
 }
 
-fn passes_pjdfstest(pjdfstest: &Path, ways: &[DataPath]) -> Result<()> {
+fn check_pjdfstest(pjdfstest: &Path, ways: &[DataPath]) -> Result<()> {
     for &way in ways {
         let stand = MountedVolume::start(way)?;
         let (own, other) = (stand.create_directory("pjdfstest")?, tempfile::tempdir()?);
-        let all = Figures::of(&run_pjdfstest(pjdfstest, &own, other.path(), false)?)?;
-        let read_only = Figures::of(&run_pjdfstest(pjdfstest, &own, other.path(), true)?)?;
+        let all = PjdfstestTotals::parse(&run_pjdfstest(pjdfstest, &own, other.path(), false)?)?;
+        let read_only = PjdfstestTotals::parse(&run_pjdfstest(pjdfstest, &own, other.path(), true)?)?;
         let excluded: Vec<_> = all
             .skipped
             .iter()
@@ -105,15 +105,15 @@ fn passes_pjdfstest(pjdfstest: &Path, ways: &[DataPath]) -> Result<()> {
         );
         let failed = [all.failed, read_only.failed].concat();
         ensure!(failed.is_empty(), "{way:?}: failed: {failed:?}");
-        ensure!(all.passed >= PASSED_MIN, "{way:?}: {} passed", all.passed);
+        ensure!(all.passed >= CASES_PASSED_MIN, "{way:?}: {} passed", all.passed);
         ensure!(
-            read_only.passed >= PASSED_READ_ONLY_MIN && read_only.skipped.is_empty(),
+            read_only.passed >= READ_ONLY_CASES_PASSED_MIN && read_only.skipped.is_empty(),
             "{way:?}: {} passed on a read-only mount",
             read_only.passed
         );
         let unknown = excluded
             .iter()
-            .find(|name| !EXCLUDED.iter().any(|(known, _)| known == **name));
+            .find(|name| !EXCLUDED_CASES.iter().any(|(known, _)| known == **name));
         ensure!(unknown.is_none(), "{way:?}: did not run: {unknown:?}");
     }
     Ok(())
@@ -126,10 +126,10 @@ fn run_pjdfstest(program: &Path, own: &Path, other: &Path, remount: bool) -> Res
     let (configuration, helper) = (place.path().join("c.toml"), place.path().join("helper"));
     fs::write(
         &configuration,
-        CONFIGURATION.replace("REMOUNT", &remount.to_string()),
+        PJDFSTEST_CONFIGURATION.replace("REMOUNT", &remount.to_string()),
     )?;
     let script = if remount {
-        fs::write(&helper, REMOUNT)?;
+        fs::write(&helper, REMOUNT_HELPER)?;
         // In a mount name space of its own, so that the system's helper stays as it is outside.
         "chmod 755 $0; h=$(readlink -f /sbin/mount.fuse) && mount --bind $0 $h; exec \"$@\" erofs"
     } else {
@@ -150,14 +150,14 @@ fn run_pjdfstest(program: &Path, own: &Path, other: &Path, remount: bool) -> Res
 }
 
 /// What pjdfstest says at its end, and the cases that did not pass.
-struct Figures {
+struct PjdfstestTotals {
     passed: u64,
     failed: Vec<String>,
     skipped: Vec<String>,
 }
 
-impl Figures {
-    fn of(output: &Output) -> Result<Self> {
+impl PjdfstestTotals {
+    fn parse(output: &Output) -> Result<Self> {
         let text = String::from_utf8_lossy(&output.stdout);
         let ending = |word: &str| {
             text.lines()
@@ -180,14 +180,14 @@ impl Figures {
 
 #[test]
 fn mount_survives_fsx() -> Result<()> {
-    fsx("mount_survives_fsx", &DataPath::ALL, 1, 2_000)
+    check_fsx("mount_survives_fsx", &DataPath::ALL, 1, 2_000)
 }
 
 #[test]
 fn mount_by_ring_survives_fsx() -> Result<()> {
     let name = "mount_by_ring_survives_fsx";
     match ring::can_use_rings(name) {
-        true => fsx(name, &[DataPath::Ring], 1, 5_000),
+        true => check_fsx(name, &[DataPath::Ring], 1, 5_000),
         false => Ok(()),
     }
 }
@@ -195,9 +195,9 @@ fn mount_by_ring_survives_fsx() -> Result<()> {
 #[test]
 fn mount_that_collects_writes_survives_fsx() -> Result<()> {
     let name = "mount_that_collects_writes_survives_fsx";
-    fsx(name, &DataPath::WRITE_BACK, 1, 1_500)?;
+    check_fsx(name, &DataPath::WRITE_BACK, 1, 1_500)?;
     match ring::can_use_rings(name) {
-        true => fsx(name, &[DataPath::WriteBackRing], 1, 1_500),
+        true => check_fsx(name, &[DataPath::WriteBackRing], 1, 1_500),
         false => Ok(()),
     }
 }
@@ -206,20 +206,20 @@ fn mount_that_collects_writes_survives_fsx() -> Result<()> {
 #[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_survives_a_million_operations_of_fsx() -> Result<()> {
     let name = "mount_survives_a_million_operations_of_fsx";
-    fsx(name, &[DataPath::Inline, DataPath::AgentProcess], 4, 250_000)?;
-    fsx(name, &DataPath::WRITE_BACK, 1, 100_000)?;
-    fsx(name, &[DataPath::Uncached], 1, 100_000)
+    check_fsx(name, &[DataPath::Inline, DataPath::AgentProcess], 4, 250_000)?;
+    check_fsx(name, &DataPath::WRITE_BACK, 1, 100_000)?;
+    check_fsx(name, &[DataPath::Uncached], 1, 100_000)
 }
 
-fn fsx(test: &str, ways: &[DataPath], runs: u64, operations: u64) -> Result<()> {
-    let Some(fsx) = ready(test, "fsx") else {
+fn check_fsx(test: &str, ways: &[DataPath], runs: u64, operations: u64) -> Result<()> {
+    let Some(fsx) = find_suite(test, "fsx") else {
         return Ok(());
     };
     let mut dice = SeededRng::new(1);
     for &way in ways {
         let (stand, place) = (MountedVolume::start(way)?, tempfile::tempdir()?);
         let configuration = place.path().join("fsx.toml");
-        fs::write(&configuration, FSX)?;
+        fs::write(&configuration, FSX_CONFIGURATION)?;
         for _ in 0..runs {
             let seed = dice.next_below(1 << 32).to_string();
             let output = Command::new(&fsx)

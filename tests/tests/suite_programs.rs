@@ -11,17 +11,17 @@ use bafs_tests::stand::{MountedVolume, DataPath};
 use bafs_tests::{mount_obstacle, printed_text, report_skip};
 
 /// A script that works in an empty directory, prints what must be equal, and may leave files.
-struct Work {
+struct ProgramCase {
     name: &'static str,
     /// Programs that it cannot do without.
-    needs: &'static [&'static str],
+    required_programs: &'static [&'static str],
     script: &'static str,
 }
 
-const SHORT: [Work; 13] = [
-    Work {
+const SHORT_CASES: [ProgramCase; 13] = [
+    ProgramCase {
         name: "sqlite3, rollback journal and WAL",
-        needs: &["sqlite3"],
+        required_programs: &["sqlite3"],
         script: "for m in delete wal; do sqlite3 $m.db \"pragma journal_mode=$m; \
             create table t(a, b); create index i on t(b); \
             with recursive n(i) as (select 1 union all select i+1 from n where i<20000) \
@@ -29,9 +29,9 @@ const SHORT: [Work; 13] = [
             select count(*), sum(b) from t; pragma integrity_check;\"; \
             sqlite3 $m.db .dump | cksum; rm $m.db; done",
     },
-    Work {
+    ProgramCase {
         name: "git: commit, branch, merge, gc, fsck, clone",
-        needs: &["git"],
+        required_programs: &["git"],
         script: "export HOME=$PWD GIT_CONFIG_NOSYSTEM=1 GIT_COMMITTER_DATE='2020-01-01 00:00' \
             GIT_AUTHOR_DATE='2020-01-01 00:00'; git config --global user.email a@b.c; \
             git config --global user.name n; git init -q -b main r; cd r; \
@@ -42,9 +42,9 @@ const SHORT: [Work; 13] = [
             git worktree add -q ../w side; git -C ../w status --short; cd ..; rm -rf r w; \
             rm -r c/.git/logs c/.git/index c/.git/config",
     },
-    Work {
+    ProgramCase {
         name: "tar, gzip, xz, cpio of a source tree",
-        needs: &["tar", "gzip"],
+        required_programs: &["tar", "gzip"],
         script: "cp -r \"$SOURCE\" in; chmod -R u=rwX,go= in; ln in/Cargo.toml in/hard; \
             ln -s Cargo.toml in/soft; mkfifo in/fifo; truncate -s 5M in/hole; \
             printf end >> in/hole; find in -exec touch -hd @1000000000 {} +; \
@@ -54,9 +54,9 @@ const SHORT: [Work; 13] = [
             cd out/in; test hard -ef Cargo.toml && readlink soft; \
             test $(du -k hole | cut -f1) -lt 100",
     },
-    Work {
+    ProgramCase {
         name: "rsync -aHX",
-        needs: &["rsync", "setfattr"],
+        required_programs: &["rsync", "setfattr"],
         script: "cp -r \"$SOURCE\" in; ln in/Cargo.toml in/hard; ln -s nothing in/soft; \
             setfattr -n user.origin -v here in/Cargo.toml; rsync -aHX in/ out; \
             rsync -aHXn --delete --itemize-changes in/ out; echo more >> in/Cargo.toml; \
@@ -66,9 +66,9 @@ const SHORT: [Work; 13] = [
             diff -r in out && test out/hard -ef out/Cargo.toml && \
             getfattr --only-values -n user.origin out/hard",
     },
-    Work {
+    ProgramCase {
         name: "make -j and a C compiler",
-        needs: &["make", "cc"],
+        required_programs: &["make", "cc"],
         script: "for i in $(seq 40); do printf 'int f%d(void) { return %d; }\\n' $i $i > f$i.c; \
             done; \
             { for i in $(seq 40); do echo \"int f$i(void);\"; done; \
@@ -78,24 +78,24 @@ const SHORT: [Work; 13] = [
             printf 'p: $(patsubst %%.c,%%.o,$(wildcard *.c))\\n\\tcc -o $@ $^\\n' > Makefile; \
             make -sj4 p; ./p; make -s p; touch f7.c; make -j4 p | wc -l; rm p",
     },
-    Work {
+    ProgramCase {
         name: "HDF5: h5import, h5repack, h5diff",
-        needs: &["h5import", "h5repack", "h5diff", "h5dump"],
+        required_programs: &["h5import", "h5repack", "h5diff", "h5dump"],
         script: "seq 1 10000 > n; printf 'PATH a/b\\nINPUT-CLASS TEXTIN\\nRANK 2\\n\
             DIMENSION-SIZES 100 100\\nOUTPUT-CLASS IN\\nOUTPUT-SIZE 32\\n' > c; \
             h5import n -c c -o a.h5; h5repack -f GZIP=5 -l CHUNK=10x10 a.h5 b.h5; \
             h5diff a.h5 b.h5 && echo same; h5dump -d /a/b b.h5 | tail -n +2 | cksum; rm *.h5",
     },
-    Work {
+    ProgramCase {
         name: "NetCDF: ncgen, nccopy, ncdump",
-        needs: &["ncgen", "nccopy", "ncdump"],
+        required_programs: &["ncgen", "nccopy", "ncdump"],
         script: "{ echo 'netcdf a { dimensions: x = 5000 ; variables: int v(x) ; data: v ='; \
             seq -s, 1 5000; echo '; }'; } > a.cdl; ncgen -o a.nc a.cdl; \
             nccopy -k nc4 -d 5 a.nc b.nc; ncdump b.nc | tail -n +2 | cksum; cksum < a.nc; rm b.nc",
     },
-    Work {
+    ProgramCase {
         name: "samtools: sort, index, view",
-        needs: &["samtools"],
+        required_programs: &["samtools"],
         script: "{ printf '@HD\\tVN:1.6\\n@SQ\\tSN:c\\tLN:100000\\n'; \
             awk 'BEGIN { for (i = 1; i <= 5000; \
             i++) printf \"r%d\\t0\\tc\\t%d\\t60\\t10M\\t*\\t0\\t0\\t\
@@ -103,25 +103,25 @@ const SHORT: [Work; 13] = [
             samtools sort --no-PG -m 1M -o a.bam a.sam; samtools index a.bam; \
             samtools view a.bam c:50000-60000 | cksum; samtools flagstat a.bam; cksum < a.bam",
     },
-    Work {
+    ProgramCase {
         name: "BLAST: makeblastdb, blastp",
-        needs: &["makeblastdb", "blastp"],
+        required_programs: &["makeblastdb", "blastp"],
         script: "cp /usr/share/doc/hmmer/examples/tutorial/globins45.fa g.fa; \
             makeblastdb -in g.fa -dbtype prot -out db > log; \
             blastp -db db -query g.fa -outfmt 6 -evalue 1e-5 -num_threads 2 | cksum; rm log db*",
     },
-    Work {
+    ProgramCase {
         name: "sort, split, find, xargs, sed -i, patch",
-        needs: &["diff", "patch"],
+        required_programs: &["diff", "patch"],
         script: "seq 200000 | awk '{ print ($1 * 7919) % 200003 }' > n; sort -n -S 1M -T . n > s; \
             cksum < s; split -n l/50 s p.; cat p.* | cmp - s && echo same; \
             find . -name 'p.*' | sort | xargs sed -i 's/7/seven/'; cat p.* | cksum; \
             cp s t; sed -i 5d t; diff -u s t > d || true; patch -s s d; cmp s t && echo patched; \
             rm d",
     },
-    Work {
+    ProgramCase {
         name: "python: zipfile, dbm, mmap, copytree",
-        needs: &["python3"],
+        required_programs: &["python3"],
         script: "python3 - <<'E'\nimport zipfile, dbm.dumb, tempfile, shutil, mmap, pickle, os\n\
             with zipfile.ZipFile('a.zip', 'w') as z:\n for i in range(50): z.writestr(f'f{i}', \
             'x' * i)\n\
@@ -134,17 +134,17 @@ const SHORT: [Work; 13] = [
             print(sorted(os.listdir('y'))[:5])\nE\n\
             rm a.zip; cksum < m",
     },
-    Work {
+    ProgramCase {
         name: "cargo: build, run, build again",
-        needs: &["cargo", "cc"],
+        required_programs: &["cargo", "cc"],
         script: "export CARGO_TARGET_DIR=$PWD/target; cargo new -q --vcs none --name p p; cd p; \
             cargo build -q --offline; ../target/debug/p; \
             echo 'fn main() { println!(\"again\"); }' > src/main.rs; touch src/main.rs; \
             cargo run -q --offline; rm -r ../target",
     },
-    Work {
+    ProgramCase {
         name: "pip install, over it again, and import",
-        needs: &["python3", "pip3"],
+        required_programs: &["python3", "pip3"],
         script: "python3 - <<'E'\nimport zipfile\n\
             with zipfile.ZipFile('demo-1.0-py3-none-any.whl', 'w') as z:\n\
             \x20for i in range(200): z.writestr(f'demo/m{i}.py', f'n = {i}\\n')\n\
@@ -163,24 +163,24 @@ const SHORT: [Work; 13] = [
     },
 ];
 
-const LONG: [Work; 2] = [
-    Work {
+const LONG_CASES: [ProgramCase; 2] = [
+    ProgramCase {
         name: "cargo: test, and build for release",
-        needs: &["cargo", "cc"],
+        required_programs: &["cargo", "cc"],
         script: "export CARGO_TARGET_DIR=$PWD/target; cargo new -q --vcs none --name p p; cd p; \
             mkdir tests; echo '#[test] fn t() { assert_eq!(1, 1); }' > tests/t.rs; \
             cargo test -q --offline 2>&1 | grep -c passed; \
             cargo build -q --offline --release; ../target/release/p; rm -r ../target",
     },
-    Work {
+    ProgramCase {
         name: "bonnie-like: many files, twice",
-        needs: &["tar"],
+        required_programs: &["tar"],
         script: "mkdir many; cd many; seq 20000 | xargs touch; ls | wc -l; ls -U | sort | cksum; \
             seq 1 2 20000 | xargs rm; ls | wc -l; find . -type f | wc -l; cd ..; rm -r many; ls",
     },
 ];
 
-fn compare(test: &str, works: &[Work], ways: &[DataPath]) -> Result<()> {
+fn compare_with_directory(test: &str, works: &[ProgramCase], ways: &[DataPath]) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(test, &reason);
         return Ok(());
@@ -194,7 +194,7 @@ fn compare(test: &str, works: &[Work], ways: &[DataPath]) -> Result<()> {
                     .output();
                 found.is_ok_and(|output| output.status.success())
             };
-            if let Some(missing) = work.needs.iter().find(|program| !has(program)) {
+            if let Some(missing) = work.required_programs.iter().find(|program| !has(program)) {
                 rows.push(format!("{:48} {way:?}: not run: no {missing}", work.name));
                 continue;
             }
@@ -203,7 +203,7 @@ fn compare(test: &str, works: &[Work], ways: &[DataPath]) -> Result<()> {
             let here = plain.path().join("w");
             fs::create_dir(&here)?;
             fs::set_permissions(&here, fs::metadata(&there)?.permissions())?;
-            let (found, expected) = (run(work, &there)?, run(work, &here)?);
+            let (found, expected) = (run_case(work, &there)?, run_case(work, &here)?);
             let row = |what: &str| format!("{:48} {way:?}: identical: {what}", work.name);
             if found == expected {
                 rows.push(row("yes"));
@@ -219,7 +219,7 @@ fn compare(test: &str, works: &[Work], ways: &[DataPath]) -> Result<()> {
 }
 
 /// Runs a script in a directory; what it printed, and the tree it left.
-fn run(work: &Work, directory: &Path) -> Result<String> {
+fn run_case(work: &ProgramCase, directory: &Path) -> Result<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));
     let output = Command::new("bash")
         .args(["-ec", work.script])
@@ -245,13 +245,13 @@ fn run(work: &Work, directory: &Path) -> Result<String> {
 #[test]
 fn mount_gives_programs_the_same_results() -> Result<()> {
     let name = "mount_gives_programs_the_same_results";
-    compare(name, &SHORT, &[DataPath::AgentProcess])
+    compare_with_directory(name, &SHORT_CASES, &[DataPath::AgentProcess])
 }
 
 #[test]
 #[ignore = "long: `cargo xtask soak` runs it"]
 fn mount_gives_more_programs_the_same_results() -> Result<()> {
     let name = "mount_gives_more_programs_the_same_results";
-    compare(name, &SHORT, &[DataPath::Inline, DataPath::Uncached])?;
-    compare(name, &LONG, &DataPath::ALL)
+    compare_with_directory(name, &SHORT_CASES, &[DataPath::Inline, DataPath::Uncached])?;
+    compare_with_directory(name, &LONG_CASES, &DataPath::ALL)
 }

@@ -14,7 +14,7 @@ use bafs_tests::{TestCluster, mount_obstacle, ring, printed_text, report_skip};
 use rustix::fs::{self as sys, AtFlags, CWD, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
-fn on_every_way(test: &str, check: impl Fn(&MountedVolume) -> Result<()>) -> Result<()> {
+fn check_on_every_path(test: &str, check: impl Fn(&MountedVolume) -> Result<()>) -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(test, &reason);
         return Ok(());
@@ -29,7 +29,7 @@ fn on_every_way(test: &str, check: impl Fn(&MountedVolume) -> Result<()>) -> Res
 }
 
 /// Runs a script in the volume; gives what it printed.
-fn sh(stand: &MountedVolume, script: &str) -> Result<String> {
+fn run_script(stand: &MountedVolume, script: &str) -> Result<String> {
     let mut command = Command::new("sh");
     let output = command
         .args(["-ec", script])
@@ -39,14 +39,14 @@ fn sh(stand: &MountedVolume, script: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-fn open(path: impl AsRef<Path>, flags: OFlags) -> Result<(), Errno> {
+fn open_file(path: impl AsRef<Path>, flags: OFlags) -> Result<(), Errno> {
     let mode = Mode::from_raw_mode(0o644);
     sys::open(path.as_ref(), flags | OFlags::CLOEXEC, mode).map(|_| ())
 }
 
 #[test]
 fn mount_protects_a_running_program() -> Result<()> {
-    on_every_way("mount_protects_a_running_program", |stand| {
+    check_on_every_path("mount_protects_a_running_program", |stand| {
         let program = stand.path().join("sleep");
         fs::copy("/bin/sleep", &program)?;
         let mut running = Command::new(&program).arg("60").spawn()?;
@@ -56,7 +56,7 @@ fn mount_protects_a_running_program() -> Result<()> {
             OFlags::RDONLY | OFlags::TRUNC,
             OFlags::WRONLY | OFlags::TRUNC,
         ];
-        let refused = tries.map(|flags| open(&program, flags));
+        let refused = tries.map(|flags| open_file(&program, flags));
         let size = fs::metadata(&program)?.len();
         running.kill()?;
         running.wait()?;
@@ -68,12 +68,12 @@ fn mount_protects_a_running_program() -> Result<()> {
 
 #[test]
 fn mount_lets_a_program_stay_in_a_removed_directory() -> Result<()> {
-    on_every_way(
+    check_on_every_path(
         "mount_lets_a_program_stay_in_a_removed_directory",
         |stand| {
             let script =
                 "mkdir d; cd d; rmdir ../d; ls; stat -c %h .; (: > x) 2>/dev/null || echo no";
-            let said = sh(stand, script)?;
+            let said = run_script(stand, script)?;
             ensure!(said == "0\nno", "{said}");
             Ok(())
         },
@@ -82,7 +82,7 @@ fn mount_lets_a_program_stay_in_a_removed_directory() -> Result<()> {
 
 #[test]
 fn mount_takes_privileges_from_files_that_others_write() -> Result<()> {
-    on_every_way(
+    check_on_every_path(
         "mount_takes_privileges_from_files_that_others_write",
         |stand| {
             let (file, other) = (
@@ -102,7 +102,7 @@ fn mount_takes_privileges_from_files_that_others_write() -> Result<()> {
                          {other} --clear-groups {change}; stat -c %a f; ls -l f > /dev/null; \
                          stat -c %a f"
                     );
-                    let said = sh(stand, &script)?;
+                    let said = run_script(stand, &script)?;
                     ensure!(
                         said == format!("{after}\n{after}"),
                         "{change}: {before} became {said}"
@@ -110,7 +110,7 @@ fn mount_takes_privileges_from_files_that_others_write() -> Result<()> {
                 }
             }
             fs::set_permissions(&file, Permissions::from_mode(0o6777))?;
-            let kept = sh(stand, "echo by root > f; stat -c %a f")?;
+            let kept = run_script(stand, "echo by root > f; stat -c %a f")?;
             ensure!(kept == "6777", "root took it away: {kept}");
             Ok(())
         },
@@ -118,7 +118,7 @@ fn mount_takes_privileges_from_files_that_others_write() -> Result<()> {
 }
 
 /// What a change by user 1000 leaves of the set-group-id bit where the group may not execute.
-const SET_GROUP_ID: [(&str, &str, &str); 12] = [
+const SET_GROUP_ID_CASES: [(&str, &str, &str); 12] = [
     ("--clear-groups", "chgrp 1000 f", "745"),
     ("--clear-groups", "chown 1000 f", "745"),
     ("--clear-groups", "truncate -s 3 f", "745"),
@@ -150,9 +150,9 @@ fn mount_takes_set_group_id_from_files_of_groups_that_one_is_not_in() -> Result<
              setpriv --reuid 1000 --regid 1000 {groups} {change} 2> /dev/null; stat -c %a f"
         )
     };
-    on_every_way(test, |stand| {
-        for case in SET_GROUP_ID {
-            let said = sh(stand, &script(case))?;
+    check_on_every_path(test, |stand| {
+        for case in SET_GROUP_ID_CASES {
+            let said = run_script(stand, &script(case))?;
             ensure!(said == case.2, "{case:?}: {said}");
         }
         Ok(())
@@ -161,7 +161,7 @@ fn mount_takes_set_group_id_from_files_of_groups_that_one_is_not_in() -> Result<
 
 #[test]
 fn mount_refuses_what_it_cannot_keep() -> Result<()> {
-    on_every_way("mount_refuses_what_it_cannot_keep", |stand| {
+    check_on_every_path("mount_refuses_what_it_cannot_keep", |stand| {
         let file = stand.path().join("f");
         fs::write(&file, "x")?;
         // Owner, user 1, group, mask, others: each a tag, bits and an id.
@@ -186,7 +186,7 @@ fn mount_refuses_what_it_cannot_keep() -> Result<()> {
             );
         }
         ensure!(set("user.x") == Ok(()));
-        let temporary = open(stand.path(), OFlags::TMPFILE | OFlags::RDWR);
+        let temporary = open_file(stand.path(), OFlags::TMPFILE | OFlags::RDWR);
         ensure!(temporary == Err(Errno::OPNOTSUPP), "{temporary:?}");
         let collapse = sys::FallocateFlags::COLLAPSE_RANGE;
         let file = File::options().write(true).open(&file)?;
@@ -197,7 +197,7 @@ fn mount_refuses_what_it_cannot_keep() -> Result<()> {
 
 #[test]
 fn mount_keeps_places_in_a_directory_that_changes() -> Result<()> {
-    on_every_way("mount_keeps_places_in_a_directory_that_changes", |stand| {
+    check_on_every_path("mount_keeps_places_in_a_directory_that_changes", |stand| {
         let directory = stand.create_directory("d")?;
         let name = |number| format!("{number:04}{}", "n".repeat(60));
         for number in 0..1_500 {
@@ -208,18 +208,18 @@ fn mount_keeps_places_in_a_directory_that_changes() -> Result<()> {
             OFlags::RDONLY | OFlags::DIRECTORY,
             Mode::empty(),
         )?;
-        let all = entries(&fd, usize::MAX)?;
+        let all = read_entries(&fd, usize::MAX)?;
         ensure!(all.len() == 1_502, "{} entries", all.len());
         for at in (1..all.len()).step_by(97) {
             sys::seek(&fd, SeekFrom::Start(all[at - 1].1))?;
-            let next = entries(&fd, 1)?;
+            let next = read_entries(&fd, 1)?;
             ensure!(next[0].0 == all[at].0, "{} is not {}", next[0].0, all[at].0);
         }
         // Every tenth stays; the others go and new ones come while it is listed.
         sys::seek(&fd, SeekFrom::Start(0))?;
         let mut seen = Vec::new();
         for round in 0_usize.. {
-            let some = entries(&fd, 40)?;
+            let some = read_entries(&fd, 40)?;
             let Some(last) = some.last() else { break };
             sys::seek(&fd, SeekFrom::Start(last.1))?;
             seen.extend(some.into_iter().map(|(name, _)| name));
@@ -234,7 +234,7 @@ fn mount_keeps_places_in_a_directory_that_changes() -> Result<()> {
             ensure!(count == 1, "{} was listed {count} times", name(number));
         }
         sys::seek(&fd, SeekFrom::Start(0))?;
-        let now: BTreeSet<_> = entries(&fd, usize::MAX)?.into_iter().collect();
+        let now: BTreeSet<_> = read_entries(&fd, usize::MAX)?.into_iter().collect();
         let there = fs::read_dir(&directory)?.count() + 2;
         ensure!(now.len() == there, "{} entries of {there}", now.len());
         Ok(())
@@ -242,7 +242,7 @@ fn mount_keeps_places_in_a_directory_that_changes() -> Result<()> {
 }
 
 /// Names from the stream's place on, at most `most`, each with the place behind it.
-fn entries(fd: &impl std::os::fd::AsFd, most: usize) -> Result<Vec<(String, u64)>> {
+fn read_entries(fd: &impl std::os::fd::AsFd, most: usize) -> Result<Vec<(String, u64)>> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut stream = RawDir::new(fd, &mut buffer);
     let mut found = Vec::new();
@@ -259,18 +259,18 @@ fn entries(fd: &impl std::os::fd::AsFd, most: usize) -> Result<Vec<(String, u64)
 
 #[test]
 fn mount_holds_paths_of_a_thousand_levels() -> Result<()> {
-    on_every_way("mount_holds_paths_of_a_thousand_levels", |stand| {
+    check_on_every_path("mount_holds_paths_of_a_thousand_levels", |stand| {
         let script = "i=0; while [ $i -lt 1023 ]; do mkdir d; cd -P d; i=$((i+1)); done; \
             echo deep > f; cat f; cd /; rm -r \"$OLDPWD/../..\" 2>/dev/null || true";
-        ensure!(sh(stand, script)? == "deep");
-        sh(stand, "rm -r d").map(|_| ())
+        ensure!(run_script(stand, script)? == "deep");
+        run_script(stand, "rm -r d").map(|_| ())
     })
 }
 
 #[test]
 fn mount_locks_as_a_local_file_system() -> Result<()> {
     // Two processes that wait for each other: one of them must be told.
-    const DEADLOCK: &str = r#"
+    const DEADLOCK_SCRIPT: &str = r#"
         use Fcntl; use POSIX qw(:errno_h);
         sub lock { my ($f, $w, $at) = @_;
             my $l = pack('s s x4 q q l x4', F_WRLCK, 0, $at, 1, 0); fcntl($f, $w, $l) ? 0 : $!+0 }
@@ -292,26 +292,26 @@ fn mount_locks_as_a_local_file_system() -> Result<()> {
         if (!fork) { open(my $g, '+<', 'l'); print lock($g, F_SETLK, 5) ? "kept" : "closed"; exit }
         wait;
     "#;
-    on_every_way("mount_locks_as_a_local_file_system", |stand| {
+    check_on_every_path("mount_locks_as_a_local_file_system", |stand| {
         let output = Command::new("perl")
-            .args(["-e", &format!("$| = 1; {DEADLOCK}")])
+            .args(["-e", &format!("$| = 1; {DEADLOCK_SCRIPT}")])
             .current_dir(stand.path())
             .output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure!(text == "busy one was told closed", "{}", printed_text(&output));
         let flock = "flock -n l sh -c 'flock -n l true || echo held'; flock -n l echo free";
-        ensure!(sh(stand, flock)? == "held\nfree");
+        ensure!(run_script(stand, flock)? == "held\nfree");
         Ok(())
     })
 }
 
 #[test]
 fn mount_tells_watchers_of_changes() -> Result<()> {
-    on_every_way("mount_tells_watchers_of_changes", |stand| {
+    check_on_every_path("mount_tells_watchers_of_changes", |stand| {
         use sys::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
         let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
         inotify::add_watch(&watch, stand.path(), WatchFlags::ALL_EVENTS)?;
-        sh(stand, "echo x > a; mv a b; rm b")?;
+        run_script(stand, "echo x > a; mv a b; rm b")?;
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(watch, &mut buffer);
         let mut seen = ReadFlags::empty();
@@ -331,7 +331,7 @@ fn mount_tells_watchers_of_changes() -> Result<()> {
 
 #[test]
 fn mount_shows_the_volumes_own_size() -> Result<()> {
-    on_every_way("mount_shows_the_volumes_own_size", |stand| {
+    check_on_every_path("mount_shows_the_volumes_own_size", |stand| {
         let before = sys::statvfs(stand.path())?;
         ensure!(before.f_blocks * before.f_frsize / 1_000_000 == 2_000);
         ensure!(before.f_files == 100_000 && before.f_namemax == 255);

@@ -5,21 +5,21 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::programs::{self, Build};
+use crate::programs::{self, BuildProfile};
 use crate::{setup, shell};
 
 const PACKAGE: &str = "bafs-tests";
 const PROGRAM: &str = "bafs-bench";
 
 /// Runs the benchmark of this name, or lists all names.
-pub(crate) fn run(name: Option<&str>, arguments: &[String]) -> Result<()> {
-    if !has_program(&shell::metadata()?) {
+pub(crate) fn run_benchmark(name: Option<&str>, arguments: &[String]) -> Result<()> {
+    if !has_program(&shell::read_metadata()?) {
         bail!("there are no benchmarks yet: package {PACKAGE} has no program {PROGRAM}");
     }
-    setup::ensure(setup::Purpose::Bench)?;
-    let release = programs::build(Build::Release, &["bafs", PROGRAM])?;
+    setup::ensure_packages(setup::Purpose::Bench)?;
+    let release = programs::build_programs(BuildProfile::Release, &["bafs", PROGRAM])?;
     let program = release.join(PROGRAM);
-    let listed = shell::output(Command::new(&program).arg("--list"))?;
+    let listed = shell::run_for_output(Command::new(&program).arg("--list"))?;
     let names: Vec<&str> = listed.split_whitespace().collect();
     let list = names.join("\n  ");
     let Some(name) = name else {
@@ -34,7 +34,7 @@ pub(crate) fn run(name: Option<&str>, arguments: &[String]) -> Result<()> {
         .arg(name)
         .args(arguments)
         .env("BAFS_BIN", release.join("bafs"));
-    shell::run(command.current_dir(shell::root()))
+    shell::run_command(command.current_dir(shell::checkout_root()))
 }
 
 fn has_program(metadata: &serde_json::Value) -> bool {

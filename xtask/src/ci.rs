@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::programs::Build;
+use crate::programs::BuildProfile;
 use crate::{demo, shell, test, tidy};
 
 /// The sizes at which the demo is a check rather than a show.
@@ -15,138 +15,138 @@ const SMALL_DEMO: &[&str] = &["--small"];
 const ADVISORY_SECONDS_MAX: &str = "60";
 
 /// How a step that did not fail went.
-enum Outcome {
+enum StepOutcome {
     Passed,
     /// Passed, but for a part that this machine could not do.
     Incomplete(String),
 }
 
-struct Record {
+struct StepRecord {
     name: &'static str,
     result: String,
-    took: Duration,
+    duration: Duration,
 }
 
 /// Steps that have run, for the table at the end.
 #[derive(Default)]
-struct Log {
-    records: Vec<Record>,
+struct StepLog {
+    records: Vec<StepRecord>,
 }
 
-impl Log {
+impl StepLog {
     #[expect(
         clippy::disallowed_methods,
         reason = "how long a step takes is measured, not decided"
     )]
-    fn step(&mut self, name: &'static str, run: impl FnOnce() -> Result<Outcome>) -> Result<()> {
+    fn run_step(&mut self, name: &'static str, run: impl FnOnce() -> Result<StepOutcome>) -> Result<()> {
         println!("\n==== {name} ====");
         let start = Instant::now();
         let outcome = run();
         let took = start.elapsed();
         let result = match &outcome {
-            Ok(Outcome::Passed) => "ok".to_owned(),
-            Ok(Outcome::Incomplete(what)) => format!("ok, but INCOMPLETE: {what}"),
+            Ok(StepOutcome::Passed) => "ok".to_owned(),
+            Ok(StepOutcome::Incomplete(what)) => format!("ok, but INCOMPLETE: {what}"),
             Err(_) => "FAILED".to_owned(),
         };
         println!("==== {name}: {result} ({:.1} s) ====", took.as_secs_f64());
-        self.records.push(Record { name, result, took });
+        self.records.push(StepRecord { name, result, duration: took });
         outcome.map(|_| ())
     }
 
-    fn show(&self) {
+    fn print_table(&self) {
         println!("\n{:<8} {:>9}  result", "step", "seconds");
         for record in &self.records {
-            let seconds = record.took.as_secs_f64();
+            let seconds = record.duration.as_secs_f64();
             println!("{:<8} {seconds:>9.1}  {}", record.name, record.result);
         }
-        let total: Duration = self.records.iter().map(|record| record.took).sum();
+        let total: Duration = self.records.iter().map(|record| record.duration).sum();
         println!("{:<8} {:>9.1}", "total", total.as_secs_f64());
     }
 }
 
 /// Runs all steps, prints the table, and after it how the tests ended.
-pub(crate) fn run() -> Result<()> {
-    let mut log = Log::default();
+pub(crate) fn run_ci() -> Result<()> {
+    let mut log = StepLog::default();
     let mut account = None;
-    let result = steps(&mut log, &mut account);
-    log.show();
+    let result = run_steps(&mut log, &mut account);
+    log.print_table();
     if let Some(account) = account {
-        account.show();
+        account.print_summary();
     }
     result
 }
 
-fn steps(log: &mut Log, account: &mut Option<test::Account>) -> Result<()> {
-    log.step("fmt", || cargo(&["fmt", "--all", "--check"]))?;
-    log.step("tidy", || tidy::run().map(|()| Outcome::Passed))?;
-    log.step("deny", deny)?;
-    log.step("clippy", || {
+fn run_steps(log: &mut StepLog, account: &mut Option<test::TestSummary>) -> Result<()> {
+    log.run_step("fmt", || run_cargo(&["fmt", "--all", "--check"]))?;
+    log.run_step("tidy", || tidy::run_tidy().map(|()| StepOutcome::Passed))?;
+    log.run_step("deny", check_dependencies)?;
+    log.run_step("clippy", || {
         // The first step that compiles also says whether Cargo.lock is what it should be.
         let check = ["clippy", "--locked", "--workspace", "--all-targets"];
-        cargo(&[&check[..], &["--", "--deny", "warnings"]].concat())
+        run_cargo(&[&check[..], &["--", "--deny", "warnings"]].concat())
     })?;
-    log.step("doc", doc)?;
-    log.step("test", || {
-        let done = account.insert(test::run(&[])?);
-        done.show();
-        done.check().map(|()| Outcome::Passed)
+    log.run_step("doc", build_documents)?;
+    log.run_step("test", || {
+        let done = account.insert(test::run_tests(&[])?);
+        done.print_summary();
+        done.check_success().map(|()| StepOutcome::Passed)
     })?;
-    log.step("demo", || {
+    log.run_step("demo", || {
         let arguments: Vec<String> = SMALL_DEMO.iter().map(|&argument| argument.into()).collect();
         // From nothing, an optimised build takes as long as all tests.
-        demo::run(Build::Tests, &arguments).map(|()| Outcome::Passed)
+        demo::run(BuildProfile::Tests, &arguments).map(|()| StepOutcome::Passed)
     })
 }
 
-fn cargo(arguments: &[&str]) -> Result<Outcome> {
-    shell::run(&mut shell::cargo(arguments)).map(|()| Outcome::Passed)
+fn run_cargo(arguments: &[&str]) -> Result<StepOutcome> {
+    shell::run_command(&mut shell::cargo_command(arguments)).map(|()| StepOutcome::Passed)
 }
 
-fn doc() -> Result<Outcome> {
-    let mut command = shell::cargo(&[
+fn build_documents() -> Result<StepOutcome> {
+    let mut command = shell::cargo_command(&[
         "doc",
         "--workspace",
         "--no-deps",
         "--document-private-items",
     ]);
-    shell::run(command.env("RUSTDOCFLAGS", "--deny warnings")).map(|()| Outcome::Passed)
+    shell::run_command(command.env("RUSTDOCFLAGS", "--deny warnings")).map(|()| StepOutcome::Passed)
 }
 
-fn deny() -> Result<Outcome> {
-    if !shell::succeeds(&mut shell::cargo(&["deny", "--version"])) {
+fn check_dependencies() -> Result<StepOutcome> {
+    if !shell::has_succeeded(&mut shell::cargo_command(&["deny", "--version"])) {
         println!("deny: cargo-deny is missing; building it takes some minutes, once");
-        shell::run(&mut shell::cargo(&[
+        shell::run_command(&mut shell::cargo_command(&[
             "install",
             "cargo-deny",
             "--locked",
             "--debug",
         ]))?;
     }
-    shell::run(&mut shell::cargo(&[
+    shell::run_command(&mut shell::cargo_command(&[
         "deny", "check", "bans", "licenses", "sources",
     ]))?;
     if fetch_advisories() {
-        return cargo(&["deny", "check", "advisories"]);
+        return run_cargo(&["deny", "check", "advisories"]);
     }
     println!(
         "deny: !!! ADVISORIES WERE NOT CHECKED: their database cannot be fetched from here !!!"
     );
-    Ok(Outcome::Incomplete(
+    Ok(StepOutcome::Incomplete(
         "advisories not checked, no database".into(),
     ))
 }
 
 /// Brings the database up to date; a machine without the wide network cannot.
 fn fetch_advisories() -> bool {
-    let fetch = shell::cargo(&["deny", "fetch", "db"]);
+    let fetch = shell::cargo_command(&["deny", "fetch", "db"]);
     let mut limited = Command::new("timeout");
     limited
         .arg(ADVISORY_SECONDS_MAX)
         .arg(fetch.get_program())
         .args(fetch.get_args());
-    shell::succeeds(
+    shell::has_succeeded(
         limited
-            .current_dir(shell::root())
+            .current_dir(shell::checkout_root())
             .env("GIT_TERMINAL_PROMPT", "0"),
     )
 }
@@ -159,11 +159,11 @@ mod tests {
 
     #[test]
     fn a_failed_step_is_recorded_and_reported() {
-        let mut log = Log::default();
-        log.step("good", || Ok(Outcome::Passed)).unwrap();
-        log.step("partial", || Ok(Outcome::Incomplete("no network".into())))
+        let mut log = StepLog::default();
+        log.run_step("good", || Ok(StepOutcome::Passed)).unwrap();
+        log.run_step("partial", || Ok(StepOutcome::Incomplete("no network".into())))
             .unwrap();
-        assert!(log.step("bad", || bail!("no")).is_err());
+        assert!(log.run_step("bad", || bail!("no")).is_err());
         let results: Vec<&str> = log
             .records
             .iter()

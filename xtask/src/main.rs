@@ -80,14 +80,14 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Demo { arguments } => demo::replace_this_process(&arguments),
-        Command::Test { arguments } => test::command(&arguments),
-        Command::Ci => ci::run(),
-        Command::Tidy => tidy::run(),
-        Command::Prose { arguments } => tidy::prose(&arguments),
+        Command::Test { arguments } => test::run_and_print(&arguments),
+        Command::Ci => ci::run_ci(),
+        Command::Tidy => tidy::run_tidy(),
+        Command::Prose { arguments } => tidy::run_prose(&arguments),
         Command::Reference => tidy::reference(tidy::Reference::Written),
-        Command::Setup { purpose } => setup::ensure(purpose),
-        Command::Bench { name, arguments } => bench::run(name.as_deref(), &arguments),
-        Command::Soak { arguments } => soak::run(&arguments),
+        Command::Setup { purpose } => setup::ensure_packages(purpose),
+        Command::Bench { name, arguments } => bench::run_benchmark(name.as_deref(), &arguments),
+        Command::Soak { arguments } => soak::run_long_tests(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

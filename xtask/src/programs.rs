@@ -8,7 +8,7 @@ use crate::shell;
 
 /// How programs are built.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Build {
+pub(crate) enum BuildProfile {
     /// Optimised, as users have them.
     Release,
     /// As the tests run them.
@@ -16,18 +16,18 @@ pub(crate) enum Build {
 }
 
 /// Builds the programs of these names, and gives their directory.
-pub(crate) fn build(build: Build, names: &[&str]) -> Result<PathBuf> {
+pub(crate) fn build_programs(build: BuildProfile, names: &[&str]) -> Result<PathBuf> {
     // Cargo builds libraries with the features that all chosen packages ask for: chosen one by one,
     // the same libraries would be built again for each choice.
     let mut arguments = vec!["build", "--workspace"];
     arguments.extend(names.iter().flat_map(|name| ["--bin", name]));
     let directory = match build {
-        Build::Release => {
+        BuildProfile::Release => {
             arguments.push("--release");
             "release"
         }
-        Build::Tests => "debug",
+        BuildProfile::Tests => "debug",
     };
-    shell::run(&mut shell::cargo(&arguments))?;
-    Ok(shell::target_dir()?.join(directory))
+    shell::run_command(&mut shell::cargo_command(&arguments))?;
+    Ok(shell::target_directory()?.join(directory))
 }

@@ -24,232 +24,232 @@ pub(crate) enum Purpose {
 }
 
 /// How to see that a package is there: by what it gives, so that other ways to install it count.
-enum Gives {
+enum PackageContent {
     Programs(&'static [&'static str]),
     File(&'static str),
 }
 
 struct Package {
     name: &'static str,
-    why: &'static str,
-    gives: Gives,
+    reason: &'static str,
+    content: PackageContent,
     first_needed_by: Purpose,
 }
 
 /// Real protein sequences that the demo's database grows from.
-const SEQUENCES: &str = "/usr/share/doc/hmmer/examples/tutorial/globins45.fa";
+const SEQUENCE_FILE: &str = "/usr/share/doc/hmmer/examples/tutorial/globins45.fa";
 
 const PACKAGES: &[Package] = &[
     Package {
         name: "build-essential",
-        why: "a C compiler and linker, to build the dependencies",
-        gives: Gives::Programs(&["cc", "make"]),
+        reason: "a C compiler and linker, to build the dependencies",
+        content: PackageContent::Programs(&["cc", "make"]),
         first_needed_by: Purpose::Demo,
     },
     Package {
         name: "ncbi-blast+",
-        why: "blastp and makeblastdb, the unmodified programs of the main job",
-        gives: Gives::Programs(&["blastp", "makeblastdb"]),
+        reason: "blastp and makeblastdb, the unmodified programs of the main job",
+        content: PackageContent::Programs(&["blastp", "makeblastdb"]),
         first_needed_by: Purpose::Demo,
     },
     Package {
         name: "hmmer-examples",
-        why: "real protein sequences, from which the demo's database is made",
-        gives: Gives::File(SEQUENCES),
+        reason: "real protein sequences, from which the demo's database is made",
+        content: PackageContent::File(SEQUENCE_FILE),
         first_needed_by: Purpose::Demo,
     },
     Package {
         name: "fuse3",
-        why: "fusermount3, by which an ordinary user mounts",
-        gives: Gives::Programs(&["fusermount3"]),
+        reason: "fusermount3, by which an ordinary user mounts",
+        content: PackageContent::Programs(&["fusermount3"]),
         first_needed_by: Purpose::Demo,
     },
     Package {
         name: "mawk",
-        why: "awk, for the second stage of the main job",
-        gives: Gives::Programs(&["awk"]),
+        reason: "awk, for the second stage of the main job",
+        content: PackageContent::Programs(&["awk"]),
         first_needed_by: Purpose::Demo,
     },
     Package {
         name: "util-linux",
-        why: "unshare, setpriv and findmnt, to make name spaces and look into them",
-        gives: Gives::Programs(&["unshare", "setpriv", "findmnt"]),
+        reason: "unshare, setpriv and findmnt, to make name spaces and look into them",
+        content: PackageContent::Programs(&["unshare", "setpriv", "findmnt"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "iproute2",
-        why: "ip and tc, to make several hosts on one machine",
-        gives: Gives::Programs(&["ip", "tc"]),
+        reason: "ip and tc, to make several hosts on one machine",
+        content: PackageContent::Programs(&["ip", "tc"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "nftables",
-        why: "nft, to cut servers off from each other in a network of their own",
-        gives: Gives::Programs(&["nft"]),
+        reason: "nft, to cut servers off from each other in a network of their own",
+        content: PackageContent::Programs(&["nft"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "procps",
-        why: "ps and pgrep, to see that no process is left behind",
-        gives: Gives::Programs(&["ps", "pgrep"]),
+        reason: "ps and pgrep, to see that no process is left behind",
+        content: PackageContent::Programs(&["ps", "pgrep"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "openmpi-bin",
-        why: "mpirun, whose sessions of several jobs must not meet",
-        gives: Gives::Programs(&["mpirun"]),
+        reason: "mpirun, whose sessions of several jobs must not meet",
+        content: PackageContent::Programs(&["mpirun"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "git",
-        why: "a program that must work on a mount",
-        gives: Gives::Programs(&["git"]),
+        reason: "a program that must work on a mount",
+        content: PackageContent::Programs(&["git"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "sqlite3",
-        why: "a program that must work on a mount: locks, mmap, fsync",
-        gives: Gives::Programs(&["sqlite3"]),
+        reason: "a program that must work on a mount: locks, mmap, fsync",
+        content: PackageContent::Programs(&["sqlite3"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "attr",
-        why: "getfattr and setfattr, for extended attributes on a mount",
-        gives: Gives::Programs(&["getfattr", "setfattr"]),
+        reason: "getfattr and setfattr, for extended attributes on a mount",
+        content: PackageContent::Programs(&["getfattr", "setfattr"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "libacl1-dev",
-        why: "a library that the test suite pjdfstest is linked with",
-        gives: Gives::File("/usr/include/sys/acl.h"),
+        reason: "a library that the test suite pjdfstest is linked with",
+        content: PackageContent::File("/usr/include/sys/acl.h"),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "nginx-light",
-        why: "a web server, as a home of another kind",
-        gives: Gives::Programs(&["nginx"]),
+        reason: "a web server, as a home of another kind",
+        content: PackageContent::Programs(&["nginx"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "prometheus",
-        why: "to see that it understands the metrics",
-        gives: Gives::Programs(&["prometheus", "promtool"]),
+        reason: "to see that it understands the metrics",
+        content: PackageContent::Programs(&["prometheus", "promtool"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "openssl",
-        why: "a certificate for that web server",
-        gives: Gives::Programs(&["openssl"]),
+        reason: "a certificate for that web server",
+        content: PackageContent::Programs(&["openssl"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "openssh-server",
-        why: "sshd, as a home of another kind",
-        gives: Gives::Programs(&["sshd"]),
+        reason: "sshd, as a home of another kind",
+        content: PackageContent::Programs(&["sshd"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "openssh-client",
-        why: "ssh, by which homes behind SSH are reached, and ssh-keygen",
-        gives: Gives::Programs(&["ssh", "ssh-keygen"]),
+        reason: "ssh, by which homes behind SSH are reached, and ssh-keygen",
+        content: PackageContent::Programs(&["ssh", "ssh-keygen"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "vsftpd",
-        why: "an FTP server, as a home of another kind",
-        gives: Gives::Programs(&["vsftpd"]),
+        reason: "an FTP server, as a home of another kind",
+        content: PackageContent::Programs(&["vsftpd"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "python3-pyftpdlib",
-        why: "another FTP server, which speaks the newer commands",
-        gives: Gives::File("/usr/lib/python3/dist-packages/pyftpdlib/__main__.py"),
+        reason: "another FTP server, which speaks the newer commands",
+        content: PackageContent::File("/usr/lib/python3/dist-packages/pyftpdlib/__main__.py"),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "python3-pip",
-        why: "a program that must work on a mount: many small files, renames",
-        gives: Gives::Programs(&["pip3"]),
+        reason: "a program that must work on a mount: many small files, renames",
+        content: PackageContent::Programs(&["pip3"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "rsync",
-        why: "a program that must work on a mount: links, attributes, renames",
-        gives: Gives::Programs(&["rsync"]),
+        reason: "a program that must work on a mount: links, attributes, renames",
+        content: PackageContent::Programs(&["rsync"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "samtools",
-        why: "a program that must work on a mount: many seeks, indices",
-        gives: Gives::Programs(&["samtools"]),
+        reason: "a program that must work on a mount: many seeks, indices",
+        content: PackageContent::Programs(&["samtools"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "hdf5-tools",
-        why: "a program that must work on a mount: one file with many parts",
-        gives: Gives::Programs(&["h5repack"]),
+        reason: "a program that must work on a mount: one file with many parts",
+        content: PackageContent::Programs(&["h5repack"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "netcdf-bin",
-        why: "a program that must work on a mount: files of arrays",
-        gives: Gives::Programs(&["ncgen"]),
+        reason: "a program that must work on a mount: files of arrays",
+        content: PackageContent::Programs(&["ncgen"]),
         first_needed_by: Purpose::Test,
     },
     Package {
         name: "fio",
-        why: "reads and writes in known patterns, to compare file systems",
-        gives: Gives::Programs(&["fio"]),
+        reason: "reads and writes in known patterns, to compare file systems",
+        content: PackageContent::Programs(&["fio"]),
         first_needed_by: Purpose::Bench,
     },
     Package {
         name: "glusterfs-server",
-        why: "GlusterFS, a file system to compare with",
-        gives: Gives::Programs(&["glusterd", "gluster", "glusterfs"]),
+        reason: "GlusterFS, a file system to compare with",
+        content: PackageContent::Programs(&["glusterd", "gluster", "glusterfs"]),
         first_needed_by: Purpose::Peers,
     },
     Package {
         name: "moosefs-master",
-        why: "MooseFS, a file system to compare with",
-        gives: Gives::Programs(&["mfsmaster"]),
+        reason: "MooseFS, a file system to compare with",
+        content: PackageContent::Programs(&["mfsmaster"]),
         first_needed_by: Purpose::Peers,
     },
     Package {
         name: "moosefs-chunkserver",
-        why: "the part of MooseFS that stores",
-        gives: Gives::Programs(&["mfschunkserver"]),
+        reason: "the part of MooseFS that stores",
+        content: PackageContent::Programs(&["mfschunkserver"]),
         first_needed_by: Purpose::Peers,
     },
     Package {
         name: "moosefs-client",
-        why: "the part of MooseFS that mounts",
-        gives: Gives::Programs(&["mfsmount", "mfssetgoal"]),
+        reason: "the part of MooseFS that mounts",
+        content: PackageContent::Programs(&["mfsmount", "mfssetgoal"]),
         first_needed_by: Purpose::Peers,
     },
     Package {
         name: "sshfs",
-        why: "a file system to compare with",
-        gives: Gives::Programs(&["sshfs"]),
+        reason: "a file system to compare with",
+        content: PackageContent::Programs(&["sshfs"]),
         first_needed_by: Purpose::Peers,
     },
     Package {
         name: "openssh-server",
-        why: "the server of sshfs",
-        gives: Gives::Programs(&["sshd"]),
+        reason: "the server of sshfs",
+        content: PackageContent::Programs(&["sshd"]),
         first_needed_by: Purpose::Peers,
     },
 ];
 
 /// Makes sure that everything for this purpose is installed, or fails and says what to do.
-pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
-    let missing = missing_for(purpose);
+pub(crate) fn ensure_packages(purpose: Purpose) -> Result<()> {
+    let missing = find_missing(purpose);
     if missing.is_empty() {
         println!("setup: every system package that this needs is there");
         return Ok(());
     }
     println!("setup: missing on this machine:");
     for package in &missing {
-        println!("  {:16} {}", package.name, package.why);
+        println!("  {:16} {}", package.name, package.reason);
     }
     let names: Vec<&str> = missing.iter().map(|package| package.name).collect();
     if !shell::has_program("apt-get") {
@@ -261,11 +261,11 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     if !shell::is_root() {
         bail!(
             "installing needs root; run this, then the command again:\n\n  {}\n",
-            by_hand(&names)
+            manual_command(&names)
         );
     }
-    install(&names)?;
-    let still_missing: Vec<_> = missing_for(purpose)
+    install_packages(&names)?;
+    let still_missing: Vec<_> = find_missing(purpose)
         .iter()
         .map(|package| package.name)
         .collect();
@@ -279,53 +279,53 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     Ok(())
 }
 
-fn missing_for(purpose: Purpose) -> Vec<&'static Package> {
+fn find_missing(purpose: Purpose) -> Vec<&'static Package> {
     PACKAGES
         .iter()
         .filter(|package| package.first_needed_by <= purpose)
-        .filter(|package| !is_there(&package.gives))
+        .filter(|package| !is_installed(&package.content))
         .collect()
 }
 
-fn is_there(gives: &Gives) -> bool {
+fn is_installed(gives: &PackageContent) -> bool {
     match gives {
-        Gives::Programs(names) => names.iter().all(|name| shell::has_program(name)),
-        Gives::File(path) => Path::new(path).is_file(),
+        PackageContent::Programs(names) => names.iter().all(|name| shell::has_program(name)),
+        PackageContent::File(path) => Path::new(path).is_file(),
     }
 }
 
 /// The line to type for those who are not root.
-fn by_hand(names: &[&str]) -> String {
+fn manual_command(names: &[&str]) -> String {
     format!(
         "sudo apt-get update && sudo apt-get {}",
         apt_arguments(names).join(" ")
     )
 }
 
-fn install(names: &[&str]) -> Result<()> {
-    let known = names.iter().all(|name| is_known(name));
+fn install_packages(names: &[&str]) -> Result<()> {
+    let known = names.iter().all(|name| is_available(name));
     if !known {
-        update();
+        update_package_lists();
     }
-    let mut installed = shell::run(&mut apt_get(&apt_arguments(names)));
+    let mut installed = shell::run_command(&mut apt_command(&apt_arguments(names)));
     if installed.is_err() && known {
         // A list from long ago names versions that the mirrors no longer have.
-        update();
-        installed = shell::run(&mut apt_get(&apt_arguments(names)));
+        update_package_lists();
+        installed = shell::run_command(&mut apt_command(&apt_arguments(names)));
     }
     installed.map_err(|error| {
         error.context(format!(
             "system packages could not be installed. If this machine has no network, install them \
              from another source and run the command again; with a network, this shows more:\n\n  \
              {}\n",
-            by_hand(names)
+            manual_command(names)
         ))
     })
 }
 
 /// Fetches the package lists. A failure shows itself in the installation that follows.
-fn update() {
-    if let Err(error) = shell::run(&mut apt_get(&["update".into()])) {
+fn update_package_lists() {
+    if let Err(error) = shell::run_command(&mut apt_command(&["update".into()])) {
         println!("setup: {error:#}; trying with the package lists that are here");
     }
 }
@@ -347,7 +347,7 @@ fn apt_arguments(names: &[&str]) -> Vec<String> {
     arguments
 }
 
-fn apt_get(arguments: &[String]) -> Command {
+fn apt_command(arguments: &[String]) -> Command {
     let mut command = Command::new("apt-get");
     command
         .args(["--quiet", "--quiet", "--option", "DPkg::Lock::Timeout=120"])
@@ -357,10 +357,10 @@ fn apt_get(arguments: &[String]) -> Command {
     command
 }
 
-fn is_known(name: &str) -> bool {
+fn is_available(name: &str) -> bool {
     let mut command = Command::new("apt-cache");
     command.args(["policy", name]).env("LC_ALL", "C");
-    shell::output(&mut command).is_ok_and(|policy| has_candidate(&policy))
+    shell::run_for_output(&mut command).is_ok_and(|policy| has_candidate(&policy))
 }
 
 /// Whether `apt-cache policy` knows a version that could be installed.
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn the_line_to_type_names_the_packages() {
-        let line = by_hand(&["attr", "fuse3"]);
+        let line = manual_command(&["attr", "fuse3"]);
         assert!(
             line.starts_with("sudo apt-get update && sudo apt-get install "),
             "{line}"
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn slim_images_keep_the_sequences() {
-        assert!(by_hand(&["hmmer-examples"]).contains("path-include=/usr/share/doc/hmmer/*"));
+        assert!(manual_command(&["hmmer-examples"]).contains("path-include=/usr/share/doc/hmmer/*"));
     }
 
     #[test]

@@ -10,13 +10,13 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 
 /// Where programs of the system live when the caller's `PATH` leaves them out.
-const SYSTEM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// Says of each line of a stream, in order, whether it is wanted.
 pub(crate) type LineFilter = Box<dyn FnMut(&str) -> bool + Send>;
 
 /// The root of this checkout.
-pub(crate) fn root() -> PathBuf {
+pub(crate) fn checkout_root() -> PathBuf {
     // Cargo says at run time where the package is; the compiled-in path would be wrong in a copy.
     let package = env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
@@ -24,9 +24,9 @@ pub(crate) fn root() -> PathBuf {
 }
 
 /// `cargo` with these arguments, at the root of the checkout.
-pub(crate) fn cargo(arguments: &[&str]) -> Command {
+pub(crate) fn cargo_command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(arguments).current_dir(root());
+    command.args(arguments).current_dir(checkout_root());
     // `cargo run` describes xtask to us in these; passed on, they make build scripts that watch
     // them (ring's does) run again, and a whole tree is rebuilt each time.
     for (name, _) in env::vars_os() {
@@ -49,27 +49,27 @@ fn is_package_variable(name: &str) -> bool {
 }
 
 /// Runs the command with our own input and output; fails when it fails.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
-    announce(command);
+pub(crate) fn run_command(command: &mut Command) -> Result<()> {
+    print_command(command);
     let status = command
         .status()
-        .with_context(|| format!("start {}", text(command)))?;
-    check(command, status)
+        .with_context(|| format!("start {}", format_command(command)))?;
+    check_status(command, status)
 }
 
 /// Runs the command, shows what it prints, and returns the lines that `keep` asks for.
 ///
 /// Lines reach the terminal as they come; the kept ones are without colour.
-pub(crate) fn run_and_keep(
+pub(crate) fn run_and_capture(
     command: &mut Command,
     keep: fn() -> LineFilter,
 ) -> Result<(ExitStatus, Vec<String>)> {
-    announce(command);
+    print_command(command);
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("start {}", text(command)))?;
+        .with_context(|| format!("start {}", format_command(command)))?;
     let stdout = child
         .stdout
         .take()
@@ -79,9 +79,9 @@ pub(crate) fn run_and_keep(
         .take()
         .context("take the errors of the child")?;
     let (mut kept, kept_errors) = thread::scope(|scope| {
-        let errors = scope.spawn(move || forward(stderr, std::io::stderr(), keep()));
+        let errors = scope.spawn(move || forward_lines(stderr, std::io::stderr(), keep()));
         (
-            forward(stdout, std::io::stdout(), keep()),
+            forward_lines(stdout, std::io::stdout(), keep()),
             errors.join().unwrap_or_default(),
         )
     });
@@ -90,14 +90,14 @@ pub(crate) fn run_and_keep(
     Ok((status, kept))
 }
 
-fn forward(source: impl Read, mut target: impl Write, mut keep: LineFilter) -> Vec<String> {
+fn forward_lines(source: impl Read, mut target: impl Write, mut keep: LineFilter) -> Vec<String> {
     let mut reader = BufReader::new(source);
     let mut kept = Vec::new();
     let mut line = Vec::new();
     while matches!(reader.read_until(b'\n', &mut line), Ok(1..)) {
         // A closed terminal must not stop us from draining the child, or it would block.
         let _ = target.write_all(&line).and_then(|()| target.flush());
-        let plain = without_colour(String::from_utf8_lossy(&line).trim_end());
+        let plain = strip_colour(String::from_utf8_lossy(&line).trim_end());
         if keep(&plain) {
             kept.push(plain);
         }
@@ -107,7 +107,7 @@ fn forward(source: impl Read, mut target: impl Write, mut keep: LineFilter) -> V
 }
 
 /// Whether the command ends well; what it prints is thrown away.
-pub(crate) fn succeeds(command: &mut Command) -> bool {
+pub(crate) fn has_succeeded(command: &mut Command) -> bool {
     let silent = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -116,30 +116,30 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
 }
 
 /// What the command prints on its standard output; fails when it fails.
-pub(crate) fn output(command: &mut Command) -> Result<String> {
+pub(crate) fn run_for_output(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
-        .with_context(|| format!("start {}", text(command)))?;
-    check(command, output.status)?;
+        .with_context(|| format!("start {}", format_command(command)))?;
+    check_status(command, output.status)?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Shows a command line before it runs.
-pub(crate) fn announce(command: &Command) {
-    println!("$ {}", text(command));
+pub(crate) fn print_command(command: &Command) {
+    println!("$ {}", format_command(command));
     let _ = std::io::stdout().flush();
 }
 
-fn check(command: &Command, status: ExitStatus) -> Result<()> {
+fn check_status(command: &Command, status: ExitStatus) -> Result<()> {
     if !status.success() {
-        bail!("`{}` failed: {status}", text(command));
+        bail!("`{}` failed: {status}", format_command(command));
     }
     Ok(())
 }
 
-fn text(command: &Command) -> String {
+fn format_command(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut words = vec![
         program
@@ -164,7 +164,7 @@ fn text(command: &Command) -> String {
 pub(crate) fn has_program(name: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
-        .chain(SYSTEM_DIRS.map(PathBuf::from))
+        .chain(SYSTEM_DIRECTORIES.map(PathBuf::from))
         .any(|directory| {
             directory
                 .join(name)
@@ -180,12 +180,12 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// Whether a person is likely to watch.
-pub(crate) fn on_terminal() -> bool {
+pub(crate) fn is_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
 /// The line without the colour codes that a terminal would eat.
-fn without_colour(line: &str) -> String {
+fn strip_colour(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut characters = line.chars();
     while let Some(character) = characters.next() {
@@ -199,8 +199,8 @@ fn without_colour(line: &str) -> String {
 }
 
 /// The directory that cargo builds into.
-pub(crate) fn target_dir() -> Result<PathBuf> {
-    let metadata = metadata()?;
+pub(crate) fn target_directory() -> Result<PathBuf> {
+    let metadata = read_metadata()?;
     let directory = metadata["target_directory"]
         .as_str()
         .context("read cargo's target directory")?;
@@ -208,9 +208,9 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
 }
 
 /// What cargo says about the workspace, without dependencies from the registry.
-pub(crate) fn metadata() -> Result<serde_json::Value> {
-    let mut command = cargo(&["metadata", "--no-deps", "--format-version", "1"]);
-    serde_json::from_str(&output(&mut command)?).context("read what cargo metadata printed")
+pub(crate) fn read_metadata() -> Result<serde_json::Value> {
+    let mut command = cargo_command(&["metadata", "--no-deps", "--format-version", "1"]);
+    serde_json::from_str(&run_for_output(&mut command)?).context("read what cargo metadata printed")
 }
 
 #[cfg(test)]
@@ -219,8 +219,8 @@ mod tests {
 
     #[test]
     fn colour_codes_are_removed() {
-        assert_eq!(without_colour("\u{1b}[32;1mok\u{1b}[0m done"), "ok done");
-        assert_eq!(without_colour("plain"), "plain");
+        assert_eq!(strip_colour("\u{1b}[32;1mok\u{1b}[0m done"), "ok done");
+        assert_eq!(strip_colour("plain"), "plain");
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn command_lines_are_shown_so_that_they_can_be_pasted() {
         let mut command = Command::new("/usr/bin/env");
-        assert_eq!(text(command.args(["a", "b c", ""])), "env a 'b c' ''");
+        assert_eq!(format_command(command.args(["a", "b c", ""])), "env a 'b c' ''");
     }
 
     #[test]

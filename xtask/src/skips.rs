@@ -13,12 +13,12 @@ use anyhow::{Context, Result, bail};
 use crate::shell;
 
 /// The environment variable by which a test finds the log.
-pub(crate) const LOG_VARIABLE: &str = "BAFS_SKIP_LOG";
-const ALLOWED_FILE: &str = "xtask/allowed-skips.txt";
+pub(crate) const SKIP_LOG_VARIABLE: &str = "BAFS_SKIP_LOG";
+const ALLOWED_SKIPS_FILE: &str = "xtask/allowed-skips.txt";
 
 /// One test that announced that it did not run.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Skip {
+pub(crate) struct SkippedTest {
     /// The test.
     pub(crate) name: String,
     /// What the machine lacks.
@@ -26,7 +26,7 @@ pub(crate) struct Skip {
 }
 
 /// Reads the log; a log that nobody wrote is empty.
-pub(crate) fn read(log: &Path) -> Result<Vec<Skip>> {
+pub(crate) fn read_log(log: &Path) -> Result<Vec<SkippedTest>> {
     if !log.exists() {
         return Ok(Vec::new());
     }
@@ -34,7 +34,7 @@ pub(crate) fn read(log: &Path) -> Result<Vec<Skip>> {
     Ok(parse_log(&text))
 }
 
-fn parse_log(text: &str) -> Vec<Skip> {
+fn parse_log(text: &str) -> Vec<SkippedTest> {
     let announced = text
         .lines()
         .filter_map(|line| line.trim().strip_prefix("SKIPPED: "));
@@ -47,16 +47,16 @@ fn parse_log(text: &str) -> Vec<Skip> {
 }
 
 /// `name: reason`; a name may contain `::`, so the space belongs to the separator.
-fn parse_entry(entry: &str) -> Skip {
+fn parse_entry(entry: &str) -> SkippedTest {
     let (name, reason) = entry.split_once(": ").unwrap_or((entry, "no reason given"));
-    Skip {
+    SkippedTest {
         name: name.trim().to_owned(),
         reason: reason.trim().to_owned(),
     }
 }
 
 /// Prints the skips so that nobody overlooks them.
-pub(crate) fn show(skips: &[Skip]) {
+pub(crate) fn print_skips(skips: &[SkippedTest]) {
     if skips.is_empty() {
         return;
     }
@@ -74,17 +74,17 @@ pub(crate) fn show(skips: &[Skip]) {
 }
 
 /// Fails when this machine could have run a skipped test: in CI, as root, with FUSE.
-pub(crate) fn judge(skips: &[Skip]) -> Result<()> {
+pub(crate) fn check_skips(skips: &[SkippedTest]) -> Result<()> {
     let able = shell::is_root() && Path::new("/dev/fuse").exists();
     if env::var_os("CI").is_none() || !able {
         return Ok(());
     }
-    let path = shell::root().join(ALLOWED_FILE);
-    let text = fs::read_to_string(&path).with_context(|| format!("read {ALLOWED_FILE}"))?;
-    let unexpected = unexpected(skips, &parse_allowed(&text)?);
+    let path = shell::checkout_root().join(ALLOWED_SKIPS_FILE);
+    let text = fs::read_to_string(&path).with_context(|| format!("read {ALLOWED_SKIPS_FILE}"))?;
+    let unexpected = find_unexpected(skips, &parse_allowed(&text)?);
     if !unexpected.is_empty() {
         bail!(
-            "skipped although this is root with /dev/fuse, and not listed in {ALLOWED_FILE}: {}",
+            "skipped although this is root with /dev/fuse, and not listed in {ALLOWED_SKIPS_FILE}: {}",
             unexpected.join(", ")
         );
     }
@@ -97,12 +97,12 @@ fn parse_allowed(text: &str) -> Result<BTreeSet<String>> {
     entries
         .map(|entry| match entry.split_once(": ") {
             Some((name, reason)) if !reason.trim().is_empty() => Ok(name.trim().to_owned()),
-            _ => bail!("{ALLOWED_FILE}: `{entry}` must be `<name>: <reason>`"),
+            _ => bail!("{ALLOWED_SKIPS_FILE}: `{entry}` must be `<name>: <reason>`"),
         })
         .collect()
 }
 
-fn unexpected<'a>(skips: &'a [Skip], allowed: &BTreeSet<String>) -> Vec<&'a str> {
+fn find_unexpected<'a>(skips: &'a [SkippedTest], allowed: &BTreeSet<String>) -> Vec<&'a str> {
     let names = skips.iter().map(|skip| skip.name.as_str());
     names.filter(|name| !allowed.contains(*name)).collect()
 }
@@ -111,8 +111,8 @@ fn unexpected<'a>(skips: &'a [Skip], allowed: &BTreeSet<String>) -> Vec<&'a str>
 mod tests {
     use super::*;
 
-    fn skip(name: &str, reason: &str) -> Skip {
-        Skip {
+    fn test_skip(name: &str, reason: &str) -> SkippedTest {
+        SkippedTest {
             name: name.to_owned(),
             reason: reason.to_owned(),
         }
@@ -123,8 +123,8 @@ mod tests {
         let log = "SKIPPED: mount::rename: no /dev/fuse\nnoise\n\
                    SKIPPED: cluster: no root: none at all\nSKIPPED: mount::rename: no /dev/fuse\n";
         let expected = [
-            skip("cluster", "no root: none at all"),
-            skip("mount::rename", "no /dev/fuse"),
+            test_skip("cluster", "no root: none at all"),
+            test_skip("mount::rename", "no /dev/fuse"),
         ];
         assert_eq!(parse_log(log), expected);
     }
@@ -139,9 +139,9 @@ mod tests {
 
     #[test]
     fn what_is_not_allowed_is_unexpected() {
-        let skips = [skip("a", "x"), skip("b", "y")];
+        let skips = [test_skip("a", "x"), test_skip("b", "y")];
         let allowed = BTreeSet::from(["a".to_owned()]);
-        assert_eq!(unexpected(&skips, &allowed), ["b"]);
-        assert!(unexpected(&skips[..1], &allowed).is_empty());
+        assert_eq!(find_unexpected(&skips, &allowed), ["b"]);
+        assert!(find_unexpected(&skips[..1], &allowed).is_empty());
     }
 }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use crate::shell;
 
 /// Where the tests look for what is built here: the programs' directory.
-pub(crate) const VARIABLE: &str = "BAFS_TOOLS";
+pub(crate) const TOOLS_VARIABLE: &str = "BAFS_TOOLS";
 
 /// Crate, version and features; each gives a program of its own name.
 const SUITES: [(&str, &str, &str); 3] = [
@@ -20,34 +20,34 @@ const SUITES: [(&str, &str, &str); 3] = [
 
 /// Builds what is missing, and gives the directory of the programs. Without a registry the tests
 /// that need them say that they are skipped.
-pub(crate) fn ensure() -> Result<PathBuf> {
-    let root = shell::target_dir()?.join("tools");
+pub(crate) fn ensure_programs() -> Result<PathBuf> {
+    let root = shell::target_directory()?.join("tools");
     for (name, version, features) in SUITES {
-        if is_there(&root, name, version) {
+        if is_installed(&root, name, version) {
             continue;
         }
         println!("setup: building {name} for tests, takes a minute or two, once");
-        let mut install = shell::cargo(&["install", name, "--version", version, "--locked"]);
+        let mut install = shell::cargo_command(&["install", name, "--version", version, "--locked"]);
         install
             .args(["--debug", "--features", features])
             .arg("--root")
             .arg(&root)
             // Nobody looks into them with a debugger, and what nobody reads takes time to write.
             .env("CARGO_PROFILE_DEV_DEBUG", "false");
-        if let Err(error) = shell::run(&mut install) {
+        if let Err(error) = shell::run_command(&mut install) {
             println!("setup: {error:#}");
         }
     }
     Ok(root.join("bin"))
 }
 
-fn is_there(root: &Path, name: &str, version: &str) -> bool {
+fn is_installed(root: &Path, name: &str, version: &str) -> bool {
     let list = fs::read_to_string(root.join(".crates.toml")).unwrap_or_default();
-    lists(&list, name, version) && root.join("bin").join(name).is_file()
+    has_entry(&list, name, version) && root.join("bin").join(name).is_file()
 }
 
 /// Cargo's own list of what it installed, for `cargo install` itself would ask the registry.
-fn lists(list: &str, name: &str, version: &str) -> bool {
+fn has_entry(list: &str, name: &str, version: &str) -> bool {
     list.contains(&format!("\"{name} {version} "))
 }
 
@@ -58,8 +58,8 @@ mod tests {
     #[test]
     fn only_the_version_that_is_asked_for_counts() {
         let list = "[v1]\n\"fsx 0.3.2 (registry+https://example.org)\" = [\"fsx\"]\n";
-        assert!(lists(list, "fsx", "0.3.2"));
-        assert!(!lists(list, "fsx", "0.3.1") && !lists(list, "sx", "0.3.2"));
-        assert!(!lists("", "fsx", "0.3.2"));
+        assert!(has_entry(list, "fsx", "0.3.2"));
+        assert!(!has_entry(list, "fsx", "0.3.1") && !has_entry(list, "sx", "0.3.2"));
+        assert!(!has_entry("", "fsx", "0.3.2"));
     }
 }

@@ -7,32 +7,32 @@ use std::{fs, thread};
 
 use anyhow::{Context, Result, bail};
 
-use crate::programs::{self, Build};
-use crate::totals::{self, Totals};
+use crate::programs::{self, BuildProfile};
+use crate::totals::{self, TestTotals};
 use crate::{setup, shell, skips, suites};
 
 /// What is left to say when the tests have run.
-pub(crate) struct Account {
+pub(crate) struct TestSummary {
     /// The last lines of the runners, as they printed them.
-    closing: Vec<String>,
-    totals: Totals,
+    closing_lines: Vec<String>,
+    totals: TestTotals,
     /// Why the whole is a failure.
-    fault: Option<String>,
+    failure: Option<String>,
 }
 
-impl Account {
+impl TestSummary {
     /// Prints the runners' closing lines and the sum.
-    pub(crate) fn show(&self) {
+    pub(crate) fn print_summary(&self) {
         println!();
-        for line in &self.closing {
+        for line in &self.closing_lines {
             println!("{line}");
         }
         println!("{}", self.totals);
     }
 
     /// Fails if a test failed or was skipped where it must not be.
-    pub(crate) fn check(&self) -> Result<()> {
-        match &self.fault {
+    pub(crate) fn check_success(&self) -> Result<()> {
+        match &self.failure {
             Some(fault) => bail!("{fault}"),
             None => Ok(()),
         }
@@ -40,14 +40,14 @@ impl Account {
 }
 
 /// The command: runs and shows.
-pub(crate) fn command(arguments: &[String]) -> Result<()> {
-    let account = run(arguments)?;
+pub(crate) fn run_and_print(arguments: &[String]) -> Result<()> {
+    let account = run_tests(arguments)?;
     // The verdict first: the output ends with the runner's lines and the sum.
-    let result = account.check();
+    let result = account.check_success();
     if let Err(error) = &result {
         println!("\ntest: FAILED: {error:#}");
     }
-    account.show();
+    account.print_summary();
     if result.is_err() {
         std::process::exit(1);
     }
@@ -55,72 +55,72 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
 }
 
 /// Runs the tests; the caller shows the account, last.
-pub(crate) fn run(arguments: &[String]) -> Result<Account> {
-    setup::ensure(setup::Purpose::Test)?;
-    let suites = suites::ensure()?;
+pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
+    setup::ensure_packages(setup::Purpose::Test)?;
+    let suites = suites::ensure_programs()?;
     // Tests start the real program, which cargo builds for no test of another package.
-    let program = programs::build(Build::Tests, &["bafs"])?.join("bafs");
-    let target = shell::target_dir()?;
-    let log = fresh_skip_log(&target)?;
+    let program = programs::build_programs(BuildProfile::Tests, &["bafs"])?.join("bafs");
+    let target = shell::target_directory()?;
+    let log = reset_skip_log(&target)?;
 
     let mut closing = Vec::new();
     let mut fault = None;
-    let mut commands = vec![runner(arguments)];
+    let mut commands = vec![runner_command(arguments)];
     if arguments.is_empty() {
         // Arguments choose among the tests of the runner; doc tests have no say in that.
-        commands.push(shell::cargo(&["test", "--doc", "--workspace"]));
+        commands.push(shell::cargo_command(&["test", "--doc", "--workspace"]));
     }
     for mut command in commands {
         command
-            .env(skips::LOG_VARIABLE, &log)
+            .env(skips::SKIP_LOG_VARIABLE, &log)
             .env("BAFS_BIN", &program)
-            .env(suites::VARIABLE, &suites);
-        let (status, lines) = shell::run_and_keep(&mut command, totals::closing_lines)?;
+            .env(suites::TOOLS_VARIABLE, &suites);
+        let (status, lines) = shell::run_and_capture(&mut command, totals::closing_line_filter)?;
         closing.extend(lines);
         if !status.success() && fault.is_none() {
             fault = Some(format!("a test runner ended with {status}"));
         }
     }
 
-    let skipped = skips::read(&log)?;
-    skips::show(&skipped);
-    let mut totals = Totals::of(&closing);
+    let skipped = skips::read_log(&log)?;
+    skips::print_skips(&skipped);
+    let mut totals = TestTotals::from_lines(&closing);
     totals.move_to_skipped(skipped.len() as u64);
     let other = totals.skipped - skipped.len() as u64;
     if other > 0 {
         println!("\nignored or not selected: {other} (`cargo xtask soak` runs the long tests)");
     }
-    if let Err(error) = skips::judge(&skipped) {
+    if let Err(error) = skips::check_skips(&skipped) {
         fault = fault.or_else(|| Some(format!("{error:#}")));
     }
-    Ok(Account {
-        closing,
+    Ok(TestSummary {
+        closing_lines: closing,
         totals,
-        fault,
+        failure: fault,
     })
 }
 
 /// The best runner of this machine: nextest (limits and groups of `.config/nextest.toml`) or cargo.
-fn runner(arguments: &[String]) -> Command {
-    let mut command = if has_nextest() {
+fn runner_command(arguments: &[String]) -> Command {
+    let mut command = if ensure_nextest() {
         let profile = if std::env::var_os("CI").is_some() {
             "ci"
         } else {
             "default"
         };
-        let mut command = shell::cargo(&["nextest", "run", "--profile", profile]);
-        if shell::on_terminal() {
+        let mut command = shell::cargo_command(&["nextest", "run", "--profile", profile]);
+        if shell::is_terminal() {
             command.args(["--color", "always"]);
         }
         if arguments.is_empty() {
-            command.args(["--test-threads", &test_threads().to_string()]);
+            command.args(["--test-threads", &count_test_threads().to_string()]);
         }
         command
     } else {
         println!("test: without cargo-nextest a test that hangs is not stopped");
-        shell::cargo(&["test", "--lib", "--bins", "--tests", "--no-fail-fast"])
+        shell::cargo_command(&["test", "--lib", "--bins", "--tests", "--no-fail-fast"])
     };
-    if !selects_package(arguments) {
+    if !has_package_argument(arguments) {
         command.arg("--workspace");
     }
     command.args(arguments);
@@ -129,31 +129,31 @@ fn runner(arguments: &[String]) -> Command {
 
 /// One more than there are processors: of the two clusters that run beside other tests
 /// (`.config/nextest.toml`), one or both wait.
-fn test_threads() -> usize {
+fn count_test_threads() -> usize {
     thread::available_parallelism().map_or(2, NonZero::get) + 1
 }
 
 /// Whether the caller asks for certain crates; `--workspace` would overrule that.
-fn selects_package(arguments: &[String]) -> bool {
+fn has_package_argument(arguments: &[String]) -> bool {
     let own = arguments.iter().take_while(|argument| *argument != "--");
     own.into_iter()
         .any(|argument| argument.starts_with("-p") || argument.starts_with("--package"))
 }
 
 /// Whether nextest is there, after an attempt to install it.
-pub(crate) fn has_nextest() -> bool {
-    let is_there = || shell::succeeds(&mut shell::cargo(&["nextest", "--version"]));
+pub(crate) fn ensure_nextest() -> bool {
+    let is_there = || shell::has_succeeded(&mut shell::cargo_command(&["nextest", "--version"]));
     if is_there() {
         return true;
     }
     println!("test: cargo-nextest is missing; building it takes some minutes, once");
-    if let Err(error) = shell::run(&mut shell::cargo(&["install", "cargo-nextest", "--locked"])) {
+    if let Err(error) = shell::run_command(&mut shell::cargo_command(&["install", "cargo-nextest", "--locked"])) {
         println!("test: {error:#}");
     }
     is_there()
 }
 
-fn fresh_skip_log(target: &Path) -> Result<PathBuf> {
+fn reset_skip_log(target: &Path) -> Result<PathBuf> {
     let directory = target.join("xtask");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     let log = directory.join("skipped.log");
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn a_choice_of_crates_is_recognised() {
         let check = |line: &str| {
-            selects_package(
+            has_package_argument(
                 &line
                     .split_whitespace()
                     .map(str::to_owned)

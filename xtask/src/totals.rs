@@ -7,7 +7,7 @@ use crate::shell::LineFilter;
 
 /// How many tests ended how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub(crate) struct TestTotals {
     /// Ran and were right.
     pub(crate) passed: u64,
     /// Ran and were wrong, ran out of time, or could not start.
@@ -16,19 +16,19 @@ pub(crate) struct Totals {
     pub(crate) skipped: u64,
 }
 
-impl Totals {
+impl TestTotals {
     /// The sum over all closing lines.
-    pub(crate) fn of(lines: &[String]) -> Self {
+    pub(crate) fn from_lines(lines: &[String]) -> Self {
         let mut sum = Self::default();
         for line in lines {
-            sum += Self::of_line(line);
+            sum += Self::from_line(line);
         }
         sum
     }
 
     /// Reads nextest's `Summary [ 1.0s] 3 tests run: 2 passed (1 slow), 1 failed, 0 skipped` and
     /// libtest's `test result: ok. 1 passed; 0 failed; 2 ignored; …`; other lines count nothing.
-    fn of_line(line: &str) -> Self {
+    fn from_line(line: &str) -> Self {
         let counts = if line.trim_start().starts_with("Summary [") {
             line.split_once("run:").map_or("", |(_, counts)| counts)
         } else if let Some(result) = line.strip_prefix("test result:") {
@@ -37,7 +37,7 @@ impl Totals {
             ""
         };
         let mut totals = Self::default();
-        for count in without_parentheses(counts).split([',', ';']) {
+        for count in strip_parentheses(counts).split([',', ';']) {
             let mut words = count.split_whitespace();
             let (Some(Ok(number)), Some(word)) =
                 (words.next().map(str::parse::<u64>), words.next())
@@ -63,7 +63,7 @@ impl Totals {
     }
 }
 
-impl AddAssign for Totals {
+impl AddAssign for TestTotals {
     fn add_assign(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -71,7 +71,7 @@ impl AddAssign for Totals {
     }
 }
 
-impl fmt::Display for Totals {
+impl fmt::Display for TestTotals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -83,7 +83,7 @@ impl fmt::Display for Totals {
 
 /// A filter for one stream: the closing lines of nextest (from its summary to the end) and of
 /// libtest (one line per program).
-pub(crate) fn closing_lines() -> LineFilter {
+pub(crate) fn closing_line_filter() -> LineFilter {
     let mut after_summary = false;
     Box::new(move |line| {
         after_summary |= line.trim_start().starts_with("Summary [");
@@ -92,7 +92,7 @@ pub(crate) fn closing_lines() -> LineFilter {
     })
 }
 
-fn without_parentheses(text: &str) -> String {
+fn strip_parentheses(text: &str) -> String {
     let mut depth = 0_u32;
     let mut plain = String::new();
     for character in text.chars() {
@@ -112,8 +112,8 @@ mod tests {
 
     fn check(line: &str, passed: u64, failed: u64, skipped: u64) {
         assert_eq!(
-            Totals::of_line(line),
-            Totals {
+            TestTotals::from_line(line),
+            TestTotals {
                 passed,
                 failed,
                 skipped
@@ -159,13 +159,13 @@ mod tests {
             "Summary [ 1s] 2 tests run: 2 passed, 1 skipped",
             "test result: ok. 3 passed; 1 failed",
         ];
-        let totals = Totals::of(&lines.map(str::to_owned));
+        let totals = TestTotals::from_lines(&lines.map(str::to_owned));
         assert_eq!(totals.to_string(), "5 passed, 1 failed, 1 skipped");
     }
 
     #[test]
     fn announced_skips_are_not_passes() {
-        let mut totals = Totals {
+        let mut totals = TestTotals {
             passed: 5,
             failed: 0,
             skipped: 1,
@@ -173,7 +173,7 @@ mod tests {
         totals.move_to_skipped(2);
         assert_eq!(
             totals,
-            Totals {
+            TestTotals {
                 passed: 3,
                 failed: 0,
                 skipped: 3
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn everything_after_the_summary_is_kept() {
-        let mut keep = closing_lines();
+        let mut keep = closing_line_filter();
         let kept = [
             "PASS a",
             "  Summary [ 1s] 1 tests run: 1 passed, 0 skipped",

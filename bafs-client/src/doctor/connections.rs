@@ -13,19 +13,19 @@ use super::CONNECTIONS;
 ///
 /// # Errors
 /// The connection is over already, or the caller is not root.
-pub(crate) fn abort(connection: u32) -> io::Result<()> {
-    control(connection, "abort", OFlags::WRONLY)?.write_all(b"1")
+pub(crate) fn abort_connection(connection: u32) -> io::Result<()> {
+    open_control_file(connection, "abort", OFlags::WRONLY)?.write_all(b"1")
 }
 
 /// Calls that wait for an answer on a connection, if the kernel tells.
-pub(super) fn waiting(connection: u32) -> Option<u64> {
+pub(super) fn waiting_calls(connection: u32) -> Option<u64> {
     let mut text = String::new();
-    let mut file = control(connection, "waiting", OFlags::RDONLY).ok()?;
+    let mut file = open_control_file(connection, "waiting", OFlags::RDONLY).ok()?;
     file.read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
 }
 
-fn control(connection: u32, name: &str, access: OFlags) -> io::Result<File> {
+fn open_control_file(connection: u32, name: &str, access: OFlags) -> io::Result<File> {
     let path = format!("{connection}/{name}");
     let flags = access | OFlags::CLOEXEC;
     let usual = format!("{CONNECTIONS}/{path}");

@@ -14,56 +14,56 @@ use std::path::Path;
 use nix::mount::{MsFlags, mount};
 
 use crate::logic::mount_table::MountEntry;
-use crate::sandbox::{Check, Standing};
-use mounts::Health;
+use crate::sandbox::{Check, CheckStatus};
+use mounts::MountHealth;
 
 /// Where the kernel shows its FUSE connections.
 pub(crate) const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// What to do about what is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Treatment {
+pub enum RepairMode {
     /// Tell only.
-    Look,
+    ReportOnly,
     /// Mend what can be mended without losing anything.
     Repair,
 }
 
 /// Looks at the mounts of this host and at the kernel's list of FUSE connections.
-pub fn check_mounts(treatment: Treatment) -> Vec<Check> {
+pub fn check_mounts(treatment: RepairMode) -> Vec<Check> {
     let mut checks = vec![check_connections(treatment)];
-    match mounts::ours() {
+    match mounts::own_mounts() {
         Ok(mounts) => checks.extend(
             mounts
                 .iter()
-                .map(|mount| check_mount(mount, &mounts::health(mount), treatment)),
+                .map(|mount| check_mount(mount, &mounts::check_health(mount), treatment)),
         ),
-        Err(error) => checks.push(broken("mounts", error, "mount -t proc proc /proc")),
+        Err(error) => checks.push(broken_check("mounts", error, "mount -t proc proc /proc")),
     }
     checks
 }
 
-fn check_mount(mount: &MountEntry, health: &Health, treatment: Treatment) -> Check {
-    let subject = format!("mount {}", mount.point.display());
-    let point = mount.point.display();
+fn check_mount(mount: &MountEntry, health: &MountHealth, treatment: RepairMode) -> Check {
+    let subject = format!("mount {}", mount.mount_point.display());
+    let point = mount.mount_point.display();
     match health {
-        Health::Alive => fine(subject, format!("{} answers", mount.source)),
-        Health::Dead if treatment == Treatment::Repair => {
-            mounts::take_away(mount);
-            let gone = mounts::ours().is_ok_and(|all| all.iter().all(|left| left.id != mount.id));
+        MountHealth::Alive => fine_check(subject, format!("{} answers", mount.source)),
+        MountHealth::Dead if treatment == RepairMode::Repair => {
+            mounts::detach_mount(mount);
+            let gone = mounts::own_mounts().is_ok_and(|all| all.iter().all(|left| left.id != mount.id));
             if gone {
-                return repaired(subject, "it was dead, and is taken away");
+                return repaired_check(subject, "it was dead, and is taken away");
             }
-            broken(subject, "dead, and the kernel keeps it", "do it as root")
+            broken_check(subject, "dead, and the kernel keeps it", "do it as root")
         }
-        Health::Dead => broken(
+        MountHealth::Dead => broken_check(
             subject,
             "dead: the process that served it is gone",
             format!("bafs doctor --repair, or: umount -l {point}"),
         ),
-        Health::Silent { waiting } => {
+        MountHealth::Silent { waiting } => {
             let waiting = waiting.map_or(String::new(), |count| format!(", {count} calls wait"));
-            broken(
+            broken_check(
                 subject,
                 format!("does not answer{waiting}"),
                 format!("its deadline ends that; by force: umount -l {point}"),
@@ -72,22 +72,22 @@ fn check_mount(mount: &MountEntry, health: &Health, treatment: Treatment) -> Che
     }
 }
 
-fn check_connections(treatment: Treatment) -> Check {
+fn check_connections(treatment: RepairMode) -> Check {
     let subject = "fusectl";
     if Path::new(CONNECTIONS).read_dir().is_ok_and(|mut all| {
         // An empty directory is what a kernel shows where nothing is mounted on it.
         all.next().is_some() || mounts::is_mounted(Path::new(CONNECTIONS))
     }) {
-        return fine(subject, CONNECTIONS);
+        return fine_check(subject, CONNECTIONS);
     }
     let none: Option<&str> = None;
     let mounting = || mount(none, CONNECTIONS, Some("fusectl"), MsFlags::empty(), none);
-    if treatment == Treatment::Repair && mounting().is_ok() {
-        return repaired(subject, "mounted");
+    if treatment == RepairMode::Repair && mounting().is_ok() {
+        return repaired_check(subject, "mounted");
     }
     Check {
         subject: subject.into(),
-        standing: Standing::Lacking,
+        status: CheckStatus::Degraded,
         found: format!("nothing is mounted on {CONNECTIONS}"),
         remedy: "root needs it to abort connections that hang: mount -t fusectl none \
                  /sys/fs/fuse/connections"
@@ -96,7 +96,7 @@ fn check_connections(treatment: Treatment) -> Check {
 }
 
 /// Looks at the files of an identity: keys are for their owner only.
-pub fn check_identity(directory: &Path, treatment: Treatment) -> Vec<Check> {
+pub fn check_identity(directory: &Path, treatment: RepairMode) -> Vec<Check> {
     let subject = format!("identity {}", directory.display());
     let mut checks = Vec::new();
     let mut waiting = vec![directory.to_owned()];
@@ -104,7 +104,7 @@ pub fn check_identity(directory: &Path, treatment: Treatment) -> Vec<Check> {
         let entries = match fs::read_dir(&at) {
             Ok(entries) => entries,
             Err(error) => {
-                checks.push(broken(subject, error, "name the directory of `bafs init`"));
+                checks.push(broken_check(subject, error, "name the directory of `bafs init`"));
                 return checks;
             }
         };
@@ -122,53 +122,53 @@ pub fn check_identity(directory: &Path, treatment: Treatment) -> Vec<Check> {
     checks
 }
 
-fn check_mode(subject: &str, path: &Path, mode: u32, treatment: Treatment) -> Check {
+fn check_mode(subject: &str, path: &Path, mode: u32, treatment: RepairMode) -> Check {
     let found = match fs::metadata(path) {
         Ok(found) => found.permissions().mode() & 0o777,
-        Err(error) => return broken(subject, error, "look at its owner"),
+        Err(error) => return broken_check(subject, error, "look at its owner"),
     };
     if found & 0o077 == 0 {
-        return fine(subject, format!("mode {found:o}"));
+        return fine_check(subject, format!("mode {found:o}"));
     }
     let set = || fs::set_permissions(path, fs::Permissions::from_mode(mode));
-    if treatment == Treatment::Repair && set().is_ok() {
-        return repaired(
+    if treatment == RepairMode::Repair && set().is_ok() {
+        return repaired_check(
             subject,
             &format!("others could read it; its mode is {mode:o} now"),
         );
     }
     let remedy = format!("chmod {mode:o} {}", path.display());
-    broken(
+    broken_check(
         subject,
         format!("others may use it (mode {found:o})"),
         remedy,
     )
 }
 
-fn fine(subject: impl Into<String>, found: impl Into<String>) -> Check {
+fn fine_check(subject: impl Into<String>, found: impl Into<String>) -> Check {
     Check {
         subject: subject.into().into(),
-        standing: Standing::Fine,
+        status: CheckStatus::Fine,
         found: found.into(),
         remedy: String::new(),
     }
 }
 
-fn repaired(subject: impl Into<String>, found: &str) -> Check {
+fn repaired_check(subject: impl Into<String>, found: &str) -> Check {
     Check {
-        standing: Standing::Repaired,
-        ..fine(subject, found)
+        status: CheckStatus::Repaired,
+        ..fine_check(subject, found)
     }
 }
 
-fn broken(
+fn broken_check(
     subject: impl Into<String>,
     found: impl std::fmt::Display,
     remedy: impl Into<String>,
 ) -> Check {
     Check {
-        standing: Standing::Broken,
+        status: CheckStatus::Broken,
         remedy: remedy.into(),
-        ..fine(subject, found.to_string())
+        ..fine_check(subject, found.to_string())
     }
 }

@@ -15,14 +15,14 @@ use super::connections;
 use crate::clock;
 use crate::limits;
 use crate::logic::mount_table::{self, MountEntry};
-use crate::sandbox::{LOOK, SELF, SUBCOMMAND};
+use crate::sandbox::{PROBE_MOUNT, OWN_EXECUTABLE, SUBCOMMAND};
 
 /// Exit code of a look at a mount whose server is gone.
-const DEAD: i32 = 3;
+const EXIT_DEAD: i32 = 3;
 
 /// How a mount does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Health {
+pub enum MountHealth {
     /// It answers.
     Alive,
     /// The process that served it is gone; every call fails.
@@ -38,9 +38,9 @@ pub enum Health {
 ///
 /// # Errors
 /// When `/proc` cannot be read.
-pub fn ours() -> io::Result<Vec<MountEntry>> {
+pub fn own_mounts() -> io::Result<Vec<MountEntry>> {
     let table = fs::read("/proc/self/mountinfo")?;
-    let mounts = mount_table::parse(&table).into_iter();
+    let mounts = mount_table::parse_mount_table(&table).into_iter();
     Ok(mounts.filter(MountEntry::is_ours).collect())
 }
 
@@ -48,7 +48,7 @@ pub fn ours() -> io::Result<Vec<MountEntry>> {
 ///
 /// # Errors
 /// When `/proc` cannot be read.
-pub fn ours_on(directory: &Path) -> io::Result<Vec<MountEntry>> {
+pub fn own_mounts_on(directory: &Path) -> io::Result<Vec<MountEntry>> {
     // The last component may be a dead mount, which must not be looked at.
     let parent = directory
         .parent()
@@ -57,50 +57,50 @@ pub fn ours_on(directory: &Path) -> io::Result<Vec<MountEntry>> {
         (Some(parent), Some(name)) => parent.join(name),
         _ => directory.to_owned(),
     };
-    let all = ours()?.into_iter();
-    Ok(all.filter(|mount| mount.point == directory).collect())
+    let all = own_mounts()?.into_iter();
+    Ok(all.filter(|mount| mount.mount_point == directory).collect())
 }
 
 /// Whether anything is mounted on a directory.
 pub(super) fn is_mounted(directory: &Path) -> bool {
     let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    let mut mounts = mount_table::parse(&table).into_iter();
-    mounts.any(|mount| mount.point == directory)
+    let mut mounts = mount_table::parse_mount_table(&table).into_iter();
+    mounts.any(|mount| mount.mount_point == directory)
 }
 
 /// Has a child look at a mount, and does not wait for it for ever.
-pub fn health(mount: &MountEntry) -> Health {
-    let child = Command::new(SELF)
-        .args([SUBCOMMAND, LOOK])
-        .arg(&mount.point)
+pub fn check_health(mount: &MountEntry) -> MountHealth {
+    let child = Command::new(OWN_EXECUTABLE)
+        .args([SUBCOMMAND, PROBE_MOUNT])
+        .arg(&mount.mount_point)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
-    let code = child.ok().and_then(wait_a_little);
+    let code = child.ok().and_then(wait_for_exit);
     match code {
-        Some(0) => Health::Alive,
-        Some(DEAD) => Health::Dead,
-        _ => Health::Silent {
-            waiting: connections::waiting(mount.device.1),
+        Some(0) => MountHealth::Alive,
+        Some(EXIT_DEAD) => MountHealth::Dead,
+        _ => MountHealth::Silent {
+            waiting: connections::waiting_calls(mount.device.1),
         },
     }
 }
 
 /// The child's part: never returns from a mount that hangs.
-pub(crate) fn look(directory: &Path) -> io::Result<()> {
+pub(crate) fn probe_mount(directory: &Path) -> io::Result<()> {
     match rustix::fs::statfs(directory) {
         Err(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED) => {
-            std::process::exit(DEAD)
+            std::process::exit(EXIT_DEAD)
         }
         // Any other answer is an answer.
         _ => Ok(()),
     }
 }
 
-fn wait_a_little(mut child: Child) -> Option<i32> {
+fn wait_for_exit(mut child: Child) -> Option<i32> {
     let start = clock::now();
-    while start.elapsed() < limits::LOOK {
+    while start.elapsed() < limits::MOUNT_PROBE_TIMEOUT {
         match child.try_wait() {
             Ok(Some(status)) => return status.code(),
             Ok(None) => thread::sleep(Duration::from_millis(5)),
@@ -114,25 +114,25 @@ fn wait_a_little(mut child: Child) -> Option<i32> {
 
 /// Takes a mount away, whoever uses it and whether or not anybody serves it, and has the kernel
 /// fail what waits for it. Waits for nothing.
-pub fn take_away(mount: &MountEntry) {
+pub fn detach_mount(mount: &MountEntry) {
     let flags = MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW;
-    match umount2(&mount.point, flags) {
+    match umount2(&mount.mount_point, flags) {
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
-        Err(_) => ask_fusermount(&mount.point),
+        Err(_) => unmount_by_fusermount(&mount.mount_point),
     }
     // Only root may; then the end of the last descriptor does the same.
-    let _ = connections::abort(mount.device.1);
+    let _ = connections::abort_connection(mount.device.1);
 }
 
 /// An ordinary user's way.
-fn ask_fusermount(point: &Path) {
+fn unmount_by_fusermount(point: &Path) {
     let asked = Command::new("fusermount3")
         .args(["-u", "-z", "-q", "--"])
         .arg(point)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn();
-    if let Some(code) = asked.ok().and_then(wait_a_little)
+    if let Some(code) = asked.ok().and_then(wait_for_exit)
         && code != 0
     {
         tracing::warn!(code, "fusermount3 does not take {} away", point.display());
@@ -140,10 +140,10 @@ fn ask_fusermount(point: &Path) {
 }
 
 /// Takes dead mounts away from a directory, given by its absolute path.
-pub fn take_dead_away(directory: &Path) {
-    for mount in ours_on(directory).unwrap_or_default().iter().rev() {
-        if health(mount) == Health::Dead {
-            take_away(mount);
+pub fn detach_dead_mounts(directory: &Path) {
+    for mount in own_mounts_on(directory).unwrap_or_default().iter().rev() {
+        if check_health(mount) == MountHealth::Dead {
+            detach_mount(mount);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock, statvfs};
 
-use super::{Treatment, broken, check_mode, fine, repaired};
+use super::{RepairMode, broken_check, check_mode, fine_check, repaired_check};
 use crate::clock;
 use crate::sandbox::Check;
 
@@ -21,16 +21,16 @@ const FREE_FILES_MIN: u64 = 1_000;
 
 /// What was deleted is removed at once by a node that runs. What is still there after this time
 /// cannot be removed.
-const TRASH_S_MAX: i64 = 600;
+const TRASH_AGE_S_MAX: i64 = 600;
 
 /// Most files of a store that are looked at to tell what takes its space.
-const LOOKS_MAX: usize = 1 << 20;
+const SCANNED_FILES_MAX: usize = 1 << 20;
 
 /// The parts of a store that may be large.
-const PARTS: [&str; 6] = ["volumes", "cache", "making", "trash", "logs", "temporary"];
+const STORE_DIRECTORIES: [&str; 6] = ["volumes", "cache", "making", "trash", "logs", "temporary"];
 
 /// What a disk has in all and free.
-struct Room {
+struct DiskSpace {
     bytes: u64,
     free_bytes: u64,
     files: u64,
@@ -39,20 +39,20 @@ struct Room {
 
 /// What some directories take.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Taken {
+struct DirectoryUsage {
     bytes: u64,
     files: usize,
 }
 
 /// Looks at the directory of a node: who may read it, how full its disk is, what was deleted and is
 /// still there, and what a killed node left.
-pub fn check_store(store: &Path, treatment: Treatment) -> Vec<Check> {
+pub fn check_store(store: &Path, treatment: RepairMode) -> Vec<Check> {
     let subject = format!("store {}", store.display());
     let lock = match fs::File::open(store.join("lock")) {
         Ok(lock) => lock,
         Err(error) => {
             let text = format!("no store: {error}");
-            return vec![broken(
+            return vec![broken_check(
                 subject,
                 text,
                 "name the directory of `bafs node --store`",
@@ -66,9 +66,9 @@ pub fn check_store(store: &Path, treatment: Treatment) -> Vec<Check> {
     } else {
         "no node serves it"
     };
-    checks.push(fine(subject.clone(), found));
+    checks.push(fine_check(subject.clone(), found));
     checks.push(check_disk(store));
-    let served = if is_served { Served::Yes } else { Served::No };
+    let served = if is_served { NodeState::Running } else { NodeState::Stopped };
     checks.extend(check_trash(
         store,
         served,
@@ -83,10 +83,10 @@ pub fn check_store(store: &Path, treatment: Treatment) -> Vec<Check> {
             continue;
         }
         let subject = format!("socket {}", entry.path().display());
-        if treatment == Treatment::Repair && fs::remove_file(entry.path()).is_ok() {
-            checks.push(repaired(subject, "nobody listened at it; it is removed"));
+        if treatment == RepairMode::Repair && fs::remove_file(entry.path()).is_ok() {
+            checks.push(repaired_check(subject, "nobody listened at it; it is removed"));
         } else {
-            checks.push(broken(
+            checks.push(broken_check(
                 subject,
                 "nobody listens at it",
                 "bafs doctor --repair",
@@ -98,9 +98,9 @@ pub fn check_store(store: &Path, treatment: Treatment) -> Vec<Check> {
 
 /// Whether a node serves the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Served {
-    Yes,
-    No,
+enum NodeState {
+    Running,
+    Stopped,
 }
 
 /// How full the disk of the store is.
@@ -108,18 +108,18 @@ fn check_disk(store: &Path) -> Check {
     let subject = format!("disk of {}", store.display());
     let found = match statvfs(store) {
         Ok(found) => found,
-        Err(error) => return broken(subject, io::Error::from(error), "look at its file system"),
+        Err(error) => return broken_check(subject, io::Error::from(error), "look at its file system"),
     };
-    let room = Room {
+    let room = DiskSpace {
         bytes: found.f_blocks * found.f_frsize,
         free_bytes: found.f_bavail.saturating_mul(found.f_frsize),
         files: found.f_files,
         free_files: found.f_favail,
     };
-    room.check(subject, || what_takes(store, LOOKS_MAX))
+    room.check(subject, || describe_usage(store, SCANNED_FILES_MAX))
 }
 
-impl Room {
+impl DiskSpace {
     fn check(&self, subject: String, what_takes: impl FnOnce() -> String) -> Check {
         let bytes = format!("{} of {} bytes are free", self.free_bytes, self.bytes);
         // Some file systems make files as they are needed, and say 0.
@@ -130,21 +130,21 @@ impl Room {
         let found = format!("{bytes}{files}");
         let lacks_files = self.free_files < FREE_FILES_MIN.min(self.files / 10);
         if self.free_bytes >= FREE_BYTES_MIN.min(self.bytes / 10) && !lacks_files {
-            return fine(subject, found);
+            return fine_check(subject, found);
         }
         let found = format!("full: {found}; {}", what_takes());
         let remedy = "what is not of the store is of others on this disk: remove it, or give the \
                       node a disk of its own; of the store: bafs volume list, and bafs volume \
                       delete ID of what nobody needs (caches give way by themselves); then start \
                       the node with a --size that the disk has";
-        broken(subject, found, remedy)
+        broken_check(subject, found, remedy)
     }
 }
 
 /// What each part of a store takes.
-fn what_takes(store: &Path, mut looks: usize) -> String {
-    let parts = PARTS.map(|part| {
-        let taken = taken(&store.join(part), &mut looks);
+fn describe_usage(store: &Path, mut looks: usize) -> String {
+    let parts = STORE_DIRECTORIES.map(|part| {
+        let taken = measure_usage(&store.join(part), &mut looks);
         format!("{part} {} bytes in {} files", taken.bytes, taken.files)
     });
     let least = if looks == 0 { " at least" } else { "" };
@@ -153,8 +153,8 @@ fn what_takes(store: &Path, mut looks: usize) -> String {
 
 /// What lies below a directory, as far as so many looks go. A file with several names counts
 /// for each.
-fn taken(top: &Path, looks: &mut usize) -> Taken {
-    let (mut sum, mut waiting) = (Taken::default(), vec![top.to_owned()]);
+fn measure_usage(top: &Path, looks: &mut usize) -> DirectoryUsage {
+    let (mut sum, mut waiting) = (DirectoryUsage::default(), vec![top.to_owned()]);
     while let Some(at) = waiting.pop() {
         for entry in fs::read_dir(at).into_iter().flatten().flatten() {
             if *looks == 0 {
@@ -175,19 +175,19 @@ fn taken(top: &Path, looks: &mut usize) -> Taken {
 }
 
 /// What was deleted and should be gone.
-fn check_trash(store: &Path, served: Served, treatment: Treatment, now_s: i64) -> Option<Check> {
+fn check_trash(store: &Path, state: NodeState, treatment: RepairMode, now_s: i64) -> Option<Check> {
     let trash = store.join("trash");
     let subject = format!("trash {}", trash.display());
-    let left = match left_in(&trash, served, now_s) {
+    let left = match find_abandoned(&trash, state, now_s) {
         Ok(left) => left,
-        Err(error) => return Some(broken(subject, error, "look at its owner")),
+        Err(error) => return Some(broken_check(subject, error, "look at its owner")),
     };
     if left.is_empty() {
         return None;
     }
-    let mut looks = LOOKS_MAX;
-    let sums = left.iter().map(|at| taken(at, &mut looks));
-    let Taken { bytes, files } = sums.fold(Taken::default(), |sum, one| Taken {
+    let mut looks = SCANNED_FILES_MAX;
+    let sums = left.iter().map(|at| measure_usage(at, &mut looks));
+    let DirectoryUsage { bytes, files } = sums.fold(DirectoryUsage::default(), |sum, one| DirectoryUsage {
         bytes: sum.bytes + one.bytes,
         files: sum.files + one.files,
     });
@@ -195,29 +195,29 @@ fn check_trash(store: &Path, served: Served, treatment: Treatment, now_s: i64) -
         "{} deleted volumes are still there, with {files} files that take {bytes} bytes",
         left.len()
     );
-    if served == Served::No {
-        if treatment == Treatment::Look {
+    if state == NodeState::Stopped {
+        if treatment == RepairMode::ReportOnly {
             let remedy = "bafs doctor --repair, or start the node, which empties it";
-            return Some(broken(subject, found, remedy));
+            return Some(broken_check(subject, found, remedy));
         }
         let removed = left
             .iter()
             .try_for_each(|path| bafs_tree::remove_tree(path));
         return Some(match removed {
-            Ok(()) => repaired(subject, &format!("{found}; removed")),
-            Err(error) => broken(subject, format!("{found}: {error}"), in_the_way(&trash)),
+            Ok(()) => repaired_check(subject, &format!("{found}; removed")),
+            Err(error) => broken_check(subject, format!("{found}: {error}"), obstacle_remedy(&trash)),
         });
     }
     let found = format!("{found}; the node cannot remove them, and their space stays reserved");
     let remedy = format!(
         "{}; then start the node again, which empties it",
-        in_the_way(&trash)
+        obstacle_remedy(&trash)
     );
-    Some(broken(subject, found, remedy))
+    Some(broken_check(subject, found, remedy))
 }
 
 /// Deleted volumes that nobody is about to remove.
-fn left_in(trash: &Path, served: Served, now_s: i64) -> io::Result<Vec<PathBuf>> {
+fn find_abandoned(trash: &Path, state: NodeState, now_s: i64) -> io::Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     for entry in fs::read_dir(trash)? {
         let entry = entry?;
@@ -225,14 +225,14 @@ fn left_in(trash: &Path, served: Served, now_s: i64) -> io::Result<Vec<PathBuf>>
             continue;
         };
         // It came when its name changed.
-        if served == Served::No || now_s - about.ctime() > TRASH_S_MAX {
+        if state == NodeState::Stopped || now_s - about.ctime() > TRASH_AGE_S_MAX {
             left.push(entry.path());
         }
     }
     Ok(left)
 }
 
-fn in_the_way(trash: &Path) -> String {
+fn obstacle_remedy(trash: &Path) -> String {
     let trash = trash.display();
     format!(
         "see the node's log for the reason: something mounted in it (findmnt -R {trash}), files \
@@ -243,7 +243,7 @@ fn in_the_way(trash: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::Standing;
+    use crate::sandbox::CheckStatus;
 
     #[test]
     fn a_full_disk_is_told_with_what_takes_it() {
@@ -251,21 +251,21 @@ mod tests {
         fs::create_dir_all(store.path().join("volumes/1/tree")).unwrap();
         fs::write(store.path().join("volumes/1/tree/x"), [1; 5_000]).unwrap();
         let check = |free_bytes, files, free_files| {
-            let room = Room {
+            let room = DiskSpace {
                 bytes: 1 << 40,
                 free_bytes,
                 files,
                 free_files,
             };
-            room.check("disk".to_owned(), || what_takes(store.path(), LOOKS_MAX))
+            room.check("disk".to_owned(), || describe_usage(store.path(), SCANNED_FILES_MAX))
         };
         for (free_bytes, files, free_files) in [(FREE_BYTES_MIN, 0, 0), (1 << 39, 1 << 20, 5_000)] {
             let fine = check(free_bytes, files, free_files);
-            assert_eq!((fine.standing, fine.remedy.as_str()), (Standing::Fine, ""));
+            assert_eq!((fine.status, fine.remedy.as_str()), (CheckStatus::Fine, ""));
         }
         for (free_bytes, files, free_files) in [(4096, 0, 0), (1 << 39, 1 << 20, 7)] {
             let full = check(free_bytes, files, free_files);
-            assert_eq!(full.standing, Standing::Broken);
+            assert_eq!(full.status, CheckStatus::Broken);
             assert!(
                 full.found.contains(&free_bytes.to_string()),
                 "{}",
@@ -275,22 +275,22 @@ mod tests {
             assert!(full.found.contains(" bytes in 3 files"), "{}", full.found);
             assert!(full.remedy.contains("bafs volume delete"));
         }
-        assert!(what_takes(store.path(), 2).contains("at least"));
+        assert!(describe_usage(store.path(), 2).contains("at least"));
     }
 
     #[test]
     fn a_small_disk_is_not_full_for_its_size() {
         let check = |free_bytes| {
-            let room = Room {
+            let room = DiskSpace {
                 bytes: 50_000_000,
                 free_bytes,
                 files: 500,
                 free_files: 400,
             };
-            room.check("disk".to_owned(), String::new).standing
+            room.check("disk".to_owned(), String::new).status
         };
-        assert_eq!(check(49_000_000), Standing::Fine);
-        assert_eq!(check(4_000_000), Standing::Broken);
+        assert_eq!(check(49_000_000), CheckStatus::Fine);
+        assert_eq!(check(4_000_000), CheckStatus::Broken);
     }
 
     #[test]
@@ -300,26 +300,26 @@ mod tests {
         let now = clock::time_of_day().seconds;
         let look = |served, treatment, now| check_trash(store.path(), served, treatment, now);
         assert!(
-            look(Served::No, Treatment::Look, now).is_some(),
+            look(NodeState::Stopped, RepairMode::ReportOnly, now).is_some(),
             "no directory"
         );
         fs::create_dir_all(&left).unwrap();
         fs::write(left.join("x"), [1; 5_000]).unwrap();
         // The node is at it.
-        assert_eq!(look(Served::Yes, Treatment::Look, now), None);
-        let late = now + TRASH_S_MAX + 2;
-        for (served, now) in [(Served::Yes, late), (Served::No, now)] {
-            let told = look(served, Treatment::Look, now).unwrap();
-            assert_eq!(told.standing, Standing::Broken);
+        assert_eq!(look(NodeState::Running, RepairMode::ReportOnly, now), None);
+        let late = now + TRASH_AGE_S_MAX + 2;
+        for (served, now) in [(NodeState::Running, late), (NodeState::Stopped, now)] {
+            let told = look(served, RepairMode::ReportOnly, now).unwrap();
+            assert_eq!(told.status, CheckStatus::Broken);
             assert!(told.found.contains("1 deleted volumes"), "{}", told.found);
             assert!(told.found.contains("2 files"), "{}", told.found);
         }
         // A node that runs does that itself.
-        look(Served::Yes, Treatment::Repair, late).unwrap();
+        look(NodeState::Running, RepairMode::Repair, late).unwrap();
         assert!(left.exists());
-        let mended = look(Served::No, Treatment::Repair, now).unwrap();
-        assert_eq!(mended.standing, Standing::Repaired);
+        let mended = look(NodeState::Stopped, RepairMode::Repair, now).unwrap();
+        assert_eq!(mended.status, CheckStatus::Repaired);
         assert!(!left.exists());
-        assert_eq!(look(Served::No, Treatment::Look, now), None);
+        assert_eq!(look(NodeState::Stopped, RepairMode::ReportOnly, now), None);
     }
 }

@@ -10,7 +10,7 @@ use bafs_proto::ids::HandleId;
 use bafs_proto::limits::NAME_BYTES_MAX;
 use fuser::{Errno, FileHandle, FopenFlags, Generation, INodeNo};
 
-use super::convert::{self, absence};
+use super::convert::{self, absent_attr};
 
 /// Inode numbers are never used again within a session.
 const GENERATION: Generation = Generation(0);
@@ -19,68 +19,68 @@ const GENERATION: Generation = Generation(0);
 pub(super) const STAT_BLOCK_BYTES: u32 = 4096;
 
 /// Any request can fail.
-pub(super) trait Refuse: Send + 'static {
-    fn refuse(self, errno: Errno);
+pub(super) trait ErrorReply: Send + 'static {
+    fn send_error(self, errno: Errno);
 }
 
-pub(super) trait AnswerEntry: Refuse {
-    fn entry(self, believe: Duration, attr: &Attr);
+pub(super) trait EntryReply: ErrorReply {
+    fn send_entry(self, ttl: Duration, attr: &Attr);
     /// The name is not there, and the kernel may believe so.
-    fn absent(self, believe: Duration);
+    fn send_absent(self, ttl: Duration);
 }
 
-pub(super) trait AnswerAttr: Refuse {
-    fn attr(self, believe: Duration, attr: &Attr);
+pub(super) trait AttrReply: ErrorReply {
+    fn send_attr(self, ttl: Duration, attr: &Attr);
 }
 
-pub(super) trait AnswerEmpty: Refuse {
-    fn done(self);
+pub(super) trait EmptyReply: ErrorReply {
+    fn send_done(self);
 }
 
-pub(super) trait AnswerData: Refuse {
-    fn bytes(self, data: &[u8]);
+pub(super) trait DataReply: ErrorReply {
+    fn send_data(self, data: &[u8]);
 }
 
-pub(super) trait AnswerOpen: Refuse {
-    fn handle(self, handle: HandleId, flags: FopenFlags);
+pub(super) trait OpenReply: ErrorReply {
+    fn send_handle(self, handle: HandleId, flags: FopenFlags);
 }
 
-pub(super) trait AnswerCreate: Refuse {
-    fn made(self, believe: Duration, attr: &Attr, handle: HandleId, flags: FopenFlags);
+pub(super) trait CreateReply: ErrorReply {
+    fn send_created(self, ttl: Duration, attr: &Attr, handle: HandleId, flags: FopenFlags);
 }
 
-pub(super) trait AnswerWrite: Refuse {
-    fn count(self, bytes: u32);
+pub(super) trait WriteReply: ErrorReply {
+    fn send_count(self, bytes: u32);
 }
 
-pub(super) trait AnswerPosition: Refuse {
-    fn position(self, at: i64);
+pub(super) trait SeekReply: ErrorReply {
+    fn send_position(self, at: i64);
 }
 
-pub(super) trait AnswerXattr: Refuse {
-    fn length(self, bytes: u32);
-    fn value(self, data: &[u8]);
+pub(super) trait XattrReply: ErrorReply {
+    fn send_length(self, bytes: u32);
+    fn send_value(self, data: &[u8]);
 }
 
-pub(super) trait AnswerStat: Refuse {
-    fn stat(self, stat: TreeStat);
+pub(super) trait StatReply: ErrorReply {
+    fn send_stat(self, stat: TreeStat);
 }
 
-pub(super) trait AnswerEntries: Refuse {
+pub(super) trait DirectoryReply: ErrorReply {
     /// Adds an entry; false if it does not fit any more.
-    fn list(&mut self, entry: &DirectoryEntry) -> bool;
-    fn listed(self);
+    fn add_entry(&mut self, entry: &DirectoryEntry) -> bool;
+    fn send_entries(self);
 }
 
-pub(super) trait AnswerEntriesPlus: Refuse {
+pub(super) trait DirectoryPlusReply: ErrorReply {
     /// Adds an entry with attributes, of which the kernel takes only number and type where there
     /// are none; false if it does not fit any more.
-    fn list(&mut self, entry: &DirectoryEntry, believe: Duration) -> bool;
-    fn listed(self);
+    fn add_entry(&mut self, entry: &DirectoryEntry, ttl: Duration) -> bool;
+    fn send_entries(self);
 }
 
 /// fuser's replies tell an error all in the same way.
-macro_rules! refuse {
+macro_rules! impl_error_reply {
     ($($reply:ident),*) => {
         $(impl Refuse for fuser::$reply {
             fn refuse(self, errno: Errno) {
@@ -90,7 +90,7 @@ macro_rules! refuse {
     };
 }
 
-refuse!(
+impl_error_reply!(
     ReplyEntry,
     ReplyAttr,
     ReplyEmpty,
@@ -105,71 +105,71 @@ refuse!(
     ReplyDirectoryPlus
 );
 
-impl AnswerEntry for fuser::ReplyEntry {
-    fn entry(self, believe: Duration, attr: &Attr) {
-        Self::entry(self, &believe, &convert::attr(attr), GENERATION);
+impl EntryReply for fuser::ReplyEntry {
+    fn send_entry(self, ttl: Duration, attr: &Attr) {
+        Self::entry(self, &ttl, &convert::to_file_attr(attr), GENERATION);
     }
 
-    fn absent(self, believe: Duration) {
-        Self::entry(self, &believe, &absence(), GENERATION);
-    }
-}
-
-impl AnswerAttr for fuser::ReplyAttr {
-    fn attr(self, believe: Duration, attr: &Attr) {
-        Self::attr(self, &believe, &convert::attr(attr));
+    fn send_absent(self, ttl: Duration) {
+        Self::entry(self, &ttl, &absent_attr(), GENERATION);
     }
 }
 
-impl AnswerEmpty for fuser::ReplyEmpty {
-    fn done(self) {
+impl AttrReply for fuser::ReplyAttr {
+    fn send_attr(self, ttl: Duration, attr: &Attr) {
+        Self::attr(self, &ttl, &convert::to_file_attr(attr));
+    }
+}
+
+impl EmptyReply for fuser::ReplyEmpty {
+    fn send_done(self) {
         self.ok();
     }
 }
 
-impl AnswerData for fuser::ReplyData {
-    fn bytes(self, data: &[u8]) {
+impl DataReply for fuser::ReplyData {
+    fn send_data(self, data: &[u8]) {
         self.data(data);
     }
 }
 
-impl AnswerOpen for fuser::ReplyOpen {
-    fn handle(self, handle: HandleId, flags: FopenFlags) {
+impl OpenReply for fuser::ReplyOpen {
+    fn send_handle(self, handle: HandleId, flags: FopenFlags) {
         self.opened(FileHandle(handle.0), flags);
     }
 }
 
-impl AnswerCreate for fuser::ReplyCreate {
-    fn made(self, believe: Duration, attr: &Attr, handle: HandleId, flags: FopenFlags) {
-        let (attr, handle) = (convert::attr(attr), FileHandle(handle.0));
-        self.created(&believe, &attr, GENERATION, handle, flags);
+impl CreateReply for fuser::ReplyCreate {
+    fn send_created(self, ttl: Duration, attr: &Attr, handle: HandleId, flags: FopenFlags) {
+        let (attr, handle) = (convert::to_file_attr(attr), FileHandle(handle.0));
+        self.created(&ttl, &attr, GENERATION, handle, flags);
     }
 }
 
-impl AnswerWrite for fuser::ReplyWrite {
-    fn count(self, bytes: u32) {
+impl WriteReply for fuser::ReplyWrite {
+    fn send_count(self, bytes: u32) {
         self.written(bytes);
     }
 }
 
-impl AnswerPosition for fuser::ReplyLseek {
-    fn position(self, at: i64) {
+impl SeekReply for fuser::ReplyLseek {
+    fn send_position(self, at: i64) {
         self.offset(at);
     }
 }
 
-impl AnswerXattr for fuser::ReplyXattr {
-    fn length(self, bytes: u32) {
+impl XattrReply for fuser::ReplyXattr {
+    fn send_length(self, bytes: u32) {
         self.size(bytes);
     }
 
-    fn value(self, data: &[u8]) {
+    fn send_value(self, data: &[u8]) {
         self.data(data);
     }
 }
 
-impl AnswerStat for fuser::ReplyStatfs {
-    fn stat(self, stat: TreeStat) {
+impl StatReply for fuser::ReplyStatfs {
+    fn send_stat(self, stat: TreeStat) {
         let blocks = stat.size_bytes.div_ceil(u64::from(STAT_BLOCK_BYTES));
         let free = stat.free_bytes / u64::from(STAT_BLOCK_BYTES);
         let (files, names) = (stat.size_files, NAME_BYTES_MAX as u32);
@@ -187,29 +187,29 @@ impl AnswerStat for fuser::ReplyStatfs {
     }
 }
 
-impl AnswerEntries for fuser::ReplyDirectory {
-    fn list(&mut self, entry: &DirectoryEntry) -> bool {
-        let (ino, kind) = (INodeNo(entry.ino.0), convert::kind(entry.mode));
+impl DirectoryReply for fuser::ReplyDirectory {
+    fn add_entry(&mut self, entry: &DirectoryEntry) -> bool {
+        let (ino, kind) = (INodeNo(entry.ino.0), convert::file_type(entry.mode));
         !self.add(ino, entry.cookie, kind, OsStr::from_bytes(&entry.name))
     }
 
-    fn listed(self) {
+    fn send_entries(self) {
         self.ok();
     }
 }
 
-impl AnswerEntriesPlus for fuser::ReplyDirectoryPlus {
-    fn list(&mut self, entry: &DirectoryEntry, believe: Duration) -> bool {
+impl DirectoryPlusReply for fuser::ReplyDirectoryPlus {
+    fn add_entry(&mut self, entry: &DirectoryEntry, ttl: Duration) -> bool {
         let ino = INodeNo(entry.ino.0);
         let (attr, believe) = match &entry.attr {
-            Some(attr) => (convert::attr(attr), believe),
-            None => (convert::kind_only(ino, entry.mode), Duration::ZERO),
+            Some(attr) => (convert::to_file_attr(attr), ttl),
+            None => (convert::type_only_attr(ino, entry.mode), Duration::ZERO),
         };
         let name = OsStr::from_bytes(&entry.name);
         !self.add(ino, entry.cookie, name, &believe, &attr, GENERATION)
     }
 
-    fn listed(self) {
+    fn send_entries(self) {
         self.ok();
     }
 }

@@ -16,135 +16,135 @@ use bafs_proto::{Error, ErrorCode};
 use rustix::fs::syncfs;
 
 use crate::clock;
-use crate::fate::Fate;
+use crate::fate::VolumeHealth;
 use crate::limits::{
-    COLLECTED_CLOSE, COLLECTED_LOOK, COLLECTED_QUIET, COLLECTED_SYNC, COLLECTED_SYNC_MAX,
+    WRITE_BACK_CLOSE_IDLE_MAX, WRITE_BACK_POLL_INTERVAL, WRITE_BACK_QUIET, WRITE_BACK_SYNC_IDLE_MAX, WRITE_BACK_SYNC_MAX,
 };
-use crate::tree::Done;
+use crate::tree::Completion;
 
 /// What is known of the writes that the kernel has collected. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Collected(Arc<Mutex<State>>);
+pub(super) struct WriteBackTracker(Arc<Mutex<WriteBackState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct WriteBackState {
     /// Files that the kernel has open, each as often as it is.
-    open: u64,
+    open_files: u64,
     /// Requests under way that write or release.
-    under_way: u64,
+    inflight_requests: u64,
     /// When the last of those came or was answered.
-    moved: Option<Instant>,
+    last_activity: Option<Instant>,
 }
 
-impl Collected {
+impl WriteBackTracker {
     /// Takes the answer to a request that opens a file.
-    pub(super) fn opening(&self, done: Done) -> Done {
+    pub(super) fn track_open(&self, done: Completion) -> Completion {
         let own = self.clone();
         Box::new(move |result: FileResult, data| {
             // Counted first: the release may come before the answer is finished here.
             if result.is_ok() {
-                own.state().open += 1;
+                own.lock().open_files += 1;
             }
             done(result, data);
         })
     }
 
     /// Takes the answer to a write, or to a release.
-    pub(super) fn moving(&self, is_release: bool, done: Done) -> Done {
+    pub(super) fn track_transfer(&self, is_release: bool, done: Completion) -> Completion {
         let own = self.clone();
         {
-            let mut state = own.state();
-            state.under_way += 1;
-            state.moved = Some(clock::now());
+            let mut state = own.lock();
+            state.inflight_requests += 1;
+            state.last_activity = Some(clock::now());
         }
         Box::new(move |result: FileResult, data| {
             done(result, data);
-            let mut state = own.state();
-            state.under_way -= 1;
-            state.open -= u64::from(is_release && state.open > 0);
-            state.moved = Some(clock::now());
+            let mut state = own.lock();
+            state.inflight_requests -= 1;
+            state.open_files -= u64::from(is_release && state.open_files > 0);
+            state.last_activity = Some(clock::now());
         })
     }
 
     /// Waits until no file is open, for what can still come from processes that are dead. Ends
     /// early when the volume is lost, or when somebody else holds files open and writes nothing:
     /// then it is not known whether all has come, and that is deplored.
-    pub(super) fn await_closed(&self, fate: &Fate) {
+    pub(super) fn wait_until_closed(&self, health: &VolumeHealth) {
         let start = clock::now();
-        self.wait(fate, |state| state.is_quiet(start, COLLECTED_CLOSE));
-        if self.state().open > 0 {
-            fate.deplore(not_come());
+        self.wait(health, |state| state.is_quiet(start, WRITE_BACK_CLOSE_IDLE_MAX));
+        if self.lock().open_files > 0 {
+            health.report_data_loss(data_loss_error());
         }
     }
 
     /// Has the kernel send what it has collected for programs that go on, and waits until that has
     /// come. They may write on: this ends in any case. What has not come by then is deplored.
-    pub(super) fn sync(&self, fate: &Fate, directory: &Path) {
-        if self.state().open == 0 {
+    pub(super) fn sync(&self, health: &VolumeHealth, directory: &Path) {
+        if self.lock().open_files == 0 {
             return;
         }
         let directory = directory.to_owned();
         // A thread of its own, as the call may wait for a server that never answers.
         let asking = thread::spawn(move || File::open(directory).map(syncfs));
         let start = clock::now();
-        self.wait(fate, |state| {
-            let is_asked = asking.is_finished() && state.is_quiet(start, COLLECTED_QUIET);
+        self.wait(health, |state| {
+            let is_asked = asking.is_finished() && state.is_quiet(start, WRITE_BACK_QUIET);
             is_asked || state.has_stalled(start)
         });
-        if self.state().open == 0 {
+        if self.lock().open_files == 0 {
             return;
         }
         if !asking.is_finished() {
-            return fate.deplore(not_come());
+            return health.report_data_loss(data_loss_error());
         }
         // What a write failed of was told when it failed.
         match asking.join() {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => fate.deplore(not_asked(&error)),
-            Err(_) => fate.deplore(not_come()),
+            Ok(Err(error)) => health.report_data_loss(sync_error(&error)),
+            Err(_) => health.report_data_loss(data_loss_error()),
         }
     }
 
-    fn wait(&self, fate: &Fate, is_over: impl Fn(&State) -> bool) {
-        while fate.loss().is_none() {
+    fn wait(&self, health: &VolumeHealth, is_over: impl Fn(&WriteBackState) -> bool) {
+        while health.loss().is_none() {
             {
-                let state = self.state();
-                if state.open == 0 || is_over(&state) {
+                let state = self.lock();
+                if state.open_files == 0 || is_over(&state) {
                     break;
                 }
             }
-            thread::sleep(COLLECTED_LOOK);
+            thread::sleep(WRITE_BACK_POLL_INTERVAL);
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WriteBackState> {
         // No holder leaves the numbers half-changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn not_come() -> Error {
+fn data_loss_error() -> Error {
     let text = "not all that programs wrote, and the kernel had collected, has come";
     Error::new(ErrorCode::ServerFault, text)
 }
 
-fn not_asked(error: &io::Error) -> Error {
+fn sync_error(error: &io::Error) -> Error {
     let text = format!("what the kernel had collected was not asked for: {error}");
     Error::new(ErrorCode::ServerFault, text)
 }
 
-impl State {
+impl WriteBackState {
     /// Whether nothing has come or gone for long, or for very long programs have written on.
     fn has_stalled(&self, start: Instant) -> bool {
-        let last = self.moved.map_or(start, |moved| moved.max(start));
+        let last = self.last_activity.map_or(start, |moved| moved.max(start));
         let now = clock::now();
-        now.duration_since(last) > COLLECTED_SYNC || now.duration_since(start) > COLLECTED_SYNC_MAX
+        now.duration_since(last) > WRITE_BACK_SYNC_IDLE_MAX || now.duration_since(start) > WRITE_BACK_SYNC_MAX
     }
 
     /// Whether nothing has come or gone for so long, since a start.
     fn is_quiet(&self, start: Instant, time: Duration) -> bool {
-        let last = self.moved.map_or(start, |moved| moved.max(start));
-        self.under_way == 0 && clock::now().duration_since(last) > time
+        let last = self.last_activity.map_or(start, |moved| moved.max(start));
+        self.inflight_requests == 0 && clock::now().duration_since(last) > time
     }
 }
 
@@ -155,48 +155,48 @@ mod tests {
 
     use super::*;
 
-    fn ignored() -> Done {
+    fn ignored_completion() -> Completion {
         Box::new(|_, _| {})
     }
 
-    fn numbers(collected: &Collected) -> (u64, u64) {
-        let state = collected.state();
-        (state.open, state.under_way)
+    fn counts(collected: &WriteBackTracker) -> (u64, u64) {
+        let state = collected.lock();
+        (state.open_files, state.inflight_requests)
     }
 
     #[test]
     fn nothing_is_waited_for_when_no_file_is_open() {
         let (collected, fate) = (
-            Collected::default(),
-            Fate::new("v", mpsc::unbounded_channel().0),
+            WriteBackTracker::default(),
+            VolumeHealth::new("v", mpsc::unbounded_channel().0),
         );
-        collected.opening(ignored())(Err(Errno(2)), &[]);
-        collected.await_closed(&fate);
-        collected.opening(ignored())(Ok(FileReply::Done), &[]);
-        let release = collected.moving(true, ignored());
-        assert_eq!(numbers(&collected), (1, 1));
+        collected.track_open(ignored_completion())(Err(Errno(2)), &[]);
+        collected.wait_until_closed(&fate);
+        collected.track_open(ignored_completion())(Ok(FileReply::Done), &[]);
+        let release = collected.track_transfer(true, ignored_completion());
+        assert_eq!(counts(&collected), (1, 1));
         release(Ok(FileReply::Done), &[]);
-        collected.await_closed(&fate);
-        assert_eq!(numbers(&collected), (0, 0));
+        collected.wait_until_closed(&fate);
+        assert_eq!(counts(&collected), (0, 0));
     }
 
     #[test]
     fn a_write_under_way_is_waited_for_and_a_lost_volume_is_not() {
         let (collected, fate) = (
-            Collected::default(),
-            Fate::new("v", mpsc::unbounded_channel().0),
+            WriteBackTracker::default(),
+            VolumeHealth::new("v", mpsc::unbounded_channel().0),
         );
-        collected.opening(ignored())(Ok(FileReply::Done), &[]);
-        let write = collected.moving(false, ignored());
-        let long_ago = clock::now() - 10 * COLLECTED_CLOSE;
-        collected.state().moved = Some(long_ago);
-        assert!(!collected.state().is_quiet(long_ago, COLLECTED_CLOSE));
+        collected.track_open(ignored_completion())(Ok(FileReply::Done), &[]);
+        let write = collected.track_transfer(false, ignored_completion());
+        let long_ago = clock::now() - 10 * WRITE_BACK_CLOSE_IDLE_MAX;
+        collected.lock().last_activity = Some(long_ago);
+        assert!(!collected.lock().is_quiet(long_ago, WRITE_BACK_CLOSE_IDLE_MAX));
         write(Ok(FileReply::Done), &[]);
-        collected.state().moved = Some(long_ago);
-        assert!(collected.state().is_quiet(long_ago, COLLECTED_CLOSE));
+        collected.lock().last_activity = Some(long_ago);
+        assert!(collected.lock().is_quiet(long_ago, WRITE_BACK_CLOSE_IDLE_MAX));
         let error = Error::new(ErrorCode::VolumeLost, "gone");
-        fate.lose(error);
-        let _write = collected.moving(false, ignored());
-        collected.await_closed(&fate);
+        fate.mark_lost(error);
+        let _write = collected.track_transfer(false, ignored_completion());
+        collected.wait_until_closed(&fate);
     }
 }

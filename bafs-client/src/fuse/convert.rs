@@ -8,7 +8,7 @@ use bafs_proto::file_op::{Attr, Caller, Errno, FileTime, Name, SetTime};
 use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
 use nix::libc;
 
-pub(super) fn caller(request: &Request) -> Caller {
+pub(super) fn caller_of(request: &Request) -> Caller {
     Caller {
         uid: request.uid(),
         gid: request.gid(),
@@ -16,24 +16,24 @@ pub(super) fn caller(request: &Request) -> Caller {
     }
 }
 
-pub(super) fn name(name: &OsStr) -> Name {
+pub(super) fn to_name(name: &OsStr) -> Name {
     name.as_bytes().to_vec()
 }
 
-pub(super) fn errno(errno: Errno) -> fuser::Errno {
+pub(super) fn to_errno(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.0)
 }
 
-pub(super) fn attr(attr: &Attr) -> FileAttr {
+pub(super) fn to_file_attr(attr: &Attr) -> FileAttr {
     FileAttr {
         ino: INodeNo(attr.ino.0),
         size: attr.size,
         blocks: attr.blocks,
-        atime: time(attr.atime),
-        mtime: time(attr.mtime),
-        ctime: time(attr.ctime),
+        atime: to_system_time(attr.atime),
+        mtime: to_system_time(attr.mtime),
+        ctime: to_system_time(attr.ctime),
         crtime: UNIX_EPOCH,
-        kind: kind(attr.mode),
+        kind: file_type(attr.mode),
         perm: (attr.mode & 0o7777) as u16,
         nlink: attr.nlink,
         uid: attr.uid,
@@ -45,7 +45,7 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
 }
 
 /// Number 0 tells the kernel that a name is not there and that it may believe so.
-pub(super) fn absence() -> FileAttr {
+pub(super) fn absent_attr() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
         size: 0,
@@ -66,15 +66,15 @@ pub(super) fn absence() -> FileAttr {
 }
 
 /// Attributes of which the kernel takes only number and type: those of `.` and `..` in a listing.
-pub(super) fn kind_only(ino: INodeNo, mode: u32) -> FileAttr {
+pub(super) fn type_only_attr(ino: INodeNo, mode: u32) -> FileAttr {
     FileAttr {
         ino,
-        kind: kind(mode),
-        ..absence()
+        kind: file_type(mode),
+        ..absent_attr()
     }
 }
 
-pub(super) fn kind(mode: u32) -> FileType {
+pub(super) fn file_type(mode: u32) -> FileType {
     match mode & libc::S_IFMT {
         libc::S_IFDIR => FileType::Directory,
         libc::S_IFLNK => FileType::Symlink,
@@ -86,7 +86,7 @@ pub(super) fn kind(mode: u32) -> FileType {
     }
 }
 
-fn time(time: FileTime) -> SystemTime {
+fn to_system_time(time: FileTime) -> SystemTime {
     let nanoseconds = Duration::from_nanos(u64::from(time.nanoseconds));
     let seconds = Duration::from_secs(time.seconds.unsigned_abs());
     let whole = if time.seconds < 0 {
@@ -99,14 +99,14 @@ fn time(time: FileTime) -> SystemTime {
         .unwrap_or(UNIX_EPOCH)
 }
 
-pub(super) fn set_time(time: TimeOrNow) -> SetTime {
+pub(super) fn to_set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(time) => SetTime::At(file_time(time)),
+        TimeOrNow::SpecificTime(time) => SetTime::At(to_file_time(time)),
     }
 }
 
-fn file_time(time: SystemTime) -> FileTime {
+fn to_file_time(time: SystemTime) -> FileTime {
     match time.duration_since(UNIX_EPOCH) {
         Ok(since) => FileTime {
             seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn times_before_the_epoch_are_told_right() {
         // For times to set see the mount test `attributes_are_kept`.
-        let told = time(FileTime {
+        let told = to_system_time(FileTime {
             seconds: -2,
             nanoseconds: 500_000_000,
         });
@@ -154,7 +154,7 @@ mod tests {
             seconds: i64::MIN,
             nanoseconds: 999_999_999,
         };
-        assert!(time(far) <= UNIX_EPOCH);
+        assert!(to_system_time(far) <= UNIX_EPOCH);
     }
 
     #[test]

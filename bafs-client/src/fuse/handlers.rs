@@ -9,35 +9,35 @@ use fuser::{Errno, FileHandle, INodeNo, OpenFlags, WriteFlags};
 use nix::libc;
 
 use super::answers::{
-    AnswerAttr, AnswerCreate, AnswerData, AnswerEmpty, AnswerEntries, AnswerEntriesPlus,
-    AnswerOpen, AnswerPosition, AnswerStat, AnswerWrite, AnswerXattr,
+    AttrReply, CreateReply, DataReply, EmptyReply, DirectoryReply, DirectoryPlusReply,
+    OpenReply, SeekReply, StatReply, WriteReply, XattrReply,
 };
-use super::bridge::Bridge;
-use super::convert::{self, name};
+use super::bridge::VolumeFileSystem;
+use super::convert::{self, to_name};
 use super::{operations, replies};
 use crate::limits::COPY_BYTES_MAX;
 
 /// Where in which open file something begins.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Spot {
+pub(super) struct FilePosition {
     pub(super) ino: INodeNo,
     pub(super) handle: FileHandle,
     pub(super) offset: u64,
 }
 
-impl Bridge {
+impl VolumeFileSystem {
     pub(super) fn get_attr(
         &self,
         caller: Caller,
         ino: INodeNo,
         handle: Option<FileHandle>,
-        reply: impl AnswerAttr,
+        reply: impl AttrReply,
     ) {
         let op = FileOp::GetAttr {
             ino: InodeNo(ino.0),
             handle: self.open_handle(ino, handle),
         };
-        let finish = replies::attr(self.volume.mode(), reply);
+        let finish = replies::attr_completion(self.volume.mode(), reply);
         self.volume.run(caller, op, &[], finish);
     }
 
@@ -47,7 +47,7 @@ impl Bridge {
         ino: INodeNo,
         handle: Option<FileHandle>,
         change: AttrChange,
-        reply: impl AnswerAttr,
+        reply: impl AttrReply,
     ) {
         let change = AttrChange {
             mode: change.mode.map(|mode| mode & 0o7777),
@@ -58,13 +58,13 @@ impl Bridge {
             handle: self.open_handle(ino, handle),
             change,
         };
-        let finish = replies::attr(self.volume.mode(), reply);
+        let finish = replies::attr_completion(self.volume.mode(), reply);
         self.volume.run(caller, op, &[], finish);
     }
 
-    pub(super) fn read_link(&self, caller: Caller, ino: INodeNo, reply: impl AnswerData) {
+    pub(super) fn read_link(&self, caller: Caller, ino: INodeNo, reply: impl DataReply) {
         let op = operations::read_link(ino);
-        self.volume.run(caller, op, &[], replies::bytes(reply));
+        self.volume.run(caller, op, &[], replies::length_completion(reply));
     }
 
     pub(super) fn open_file(
@@ -72,15 +72,15 @@ impl Bridge {
         caller: Caller,
         ino: INodeNo,
         flags: OpenFlags,
-        reply: impl AnswerOpen,
+        reply: impl OpenReply,
     ) {
-        if self.agreed().no_open {
+        if self.features().no_open {
             // Not a failure: it tells the kernel never to ask again, for any file.
-            return reply.refuse(Errno::ENOSYS);
+            return reply.send_error(Errno::ENOSYS);
         }
         let writes_only = flags.0 & libc::O_ACCMODE == libc::O_WRONLY;
-        let finish = replies::opened(self.flags_of_open(writes_only), reply);
-        let finish = self.opening(finish);
+        let finish = replies::open_completion(self.open_flags(writes_only), reply);
+        let finish = self.track_open(finish);
         self.volume
             .run(caller, operations::open_file(ino, flags), &[], finish);
     }
@@ -91,32 +91,32 @@ impl Bridge {
         (parent, at): (INodeNo, &std::ffi::OsStr),
         mode: u32,
         flags: i32,
-        reply: impl AnswerCreate,
+        reply: impl CreateReply,
     ) {
         let op = FileOp::Create {
             parent: InodeNo(parent.0),
-            name: name(at),
+            name: to_name(at),
             mode,
             flags: convert::create_flags(flags),
         };
-        let finish = replies::created(self.volume.mode(), self.file_flags(), reply);
-        self.volume.run(caller, op, &[], self.opening(finish));
+        let finish = replies::create_completion(self.volume.mode(), self.file_flags(), reply);
+        self.volume.run(caller, op, &[], self.track_open(finish));
     }
 
     pub(super) fn read_file(
         &self,
         caller: Caller,
-        at: Spot,
+        at: FilePosition,
         (size, flags): (u32, OpenFlags),
-        reply: impl AnswerData,
+        reply: impl DataReply,
     ) {
         // A direct read is no guess, and would fail.
         let by_pages = flags.0 & libc::O_DIRECT == 0;
-        if by_pages && self.volume.is_guess(InodeNo(at.ino.0), at.offset, size) {
-            return reply.refuse(Errno::EIO);
+        if by_pages && self.volume.is_speculative_read(InodeNo(at.ino.0), at.offset, size) {
+            return reply.send_error(Errno::EIO);
         }
         let (ino, handle) = (InodeNo(at.ino.0), self.handle(at.ino, at.handle));
-        let finish = replies::data(reply);
+        let finish = replies::data_completion(reply);
         self.volume
             .read(caller, ino, handle, at.offset, size, finish);
     }
@@ -124,10 +124,10 @@ impl Bridge {
     pub(super) fn write_file(
         &self,
         caller: Caller,
-        at: Spot,
+        at: FilePosition,
         data: &[u8],
         (write_flags, flags): (WriteFlags, OpenFlags),
-        reply: impl AnswerWrite,
+        reply: impl WriteReply,
     ) {
         // Pages that the kernel kept, mapped or collected, have their own place, whatever handle
         // they come through.
@@ -142,26 +142,26 @@ impl Bridge {
             },
             // Where all changes come through this kernel it knows where the end is, and it may send
             // the pieces of a large write all at once.
-            append: flags.0 & libc::O_APPEND != 0 && !is_of_pages && !self.volume.mode().cached,
+            append: flags.0 & libc::O_APPEND != 0 && !is_of_pages && !self.volume.mode().has_page_cache,
         };
         let kills = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let mut finish = replies::written(reply);
+        let mut finish = replies::write_completion(reply);
         if is_of_pages {
-            finish = self.volume.deferred(data.len(), finish);
+            finish = self.volume.track_background_write(data.len(), finish);
         }
-        if let Some(collected) = &self.agreed().collected {
-            finish = collected.moving(false, finish);
+        if let Some(collected) = &self.features().write_back {
+            finish = collected.track_transfer(false, finish);
         }
-        self.change(caller, (at.ino, op), data, kills, finish);
+        self.run_content_change(caller, (at.ino, op), data, kills, finish);
     }
 
-    pub(super) fn close_file(&self, ino: INodeNo, reply: impl AnswerEmpty) {
-        if self.volume.close_waits() {
-            let finish = replies::empty(reply);
+    pub(super) fn close_file(&self, ino: INodeNo, reply: impl EmptyReply) {
+        if self.volume.has_blocking_close() {
+            let finish = replies::empty_completion(reply);
             return self.volume.close_file(InodeNo(ino.0), finish);
         }
         // The kernel still writes mapped pages back before it closes; it only stops asking.
-        reply.refuse(Errno::ENOSYS);
+        reply.send_error(Errno::ENOSYS);
     }
 
     pub(super) fn release_file(
@@ -169,18 +169,18 @@ impl Bridge {
         caller: Caller,
         ino: INodeNo,
         handle: FileHandle,
-        reply: impl AnswerEmpty,
+        reply: impl EmptyReply,
     ) {
-        if let Some(whole_files) = &self.agreed().whole_files {
+        if let Some(whole_files) = &self.features().passthrough {
             whole_files.release(&self.volume, InodeNo(ino.0));
         }
-        if self.volume.mode().stateless {
-            return reply.done();
+        if self.volume.mode().is_stateless {
+            return reply.send_done();
         }
         let handle = self.handle(ino, handle);
-        let mut finish = replies::empty(reply);
-        if let Some(collected) = &self.agreed().collected {
-            finish = collected.moving(true, finish);
+        let mut finish = replies::empty_completion(reply);
+        if let Some(collected) = &self.features().write_back {
+            finish = collected.track_transfer(true, finish);
         }
         self.volume
             .run(caller, FileOp::Release { handle }, &[], finish);
@@ -191,64 +191,64 @@ impl Bridge {
         caller: Caller,
         (ino, handle): (INodeNo, FileHandle),
         data_only: bool,
-        reply: impl AnswerEmpty,
+        reply: impl EmptyReply,
     ) {
         let handle = self.handle(ino, handle);
-        self.empty(caller, FileOp::Fsync { handle, data_only }, reply);
+        self.run_empty_operation(caller, FileOp::Fsync { handle, data_only }, reply);
     }
 
-    pub(super) fn open_directory(&self, caller: Caller, ino: INodeNo, reply: impl AnswerOpen) {
-        if self.agreed().no_opendir {
+    pub(super) fn open_directory(&self, caller: Caller, ino: INodeNo, reply: impl OpenReply) {
+        if self.features().no_opendir {
             // As with files.
-            return reply.refuse(Errno::ENOSYS);
+            return reply.send_error(Errno::ENOSYS);
         }
         let op = operations::open_directory(ino);
         let flags = self.directory_flags();
-        let finish = replies::opened(move |_| flags, reply);
+        let finish = replies::open_completion(move |_| flags, reply);
         self.volume.run(caller, op, &[], finish);
     }
 
     /// Lists from the cookie that `at` has as offset.
-    pub(super) fn list(&self, caller: Caller, at: Spot, reply: impl AnswerEntries) {
-        let op = replies::read_directory(self.handle(at.ino, at.handle), at.offset, false);
-        self.volume.run(caller, op, &[], replies::entries(reply));
+    pub(super) fn list_directory(&self, caller: Caller, at: FilePosition, reply: impl DirectoryReply) {
+        let op = replies::read_directory_operation(self.handle(at.ino, at.handle), at.offset, false);
+        self.volume.run(caller, op, &[], replies::directory_completion(reply));
     }
 
     /// As [`Self::list`], with attributes.
-    pub(super) fn list_plus(&self, caller: Caller, at: Spot, reply: impl AnswerEntriesPlus) {
+    pub(super) fn list_directory_plus(&self, caller: Caller, at: FilePosition, reply: impl DirectoryPlusReply) {
         let (volume, handle) = (Arc::clone(&self.volume), self.handle(at.ino, at.handle));
         let directory = InodeNo(at.ino.0);
-        replies::entries_plus(volume, caller, (directory, handle), at.offset, reply);
+        replies::list_with_attributes(volume, caller, (directory, handle), at.offset, reply);
     }
 
     pub(super) fn release_directory(
         &self,
         caller: Caller,
         (ino, handle): (INodeNo, FileHandle),
-        reply: impl AnswerEmpty,
+        reply: impl EmptyReply,
     ) {
         let handle = self.handle(ino, handle);
-        self.empty(caller, FileOp::ReleaseDirectory { handle }, reply);
+        self.run_empty_operation(caller, FileOp::ReleaseDirectory { handle }, reply);
     }
 
-    pub(super) fn stat(&self, caller: Caller, reply: impl AnswerStat) {
-        let finish = replies::stat_fs(reply);
+    pub(super) fn stat_file_system(&self, caller: Caller, reply: impl StatReply) {
+        let finish = replies::stat_completion(reply);
         self.volume.run(caller, FileOp::StatFs, &[], finish);
     }
 
     /// Reads an extended attribute, or the list of them, into so many bytes; none: its length.
-    pub(super) fn xattr(&self, caller: Caller, op: FileOp, size: u32, reply: impl AnswerXattr) {
-        let finish = replies::xattr(size, reply);
+    pub(super) fn read_xattr(&self, caller: Caller, op: FileOp, size: u32, reply: impl XattrReply) {
+        let finish = replies::xattr_completion(size, reply);
         self.volume.run(caller, op, &[], finish);
     }
 
-    pub(super) fn allocate(
+    pub(super) fn allocate_range(
         &self,
         caller: Caller,
-        at: Spot,
+        at: FilePosition,
         length: u64,
         mode: i32,
-        reply: impl AnswerEmpty,
+        reply: impl EmptyReply,
     ) {
         let op = FileOp::Allocate {
             handle: self.handle(at.ino, at.handle),
@@ -256,37 +256,37 @@ impl Bridge {
             offset: at.offset,
             length,
         };
-        self.change(caller, (at.ino, op), &[], true, replies::empty(reply));
+        self.run_content_change(caller, (at.ino, op), &[], true, replies::empty_completion(reply));
     }
 
-    pub(super) fn seek(
+    pub(super) fn seek_file(
         &self,
         caller: Caller,
         (ino, handle): (INodeNo, FileHandle),
         offset: i64,
         whence: i32,
-        reply: impl AnswerPosition,
+        reply: impl SeekReply,
     ) {
-        if self.agreed().collected.is_some() || self.volume.mode().stateless {
+        if self.features().write_back.is_some() || self.volume.mode().is_stateless {
             // The tree does not have yet what the kernel has collected, or knows of no holes: the
             // kernel, which then takes all up to the end for data, is never wrong.
-            return reply.refuse(Errno::ENOSYS);
+            return reply.send_error(Errno::ENOSYS);
         }
         let op = FileOp::Seek {
             handle: self.handle(ino, handle),
             offset,
             whence,
         };
-        self.volume.run(caller, op, &[], replies::position(reply));
+        self.volume.run(caller, op, &[], replies::seek_completion(reply));
     }
 
-    pub(super) fn copy(
+    pub(super) fn copy_range(
         &self,
         caller: Caller,
-        source: Spot,
-        target: Spot,
+        source: FilePosition,
+        target: FilePosition,
         length: u64,
-        reply: impl AnswerWrite,
+        reply: impl WriteReply,
     ) {
         let op = FileOp::CopyRange {
             source: self.handle(source.ino, source.handle),
@@ -295,7 +295,7 @@ impl Bridge {
             target_offset: target.offset,
             length: length.min(COPY_BYTES_MAX),
         };
-        let finish = replies::written(reply);
-        self.change(caller, (target.ino, op), &[], true, finish);
+        let finish = replies::write_completion(reply);
+        self.run_content_change(caller, (target.ino, op), &[], true, finish);
     }
 }

@@ -16,5 +16,5 @@ mod ring;
 mod seats;
 mod whole;
 
-pub use ending::End;
-pub use mount::{MountError, MountKind, Mounted, open_device};
+pub use ending::ConnectionEnd;
+pub use mount::{MountError, MountKind, FuseMount, open_device};

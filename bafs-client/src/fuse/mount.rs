@@ -17,14 +17,14 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
 use thiserror::Error;
 
-use super::bridge::{Bridge, Serving};
-use super::collected::Collected;
-use super::ending::{End, Over, serve_on};
-use super::ring::{Refused, Rings};
-use super::seats::{Seat, session_threads};
+use super::bridge::{VolumeFileSystem, ReaderMode};
+use super::collected::WriteBackTracker;
+use super::ending::{ConnectionEnd, ConnectionEndSender, serve_until_end};
+use super::ring::{RingRefused, Rings};
+use super::seats::{ReaderSlot, session_thread_count};
 use crate::clock;
 use crate::doctor::{connections, mounts};
-use crate::limits::{COLLECTED_PART, DETACH};
+use crate::limits::{WRITE_BACK_PERCENT_MAX, DETACH_TIMEOUT};
 use crate::logic::mount_table;
 use crate::volume::Volume;
 
@@ -34,7 +34,7 @@ const DEVICE: &str = "/dev/fuse";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MountKind {
     /// By `mount(2)`: as root, or in a user name space of our own.
-    Own,
+    MountSystemCall,
     /// On the host, for an ordinary user: by the set-user-id program `fusermount3`.
     Fusermount,
 }
@@ -63,7 +63,7 @@ pub enum MountError {
     },
     /// There is no process that would take the mount away should this one die.
     #[error("cannot start the keeper of the mount: {0}")]
-    Keeper(io::Error),
+    Watchdog(io::Error),
     /// The kernel mounted but did not begin to talk.
     #[error("the kernel did not begin the FUSE session: {0}")]
     Handshake(io::Error),
@@ -83,7 +83,7 @@ impl MountError {
             Self::DeviceRefused(errno) => Some(*errno as i32),
             Self::Refused { source, .. }
             | Self::Handshake(source)
-            | Self::Keeper(source)
+            | Self::Watchdog(source)
             | Self::Thread(source) => source.raw_os_error(),
         }
     }
@@ -91,24 +91,24 @@ impl MountError {
 
 /// A volume that is mounted and served.
 #[derive(Debug)]
-pub struct Mounted {
+pub struct FuseMount {
     directory: PathBuf,
     volume: Arc<Volume>,
     /// Number of the kernel's connection, by which it can be aborted.
     connection: Option<u32>,
     fusermount: Option<SessionUnmounter>,
     /// The thread that serves it, if it does not share its readers.
-    server: Option<JoinHandle<()>>,
-    over: Over,
+    reader_thread: Option<JoinHandle<()>>,
+    connection_end: ConnectionEndSender,
     is_detached: bool,
-    way: String,
+    transport: String,
     /// Writes that the kernel collects, if it does.
-    collected: Option<Collected>,
+    write_back: Option<WriteBackTracker>,
     /// Its right to readers of its own.
-    _seat: Option<Seat>,
+    _reader_slot: Option<ReaderSlot>,
 }
 
-impl Mounted {
+impl FuseMount {
     /// Mounts a volume on an existing directory and serves it in threads of its own. Blocks for
     /// the kernel's answer.
     ///
@@ -120,12 +120,12 @@ impl Mounted {
         kind: MountKind,
     ) -> Result<Self, MountError> {
         match kind {
-            MountKind::Own => Self::mount_by(volume, directory, open_device()?),
+            MountKind::MountSystemCall => Self::mount_with_device(volume, directory, open_device()?),
             MountKind::Fusermount => {
                 // Nobody shows more than one volume in this way.
-                let seat = Seat::take();
-                let rings = rings(&volume, directory, seat.as_ref());
-                let mut begun = mount_by_fusermount(&volume, directory, serving(&rings))?;
+                let seat = ReaderSlot::acquire();
+                let rings = prepare_rings(&volume, directory, seat.as_ref());
+                let mut begun = mount_by_fusermount(&volume, directory, choose_reader_mode(&rings))?;
                 let unmounter = begun.session.unmount_callable();
                 Self::serve(volume, directory, begun, (rings, seat), Some(unmounter))
             }
@@ -136,26 +136,26 @@ impl Mounted {
     ///
     /// # Errors
     /// [`MountError`], with what is missing and what to do.
-    pub fn mount_by(
+    pub fn mount_with_device(
         volume: Arc<Volume>,
         directory: &Path,
         device: OwnedFd,
     ) -> Result<Self, MountError> {
-        let seat = Seat::take();
-        let rings = rings(&volume, directory, seat.as_ref());
+        let seat = ReaderSlot::acquire();
+        let rings = prepare_rings(&volume, directory, seat.as_ref());
         let serving = match seat {
-            Some(_) => serving(&rings),
-            None => Serving::Shared,
+            Some(_) => choose_reader_mode(&rings),
+            None => ReaderMode::SharedThreads,
         };
-        let begun = mount_own(&volume, directory, device, serving)?;
+        let begun = mount_with_system_call(&volume, directory, device, serving)?;
         Self::serve(volume, directory, begun, (rings, seat), None)
     }
 
     fn serve(
         volume: Arc<Volume>,
         directory: &Path,
-        Begun { session, bridge }: Begun,
-        (rings, seat): (Result<Rings, String>, Option<Seat>),
+        StartedSession { session, bridge }: StartedSession,
+        (rings, seat): (Result<Rings, String>, Option<ReaderSlot>),
         fusermount: Option<SessionUnmounter>,
     ) -> Result<Self, MountError> {
         let mut mounted = Self {
@@ -163,52 +163,52 @@ impl Mounted {
             volume,
             connection: None,
             fusermount,
-            server: None,
-            over: Arc::default(),
+            reader_thread: None,
+            connection_end: Arc::default(),
             is_detached: true,
-            way: String::new(),
-            collected: bridge.agreed().collected.clone(),
-            _seat: seat,
+            transport: String::new(),
+            write_back: bridge.features().write_back.clone(),
+            _reader_slot: seat,
         };
-        let rings = match begin(rings, &session, &bridge) {
+        let rings = match start_rings(rings, &session, &bridge) {
             Ok(Ok(rings)) => {
-                "the kernel asks by a ring for each processor".clone_into(&mut mounted.way);
+                "the kernel asks by a ring for each processor".clone_into(&mut mounted.transport);
                 Some(rings)
             }
             Ok(Err(why)) => {
-                mounted.way = format!("the kernel asks by its device ({why})");
+                mounted.transport = format!("the kernel asks by its device ({why})");
                 None
             }
             Err(error) => {
                 // It would answer nobody.
-                mounted.take_away();
+                mounted.detach_mount();
                 return Err(MountError::Handshake(error));
             }
         };
-        if bridge.serving() == Serving::Shared && mounted.volume.mode().whole_files {
-            mounted.way.push_str("; it asks for large files too");
+        if bridge.reader_mode() == ReaderMode::SharedThreads && mounted.volume.mode().has_passthrough {
+            mounted.transport.push_str("; it asks for large files too");
         }
-        let over = Arc::clone(&mounted.over);
-        match serve_on(session, bridge, (rings, over)) {
-            Ok(server) => (mounted.server, mounted.is_detached) = (server, false),
+        let over = Arc::clone(&mounted.connection_end);
+        match serve_until_end(session, bridge, (rings, over)) {
+            Ok(server) => (mounted.reader_thread, mounted.is_detached) = (server, false),
             Err(error) => {
-                mounted.take_away();
+                mounted.detach_mount();
                 return Err(MountError::Thread(error));
             }
         }
-        match (&mounted.collected, mounted.volume.mode().collects) {
-            (Some(_), _) => mounted.way.push_str("; it collects writes"),
-            (None, true) => mounted.way.push_str("; it cannot collect writes"),
+        match (&mounted.write_back, mounted.volume.mode().has_write_back) {
+            (Some(_), _) => mounted.transport.push_str("; it collects writes"),
+            (None, true) => mounted.transport.push_str("; it cannot collect writes"),
             (None, false) => {}
         }
-        mounted.tune();
-        tracing::debug!(directory = %directory.display(), way = mounted.way, "mounted");
+        mounted.tune_kernel();
+        tracing::debug!(directory = %directory.display(), way = mounted.transport, "mounted");
         Ok(mounted)
     }
 
     /// How the kernel's requests come, and why so, in words.
-    pub fn way(&self) -> &str {
-        &self.way
+    pub fn transport(&self) -> &str {
+        &self.transport
     }
 
     /// What is mounted.
@@ -222,16 +222,16 @@ impl Mounted {
     }
 
     /// Waits until the kernel has sent what it collected for processes that are dead. Blocks.
-    pub fn await_closed(&self) {
-        if let Some(collected) = &self.collected {
-            collected.await_closed(self.volume.fate());
+    pub fn wait_until_closed(&self) {
+        if let Some(collected) = &self.write_back {
+            collected.wait_until_closed(self.volume.health());
         }
     }
 
     /// Has the kernel send what it collected for programs that go on. Blocks, for a while at most.
     pub fn sync(&self) {
-        if let Some(collected) = self.collected.as_ref().filter(|_| !self.is_over()) {
-            collected.sync(self.volume.fate(), &self.directory);
+        if let Some(collected) = self.write_back.as_ref().filter(|_| !self.has_ended()) {
+            collected.sync(self.volume.health(), &self.directory);
         }
     }
 
@@ -242,21 +242,21 @@ impl Mounted {
     }
 
     /// How the kernel's connection ended, once it has.
-    pub async fn over(&self) -> End {
-        let mut over = self.over.subscribe();
+    pub async fn wait_for_end(&self) -> ConnectionEnd {
+        let mut over = self.connection_end.subscribe();
         let end = over.wait_for(Option::is_some).await;
         // Its sender is ours.
-        end.ok().and_then(|end| *end).unwrap_or(End::Aborted)
+        end.ok().and_then(|end| *end).unwrap_or(ConnectionEnd::Aborted)
     }
 
     /// Whether the kernel asks nothing any more.
-    pub fn is_over(&self) -> bool {
-        self.over.borrow().is_some()
+    pub fn has_ended(&self) -> bool {
+        self.connection_end.borrow().is_some()
     }
 
     /// The kernel's number of the mount while it is there.
-    pub fn id(&self) -> Option<u64> {
-        let mounts = mounts::ours_on(&self.directory).ok()?.into_iter();
+    pub fn mount_id(&self) -> Option<u64> {
+        let mounts = mounts::own_mounts_on(&self.directory).ok()?.into_iter();
         let mut own = mounts.filter(|mount| Some(mount.device.1) == self.connection);
         own.next_back().map(|mount| mount.id)
     }
@@ -267,31 +267,31 @@ impl Mounted {
         }
         // Its readers may hear of the end later than we do. What lives there now may have the
         // number of our connection.
-        if self.is_over() || self.volume.fate().is_over() {
-            if self.finishes(DETACH) {
-                self.join();
+        if self.has_ended() || self.volume.health().is_unmounted() {
+            if self.has_ended_within(DETACH_TIMEOUT) {
+                self.join_reader();
             }
             // The connection was aborted, and ours is dead. A look at somebody else's, that is
             // being made, would wait for it.
-            if *self.over.borrow() != Some(End::Unmounted) || self.id().is_some() {
-                mounts::take_dead_away(&self.directory);
+            if *self.connection_end.borrow() != Some(ConnectionEnd::Unmounted) || self.mount_id().is_some() {
+                mounts::detach_dead_mounts(&self.directory);
             }
             return;
         }
         if self.is_on_top() {
-            self.take_away();
+            self.detach_mount();
         }
         // A volume that is lost has no more to say, whoever holds files of it, or sees it in
         // another name space.
-        let patience = match self.volume.fate().loss() {
+        let patience = match self.volume.health().loss() {
             // Long enough to see that the mount is gone, and the number of its connection with it.
-            Some(_) => DETACH / 20,
-            None => DETACH / 2,
+            Some(_) => DETACH_TIMEOUT / 20,
+            None => DETACH_TIMEOUT / 2,
         };
-        if !self.finishes(patience) {
+        if !self.has_ended_within(patience) {
             // Somebody still holds a file of it. Whoever waits for an answer gets an error.
             self.abort();
-            if !self.finishes(DETACH / 2) {
+            if !self.has_ended_within(DETACH_TIMEOUT / 2) {
                 tracing::warn!(
                     "the kernel keeps the connection of {}",
                     self.directory.display()
@@ -299,13 +299,13 @@ impl Mounted {
                 return;
             }
         }
-        self.join();
+        self.join_reader();
     }
 
-    fn finishes(&self, longest: Duration) -> bool {
+    fn has_ended_within(&self, longest: Duration) -> bool {
         let start = clock::now();
         let mut pause = Duration::from_micros(100);
-        while !self.is_over() {
+        while !self.has_ended() {
             if start.elapsed() >= longest {
                 return false;
             }
@@ -316,8 +316,8 @@ impl Mounted {
     }
 
     /// Nothing of it is left when this returns.
-    fn join(&mut self) {
-        if let Some(server) = self.server.take() {
+    fn join_reader(&mut self) {
+        if let Some(server) = self.reader_thread.take() {
             // A panic of the serving thread was reported when it happened.
             let _ = server.join();
         }
@@ -326,19 +326,19 @@ impl Mounted {
     /// Whether a look at the directory meets this mount, and not one that was made there since.
     fn is_on_top(&self) -> bool {
         let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
-        let mounts = mount_table::parse(&table);
-        let top = mounts.iter().rfind(|mount| mount.point == self.directory);
+        let mounts = mount_table::parse_mount_table(&table);
+        let top = mounts.iter().rfind(|mount| mount.mount_point == self.directory);
         match (top, self.connection) {
             (Some(top), Some(connection)) => top.is_ours() && top.device.1 == connection,
             _ => true,
         }
     }
 
-    fn take_away(&mut self) {
+    fn detach_mount(&mut self) {
         match umount2(&self.directory, MntFlags::MNT_DETACH) {
             // EINVAL: somebody else was faster.
             Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
-            Err(Errno::EPERM) if self.fusermount.is_some() => self.ask_fusermount(),
+            Err(Errno::EPERM) if self.fusermount.is_some() => self.unmount_by_fusermount(),
             Err(errno) => tracing::warn!(%errno, "cannot detach {}", self.directory.display()),
         }
         if let Some(unmounter) = &mut self.fusermount
@@ -350,7 +350,7 @@ impl Mounted {
 
     /// The `fusermount3` that watches this process takes only dead mounts away, so one that lives
     /// is taken away by another.
-    fn ask_fusermount(&self) {
+    fn unmount_by_fusermount(&self) {
         let asked = Command::new("fusermount3")
             .args(["-u", "-z", "-q", "--"])
             .arg(&self.directory)
@@ -365,16 +365,16 @@ impl Mounted {
         let Some(connection) = self.connection else {
             return;
         };
-        if let Err(error) = connections::abort(connection) {
+        if let Err(error) = connections::abort_connection(connection) {
             tracing::debug!(%error, connection, "cannot abort");
         }
     }
 
     /// Raises the kernel's read-ahead, and what it may collect of writes, where we may. Without it
     /// everything works, only slower.
-    fn tune(&mut self) {
+    fn tune_kernel(&mut self) {
         // Not by a look at the directory: who unmounts at that moment would find it in use.
-        let mount = mounts::ours_on(&self.directory).ok();
+        let mount = mounts::own_mounts_on(&self.directory).ok();
         let Some((major, minor)) = mount.and_then(|mut all| Some(all.pop()?.device)) else {
             return;
         };
@@ -387,34 +387,34 @@ impl Mounted {
         };
         let kib = self.volume.read_ahead_kib();
         if set("read_ahead_kb", kib) {
-            self.volume.has_read_ahead(u64::from(kib) << 10);
+            self.volume.set_read_ahead_bytes(u64::from(kib) << 10);
         }
-        if self.collected.is_some() {
+        if self.write_back.is_some() {
             set("strict_limit", 0);
-            set("max_ratio", COLLECTED_PART);
+            set("max_ratio", WRITE_BACK_PERCENT_MAX);
         }
     }
 }
 
-impl Drop for Mounted {
+impl Drop for FuseMount {
     fn drop(&mut self) {
         self.detach();
     }
 }
 
-fn config() -> Config {
+fn session_config() -> Config {
     let mut config = Config::default();
     config.acl = SessionACL::All;
-    config.n_threads = Some(session_threads());
+    config.n_threads = Some(session_thread_count());
     config
 }
 
-fn mount_own(
+fn mount_with_system_call(
     volume: &Arc<Volume>,
     directory: &Path,
     device: OwnedFd,
-    serving: Serving,
-) -> Result<Begun, MountError> {
+    serving: ReaderMode,
+) -> Result<StartedSession, MountError> {
     let options = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions,allow_other,max_read={}",
         device.as_raw_fd(),
@@ -423,7 +423,7 @@ fn mount_own(
         IO_BYTES_MAX
     );
     let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    if volume.mode().read_only {
+    if volume.mode().is_read_only {
         flags |= MsFlags::MS_RDONLY;
     }
     let source = format!("bafs:{}", volume.name());
@@ -435,14 +435,14 @@ fn mount_own(
         Some(options.as_str()),
     )
     .map_err(|errno| {
-        refused(
+        mount_refusal(
             directory,
             errno.into(),
             "see what is mounted there (`findmnt`)",
         )
     })?;
-    started(volume, serving, |bridge| {
-        Session::from_fd(bridge, device, SessionACL::All, config())
+    start_session(volume, serving, |bridge| {
+        Session::from_fd(bridge, device, SessionACL::All, session_config())
     })
     .map_err(|error| {
         // The half-made mount would answer nobody.
@@ -452,33 +452,33 @@ fn mount_own(
 }
 
 /// A session that agreed with the kernel, and the volume that it serves.
-struct Begun {
-    session: Session<Bridge>,
-    bridge: Bridge,
+struct StartedSession {
+    session: Session<VolumeFileSystem>,
+    bridge: VolumeFileSystem,
 }
 
 /// Starts a session whose bridge can also speak without being asked.
-fn started(
+fn start_session(
     volume: &Arc<Volume>,
-    serving: Serving,
-    start: impl FnOnce(Bridge) -> io::Result<Session<Bridge>>,
-) -> io::Result<Begun> {
-    let bridge = Bridge::new(Arc::clone(volume), serving);
+    serving: ReaderMode,
+    start: impl FnOnce(VolumeFileSystem) -> io::Result<Session<VolumeFileSystem>>,
+) -> io::Result<StartedSession> {
+    let bridge = VolumeFileSystem::new(Arc::clone(volume), serving);
     let session = start(bridge.clone())?;
     bridge.notifier.get_or_init(|| session.notifier());
-    Ok(Begun { session, bridge })
+    Ok(StartedSession { session, bridge })
 }
 
 /// Rings for a volume whose operations mostly end in the thread that began them; where answers come
 /// from others, a ring would only be one thread more on their way.
-fn rings(volume: &Arc<Volume>, directory: &Path, seat: Option<&Seat>) -> Result<Rings, String> {
-    if seat.is_none() {
+fn prepare_rings(volume: &Arc<Volume>, directory: &Path, slot: Option<&ReaderSlot>) -> Result<Rings, String> {
+    if slot.is_none() {
         return Err("volumes beyond the first share their readers".to_owned());
     }
-    if !volume.answers_here() {
+    if !volume.is_synchronous() {
         return Err("other threads answer most of its operations".to_owned());
     }
-    if volume.mode().whole_files {
+    if volume.mode().has_passthrough {
         return Err("it reads large files by itself, which are opened by the device".to_owned());
     }
     let directory = directory.to_owned();
@@ -486,26 +486,26 @@ fn rings(volume: &Arc<Volume>, directory: &Path, seat: Option<&Seat>) -> Result<
         &(Arc::new(move || {
             let directory = directory.clone();
             // Not by the ring's own thread, for which the kernel may have to wait.
-            thread::spawn(move || give_up(&directory));
+            thread::spawn(move || abort_mount(&directory));
         }) as Arc<dyn Fn() + Send + Sync>),
     )
 }
 
-fn serving(rings: &Result<Rings, String>) -> Serving {
+fn choose_reader_mode(rings: &Result<Rings, String>) -> ReaderMode {
     match rings {
-        Ok(_) => Serving::Rings,
-        Err(_) => Serving::Own,
+        Ok(_) => ReaderMode::Rings,
+        Err(_) => ReaderMode::OwnThreads,
     }
 }
 
 /// Whoever waits for an answer of the volume mounted here gets an error instead.
-fn give_up(directory: &Path) {
-    let connection = mounts::ours_on(directory).map(|mut all| all.pop());
+fn abort_mount(directory: &Path) {
+    let connection = mounts::own_mounts_on(directory).map(|mut all| all.pop());
     let Ok(Some(mount)) = connection else {
         return;
     };
     // The file by which that is done belongs to who mounted it.
-    let aborted = connections::abort(mount.device.1);
+    let aborted = connections::abort_connection(mount.device.1);
     let gone = aborted.or_else(|_| {
         umount2(directory, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH).map_err(io::Error::from)
     });
@@ -513,13 +513,13 @@ fn give_up(directory: &Path) {
 }
 
 /// Has the kernel ask by rings if it agreed to; otherwise says why it does not.
-fn begin(
+fn start_rings(
     rings: Result<Rings, String>,
-    session: &Session<Bridge>,
-    bridge: &Bridge,
+    session: &Session<VolumeFileSystem>,
+    bridge: &VolumeFileSystem,
 ) -> io::Result<Result<Rings, String>> {
     let rings = match rings {
-        Ok(rings) if bridge.agreed().ring => rings,
+        Ok(rings) if bridge.features().has_rings => rings,
         Ok(rings) => {
             rings.stop();
             return Ok(Err("the kernel has no rings for files".to_owned()));
@@ -528,7 +528,7 @@ fn begin(
     };
     match rings.start(session.as_fd(), bridge) {
         Ok(Ok(())) => Ok(Ok(rings)),
-        Ok(Err(Refused(why))) => {
+        Ok(Err(RingRefused(why))) => {
             rings.stop();
             Ok(Err(why))
         }
@@ -557,8 +557,8 @@ pub fn open_device() -> Result<OwnedFd, MountError> {
 fn mount_by_fusermount(
     volume: &Arc<Volume>,
     directory: &Path,
-    serving: Serving,
-) -> Result<Begun, MountError> {
+    serving: ReaderMode,
+) -> Result<StartedSession, MountError> {
     drop(open_device()?);
     let mut options = vec![
         MountOption::FSName(format!("bafs:{}", volume.name())),
@@ -567,28 +567,28 @@ fn mount_by_fusermount(
         MountOption::NoSuid,
         MountOption::NoDev,
     ];
-    if volume.mode().read_only {
+    if volume.mode().is_read_only {
         options.push(MountOption::RO);
     }
-    let mut first = config();
+    let mut first = session_config();
     first.mount_options = options.clone();
     first.mount_options.push(MountOption::AutoUnmount);
-    let mut second = config();
+    let mut second = session_config();
     second.mount_options = options;
     second.acl = SessionACL::Owner;
     let by = |config| {
-        started(volume, serving, |bridge| {
+        start_session(volume, serving, |bridge| {
             Session::new(bridge, directory, config)
         })
     };
     by(&first)
         .or_else(|_| by(&second))
-        .map_err(|error| refused(directory, error, "install fusermount3 (package fuse3)"))
+        .map_err(|error| mount_refusal(directory, error, "install fusermount3 (package fuse3)"))
 }
 
 /// What the kernel or `fusermount3` answered, and what to do about it: `other` where that is not
 /// known.
-fn refused(directory: &Path, source: io::Error, other: &'static str) -> MountError {
+fn mount_refusal(directory: &Path, source: io::Error, other: &'static str) -> MountError {
     let remedy = match source.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EPERM | Errno::EACCES) => {
             "run as root, or let user name spaces be used (`bafs doctor` tells what is missing)"

@@ -9,33 +9,33 @@ use bafs_proto::file_op::FileOp;
 use bafs_proto::ids::InodeNo;
 use fuser::{INodeNo, OpenFlags, RenameFlags};
 
-use super::convert::{self, name};
+use super::convert::{self, to_name};
 
 pub(super) fn lookup(parent: INodeNo, at: &OsStr) -> FileOp {
     FileOp::Lookup {
         parent: InodeNo(parent.0),
-        name: name(at),
+        name: to_name(at),
     }
 }
 
 pub(super) fn unlink(parent: INodeNo, at: &OsStr) -> FileOp {
     FileOp::Unlink {
         parent: InodeNo(parent.0),
-        name: name(at),
+        name: to_name(at),
     }
 }
 
 pub(super) fn remove_directory(parent: INodeNo, at: &OsStr) -> FileOp {
     FileOp::RemoveDirectory {
         parent: InodeNo(parent.0),
-        name: name(at),
+        name: to_name(at),
     }
 }
 
 pub(super) fn make_directory(parent: INodeNo, at: &OsStr, mode: u32) -> FileOp {
     FileOp::MakeDirectory {
         parent: InodeNo(parent.0),
-        name: name(at),
+        name: to_name(at),
         mode,
     }
 }
@@ -43,7 +43,7 @@ pub(super) fn make_directory(parent: INodeNo, at: &OsStr, mode: u32) -> FileOp {
 pub(super) fn make_node(parent: INodeNo, at: &OsStr, mode: u32, rdev: u32) -> FileOp {
     FileOp::MakeNode {
         parent: InodeNo(parent.0),
-        name: name(at),
+        name: to_name(at),
         mode,
         rdev,
     }
@@ -52,7 +52,7 @@ pub(super) fn make_node(parent: INodeNo, at: &OsStr, mode: u32, rdev: u32) -> Fi
 pub(super) fn make_symlink(parent: INodeNo, at: &OsStr, target: &Path) -> FileOp {
     FileOp::MakeSymlink {
         parent: InodeNo(parent.0),
-        name: name(at),
+        name: to_name(at),
         target: target.as_os_str().as_bytes().to_vec(),
     }
 }
@@ -61,7 +61,7 @@ pub(super) fn make_link(ino: INodeNo, parent: INodeNo, at: &OsStr) -> FileOp {
     FileOp::MakeLink {
         ino: InodeNo(ino.0),
         parent: InodeNo(parent.0),
-        name: name(at),
+        name: to_name(at),
     }
 }
 
@@ -72,9 +72,9 @@ pub(super) fn rename(
 ) -> FileOp {
     FileOp::Rename {
         parent: InodeNo(parent.0),
-        name: name(at),
+        name: to_name(at),
         new_parent: InodeNo(new_parent.0),
-        new_name: name(new_at),
+        new_name: to_name(new_at),
         flags: flags.bits(),
     }
 }
@@ -82,7 +82,7 @@ pub(super) fn rename(
 pub(super) fn set_xattr(ino: INodeNo, at: &OsStr, value: &[u8], flags: i32) -> FileOp {
     FileOp::SetXattr {
         ino: InodeNo(ino.0),
-        name: name(at),
+        name: to_name(at),
         value: value.to_vec(),
         flags,
     }
@@ -91,14 +91,14 @@ pub(super) fn set_xattr(ino: INodeNo, at: &OsStr, value: &[u8], flags: i32) -> F
 pub(super) fn get_xattr(ino: INodeNo, at: &OsStr) -> FileOp {
     FileOp::GetXattr {
         ino: InodeNo(ino.0),
-        name: name(at),
+        name: to_name(at),
     }
 }
 
 pub(super) fn remove_xattr(ino: INodeNo, at: &OsStr) -> FileOp {
     FileOp::RemoveXattr {
         ino: InodeNo(ino.0),
-        name: name(at),
+        name: to_name(at),
     }
 }
 

@@ -15,42 +15,42 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::bridge::Bridge;
-use super::ending::{End, Over};
-use super::ring::answers::Answer;
-use super::ring::requests::{Head, dispatch, forgets};
-use crate::limits::{SHARED_READERS_MAX, SHARED_WRITE_BYTES};
+use super::bridge::VolumeFileSystem;
+use super::ending::{ConnectionEnd, ConnectionEndSender};
+use super::ring::answers::KernelReply;
+use super::ring::requests::{FuseRequestHead, dispatch, parse_forgets};
+use crate::limits::{SHARED_READERS_MAX, SHARED_WRITE_BYTES_MAX};
 
 /// What surrounds the largest write, in bytes.
-const SURROUNDINGS: usize = 4096;
+const WRITE_OVERHEAD_BYTES: usize = 4096;
 
-static READERS: OnceLock<Arc<Readers>> = OnceLock::new();
+static READERS: OnceLock<Arc<SharedReaders>> = OnceLock::new();
 
 /// The threads, and the volumes that they serve.
 #[derive(Debug)]
-struct Readers {
+struct SharedReaders {
     epoll: OwnedFd,
-    served: Mutex<BTreeMap<u64, Arc<Served>>>,
-    next: AtomicU64,
+    volumes: Mutex<BTreeMap<u64, Arc<ServedVolume>>>,
+    next_key: AtomicU64,
     threads: AtomicUsize,
-    idle: AtomicUsize,
+    idle_threads: AtomicUsize,
 }
 
 /// A volume that these threads serve.
 #[derive(Debug)]
-struct Served {
+struct ServedVolume {
     device: Arc<OwnedFd>,
-    bridge: Bridge,
+    bridge: VolumeFileSystem,
     /// Keeps the kernel's connection, and the way to tell it something unasked.
-    session: Mutex<Option<Session<Bridge>>>,
-    over: Over,
+    session: Mutex<Option<Session<VolumeFileSystem>>>,
+    connection_end: ConnectionEndSender,
 }
 
-impl Served {
-    fn end(&self, end: End) {
+impl ServedVolume {
+    fn end(&self, end: ConnectionEnd) {
         // Before anybody hears of it: the connection shall be gone then.
         drop(lock(&self.session).take());
-        self.over.send_replace(Some(end));
+        self.connection_end.send_replace(Some(end));
     }
 }
 
@@ -59,42 +59,42 @@ impl Served {
 /// # Errors
 /// The kernel gives no descriptor or thread.
 pub(super) fn serve(
-    (session, device): (Session<Bridge>, Arc<OwnedFd>),
-    bridge: Bridge,
-    over: Over,
+    (session, device): (Session<VolumeFileSystem>, Arc<OwnedFd>),
+    bridge: VolumeFileSystem,
+    over: ConnectionEndSender,
 ) -> io::Result<()> {
-    let readers = readers()?;
+    let readers = get_or_start()?;
     // Another thread may take the request that woke this one.
     fcntl_setfl(&device, fcntl_getfl(&device)? | OFlags::NONBLOCK)?;
-    let served = Arc::new(Served {
+    let served = Arc::new(ServedVolume {
         device,
         bridge,
         session: Mutex::new(Some(session)),
-        over,
+        connection_end: over,
     });
-    let key = readers.next.fetch_add(1, Ordering::Relaxed);
-    lock(&readers.served).insert(key, Arc::clone(&served));
+    let key = readers.next_key.fetch_add(1, Ordering::Relaxed);
+    lock(&readers.volumes).insert(key, Arc::clone(&served));
     let data = epoll::EventData::new_u64(key);
-    if let Err(error) = epoll::add(&readers.epoll, &*served.device, data, ONE_REQUEST) {
-        lock(&readers.served).remove(&key);
+    if let Err(error) = epoll::add(&readers.epoll, &*served.device, data, READABLE_ONCE) {
+        lock(&readers.volumes).remove(&key);
         return Err(error.into());
     }
     Ok(())
 }
 
 /// One thread hears of a request, which says when the next may be heard of.
-const ONE_REQUEST: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
+const READABLE_ONCE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
-fn readers() -> io::Result<Arc<Readers>> {
+fn get_or_start() -> io::Result<Arc<SharedReaders>> {
     if let Some(readers) = READERS.get() {
         return Ok(Arc::clone(readers));
     }
-    let made = Arc::new(Readers {
+    let made = Arc::new(SharedReaders {
         epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-        served: Mutex::default(),
-        next: AtomicU64::new(0),
+        volumes: Mutex::default(),
+        next_key: AtomicU64::new(0),
         threads: AtomicUsize::new(0),
-        idle: AtomicUsize::new(0),
+        idle_threads: AtomicUsize::new(0),
     });
     let readers = READERS.get_or_init(|| made);
     // The first one must start; who waits for the kernel below starts others.
@@ -104,7 +104,7 @@ fn readers() -> io::Result<Arc<Readers>> {
     Ok(Arc::clone(readers))
 }
 
-impl Readers {
+impl SharedReaders {
     fn start_thread(self: &Arc<Self>) -> io::Result<()> {
         let count = self.threads.fetch_add(1, Ordering::AcqRel);
         if count >= SHARED_READERS_MAX {
@@ -114,22 +114,22 @@ impl Readers {
         let own = Arc::clone(self);
         let started = thread::Builder::new()
             .name(format!("bafs-reader-{count}"))
-            .spawn(move || own.read_on());
+            .spawn(move || own.serve_requests());
         if started.is_err() {
             self.threads.fetch_sub(1, Ordering::AcqRel);
         }
         started.map(drop)
     }
 
-    fn read_on(self: Arc<Self>) {
-        let _alive = Alive(&self);
-        let mut buffer = vec![0; SHARED_WRITE_BYTES as usize + SURROUNDINGS];
+    fn serve_requests(self: Arc<Self>) {
+        let _alive = ThreadCountGuard(&self);
+        let mut buffer = vec![0; SHARED_WRITE_BYTES_MAX as usize + WRITE_OVERHEAD_BYTES];
         let mut events = Vec::with_capacity(1);
         loop {
             events.clear();
-            self.idle.fetch_add(1, Ordering::AcqRel);
+            self.idle_threads.fetch_add(1, Ordering::AcqRel);
             let waited = epoll::wait(&self.epoll, spare_capacity(&mut events), None);
-            let others = self.idle.fetch_sub(1, Ordering::AcqRel) - 1;
+            let others = self.idle_threads.fetch_sub(1, Ordering::AcqRel) - 1;
             match waited {
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
@@ -148,7 +148,7 @@ impl Readers {
                 tracing::debug!(%error, "no thread more to read requests");
             }
             let key = event.data.u64();
-            let served = lock(&self.served).get(&key).cloned();
+            let served = lock(&self.volumes).get(&key).cloned();
             if let Some(served) = served {
                 self.read_one(key, &served, &mut buffer);
             }
@@ -156,57 +156,57 @@ impl Readers {
     }
 
     /// Reads one request, lets others read the next, and handles it.
-    fn read_one(&self, key: u64, served: &Served, buffer: &mut [u8]) {
-        let read = nix::unistd::read(&*served.device, buffer);
+    fn read_one(&self, key: u64, volume: &ServedVolume, buffer: &mut [u8]) {
+        let read = nix::unistd::read(&*volume.device, buffer);
         let length = match read {
             Ok(length) => Some(length),
             // Taken by another, or by whoever interrupted it.
             Err(Errno::ENOENT | Errno::EINTR | Errno::EAGAIN) => None,
             Err(errno) => {
                 tracing::debug!(%errno, "a FUSE session ended");
-                return self.forget(key, served, End::of(errno));
+                return self.remove(key, volume, ConnectionEnd::from_errno(errno));
             }
         };
         let data = epoll::EventData::new_u64(key);
-        if let Err(error) = epoll::modify(&self.epoll, &*served.device, data, ONE_REQUEST) {
+        if let Err(error) = epoll::modify(&self.epoll, &*volume.device, data, READABLE_ONCE) {
             tracing::error!(%error, "a volume is not served any more");
-            return self.forget(key, served, End::Aborted);
+            return self.remove(key, volume, ConnectionEnd::Aborted);
         }
         if let Some(length) = length {
-            handle(served, &buffer[..length]);
+            handle_request(volume, &buffer[..length]);
         }
     }
 
-    fn forget(&self, key: u64, served: &Served, end: End) {
-        lock(&self.served).remove(&key);
-        if let Err(error) = epoll::delete(&self.epoll, &*served.device) {
+    fn remove(&self, key: u64, volume: &ServedVolume, end: ConnectionEnd) {
+        lock(&self.volumes).remove(&key);
+        if let Err(error) = epoll::delete(&self.epoll, &*volume.device) {
             tracing::debug!(%error, "a device was not waited for");
         }
-        served.end(end);
+        volume.end(end);
     }
 }
 
 /// A thread that is counted until it ends, be it by a panic.
-struct Alive<'a>(&'a Readers);
+struct ThreadCountGuard<'a>(&'a SharedReaders);
 
-impl Drop for Alive<'_> {
+impl Drop for ThreadCountGuard<'_> {
     fn drop(&mut self) {
         self.0.threads.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-fn handle(served: &Served, request: &[u8]) {
-    let Some((head, payload)) = Head::read_device(request) else {
+fn handle_request(volume: &ServedVolume, request: &[u8]) {
+    let Some((head, payload)) = FuseRequestHead::parse_device(request) else {
         return tracing::warn!(length = request.len(), "not a request");
     };
-    if let Some(forgotten) = forgets(&head, payload) {
+    if let Some(forgotten) = parse_forgets(&head, payload) {
         for (ino, count) in forgotten {
-            served.bridge.volume.forget(ino, count);
+            volume.bridge.volume.forget(ino, count);
         }
         return;
     }
-    let answer = Answer::by_device(Arc::clone(&served.device), head.unique);
-    dispatch(&served.bridge, &head, payload, answer);
+    let answer = KernelReply::through_device(Arc::clone(&volume.device), head.unique);
+    dispatch(&volume.bridge, &head, payload, answer);
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

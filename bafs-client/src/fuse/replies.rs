@@ -8,118 +8,118 @@ use fuser::FopenFlags;
 use nix::libc;
 
 use super::answers::{
-    AnswerAttr, AnswerCreate, AnswerData, AnswerEmpty, AnswerEntries, AnswerEntriesPlus,
-    AnswerEntry, AnswerOpen, AnswerPosition, AnswerStat, AnswerWrite, AnswerXattr,
+    AttrReply, CreateReply, DataReply, EmptyReply, DirectoryReply, DirectoryPlusReply,
+    EntryReply, OpenReply, SeekReply, StatReply, WriteReply, XattrReply,
 };
-use super::convert::errno;
+use super::convert::to_errno;
 use crate::limits::DIRECTORY_PAGE_BYTES;
-use crate::tree::Done;
-use crate::volume::{Mode, Volume};
+use crate::tree::Completion;
+use crate::volume::{VolumeMode, Volume};
 
 /// What the kernel gets when a tree answers in a form that does not fit the question.
-const NONSENSE: fuser::Errno = fuser::Errno::EIO;
+const MISMATCHED_REPLY: fuser::Errno = fuser::Errno::EIO;
 
-pub(super) fn error_of(result: FileResult) -> fuser::Errno {
-    result.map_or_else(errno, |_| NONSENSE)
+pub(super) fn kernel_error(result: FileResult) -> fuser::Errno {
+    result.map_or_else(to_errno, |_| MISMATCHED_REPLY)
 }
 
-pub(super) fn entry(mode: Mode, is_lookup: bool, reply: impl AnswerEntry) -> Done {
+pub(super) fn entry_completion(mode: VolumeMode, is_lookup: bool, reply: impl EntryReply) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Attr(attr)) if attr.ino.0 != 0 => {
-            reply.entry(mode.believe, &attr);
+            reply.send_entry(mode.attribute_ttl, &attr);
         }
-        Err(Errno(libc::ENOENT)) if is_lookup && mode.believe_absence => {
-            reply.absent(mode.believe);
+        Err(Errno(libc::ENOENT)) if is_lookup && mode.has_negative_entries => {
+            reply.send_absent(mode.attribute_ttl);
         }
-        other => reply.refuse(error_of(other)),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn attr(mode: Mode, reply: impl AnswerAttr) -> Done {
+pub(super) fn attr_completion(mode: VolumeMode, reply: impl AttrReply) -> Completion {
     Box::new(move |result, _| match result {
-        Ok(FileReply::Attr(attr)) => reply.attr(mode.believe, &attr),
-        other => reply.refuse(error_of(other)),
+        Ok(FileReply::Attr(attr)) => reply.send_attr(mode.attribute_ttl, &attr),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn empty(reply: impl AnswerEmpty) -> Done {
+pub(super) fn empty_completion(reply: impl EmptyReply) -> Completion {
     Box::new(move |result, _| match result {
-        Ok(_) => reply.done(),
-        Err(error) => reply.refuse(errno(error)),
+        Ok(_) => reply.send_done(),
+        Err(error) => reply.send_error(to_errno(error)),
     })
 }
 
-pub(super) fn bytes(reply: impl AnswerData) -> Done {
+pub(super) fn length_completion(reply: impl DataReply) -> Completion {
     Box::new(move |result, _| match result {
-        Ok(FileReply::Bytes(bytes)) => reply.bytes(&bytes),
-        other => reply.refuse(error_of(other)),
+        Ok(FileReply::Bytes(bytes)) => reply.send_data(&bytes),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn data(reply: impl AnswerData) -> Done {
+pub(super) fn data_completion(reply: impl DataReply) -> Completion {
     Box::new(move |result, data| match result {
-        Ok(FileReply::Read { length }) if length as usize == data.len() => reply.bytes(data),
-        other => reply.refuse(error_of(other)),
+        Ok(FileReply::Read { length }) if length as usize == data.len() => reply.send_data(data),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn opened(
+pub(super) fn open_completion(
     flags: impl FnOnce(&Attr) -> FopenFlags + Send + 'static,
-    reply: impl AnswerOpen,
-) -> Done {
+    reply: impl OpenReply,
+) -> Completion {
     Box::new(move |result, _| match result {
-        Ok(FileReply::Opened { handle, attr }) => reply.handle(handle, flags(&attr)),
-        other => reply.refuse(error_of(other)),
+        Ok(FileReply::Opened { handle, attr }) => reply.send_handle(handle, flags(&attr)),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn created(mode: Mode, flags: FopenFlags, reply: impl AnswerCreate) -> Done {
+pub(super) fn create_completion(mode: VolumeMode, flags: FopenFlags, reply: impl CreateReply) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Opened { handle, attr }) => {
-            reply.made(mode.believe, &attr, handle, flags);
+            reply.send_created(mode.attribute_ttl, &attr, handle, flags);
         }
-        other => reply.refuse(error_of(other)),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn written(reply: impl AnswerWrite) -> Done {
+pub(super) fn write_completion(reply: impl WriteReply) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Written { length }) => {
-            reply.count(u32::try_from(length).unwrap_or(u32::MAX));
+            reply.send_count(u32::try_from(length).unwrap_or(u32::MAX));
         }
-        other => reply.refuse(error_of(other)),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn position(reply: impl AnswerPosition) -> Done {
+pub(super) fn seek_completion(reply: impl SeekReply) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Position(at)) => match i64::try_from(at) {
-            Ok(at) => reply.position(at),
-            Err(_) => reply.refuse(fuser::Errno::EOVERFLOW),
+            Ok(at) => reply.send_position(at),
+            Err(_) => reply.send_error(fuser::Errno::EOVERFLOW),
         },
-        other => reply.refuse(error_of(other)),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn xattr(size: u32, reply: impl AnswerXattr) -> Done {
+pub(super) fn xattr_completion(size: u32, reply: impl XattrReply) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Bytes(bytes)) => match u32::try_from(bytes.len()) {
-            Ok(length) if size == 0 => reply.length(length),
-            Ok(length) if length <= size => reply.value(&bytes),
-            _ => reply.refuse(fuser::Errno::ERANGE),
+            Ok(length) if size == 0 => reply.send_length(length),
+            Ok(length) if length <= size => reply.send_value(&bytes),
+            _ => reply.send_error(fuser::Errno::ERANGE),
         },
-        other => reply.refuse(error_of(other)),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn stat_fs(reply: impl AnswerStat) -> Done {
+pub(super) fn stat_completion(reply: impl StatReply) -> Completion {
     Box::new(move |result, _| match result {
-        Ok(FileReply::StatFs(stat)) => reply.stat(stat),
-        other => reply.refuse(error_of(other)),
+        Ok(FileReply::StatFs(stat)) => reply.send_stat(stat),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
-pub(super) fn read_directory(handle: HandleId, cookie: u64, plus: bool) -> FileOp {
+pub(super) fn read_directory_operation(handle: HandleId, cookie: u64, plus: bool) -> FileOp {
     FileOp::ReadDirectory {
         handle,
         cookie,
@@ -128,32 +128,32 @@ pub(super) fn read_directory(handle: HandleId, cookie: u64, plus: bool) -> FileO
     }
 }
 
-pub(super) fn entries(mut reply: impl AnswerEntries) -> Done {
+pub(super) fn directory_completion(mut reply: impl DirectoryReply) -> Completion {
     Box::new(move |result, _| match result {
         Ok(FileReply::Entries(entries)) => {
             for entry in &entries {
                 // What does not fit is asked for again, from the last cookie that did.
-                if !reply.list(entry) {
+                if !reply.add_entry(entry) {
                     break;
                 }
             }
-            reply.listed();
+            reply.send_entries();
         }
-        other => reply.refuse(error_of(other)),
+        other => reply.send_error(kernel_error(other)),
     })
 }
 
 /// Lists a directory with attributes. Each listed entry counts one reference, so what does not
 /// fit is forgotten; what vanished meanwhile is left out.
-pub(super) fn entries_plus(
+pub(super) fn list_with_attributes(
     volume: Arc<Volume>,
     caller: Caller,
     (directory, handle): (InodeNo, HandleId),
     cookie: u64,
-    reply: impl AnswerEntriesPlus,
+    reply: impl DirectoryPlusReply,
 ) {
     let listing = Arc::clone(&volume);
-    let finish: Done = Box::new(move |result, _| match result {
+    let finish: Completion = Box::new(move |result, _| match result {
         Ok(FileReply::Entries(entries)) => {
             match (
                 entries.last().map(|last| last.cookie),
@@ -161,14 +161,14 @@ pub(super) fn entries_plus(
             ) {
                 // An empty reply would mean the end of the directory.
                 (Some(last), true) => {
-                    entries_plus(volume, caller, (directory, handle), last, reply);
+                    list_with_attributes(volume, caller, (directory, handle), last, reply);
                 }
                 _ => add_entries(&volume, directory, entries, reply),
             }
         }
-        other => reply.refuse(error_of(other)),
+        other => reply.send_error(kernel_error(other)),
     });
-    listing.run(caller, read_directory(handle, cookie, true), &[], finish);
+    listing.run(caller, read_directory_operation(handle, cookie, true), &[], finish);
 }
 
 fn is_gone(entry: &DirectoryEntry) -> bool {
@@ -183,22 +183,22 @@ fn add_entries(
     volume: &Arc<Volume>,
     directory: InodeNo,
     entries: Vec<DirectoryEntry>,
-    mut reply: impl AnswerEntriesPlus,
+    mut reply: impl DirectoryPlusReply,
 ) {
-    let believe = volume.mode().believe;
+    let believe = volume.mode().attribute_ttl;
     let mut is_full = false;
     let mut forgotten = Vec::new();
     for entry in entries {
         if is_gone(&entry) {
             continue;
         }
-        is_full = is_full || !reply.list(&entry, believe);
-        volume.listed(directory, &entry);
+        is_full = is_full || !reply.add_entry(&entry, believe);
+        volume.record_listing(directory, &entry);
         if is_full && !is_dots(&entry) {
             forgotten.push(entry.ino);
         }
     }
-    reply.listed();
+    reply.send_entries();
     for ino in forgotten {
         volume.forget(ino, 1);
     }

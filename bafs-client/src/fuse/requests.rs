@@ -15,24 +15,24 @@ use fuser::{
     ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use super::bridge::Bridge;
-use super::convert::{self, caller};
-use super::handlers::Spot;
+use super::bridge::VolumeFileSystem;
+use super::convert::{self, caller_of};
+use super::handlers::FilePosition;
 use super::operations;
 
 /// Requests that the kernel may have under way without anybody waiting (read-ahead, write-back).
-const BACKGROUND_MAX: u16 = 64;
+const BACKGROUND_REQUESTS_MAX: u16 = 64;
 
-impl Filesystem for Bridge {
+impl Filesystem for VolumeFileSystem {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         self.negotiate(config);
         let _ = config.set_max_write(self.write_bytes_max());
-        let _ = config.set_max_background(BACKGROUND_MAX);
+        let _ = config.set_max_background(BACKGROUND_REQUESTS_MAX);
         Ok(())
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, at: &OsStr, reply: ReplyEntry) {
-        self.entry(caller(request), operations::lookup(parent, at), reply);
+        self.run_entry_operation(caller_of(request), operations::lookup(parent, at), reply);
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
@@ -46,7 +46,7 @@ impl Filesystem for Bridge {
         handle: Option<FileHandle>,
         reply: ReplyAttr,
     ) {
-        self.get_attr(caller(request), ino, handle, reply);
+        self.get_attr(caller_of(request), ino, handle, reply);
     }
 
     fn setattr(
@@ -72,14 +72,14 @@ impl Filesystem for Bridge {
             uid,
             gid,
             size,
-            atime: atime.map(convert::set_time),
-            mtime: mtime.map(convert::set_time),
+            atime: atime.map(convert::to_set_time),
+            mtime: mtime.map(convert::to_set_time),
         };
-        self.set_attr(caller(request), ino, handle, change, reply);
+        self.set_attr(caller_of(request), ino, handle, change, reply);
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        self.read_link(caller(request), ino, reply);
+        self.read_link(caller_of(request), ino, reply);
     }
 
     fn mknod(
@@ -92,8 +92,8 @@ impl Filesystem for Bridge {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        self.entry(
-            caller(request),
+        self.run_entry_operation(
+            caller_of(request),
             operations::make_node(parent, at, mode, rdev),
             reply,
         );
@@ -108,20 +108,20 @@ impl Filesystem for Bridge {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        self.entry(
-            caller(request),
+        self.run_entry_operation(
+            caller_of(request),
             operations::make_directory(parent, at, mode),
             reply,
         );
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, at: &OsStr, reply: ReplyEmpty) {
-        self.empty(caller(request), operations::unlink(parent, at), reply);
+        self.run_empty_operation(caller_of(request), operations::unlink(parent, at), reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, at: &OsStr, reply: ReplyEmpty) {
-        self.empty(
-            caller(request),
+        self.run_empty_operation(
+            caller_of(request),
             operations::remove_directory(parent, at),
             reply,
         );
@@ -135,8 +135,8 @@ impl Filesystem for Bridge {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        self.entry(
-            caller(request),
+        self.run_entry_operation(
+            caller_of(request),
             operations::make_symlink(parent, at, target),
             reply,
         );
@@ -152,8 +152,8 @@ impl Filesystem for Bridge {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        self.empty(
-            caller(request),
+        self.run_empty_operation(
+            caller_of(request),
             operations::rename((parent, at), (new_parent, new_at), flags),
             reply,
         );
@@ -167,24 +167,24 @@ impl Filesystem for Bridge {
         at: &OsStr,
         reply: ReplyEntry,
     ) {
-        self.entry(
-            caller(request),
+        self.run_entry_operation(
+            caller_of(request),
             operations::make_link(ino, parent, at),
             reply,
         );
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let files = self.agreed().whole_files.as_ref();
+        let files = self.features().passthrough.as_ref();
         let Some(files) = files.filter(|files| !files.is_refused()) else {
-            return self.open_file(caller(request), ino, flags, reply);
+            return self.open_file(caller_of(request), ino, flags, reply);
         };
-        if self.volume.mode().stateless {
+        if self.volume.mode().is_stateless {
             return files.open(&self.volume, InodeNo(ino.0), self.file_flags(), reply);
         }
-        let finish = files.opened(&self.volume, self.file_flags(), reply);
+        let finish = files.open_completion(&self.volume, self.file_flags(), reply);
         let op = operations::open_file(ino, flags);
-        self.volume.run(caller(request), op, &[], finish);
+        self.volume.run(caller_of(request), op, &[], finish);
     }
 
     fn create(
@@ -197,7 +197,7 @@ impl Filesystem for Bridge {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        self.create_file(caller(request), (parent, at), mode, flags, reply);
+        self.create_file(caller_of(request), (parent, at), mode, flags, reply);
     }
 
     fn read(
@@ -211,12 +211,12 @@ impl Filesystem for Bridge {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let at = Spot {
+        let at = FilePosition {
             ino,
             handle,
             offset,
         };
-        self.read_file(caller(request), at, (size, flags), reply);
+        self.read_file(caller_of(request), at, (size, flags), reply);
     }
 
     fn write(
@@ -231,12 +231,12 @@ impl Filesystem for Bridge {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let at = Spot {
+        let at = FilePosition {
             ino,
             handle,
             offset,
         };
-        self.write_file(caller(request), at, data, (write_flags, flags), reply);
+        self.write_file(caller_of(request), at, data, (write_flags, flags), reply);
     }
 
     fn flush(
@@ -260,7 +260,7 @@ impl Filesystem for Bridge {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.release_file(caller(request), ino, handle, reply);
+        self.release_file(caller_of(request), ino, handle, reply);
     }
 
     fn fsync(
@@ -271,11 +271,11 @@ impl Filesystem for Bridge {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        self.sync_file(caller(request), (ino, handle), data_only, reply);
+        self.sync_file(caller_of(request), (ino, handle), data_only, reply);
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.open_directory(caller(request), ino, reply);
+        self.open_directory(caller_of(request), ino, reply);
     }
 
     fn readdir(
@@ -286,12 +286,12 @@ impl Filesystem for Bridge {
         cookie: u64,
         reply: ReplyDirectory,
     ) {
-        let at = Spot {
+        let at = FilePosition {
             ino,
             handle,
             offset: cookie,
         };
-        self.list(caller(request), at, reply);
+        self.list_directory(caller_of(request), at, reply);
     }
 
     fn readdirplus(
@@ -302,12 +302,12 @@ impl Filesystem for Bridge {
         cookie: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        let at = Spot {
+        let at = FilePosition {
             ino,
             handle,
             offset: cookie,
         };
-        self.list_plus(caller(request), at, reply);
+        self.list_directory_plus(caller_of(request), at, reply);
     }
 
     fn releasedir(
@@ -318,7 +318,7 @@ impl Filesystem for Bridge {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        self.release_directory(caller(request), (ino, handle), reply);
+        self.release_directory(caller_of(request), (ino, handle), reply);
     }
 
     fn fsyncdir(
@@ -329,11 +329,11 @@ impl Filesystem for Bridge {
         _data_only: bool,
         reply: ReplyEmpty,
     ) {
-        self.empty(caller(request), operations::sync_directory(ino), reply);
+        self.run_empty_operation(caller_of(request), operations::sync_directory(ino), reply);
     }
 
     fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        self.stat(caller(request), reply);
+        self.stat_file_system(caller_of(request), reply);
     }
 
     fn setxattr(
@@ -346,23 +346,23 @@ impl Filesystem for Bridge {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        self.empty(
-            caller(request),
+        self.run_empty_operation(
+            caller_of(request),
             operations::set_xattr(ino, at, value, flags),
             reply,
         );
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, at: &OsStr, size: u32, reply: ReplyXattr) {
-        self.xattr(caller(request), operations::get_xattr(ino, at), size, reply);
+        self.read_xattr(caller_of(request), operations::get_xattr(ino, at), size, reply);
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.xattr(caller(request), operations::list_xattr(ino), size, reply);
+        self.read_xattr(caller_of(request), operations::list_xattr(ino), size, reply);
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, at: &OsStr, reply: ReplyEmpty) {
-        self.empty(caller(request), operations::remove_xattr(ino, at), reply);
+        self.run_empty_operation(caller_of(request), operations::remove_xattr(ino, at), reply);
     }
 
     fn ioctl(
@@ -404,12 +404,12 @@ impl Filesystem for Bridge {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let at = Spot {
+        let at = FilePosition {
             ino,
             handle,
             offset,
         };
-        self.allocate(caller(request), at, length, mode, reply);
+        self.allocate_range(caller_of(request), at, length, mode, reply);
     }
 
     fn lseek(
@@ -421,7 +421,7 @@ impl Filesystem for Bridge {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        self.seek(caller(request), (ino, handle), offset, whence, reply);
+        self.seek_file(caller_of(request), (ino, handle), offset, whence, reply);
     }
 
     fn copy_file_range(
@@ -437,16 +437,16 @@ impl Filesystem for Bridge {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let source = Spot {
+        let source = FilePosition {
             ino: source_ino,
             handle: source,
             offset: source_offset,
         };
-        let target = Spot {
+        let target = FilePosition {
             ino: target_ino,
             handle: target,
             offset: target_offset,
         };
-        self.copy(caller(request), source, target, length, reply);
+        self.copy_range(caller_of(request), source, target, length, reply);
     }
 }

@@ -12,27 +12,27 @@ use bafs_proto::file_op::FileReply;
 use bafs_proto::ids::InodeNo;
 use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
 
-use super::replies::error_of;
-use crate::tree::Done;
+use super::replies::kernel_error;
+use crate::tree::Completion;
 use crate::volume::Volume;
 
 /// The open files of a volume, and which of them the kernel reads by itself.
 #[derive(Debug, Default)]
-pub(super) struct WholeFiles {
-    open: Mutex<BTreeMap<InodeNo, Opened>>,
+pub(super) struct PassthroughFiles {
+    open: Mutex<BTreeMap<InodeNo, OpenedFile>>,
     /// The kernel does not let this process give it files.
-    refused: AtomicBool,
+    is_refused: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Opened {
+struct OpenedFile {
     count: u32,
     backing: Option<BackingId>,
 }
 
 /// Whether the kernel will never take a file of this process (it wants root of the machine), or of
 /// this disk (it is itself on top of another).
-fn is_final(error: &std::io::Error) -> bool {
+fn is_permanent_refusal(error: &std::io::Error) -> bool {
     use nix::libc::{EINVAL, ELOOP, ENOTTY, EOPNOTSUPP, EPERM};
     let finals = [EINVAL, ELOOP, ENOTTY, EOPNOTSUPP, EPERM];
     error
@@ -40,10 +40,10 @@ fn is_final(error: &std::io::Error) -> bool {
         .is_some_and(|errno| finals.contains(&errno))
 }
 
-impl WholeFiles {
+impl PassthroughFiles {
     /// Whether the kernel refused to take a file, so that to open one brings nothing.
     pub(super) fn is_refused(&self) -> bool {
-        self.refused.load(Ordering::Relaxed)
+        self.is_refused.load(Ordering::Relaxed)
     }
 
     /// Opens a file that needs no handle, as the kernel's own when that can be. May wait for the
@@ -55,29 +55,29 @@ impl WholeFiles {
         cached: FopenFlags,
         reply: ReplyOpen,
     ) {
-        if volume.fate().loss().is_some() {
+        if volume.health().loss().is_some() {
             return reply.error(fuser::Errno::EIO);
         }
-        self.answer(volume, (ino, FileHandle(ino.0)), cached, reply);
+        self.send_open(volume, (ino, FileHandle(ino.0)), cached, reply);
     }
 
     /// Answers the open of a file that the tree has opened.
-    pub(super) fn opened(
+    pub(super) fn open_completion(
         self: &Arc<Self>,
         volume: &Arc<Volume>,
         cached: FopenFlags,
         reply: ReplyOpen,
-    ) -> Done {
+    ) -> Completion {
         let (files, volume) = (Arc::clone(self), Arc::clone(volume));
         Box::new(move |result, _| match result {
             Ok(FileReply::Opened { handle, attr }) => {
-                files.answer(&volume, (attr.ino, FileHandle(handle.0)), cached, reply);
+                files.send_open(&volume, (attr.ino, FileHandle(handle.0)), cached, reply);
             }
-            other => reply.error(error_of(other)),
+            other => reply.error(kernel_error(other)),
         })
     }
 
-    fn answer(
+    fn send_open(
         &self,
         volume: &Arc<Volume>,
         (ino, handle): (InodeNo, FileHandle),
@@ -86,9 +86,9 @@ impl WholeFiles {
     ) {
         // Held while the node is asked: nobody else may open the same file in another way.
         let mut open = self.lock();
-        let opened = open.entry(ino).or_insert_with(|| Opened {
+        let opened = open.entry(ino).or_insert_with(|| OpenedFile {
             count: 0,
-            backing: self.backing(volume, ino, &reply),
+            backing: self.register_backing(volume, ino, &reply),
         });
         opened.count += 1;
         match &opened.backing {
@@ -107,37 +107,37 @@ impl WholeFiles {
         if opened.count > 0 {
             return;
         }
-        if let Some(Opened {
+        if let Some(OpenedFile {
             backing: Some(backing),
             ..
         }) = open.remove(&ino)
         {
             // The kernel lets go of the file first, then the node may.
             drop(backing);
-            volume.let_go_whole(ino);
+            volume.release_passthrough(ino);
         }
     }
 
-    fn backing(&self, volume: &Arc<Volume>, ino: InodeNo, reply: &ReplyOpen) -> Option<BackingId> {
-        let (file, size) = volume.hold_whole(ino)?;
+    fn register_backing(&self, volume: &Arc<Volume>, ino: InodeNo, reply: &ReplyOpen) -> Option<BackingId> {
+        let (file, size) = volume.open_passthrough(ino)?;
         match reply.open_backing(&file) {
             Ok(backing) => {
-                volume.gave_whole(ino, size);
+                volume.record_passthrough(ino, size);
                 Some(backing)
             }
             Err(error) => {
                 tracing::debug!(%error, "the kernel does not take a file; it asks for its bytes");
-                if is_final(&error) {
-                    self.refused.store(true, Ordering::Relaxed);
+                if is_permanent_refusal(&error) {
+                    self.is_refused.store(true, Ordering::Relaxed);
                 }
                 drop(file);
-                volume.let_go_whole(ino);
+                volume.release_passthrough(ino);
                 None
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<InodeNo, Opened>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<InodeNo, OpenedFile>> {
         // No holder leaves the map half-changed.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

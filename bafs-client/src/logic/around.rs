@@ -12,36 +12,36 @@ use std::ops::Range;
 use bafs_proto::ids::FileIndex;
 
 /// Readers that are remembered, by the places where reads ended, and windows that were refused.
-const READS_MAX: usize = 512;
+const REMEMBERED_READS_MAX: usize = 512;
 
 /// What a read is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Purpose {
+pub enum ReadPurpose {
     /// Somebody asked for it, as far as can be told.
-    Wanted,
+    Demand,
     /// Somebody asked for it, and for all of this window, which was refused.
-    WantedWith(Range<u64>),
+    DemandWindow(Range<u64>),
     /// The kernel reads it around a page: it may be refused.
-    Guess,
+    Speculative,
 }
 
 /// The latest reads of the files of a volume.
 #[derive(Debug, Default)]
-pub struct Around {
-    ends: VecDeque<(FileIndex, u64)>,
-    refused: VecDeque<Refused>,
+pub struct ReadAheadFilter {
+    read_ends: VecDeque<(FileIndex, u64)>,
+    refused_windows: VecDeque<RefusedWindow>,
 }
 
 /// A window that was refused.
 #[derive(Debug)]
-struct Refused {
+struct RefusedWindow {
     file: FileIndex,
     range: Range<u64>,
     /// Somebody goes through it in order.
-    is_read: bool,
+    is_sequential: bool,
 }
 
-impl Around {
+impl ReadAheadFilter {
     /// Notes a read of the bytes `range`, where the kernel's window has `window` bytes and blocks
     /// have `block`. Nothing is a guess that costs nothing: that `is_here`.
     ///
@@ -53,71 +53,71 @@ impl Around {
     ///
     /// The kernel asks for the next window long before a reader has come to its start: at a mark
     /// inside the window that it has, refused or not.
-    pub fn note(
+    pub fn classify_read(
         &mut self,
         file: FileIndex,
         range: &Range<u64>,
         (window, block): (u64, u64),
-        is_here: impl FnOnce() -> bool,
-    ) -> Purpose {
+        is_local: impl FnOnce() -> bool,
+    ) -> ReadPurpose {
         let length = range.end - range.start;
         let is_folio = length.is_power_of_two() && range.start.is_multiple_of(length);
-        let ended_at = |place: u64| self.ends.iter().position(|end| *end == (file, place));
-        let mut purpose = Purpose::Wanted;
+        let ended_at = |place: u64| self.read_ends.iter().position(|end| *end == (file, place));
+        let mut purpose = ReadPurpose::Demand;
         if let Some(reader) = ended_at(range.start) {
-            self.ends.remove(reader);
-            self.go_through(file, range);
+            self.read_ends.remove(reader);
+            self.mark_sequential(file, range);
         } else if is_folio {
             // A page around which the kernel reads is in the middle of the window. Who begins with
             // the first one asked for all of it.
-            let mut refused = self.refused.iter_mut();
-            let starts = |it: &&mut Refused| it.file == file && it.range.start == range.start;
-            if let Some(all) = refused.find(starts).filter(|all| !all.is_read) {
-                all.is_read = true;
-                purpose = Purpose::WantedWith(all.range.clone());
+            let mut refused = self.refused_windows.iter_mut();
+            let starts = |it: &&mut RefusedWindow| it.file == file && it.range.start == range.start;
+            if let Some(all) = refused.find(starts).filter(|all| !all.is_sequential) {
+                all.is_sequential = true;
+                purpose = ReadPurpose::DemandWindow(all.range.clone());
             }
         } else {
             let is_window = length == window && !range.start.is_multiple_of(block);
             // The second of two windows of one reader may come first.
             let goes_on = ended_at(range.start.saturating_sub(length)).is_some()
-                || self.is_behind_read(file, range.start);
-            let may_be_guess = !goes_on && (is_window || self.is_beside_refused(file, range));
-            if may_be_guess && !is_here() {
-                let refused = Refused {
+                || self.is_after_sequential_window(file, range.start);
+            let may_be_guess = !goes_on && (is_window || self.is_adjacent_to_refused(file, range));
+            if may_be_guess && !is_local() {
+                let refused = RefusedWindow {
                     file,
                     range: range.clone(),
-                    is_read: false,
+                    is_sequential: false,
                 };
-                keep(&mut self.refused, refused);
-                return Purpose::Guess;
+                push_bounded(&mut self.refused_windows, refused);
+                return ReadPurpose::Speculative;
             }
         }
-        keep(&mut self.ends, (file, range.end));
+        push_bounded(&mut self.read_ends, (file, range.end));
         purpose
     }
 
     /// A read went on where another had ended.
-    fn go_through(&mut self, file: FileIndex, range: &Range<u64>) {
-        for refused in self.refused.iter_mut().filter(|it| it.file == file) {
-            refused.is_read |= refused.range.contains(&range.start);
+    fn mark_sequential(&mut self, file: FileIndex, range: &Range<u64>) {
+        for refused in self.refused_windows.iter_mut().filter(|it| it.file == file) {
+            refused.is_sequential |= refused.range.contains(&range.start);
         }
     }
 
-    fn is_behind_read(&self, file: FileIndex, start: u64) -> bool {
-        let mut refused = self.refused.iter();
-        refused.any(|it| it.file == file && it.range.end == start && it.is_read)
+    fn is_after_sequential_window(&self, file: FileIndex, start: u64) -> bool {
+        let mut refused = self.refused_windows.iter();
+        refused.any(|it| it.file == file && it.range.end == start && it.is_sequential)
     }
 
-    fn is_beside_refused(&self, file: FileIndex, range: &Range<u64>) -> bool {
+    fn is_adjacent_to_refused(&self, file: FileIndex, range: &Range<u64>) -> bool {
         let beside =
             |refused: &Range<u64>| refused.end == range.start || refused.start == range.end;
-        let mut refused = self.refused.iter();
+        let mut refused = self.refused_windows.iter();
         refused.any(|it| it.file == file && beside(&it.range))
     }
 }
 
-fn keep<T>(reads: &mut VecDeque<T>, read: T) {
-    if reads.len() >= READS_MAX {
+fn push_bounded<T>(reads: &mut VecDeque<T>, read: T) {
+    if reads.len() >= REMEMBERED_READS_MAX {
         reads.pop_front();
     }
     reads.push_back(read);
@@ -132,39 +132,39 @@ mod tests {
     const WINDOW: u64 = 1 << 20;
     const FILE: FileIndex = FileIndex(1);
 
-    fn purpose(around: &mut Around, start: u64, length: u64, is_here: bool) -> Purpose {
+    fn purpose(filter: &mut ReadAheadFilter, start: u64, length: u64, is_here: bool) -> ReadPurpose {
         let range = start..start + length;
-        around.note(FILE, &range, (WINDOW, BLOCK), || is_here)
+        filter.classify_read(FILE, &range, (WINDOW, BLOCK), || is_here)
     }
 
-    fn note(around: &mut Around, start: u64, length: u64) -> bool {
-        purpose(around, start, length, false) == Purpose::Guess
+    fn note(filter: &mut ReadAheadFilter, start: u64, length: u64) -> bool {
+        purpose(filter, start, length, false) == ReadPurpose::Speculative
     }
 
     #[test]
     fn who_goes_on_behind_what_was_here_is_refused_nothing() {
-        let mut around = Around::default();
+        let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
-        assert_eq!(purpose(&mut around, first, WINDOW, true), Purpose::Wanted);
+        assert_eq!(purpose(&mut around, first, WINDOW, true), ReadPurpose::Demand);
         assert!(!note(&mut around, first + WINDOW, WINDOW));
         assert!(!note(&mut around, first - 40 * PAGE, 40 * PAGE));
     }
 
     #[test]
     fn a_window_around_a_page_that_nobody_read_up_to_is_refused() {
-        let mut around = Around::default();
+        let mut around = ReadAheadFilter::default();
         for page in [10_001, 70_001, 20_003] {
             let start = page * PAGE - WINDOW / 2;
             assert!(note(&mut around, start, WINDOW), "{page}");
             assert!(!note(&mut around, page * PAGE, PAGE), "the page itself");
         }
         let other = purpose(&mut around, 5 * PAGE, 128 << 10, false);
-        assert_eq!(other, Purpose::Wanted, "windows have another length here");
+        assert_eq!(other, ReadPurpose::Demand, "windows have another length here");
     }
 
     #[test]
     fn who_reads_in_order_is_refused_nothing() {
-        let mut around = Around::default();
+        let mut around = ReadAheadFilter::default();
         assert!(!note(&mut around, 0, 128 << 10));
         let mut at = 128 << 10;
         for _ in 0..20 {
@@ -180,7 +180,7 @@ mod tests {
     /// when the first page of each was.
     #[test]
     fn who_goes_through_mapped_memory_is_refused_once() {
-        let mut around = Around::default();
+        let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert!(note(&mut around, first - WINDOW / 2, WINDOW));
         let next = first + WINDOW / 2;
@@ -202,27 +202,27 @@ mod tests {
 
     #[test]
     fn who_reads_from_any_place_on_gets_all_of_the_window_that_was_refused() {
-        let mut around = Around::default();
+        let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert!(note(&mut around, first, WINDOW));
         let all = first..first + WINDOW;
         let begun = purpose(&mut around, first, PAGE, false);
-        assert_eq!(begun, Purpose::WantedWith(all));
+        assert_eq!(begun, ReadPurpose::DemandWindow(all));
         for page in 1..WINDOW / PAGE {
             let goes_on = purpose(&mut around, first + page * PAGE, PAGE, false);
-            assert_eq!(goes_on, Purpose::Wanted, "{page}");
+            assert_eq!(goes_on, ReadPurpose::Demand, "{page}");
             if page == WINDOW / PAGE / 2 {
                 assert!(!note(&mut around, first + WINDOW, WINDOW));
             }
         }
         // Once.
         let again = purpose(&mut around, first, PAGE, false);
-        assert_eq!(again, Purpose::Wanted);
+        assert_eq!(again, ReadPurpose::Demand);
     }
 
     #[test]
     fn reads_of_whole_pieces_and_of_other_lengths_are_wanted() {
-        let mut around = Around::default();
+        let mut around = ReadAheadFilter::default();
         assert!(!note(&mut around, 50 * WINDOW, WINDOW));
         assert!(!note(&mut around, 9 * WINDOW + 3 * BLOCK, WINDOW));
         assert!(!note(&mut around, 70 * WINDOW + PAGE, WINDOW - PAGE));
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn what_is_left_of_a_window_beside_refused_ones_is_refused() {
-        let mut around = Around::default();
+        let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert!(note(&mut around, first, WINDOW));
         assert!(note(&mut around, first - 40 * PAGE, 40 * PAGE), "before");
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_must_have_is_never_refused() {
-        let mut around = Around::default();
+        let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert!(note(&mut around, first, WINDOW));
         assert!(!note(&mut around, first - PAGE, PAGE));
@@ -249,10 +249,10 @@ mod tests {
 
     #[test]
     fn readers_of_other_files_do_not_count() {
-        let mut around = Around::default();
+        let mut around = ReadAheadFilter::default();
         let (other, range) = (FileIndex(2), PAGE..5 * PAGE);
-        let read = around.note(other, &range, (WINDOW, BLOCK), || false);
-        assert_eq!(read, Purpose::Wanted);
+        let read = around.classify_read(other, &range, (WINDOW, BLOCK), || false);
+        assert_eq!(read, ReadPurpose::Demand);
         assert!(note(&mut around, 5 * PAGE, WINDOW));
     }
 }

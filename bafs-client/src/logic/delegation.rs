@@ -12,27 +12,27 @@ use bafs_proto::limits::NAME_BYTES_MAX;
 use bytes::Bytes;
 use nix::libc;
 
-use super::image::Image;
-use super::known::{Known, Opening};
-use super::log::{Entry, Log, NO_SESSION, Room};
-use super::questions::Questions;
+use super::image::MetadataCache;
+use super::known::{InodeMap, OpenParameters};
+use super::log::{LogEntry, OperationLog, NO_SESSION, Space};
+use super::questions::InflightQueries;
 
-const SET_UID_GID: u32 = 0o6000;
-const SET_GID: u32 = 0o2000;
+const SET_ID_BITS: u32 = 0o6000;
+const SET_GID_BIT: u32 = 0o2000;
 
 /// What the server itself must be allowed to change names in a directory, and to open files: to the
 /// kernel it is their owner, unless it may do all.
-const NAMES_CHANGE: u32 = 0o300;
-const OPENS_ALL: u32 = 0o600;
+const OWNER_WRITE_EXECUTE: u32 = 0o300;
+const OWNER_READ_WRITE: u32 = 0o600;
 
 /// Blocks that a new name may cost its directory, and a new directory itself.
-pub(super) const NAME_BLOCKS: u64 = 4;
+pub(super) const BLOCKS_PER_NAME: u64 = 4;
 
 /// Blocks that a write may cost beyond its own bytes: at both ends, and for the file's index.
-const WRITE_BLOCKS: u64 = 4;
+const BLOCKS_PER_WRITE: u64 = 4;
 
 /// Nearer to the volume's limit every operation is left to the server, which counts exactly.
-const MARGIN: Room = Room {
+const SPACE_MARGIN: Space = Space {
     bytes: 1 << 20,
     files: 16,
 };
@@ -41,56 +41,56 @@ const MARGIN: Room = Room {
 const LINKS_MAX: u32 = 30_000;
 
 /// The kernel asks for this attribute before each write.
-pub(super) const CAPABILITY: &[u8] = b"security.capability";
+pub(super) const CAPABILITY_XATTR: &[u8] = b"security.capability";
 
 /// Where a file may end that surely fits the server's file system.
-const END_MAX: u64 = 1 << 40;
+const FILE_END_MAX: u64 = 1 << 40;
 
 /// What an operation makes, which files it is about, and what it may cost.
-type Effect = (
+type OperationEffect = (
     (Option<InodeNo>, Option<HandleId>),
     [Option<InodeNo>; 3],
-    Room,
+    Space,
 );
 
 /// What becomes of an operation.
 #[derive(Debug)]
 pub enum Decision {
     /// This is the answer, and all that the server must be told is in the log.
-    Answered(FileResult),
+    Answer(FileResult),
     /// The server answers, once it has run what is before this position of the log.
-    AskAfter(u64),
+    QueryAfter(u64),
     /// The names of the directory should be known first; otherwise the server answers.
-    List(InodeNo),
+    ListDirectory(InodeNo),
     /// The session must be given what the operation names first.
-    Provide,
+    ProvideObjects,
 }
 
 /// All that the writer of a volume needs to answer by itself.
 #[derive(Debug, Default)]
 pub struct Delegation {
     /// What is known of files and names.
-    pub image: Image,
+    pub metadata: MetadataCache,
     /// What the server has not run yet.
-    pub log: Log,
+    pub log: OperationLog,
     /// Free space when the server last told it; what is in the log may still come off.
-    pub(super) free: Room,
+    pub(super) free_space: Space,
     /// What operations that the server is asked itself may take at this moment.
-    pub(super) asking: Room,
+    pub(super) query_space: Space,
     /// Counts those of them that took space and have been answered.
-    pub(super) spent: u64,
+    pub(super) query_count: u64,
     /// What the server is asked itself.
-    pub(super) questions: Questions,
+    pub(super) queries: InflightQueries,
     /// Callers to whom the server gives what they make.
-    pub(super) makers: BTreeSet<(u32, u32)>,
+    pub(super) owning_callers: BTreeSet<(u32, u32)>,
     /// How a new file and a new directory look.
-    pub(super) new_file: Option<Attr>,
-    pub(super) new_directory: Option<Attr>,
+    pub(super) new_file_attr: Option<Attr>,
+    pub(super) new_directory_attr: Option<Attr>,
 }
 
 /// An operation and all that a decision about it needs.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct DelegatedRequest<'a> {
     /// On whose behalf.
     pub caller: Caller,
     /// In the kernel's numbers.
@@ -103,14 +103,14 @@ pub struct Asked<'a> {
 
 impl Delegation {
     /// Answers an operation if that is safe. With `may_list` it may ask for a listing first.
-    pub fn decide(&mut self, known: &mut Known, asked: Asked<'_>, may_list: bool) -> Decision {
-        match asked.op {
-            FileOp::Lookup { parent, name } => self.lookup(known, *parent, name, may_list),
-            FileOp::GetAttr { ino, .. } => match self.image.attr(*ino) {
-                Some(attr) => Decision::Answered(Ok(FileReply::Attr(attr))),
+    pub fn decide(&mut self, inodes: &mut InodeMap, request: DelegatedRequest<'_>, may_list: bool) -> Decision {
+        match request.op {
+            FileOp::Lookup { parent, name } => self.lookup(inodes, *parent, name, may_list),
+            FileOp::GetAttr { ino, .. } => match self.metadata.attr(*ino) {
+                Some(attr) => Decision::Answer(Ok(FileReply::Attr(attr))),
                 None => {
-                    self.tell_times(known, asked, *ino);
-                    self.ask_about(&[*ino])
+                    self.append_pending_times(inodes, request, *ino);
+                    self.query_about(&[*ino])
                 }
             },
             FileOp::Create {
@@ -120,16 +120,16 @@ impl Delegation {
                 flags,
             } => {
                 let parent = (*parent, name);
-                let made = self.make(known, asked, parent, *mode, Some(*flags));
-                made.unwrap_or_else(|| self.ask_after_all())
+                let made = self.create(inodes, request, parent, *mode, Some(*flags));
+                made.unwrap_or_else(|| self.query_after_log())
             }
             FileOp::MakeDirectory { parent, name, mode } => {
-                let made = self.make(known, asked, (*parent, name), *mode, None);
-                made.unwrap_or_else(|| self.ask_after_all())
+                let made = self.create(inodes, request, (*parent, name), *mode, None);
+                made.unwrap_or_else(|| self.query_after_log())
             }
             FileOp::Unlink { parent, name } => {
-                let removed = self.unlink(known, asked, *parent, name);
-                removed.unwrap_or_else(|| self.ask_after_all())
+                let removed = self.unlink(inodes, request, *parent, name);
+                removed.unwrap_or_else(|| self.query_after_log())
             }
             FileOp::Rename {
                 parent,
@@ -139,12 +139,12 @@ impl Delegation {
                 flags,
             } => {
                 let names = ((*parent, name), (*new_parent, new_name));
-                let renamed = self.rename(known, asked, names, *flags);
-                renamed.unwrap_or_else(|| self.ask_after_all())
+                let renamed = self.rename_early(inodes, request, names, *flags);
+                renamed.unwrap_or_else(|| self.query_after_log())
             }
             FileOp::SetAttr { ino, change, .. } => {
-                let changed = self.set_attr(known, asked, *ino, change);
-                changed.unwrap_or_else(|| self.ask_after_all())
+                let changed = self.set_attr(inodes, request, *ino, change);
+                changed.unwrap_or_else(|| self.query_after_log())
             }
             FileOp::Write {
                 handle,
@@ -152,164 +152,164 @@ impl Delegation {
                 append,
                 ..
             } => {
-                let written = self.write(known, asked, *handle, (*offset, *append));
-                written.unwrap_or_else(|| self.ask_after_all())
+                let written = self.write(inodes, request, *handle, (*offset, *append));
+                written.unwrap_or_else(|| self.query_after_log())
             }
             FileOp::Open { ino, flags } => {
-                let opened = self.open(known, asked, *ino, *flags);
-                opened.unwrap_or_else(|| self.ask_after_all())
+                let opened = self.open_early(inodes, request, *ino, *flags);
+                opened.unwrap_or_else(|| self.query_after_log())
             }
-            FileOp::Release { handle } => self.release(known, asked, *handle),
-            FileOp::GetXattr { ino, name } if name == CAPABILITY && self.image.is_plain(*ino) => {
-                Decision::Answered(Err(Errno(libc::ENODATA)))
+            FileOp::Release { handle } => self.release_early(inodes, request, *handle),
+            FileOp::GetXattr { ino, name } if name == CAPABILITY_XATTR && self.metadata.has_no_capabilities(*ino) => {
+                Decision::Answer(Err(Errno(libc::ENODATA)))
             }
             FileOp::ReadLink { ino }
             | FileOp::GetXattr { ino, .. }
             | FileOp::ListXattr { ino }
-            | FileOp::OpenDirectory { ino } => self.ask_about(&[*ino]),
-            FileOp::Read { handle, .. } => match known.opening(*handle) {
-                Some(Opening { ino, .. }) => self.ask_about(&[ino]),
-                None => self.ask_after_all(),
+            | FileOp::OpenDirectory { ino } => self.query_about(&[*ino]),
+            FileOp::Read { handle, .. } => match inodes.open_parameters(*handle) {
+                Some(OpenParameters { ino, .. }) => self.query_about(&[ino]),
+                None => self.query_after_log(),
             },
-            _ => self.ask_after_all(),
+            _ => self.query_after_log(),
         }
     }
 
-    pub(super) fn ask_after_all(&self) -> Decision {
-        Decision::AskAfter(self.log.end())
+    pub(super) fn query_after_log(&self) -> Decision {
+        Decision::QueryAfter(self.log.end_position())
     }
 
     /// The server is asked as soon as it knows all about these files.
-    fn ask_about(&self, files: &[InodeNo]) -> Decision {
-        let busy = files.iter().filter_map(|ino| self.log.busy(*ino)).max();
-        Decision::AskAfter(busy.unwrap_or(0))
+    fn query_about(&self, files: &[InodeNo]) -> Decision {
+        let busy = files.iter().filter_map(|ino| self.log.last_position_of(*ino)).max();
+        Decision::QueryAfter(busy.unwrap_or(0))
     }
 
     fn lookup(
         &mut self,
-        known: &mut Known,
+        inodes: &mut InodeMap,
         parent: InodeNo,
         name: &Name,
         may_list: bool,
     ) -> Decision {
-        let absent = || Decision::Answered(Err(Errno(libc::ENOENT)));
+        let absent = || Decision::Answer(Err(Errno(libc::ENOENT)));
         let in_log = self.log.name(parent, name);
         if in_log == Some(false) {
             return absent();
         }
-        let is_there = in_log.or_else(|| self.image.has(parent, name));
-        let renamed = self.log.renamed(parent, name);
-        let ino = renamed.or_else(|| known.named(parent, name));
+        let is_there = in_log.or_else(|| self.metadata.has_name(parent, name));
+        let renamed = self.log.pending_rename(parent, name);
+        let ino = renamed.or_else(|| inodes.inode_by_name(parent, name));
         if let Some(ino) = ino.filter(|_| is_there != Some(false))
-            && let Some(attr) = self.image.attr(ino)
+            && let Some(attr) = self.metadata.attr(ino)
         {
-            known.meet_again(ino);
-            return Decision::Answered(Ok(FileReply::Attr(attr)));
+            inodes.count_lookup(ino);
+            return Decision::Answer(Ok(FileReply::Attr(attr)));
         }
         let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
         match is_there {
             Some(false) if is_fit => absent(),
-            None if is_fit && may_list && self.can_be_listed(parent) => Decision::List(parent),
+            None if is_fit && may_list && self.is_listable(parent) => Decision::ListDirectory(parent),
             _ => match ino {
-                Some(ino) => self.ask_about(&[parent, ino]),
-                None => self.ask_about(&[parent]),
+                Some(ino) => self.query_about(&[parent, ino]),
+                None => self.query_about(&[parent]),
             },
         }
     }
 
-    fn can_be_listed(&self, directory: InodeNo) -> bool {
-        let about = self.image.about(directory);
-        about.is_some_and(|attr| attr.is_directory()) && self.image.may_be_listed(directory)
+    fn is_listable(&self, directory: InodeNo) -> bool {
+        let about = self.metadata.approximate_attr(directory);
+        about.is_some_and(|attr| attr.is_directory()) && self.metadata.is_worth_listing(directory)
     }
 
     /// Whether space is sure for an operation beside all that is in the log.
-    pub(super) fn has_room(&self, cost: Room) -> bool {
-        let promised = self.log.promised();
-        let bytes = promised.bytes + self.asking.bytes + cost.bytes + MARGIN.bytes;
-        let files = promised.files + self.asking.files + cost.files + MARGIN.files;
-        cost == Room::default() || (bytes <= self.free.bytes && files <= self.free.files)
+    pub(super) fn has_space(&self, cost: Space) -> bool {
+        let promised = self.log.promised_space();
+        let bytes = promised.bytes + self.query_space.bytes + cost.bytes + SPACE_MARGIN.bytes;
+        let files = promised.files + self.query_space.files + cost.files + SPACE_MARGIN.files;
+        cost == Space::default() || (bytes <= self.free_space.bytes && files <= self.free_space.files)
     }
 
     /// Whether an operation on this name is sure to find its directory as it is known here, and the
     /// name as it was before the log.
-    pub(super) fn directory(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
+    pub(super) fn unchanged_directory(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
         let is_as_before = self.log.name(parent, name).is_none();
-        self.directory_in_log(parent, name).filter(|_| is_as_before)
+        self.writable_directory(parent, name).filter(|_| is_as_before)
     }
 
     /// The same, whatever the log does to the name.
-    pub(super) fn directory_in_log(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
+    pub(super) fn writable_directory(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
         let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
-        let attr = self.image.about(parent).filter(Attr::is_directory)?;
+        let attr = self.metadata.approximate_attr(parent).filter(Attr::is_directory)?;
         let is_alive = attr.nlink >= 2 && attr.nlink < LINKS_MAX;
-        let is_open_to_server = attr.mode & NAMES_CHANGE == NAMES_CHANGE;
+        let is_open_to_server = attr.mode & OWNER_WRITE_EXECUTE == OWNER_WRITE_EXECUTE;
         (is_fit && is_alive && is_open_to_server).then_some(attr)
     }
 
     /// A new file, open with these flags, or a new directory.
-    fn make(
+    fn create(
         &mut self,
-        known: &mut Known,
-        asked: Asked<'_>,
+        inodes: &mut InodeMap,
+        request: DelegatedRequest<'_>,
         (parent, name): (InodeNo, &Name),
         mode: u32,
         flags: Option<i32>,
     ) -> Option<Decision> {
-        let Caller { uid, gid, .. } = asked.caller;
-        let directory = self.directory(parent, name)?;
-        let is_sure = self.image.has(parent, name) == Some(false)
-            && directory.mode & SET_GID == 0
-            && self.makers.contains(&(uid, gid));
+        let Caller { uid, gid, .. } = request.caller;
+        let directory = self.unchanged_directory(parent, name)?;
+        let is_sure = self.metadata.has_name(parent, name) == Some(false)
+            && directory.mode & SET_GID_BIT == 0
+            && self.owning_callers.contains(&(uid, gid));
         let (pattern, kept) = match flags {
-            Some(_) => (self.new_file?, 0o7777),
-            None => (self.new_directory?, 0o1777),
+            Some(_) => (self.new_file_attr?, 0o7777),
+            None => (self.new_directory_attr?, 0o1777),
         };
-        let cost = Room {
-            bytes: NAME_BLOCKS * block_bytes(&directory),
+        let cost = Space {
+            bytes: BLOCKS_PER_NAME * clamped_block_bytes(&directory),
             files: 1,
         };
-        let opens = flags.is_none() || known.opens_surely();
-        if !is_sure || !opens || !self.has_room(cost) || mode & SET_UID_GID != 0 {
+        let opens = flags.is_none() || inodes.has_early_handle();
+        if !is_sure || !opens || !self.has_space(cost) || mode & SET_ID_BITS != 0 {
             return None;
         }
-        let Ok(translated) = known.translate(asked.op) else {
-            return Some(Decision::Provide);
+        let Ok(translated) = inodes.translate(request.op) else {
+            return Some(Decision::ProvideObjects);
         };
-        let ino = known.make(parent, name);
+        let ino = inodes.create_inode(parent, name);
         let attr = Attr {
             ino,
             mode: pattern.mode & S_IFMT | mode & kept,
             uid,
             gid,
-            atime: asked.now,
-            mtime: asked.now,
-            ctime: asked.now,
+            atime: request.now,
+            mtime: request.now,
+            ctime: request.now,
             born_ns: 0,
             ..pattern
         };
-        self.image.make(&attr);
-        self.image.name(parent, name);
+        self.metadata.record_creation(&attr);
+        self.metadata.add_name(parent, name);
         let is_directory = flags.is_none();
-        self.image.change(parent, |about| {
-            (about.mtime, about.ctime) = (asked.now, asked.now);
+        self.metadata.update_attr(parent, |about| {
+            (about.mtime, about.ctime) = (request.now, request.now);
             about.nlink += u32::from(is_directory);
         });
         let opened = flags.map(|flags| {
-            let opening = Opening {
+            let opening = OpenParameters {
                 ino,
                 flags,
                 is_directory: false,
             };
-            known.open_given(opening)
+            inodes.open_numbered(opening)
         });
         let made = (Some(ino), opened.map(|(_, given)| given));
         self.append(
-            known,
-            asked,
+            inodes,
+            request,
             translated,
             (made, [Some(parent), Some(ino), None], cost),
         );
-        Some(Decision::Answered(Ok(match opened {
+        Some(Decision::Answer(Ok(match opened {
             Some((handle, _)) => FileReply::Opened { handle, attr },
             None => FileReply::Attr(attr),
         })))
@@ -317,62 +317,62 @@ impl Delegation {
 
     fn unlink(
         &mut self,
-        known: &mut Known,
-        asked: Asked<'_>,
+        inodes: &mut InodeMap,
+        request: DelegatedRequest<'_>,
         parent: InodeNo,
         name: &Name,
     ) -> Option<Decision> {
-        self.directory(parent, name)?;
-        let ino = known.named(parent, name)?;
-        let attr = self.image.about(ino)?;
-        let is_sure = self.image.has(parent, name) != Some(false);
+        self.unchanged_directory(parent, name)?;
+        let ino = inodes.inode_by_name(parent, name)?;
+        let attr = self.metadata.approximate_attr(ino)?;
+        let is_sure = self.metadata.has_name(parent, name) != Some(false);
         // Once it has no name nobody could find it for those who need its number, nor open it for
         // those who think that they have.
-        let is_held = known.is_here(ino) && known.unseen(ino).is_none();
+        let is_held = inodes.is_present(ino) && inodes.missing_handle(ino).is_none();
         if !is_sure || attr.is_directory() || !is_held {
             return None;
         }
-        let Ok(translated) = known.translate(asked.op) else {
-            return Some(Decision::Provide);
+        let Ok(translated) = inodes.translate(request.op) else {
+            return Some(Decision::ProvideObjects);
         };
-        self.image.unname(parent, name);
-        self.image.change(parent, |about| {
-            (about.mtime, about.ctime) = (asked.now, asked.now);
+        self.metadata.remove_name(parent, name);
+        self.metadata.update_attr(parent, |about| {
+            (about.mtime, about.ctime) = (request.now, request.now);
         });
-        self.image.change(ino, |about| {
+        self.metadata.update_attr(ino, |about| {
             about.nlink = about.nlink.saturating_sub(1);
-            about.ctime = asked.now;
+            about.ctime = request.now;
         });
         let about = [Some(parent), Some(ino), None];
         self.append(
-            known,
-            asked,
+            inodes,
+            request,
             translated,
-            ((None, None), about, Room::default()),
+            ((None, None), about, Space::default()),
         );
-        Some(Decision::Answered(Ok(FileReply::Done)))
+        Some(Decision::Answer(Ok(FileReply::Done)))
     }
 
     fn set_attr(
         &mut self,
-        known: &mut Known,
-        asked: Asked<'_>,
+        inodes: &mut InodeMap,
+        request: DelegatedRequest<'_>,
         ino: InodeNo,
         change: &AttrChange,
     ) -> Option<Decision> {
-        let attr = self.image.attr(ino)?;
+        let attr = self.metadata.attr(ino)?;
         let is_plain = attr.is_regular() || attr.is_directory();
         let bits = change.mode.unwrap_or(0) | attr.mode;
         let touches_more = change.size.is_some() || change.uid.is_some() || change.gid.is_some();
-        if !is_plain || touches_more || bits & SET_UID_GID != 0 || attr.nlink == 0 {
+        if !is_plain || touches_more || bits & SET_ID_BITS != 0 || attr.nlink == 0 {
             return None;
         }
-        if shuts(change) && known.unseen(ino).is_some() {
+        if can_block_opens(change) && inodes.missing_handle(ino).is_some() {
             return None;
         }
         let settled = |time: Option<SetTime>| {
             time.map(|time| match time {
-                SetTime::Now => asked.now,
+                SetTime::Now => request.now,
                 SetTime::At(time) => time,
             })
         };
@@ -395,58 +395,58 @@ impl Delegation {
                 ..*change
             },
         };
-        let Ok(translated) = known.translate(&op) else {
-            return Some(Decision::Provide);
+        let Ok(translated) = inodes.translate(&op) else {
+            return Some(Decision::ProvideObjects);
         };
         if mtime.is_some() {
-            self.image.owes_nothing(ino);
+            self.metadata.clear_pending_times(ino);
         }
-        self.image.change(ino, |about| {
+        self.metadata.update_attr(ino, |about| {
             about.mode = change
                 .mode
                 .map_or(about.mode, |mode| about.mode & S_IFMT | mode);
             about.atime = atime.unwrap_or(about.atime);
             about.mtime = mtime.unwrap_or(about.mtime);
-            about.ctime = asked.now;
+            about.ctime = request.now;
         });
-        let asked = Asked { op: &op, ..asked };
+        let asked = DelegatedRequest { op: &op, ..request };
         let about = [Some(ino), None, None];
         self.append(
-            known,
+            inodes,
             asked,
             translated,
-            ((None, None), about, Room::default()),
+            ((None, None), about, Space::default()),
         );
-        let attr = self.image.attr(ino)?;
-        Some(Decision::Answered(Ok(FileReply::Attr(attr))))
+        let attr = self.metadata.attr(ino)?;
+        Some(Decision::Answer(Ok(FileReply::Attr(attr))))
     }
 
     fn write(
         &mut self,
-        known: &mut Known,
-        asked: Asked<'_>,
+        inodes: &mut InodeMap,
+        request: DelegatedRequest<'_>,
         handle: HandleId,
         (offset, append): (u64, bool),
     ) -> Option<Decision> {
-        let Opening { ino, flags, .. } = known.opening(handle)?;
-        let attr = self.image.about(ino)?;
+        let OpenParameters { ino, flags, .. } = inodes.open_parameters(handle)?;
+        let attr = self.metadata.approximate_attr(ino)?;
         let offset = if append {
-            self.image.attr(ino)?.size
+            self.metadata.attr(ino)?.size
         } else {
             offset
         };
-        let length = asked.data.len() as u64;
-        let end = offset.checked_add(length).filter(|end| *end < END_MAX)?;
-        let is_sure = attr.is_regular() && attr.mode & SET_UID_GID == 0 && end > offset;
-        let block_bytes = block_bytes(&attr);
-        let cost = Room {
-            bytes: length.next_multiple_of(block_bytes) + WRITE_BLOCKS * block_bytes,
+        let length = request.data.len() as u64;
+        let end = offset.checked_add(length).filter(|end| *end < FILE_END_MAX)?;
+        let is_sure = attr.is_regular() && attr.mode & SET_ID_BITS == 0 && end > offset;
+        let block_bytes = clamped_block_bytes(&attr);
+        let cost = Space {
+            bytes: length.next_multiple_of(block_bytes) + BLOCKS_PER_WRITE * block_bytes,
             files: 0,
         };
-        if !is_sure || flags & (libc::O_SYNC | libc::O_DSYNC) != 0 || !self.has_room(cost) {
+        if !is_sure || flags & (libc::O_SYNC | libc::O_DSYNC) != 0 || !self.has_space(cost) {
             return None;
         }
-        let FileOp::Write { data, .. } = asked.op else {
+        let FileOp::Write { data, .. } = request.op else {
             return None;
         };
         let op = FileOp::Write {
@@ -455,98 +455,98 @@ impl Delegation {
             data: *data,
             append: false,
         };
-        let Ok(translated) = known.translate(&op) else {
-            return Some(Decision::Provide);
+        let Ok(translated) = inodes.translate(&op) else {
+            return Some(Decision::ProvideObjects);
         };
-        self.image.write(ino, offset, length, asked.now);
-        let asked = Asked { op: &op, ..asked };
+        self.metadata.record_write(ino, offset, length, request.now);
+        let asked = DelegatedRequest { op: &op, ..request };
         self.append(
-            known,
+            inodes,
             asked,
             translated,
             ((None, None), [Some(ino), None, None], cost),
         );
-        Some(Decision::Answered(Ok(FileReply::Written { length })))
+        Some(Decision::Answer(Ok(FileReply::Written { length })))
     }
 
     pub(super) fn append(
         &mut self,
-        known: &Known,
-        asked: Asked<'_>,
+        inodes: &InodeMap,
+        request: DelegatedRequest<'_>,
         translated: FileOp,
-        effect: Effect,
+        effect: OperationEffect,
     ) {
-        self.append_as((known.epoch(), translated), asked, effect);
+        self.append_translated((inodes.epoch(), translated), request, effect);
     }
 
     /// Appends what the present session lacks something for: it is given that when it is sent.
-    pub(super) fn append_untranslated(&mut self, asked: Asked<'_>, effect: Effect) {
-        self.append_as((NO_SESSION, asked.op.clone()), asked, effect);
+    pub(super) fn append_untranslated(&mut self, request: DelegatedRequest<'_>, effect: OperationEffect) {
+        self.append_translated((NO_SESSION, request.op.clone()), request, effect);
     }
 
-    fn append_as(
+    fn append_translated(
         &mut self,
         translated: (Epoch, FileOp),
-        asked: Asked<'_>,
-        (made, about, cost): Effect,
+        request: DelegatedRequest<'_>,
+        (made, about, cost): OperationEffect,
     ) {
         for ino in about.iter().flatten() {
-            self.questions.change(*ino);
+            self.queries.record_change(*ino);
         }
-        self.log.append(Entry {
-            caller: asked.caller,
-            op: asked.op.clone(),
-            asked: translated,
-            data: match asked.op {
-                FileOp::Write { .. } => Bytes::copy_from_slice(asked.data),
+        self.log.append(LogEntry {
+            caller: request.caller,
+            op: request.op.clone(),
+            translated,
+            data: match request.op {
+                FileOp::Write { .. } => Bytes::copy_from_slice(request.data),
                 _ => Bytes::new(),
             },
-            made,
-            about,
+            created: made,
+            files: about,
             cost,
         });
     }
 
     /// The oldest entry of the log has run.
-    pub fn settle(&mut self, known: &mut Known, reply: Option<&FileReply>) {
-        let Some(entry) = self.log.settle() else {
+    pub fn acknowledge(&mut self, inodes: &mut InodeMap, reply: Option<&FileReply>) {
+        let Some(entry) = self.log.acknowledge() else {
             return;
         };
         if let ((Some(ino), _), Some(FileReply::Attr(attr) | FileReply::Opened { attr, .. })) =
-            (entry.made, reply)
+            (entry.created, reply)
         {
-            known.born(ino, attr.born_ns);
+            inodes.set_birth(ino, attr.born_ns);
         }
         match &entry.op {
-            FileOp::Unlink { parent, name } => known.unname(*parent, name),
+            FileOp::Unlink { parent, name } => inodes.remove_name(*parent, name),
             FileOp::Rename {
                 parent,
                 name,
                 new_parent,
                 new_name,
                 ..
-            } => known.rename((*parent, name), (*new_parent, new_name), false),
-            FileOp::Release { handle } => known.close(*handle),
+            } => inodes.rename((*parent, name), (*new_parent, new_name), false),
+            FileOp::Release { handle } => inodes.close(*handle),
             _ => {}
         }
-        self.spend(entry.cost);
+        self.spend_space(entry.cost);
     }
 
     /// Counts the operations that took space without the log: what the server tells together with
     /// a batch includes those that this counted when the batch was sent.
-    pub fn spent(&self) -> u64 {
-        self.spent
+    pub fn query_count(&self) -> u64 {
+        self.query_count
     }
 
     /// The server told what is free, after all that is settled now; `spent` is the count when it
     /// was asked.
-    pub fn has_free(&mut self, told: Room, spent: u64) {
-        self.free = if spent == self.spent {
-            told
+    pub fn set_free_space(&mut self, free_space: Space, spent: u64) {
+        self.free_space = if spent == self.query_count {
+            free_space
         } else {
-            Room {
-                bytes: told.bytes.min(self.free.bytes),
-                files: told.files.min(self.free.files),
+            Space {
+                bytes: free_space.bytes.min(self.free_space.bytes),
+                files: free_space.files.min(self.free_space.files),
             }
         };
     }
@@ -554,12 +554,12 @@ impl Delegation {
 
 /// Whether a file may be closed to the server by a change of its permission bits, so that what
 /// programs have open must be open there before.
-pub fn shuts(change: &AttrChange) -> bool {
+pub fn can_block_opens(change: &AttrChange) -> bool {
     change
         .mode
-        .is_some_and(|mode| mode & OPENS_ALL != OPENS_ALL)
+        .is_some_and(|mode| mode & OWNER_READ_WRITE != OWNER_READ_WRITE)
 }
 
-pub(super) fn block_bytes(attr: &Attr) -> u64 {
+pub(super) fn clamped_block_bytes(attr: &Attr) -> u64 {
     u64::from(attr.block_size).clamp(4096, 1 << 20)
 }

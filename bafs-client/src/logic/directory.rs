@@ -14,7 +14,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 const NANOSECONDS: i64 = 1_000_000_000;
 
 /// Whoever holds the volume's token may read it: the owner's bits must not say otherwise.
-const OWNER_READS_DIRECTORY: u32 = 0o500;
+const DIRECTORY_OWNER_MODE: u32 = 0o500;
 
 /// Name under which a volume that is one single file appears in its tree.
 pub const SINGLE_FILE_NAME: &str = "file";
@@ -30,9 +30,9 @@ pub struct Owner {
 
 /// A tree of names in memory that never changes.
 #[derive(Debug)]
-pub struct Directory {
+pub struct ManifestTree {
     /// In order of inode numbers, from the root's on.
-    nodes: Vec<Node>,
+    nodes: Vec<ManifestNode>,
     owner: Owner,
     block_bytes: u32,
     total_bytes: u64,
@@ -40,35 +40,35 @@ pub struct Directory {
 }
 
 #[derive(Debug)]
-struct Node {
+struct ManifestNode {
     parent: usize,
     path: String,
     mode: u32,
     size: u64,
     mtime_ns: i64,
     links: u32,
-    content: Content,
+    content: NodeContent,
 }
 
 #[derive(Debug)]
-enum Content {
+enum NodeContent {
     Directory(BTreeMap<Name, usize>),
     /// A directory that the home may not read.
-    Closed,
+    Unreadable,
     File(FileIndex),
     Symlink(Vec<u8>),
 }
 
 /// A regular file of the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct File {
+pub struct ManifestFile {
     /// Its place in the manifest.
     pub index: FileIndex,
     /// Its size in bytes.
     pub size: u64,
 }
 
-impl Directory {
+impl ManifestTree {
     /// Builds the tree from the manifest's `top`, which is a directory, and its entries in order.
     /// Directories that the manifest leaves out are added.
     ///
@@ -80,14 +80,14 @@ impl Directory {
         owner: Owner,
         block_bytes: u32,
     ) -> Result<Self> {
-        let root = Node {
+        let root = ManifestNode {
             parent: 0,
             path: String::new(),
-            mode: S_IFDIR | (top.mode & 0o777) | OWNER_READS_DIRECTORY,
+            mode: S_IFDIR | (top.mode & 0o777) | DIRECTORY_OWNER_MODE,
             size: 0,
             mtime_ns: top.identity.mtime_ns,
             links: 2,
-            content: Content::Directory(BTreeMap::new()),
+            content: NodeContent::Directory(BTreeMap::new()),
         };
         let mut tree = Self {
             nodes: vec![root],
@@ -111,15 +111,15 @@ impl Directory {
     }
 
     /// Whether this is a directory that cannot be opened, as the home may not read it.
-    pub fn is_closed(&self, ino: InodeNo) -> bool {
-        let at = self.place(ino);
-        at.is_some_and(|at| matches!(self.nodes[at].content, Content::Closed))
+    pub fn is_unreadable(&self, ino: InodeNo) -> bool {
+        let at = self.index_of(ino);
+        at.is_some_and(|at| matches!(self.nodes[at].content, NodeContent::Unreadable))
     }
 
     /// Finds a name in a directory; `None` when `parent` is none or the name is not there.
     pub fn lookup(&self, parent: InodeNo, name: &[u8]) -> Option<Attr> {
-        let parent_at = self.place(parent)?;
-        let Content::Directory(children) = &self.nodes[parent_at].content else {
+        let parent_at = self.index_of(parent)?;
+        let NodeContent::Directory(children) = &self.nodes[parent_at].content else {
             return None;
         };
         let found = match name {
@@ -132,14 +132,14 @@ impl Directory {
 
     /// Attributes of a file.
     pub fn attr(&self, ino: InodeNo) -> Option<Attr> {
-        self.place(ino).map(|at| self.attr_at(at))
+        self.index_of(ino).map(|at| self.attr_at(at))
     }
 
     /// The regular file of this number.
-    pub fn file(&self, ino: InodeNo) -> Option<File> {
-        let node = &self.nodes[self.place(ino)?];
+    pub fn file(&self, ino: InodeNo) -> Option<ManifestFile> {
+        let node = &self.nodes[self.index_of(ino)?];
         match node.content {
-            Content::File(index) => Some(File {
+            NodeContent::File(index) => Some(ManifestFile {
                 index,
                 size: node.size,
             }),
@@ -149,27 +149,27 @@ impl Directory {
 
     /// Target of a symbolic link.
     pub fn symlink(&self, ino: InodeNo) -> Option<&[u8]> {
-        match &self.nodes[self.place(ino)?].content {
-            Content::Symlink(target) => Some(target),
+        match &self.nodes[self.index_of(ino)?].content {
+            NodeContent::Symlink(target) => Some(target),
             _ => None,
         }
     }
 
     /// Path of a file within the volume.
     pub fn path(&self, ino: InodeNo) -> Option<&str> {
-        self.place(ino).map(|at| self.nodes[at].path.as_str())
+        self.index_of(ino).map(|at| self.nodes[at].path.as_str())
     }
 
     /// Entries of a directory after `cookie` (0 = from the start), with attributes, for as long as
     /// `take` wants more; `None` when `ino` is no directory. Cookies count entries.
-    pub fn read(
+    pub fn read_entries(
         &self,
         ino: InodeNo,
         cookie: u64,
         mut take: impl FnMut(DirectoryEntry) -> bool,
     ) -> Option<()> {
-        let at = self.place(ino)?;
-        let Content::Directory(children) = &self.nodes[at].content else {
+        let at = self.index_of(ino)?;
+        let NodeContent::Directory(children) = &self.nodes[at].content else {
             return None;
         };
         let dots = [(&b"."[..], at), (&b".."[..], self.nodes[at].parent)];
@@ -195,7 +195,7 @@ impl Directory {
 
     /// Number of regular files, and their bytes.
     pub fn files_and_bytes(&self) -> (u64, u64) {
-        let is_file = |node: &&Node| matches!(node.content, Content::File(_));
+        let is_file = |node: &&ManifestNode| matches!(node.content, NodeContent::File(_));
         let files = self.nodes.iter().filter(is_file);
         files.fold((0, 0), |(count, bytes), node| {
             (count + 1, bytes + node.size)
@@ -223,19 +223,19 @@ impl Directory {
             mode,
         } = entry;
         let (kind_bits, content) = match kind {
-            SourceKind::Directory => (S_IFDIR, Content::Directory(BTreeMap::new())),
-            SourceKind::UnreadableDirectory => (S_IFDIR, Content::Closed),
-            SourceKind::File => (S_IFREG, Content::File(index)),
-            SourceKind::Symlink(target) => (S_IFLNK, Content::Symlink(target)),
+            SourceKind::Directory => (S_IFDIR, NodeContent::Directory(BTreeMap::new())),
+            SourceKind::UnreadableDirectory => (S_IFDIR, NodeContent::Unreadable),
+            SourceKind::File => (S_IFREG, NodeContent::File(index)),
+            SourceKind::Symlink(target) => (S_IFLNK, NodeContent::Symlink(target)),
         };
         let readable = match &content {
-            Content::Directory(_) => OWNER_READS_DIRECTORY,
-            Content::Closed => 0,
-            Content::File(_) | Content::Symlink(_) => 0o400,
+            NodeContent::Directory(_) => DIRECTORY_OWNER_MODE,
+            NodeContent::Unreadable => 0,
+            NodeContent::File(_) | NodeContent::Symlink(_) => 0o400,
         };
         let mode = kind_bits | (mode & 0o777) | readable;
         let path = match (path.is_empty(), &content) {
-            (true, Content::Directory(_)) => {
+            (true, NodeContent::Directory(_)) => {
                 (self.nodes[0].mode, self.nodes[0].mtime_ns) = (mode, identity.mtime_ns);
                 return Ok(());
             }
@@ -246,9 +246,9 @@ impl Directory {
             (false, _) => path,
         };
         let size = match &content {
-            Content::Directory(_) | Content::Closed => 0,
-            Content::File(_) => identity.size,
-            Content::Symlink(target) => target.len() as u64,
+            NodeContent::Directory(_) | NodeContent::Unreadable => 0,
+            NodeContent::File(_) => identity.size,
+            NodeContent::Symlink(target) => target.len() as u64,
         };
         self.total_bytes = self.total_bytes.saturating_add(size);
         self.add(path, mode, size, identity.mtime_ns, content)
@@ -260,31 +260,31 @@ impl Directory {
         mode: u32,
         size: u64,
         mtime_ns: i64,
-        content: Content,
+        content: NodeContent,
     ) -> Result<()> {
         let (parent_path, name) = path.rsplit_once('/').unwrap_or(("", &path));
-        let parent = self.directory_at(parent_path)?;
+        let parent = self.find_or_add_directory(parent_path)?;
         let name = to_bytes(name).into_owned();
         let number = self.nodes.len();
-        let is_directory = matches!(content, Content::Directory(_) | Content::Closed);
-        let Content::Directory(children) = &mut self.nodes[parent].content else {
-            return Err(no_tree(&path));
+        let is_directory = matches!(content, NodeContent::Directory(_) | NodeContent::Unreadable);
+        let NodeContent::Directory(children) = &mut self.nodes[parent].content else {
+            return Err(not_a_tree(&path));
         };
         if let Some(&there) = children.get(&name) {
             // A directory that was added for its first child is described later; nothing else
             // may come twice.
-            if is_directory && matches!(self.nodes[there].content, Content::Directory(_)) {
+            if is_directory && matches!(self.nodes[there].content, NodeContent::Directory(_)) {
                 (self.nodes[there].mode, self.nodes[there].mtime_ns) = (mode, mtime_ns);
                 return Ok(());
             }
-            return Err(no_tree(&path));
+            return Err(not_a_tree(&path));
         }
         children.insert(name, number);
         if is_directory {
             self.nodes[parent].links += 1;
         }
         let links = if is_directory { 2 } else { 1 };
-        self.nodes.push(Node {
+        self.nodes.push(ManifestNode {
             parent,
             path,
             mode,
@@ -297,20 +297,20 @@ impl Directory {
     }
 
     /// The directory at `path`, made when the manifest left it out.
-    fn directory_at(&mut self, path: &str) -> Result<usize> {
+    fn find_or_add_directory(&mut self, path: &str) -> Result<usize> {
         let mut at = 0;
         let mut done = 0;
         for name in path.split('/').filter(|name| !name.is_empty()) {
             done += name.len() + 1;
-            let Content::Directory(children) = &self.nodes[at].content else {
-                return Err(no_tree(path));
+            let NodeContent::Directory(children) = &self.nodes[at].content else {
+                return Err(not_a_tree(path));
             };
             let found = children.get(&*to_bytes(name)).copied();
             at = match found {
                 Some(child) => child,
                 None => {
                     let made = self.nodes.len();
-                    let content = Content::Directory(BTreeMap::new());
+                    let content = NodeContent::Directory(BTreeMap::new());
                     self.add(path[..done - 1].to_owned(), S_IFDIR | 0o755, 0, 0, content)?;
                     made
                 }
@@ -319,7 +319,7 @@ impl Directory {
         Ok(at)
     }
 
-    fn place(&self, ino: InodeNo) -> Option<usize> {
+    fn index_of(&self, ino: InodeNo) -> Option<usize> {
         let at = usize::try_from(ino.0.checked_sub(InodeNo::ROOT.0)?).ok()?;
         (at < self.nodes.len()).then_some(at)
     }
@@ -348,7 +348,7 @@ impl Directory {
     }
 }
 
-fn no_tree(path: &str) -> Error {
+fn not_a_tree(path: &str) -> Error {
     Error::new(
         ErrorCode::Malformed,
         format!("the manifest has '{path}' twice or below a file"),
@@ -375,14 +375,14 @@ mod tests {
         }
     }
 
-    fn build(entries: Vec<SourceEntry>) -> Result<Directory> {
+    fn build(entries: Vec<SourceEntry>) -> Result<ManifestTree> {
         let top = entry("", SourceKind::Directory, 0);
-        Directory::build(&top, entries, Owner { uid: 7, gid: 8 }, 65_536)
+        ManifestTree::build(&top, entries, Owner { uid: 7, gid: 8 }, 65_536)
     }
 
-    fn names(tree: &Directory, ino: InodeNo, cookie: u64) -> Vec<String> {
+    fn names(tree: &ManifestTree, ino: InodeNo, cookie: u64) -> Vec<String> {
         let mut names = Vec::new();
-        tree.read(ino, cookie, |entry| {
+        tree.read_entries(ino, cookie, |entry| {
             names.push(String::from_utf8(entry.name).unwrap());
             true
         })
@@ -419,7 +419,7 @@ mod tests {
         );
         assert_eq!(
             tree.file(file.ino),
-            Some(File {
+            Some(ManifestFile {
                 index: FileIndex(2),
                 size: 10
             })
@@ -448,7 +448,7 @@ mod tests {
             .unwrap();
         assert_eq!(
             tree.file(file.ino),
-            Some(File {
+            Some(ManifestFile {
                 index: FileIndex(0),
                 size: 3
             })

@@ -6,63 +6,63 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::file_op::{Attr, FileTime, Name};
 use bafs_proto::ids::InodeNo;
 
-use crate::limits::NAMES_KNOWN_MAX;
+use crate::limits::CACHED_NAMES_MAX;
 
 /// Unit of [`Attr::blocks`], in bytes.
 const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Attributes and names, by the kernel's numbers.
 #[derive(Debug)]
-pub struct Image {
-    files: BTreeMap<InodeNo, File>,
+pub struct MetadataCache {
+    files: BTreeMap<InodeNo, CachedFile>,
     /// Every name in these directories.
-    whole: BTreeMap<InodeNo, BTreeSet<Name>>,
+    complete_directories: BTreeMap<InodeNo, BTreeSet<Name>>,
     /// Names in all of them,
-    names: usize,
+    name_count: usize,
     /// and how many there may be.
     names_max: usize,
     /// Directories with too many names to know.
-    large: BTreeSet<InodeNo>,
+    oversized_directories: BTreeSet<InodeNo>,
     /// Directories that are being listed.
-    listings: BTreeMap<InodeNo, Listings>,
+    inflight_listings: BTreeMap<InodeNo, DirectoryListings>,
     /// Files without capabilities, for which the kernel asks before each write.
-    plain: BTreeSet<InodeNo>,
+    files_without_capabilities: BTreeSet<InodeNo>,
 }
 
 /// Listings of one directory that are under way.
 #[derive(Debug, Default)]
-struct Listings {
-    under_way: u32,
+struct DirectoryListings {
+    inflight: u32,
     /// Counts changes of its names meanwhile.
-    changes: u64,
+    change_count: u64,
 }
 
 #[derive(Debug)]
-struct File {
+struct CachedFile {
     attr: Attr,
     /// Whether its allocated space follows from its size.
     is_dense: bool,
     /// Whether the attributes are what the server would say.
     is_exact: bool,
     /// Whether the program was told a time of change that the server does not know yet.
-    owes_times: bool,
+    has_pending_times: bool,
 }
 
-impl Default for Image {
+impl Default for MetadataCache {
     fn default() -> Self {
         Self {
             files: BTreeMap::new(),
-            whole: BTreeMap::new(),
-            names: 0,
-            names_max: NAMES_KNOWN_MAX,
-            large: BTreeSet::new(),
-            listings: BTreeMap::new(),
-            plain: BTreeSet::new(),
+            complete_directories: BTreeMap::new(),
+            name_count: 0,
+            names_max: CACHED_NAMES_MAX,
+            oversized_directories: BTreeSet::new(),
+            inflight_listings: BTreeMap::new(),
+            files_without_capabilities: BTreeSet::new(),
         }
     }
 }
 
-impl Image {
+impl MetadataCache {
     /// The attributes of a file, if they are known exactly.
     pub fn attr(&self, ino: InodeNo) -> Option<Attr> {
         let file = self.files.get(&ino)?;
@@ -71,52 +71,52 @@ impl Image {
 
     /// The attributes of a file as far as they are known: space, size, times and links may have
     /// changed.
-    pub fn about(&self, ino: InodeNo) -> Option<Attr> {
+    pub fn approximate_attr(&self, ino: InodeNo) -> Option<Attr> {
         self.files.get(&ino).map(|file| file.attr)
     }
 
     /// Where the program was told a time of change that the server does not know yet, that stays.
-    pub fn keep_times(&self, attr: &mut Attr) {
-        let owing = self.files.get(&attr.ino).filter(|file| file.owes_times);
+    pub fn apply_pending_times(&self, attr: &mut Attr) {
+        let owing = self.files.get(&attr.ino).filter(|file| file.has_pending_times);
         if let Some(file) = owing {
             (attr.mtime, attr.ctime) = (file.attr.mtime, file.attr.ctime);
         }
     }
 
     /// The server told attributes, of which times [were kept](Self::keep_times).
-    pub fn see(&mut self, attr: &Attr) {
+    pub fn store_attr(&mut self, attr: &Attr) {
         let known = self.files.get(&attr.ino);
-        let owing = known.filter(|file| file.owes_times && file.attr.mtime == attr.mtime);
-        let file = File {
+        let owing = known.filter(|file| file.has_pending_times && file.attr.mtime == attr.mtime);
+        let file = CachedFile {
             attr: *attr,
             is_dense: false,
             is_exact: true,
-            owes_times: owing.is_some(),
+            has_pending_times: owing.is_some(),
         };
         self.files.insert(attr.ino, file);
     }
 
     /// A file was made.
-    pub fn make(&mut self, attr: &Attr) {
-        self.see(attr);
-        self.plain.insert(attr.ino);
+    pub fn record_creation(&mut self, attr: &Attr) {
+        self.store_attr(attr);
+        self.files_without_capabilities.insert(attr.ino);
         if let Some(file) = self.files.get_mut(&attr.ino) {
             file.is_dense = attr.is_regular() && attr.size == 0;
-            file.owes_times = attr.is_regular();
+            file.has_pending_times = attr.is_regular();
         }
         if attr.is_directory() {
-            self.whole.insert(attr.ino, BTreeSet::new());
+            self.complete_directories.insert(attr.ino, BTreeSet::new());
         }
     }
 
     /// A file was written.
-    pub fn write(&mut self, ino: InodeNo, offset: u64, length: u64, now: FileTime) {
+    pub fn record_write(&mut self, ino: InodeNo, offset: u64, length: u64, now: FileTime) {
         let Some(file) = self.files.get_mut(&ino) else {
             return;
         };
         file.is_dense &= offset <= file.attr.size;
         file.is_exact &= file.is_dense;
-        file.owes_times = true;
+        file.has_pending_times = true;
         file.attr.size = file.attr.size.max(offset + length);
         if file.is_dense {
             let block_bytes = u64::from(file.attr.block_size).max(STAT_BLOCK_BYTES);
@@ -127,137 +127,137 @@ impl Image {
     }
 
     /// Attributes that do not touch the content were changed.
-    pub fn change(&mut self, ino: InodeNo, change: impl FnOnce(&mut Attr)) {
+    pub fn update_attr(&mut self, ino: InodeNo, change: impl FnOnce(&mut Attr)) {
         if let Some(file) = self.files.get_mut(&ino) {
             change(&mut file.attr);
         }
     }
 
     /// The time of change that the server is to be told, once.
-    pub fn take_owed_time(&mut self, ino: InodeNo) -> Option<FileTime> {
+    pub fn take_pending_time(&mut self, ino: InodeNo) -> Option<FileTime> {
         let file = self.files.get_mut(&ino)?;
-        std::mem::take(&mut file.owes_times).then_some(file.attr.mtime)
+        std::mem::take(&mut file.has_pending_times).then_some(file.attr.mtime)
     }
 
     /// The server is told the times by something else.
-    pub fn owes_nothing(&mut self, ino: InodeNo) {
-        self.take_owed_time(ino);
+    pub fn clear_pending_times(&mut self, ino: InodeNo) {
+        self.take_pending_time(ino);
     }
 
     /// Something was done to a file whose effect on its attributes only the server knows.
-    pub fn doubt(&mut self, ino: InodeNo) {
+    pub fn invalidate(&mut self, ino: InodeNo) {
         self.files.remove(&ino);
     }
 
     /// The same was done to some file with several names.
-    pub fn doubt_linked(&mut self) {
-        let one_name = |file: &File| file.attr.is_directory() || file.attr.nlink <= 1;
+    pub fn invalidate_linked(&mut self) {
+        let one_name = |file: &CachedFile| file.attr.is_directory() || file.attr.nlink <= 1;
         self.files.retain(|_, file| one_name(file));
     }
 
     /// A name in a directory was changed, which leaves its mode, and more or less its links.
-    pub fn blur(&mut self, directory: InodeNo) {
+    pub fn mark_inexact(&mut self, directory: InodeNo) {
         if let Some(file) = self.files.get_mut(&directory) {
             file.is_exact = false;
         }
     }
 
     /// Whether a file surely has no capabilities.
-    pub fn is_plain(&self, ino: InodeNo) -> bool {
-        self.plain.contains(&ino)
+    pub fn has_no_capabilities(&self, ino: InodeNo) -> bool {
+        self.files_without_capabilities.contains(&ino)
     }
 
     /// A file has no capabilities, or may have some.
-    pub fn set_plain(&mut self, ino: InodeNo, is_plain: bool) {
+    pub fn set_no_capabilities(&mut self, ino: InodeNo, is_plain: bool) {
         if is_plain {
-            self.plain.insert(ino);
+            self.files_without_capabilities.insert(ino);
         } else {
-            self.plain.remove(&ino);
+            self.files_without_capabilities.remove(&ino);
         }
     }
 
     /// The kernel does not know the file any more.
     pub fn forget(&mut self, ino: InodeNo) {
         self.files.remove(&ino);
-        self.plain.remove(&ino);
-        self.large.remove(&ino);
-        self.close(ino);
+        self.files_without_capabilities.remove(&ino);
+        self.oversized_directories.remove(&ino);
+        self.forget_names(ino);
     }
 
-    fn close(&mut self, directory: InodeNo) {
-        let names = self.whole.remove(&directory);
-        self.names -= names.map_or(0, |names| names.len());
+    fn forget_names(&mut self, directory: InodeNo) {
+        let names = self.complete_directories.remove(&directory);
+        self.name_count -= names.map_or(0, |names| names.len());
     }
 
     /// Whether a directory has a name; `None` if that is not known.
-    pub fn has(&self, directory: InodeNo, name: &Name) -> Option<bool> {
-        self.whole.get(&directory).map(|names| names.contains(name))
+    pub fn has_name(&self, directory: InodeNo, name: &Name) -> Option<bool> {
+        self.complete_directories.get(&directory).map(|names| names.contains(name))
     }
 
     /// Whether it is worth to look at all names of a directory.
-    pub fn may_be_listed(&self, directory: InodeNo) -> bool {
-        !self.whole.contains_key(&directory) && !self.large.contains(&directory)
+    pub fn is_worth_listing(&self, directory: InodeNo) -> bool {
+        !self.complete_directories.contains_key(&directory) && !self.oversized_directories.contains(&directory)
     }
 
     /// A listing of a directory begins. What it gives is told to [`Self::end_listing`].
     pub fn begin_listing(&mut self, directory: InodeNo) -> u64 {
-        let listings = self.listings.entry(directory).or_default();
-        listings.under_way += 1;
-        listings.changes
+        let listings = self.inflight_listings.entry(directory).or_default();
+        listings.inflight += 1;
+        listings.change_count
     }
 
     /// A directory was listed whole, or has too many names for that. They count if none of them
     /// changed since the listing began.
     pub fn end_listing(&mut self, directory: InodeNo, begun: u64, names: Option<BTreeSet<Name>>) {
         let mut changes = begun;
-        if let Some(listings) = self.listings.get_mut(&directory) {
-            changes = listings.changes;
-            listings.under_way -= 1;
-            if listings.under_way == 0 {
-                self.listings.remove(&directory);
+        if let Some(listings) = self.inflight_listings.get_mut(&directory) {
+            changes = listings.change_count;
+            listings.inflight -= 1;
+            if listings.inflight == 0 {
+                self.inflight_listings.remove(&directory);
             }
         }
         match names {
-            Some(names) if self.names + names.len() <= self.names_max => {
-                if changes == begun && !self.whole.contains_key(&directory) {
-                    self.names += names.len();
-                    self.whole.insert(directory, names);
+            Some(names) if self.name_count + names.len() <= self.names_max => {
+                if changes == begun && !self.complete_directories.contains_key(&directory) {
+                    self.name_count += names.len();
+                    self.complete_directories.insert(directory, names);
                 }
             }
             _ => {
-                self.large.insert(directory);
+                self.oversized_directories.insert(directory);
             }
         }
     }
 
-    fn change_names(&mut self, directory: InodeNo) {
-        if let Some(listings) = self.listings.get_mut(&directory) {
-            listings.changes += 1;
+    fn count_name_change(&mut self, directory: InodeNo) {
+        if let Some(listings) = self.inflight_listings.get_mut(&directory) {
+            listings.change_count += 1;
         }
     }
 
     /// A name was made.
-    pub fn name(&mut self, directory: InodeNo, name: &Name) {
-        self.change_names(directory);
-        if let Some(names) = self.whole.get_mut(&directory)
+    pub fn add_name(&mut self, directory: InodeNo, name: &Name) {
+        self.count_name_change(directory);
+        if let Some(names) = self.complete_directories.get_mut(&directory)
             && names.insert(name.clone())
         {
-            self.names += 1;
+            self.name_count += 1;
         }
-        if self.names > self.names_max {
+        if self.name_count > self.names_max {
             // From now on the server is asked.
-            self.close(directory);
-            self.large.insert(directory);
+            self.forget_names(directory);
+            self.oversized_directories.insert(directory);
         }
     }
 
     /// A name was removed.
-    pub fn unname(&mut self, directory: InodeNo, name: &Name) {
-        self.change_names(directory);
-        if let Some(names) = self.whole.get_mut(&directory)
+    pub fn remove_name(&mut self, directory: InodeNo, name: &Name) {
+        self.count_name_change(directory);
+        if let Some(names) = self.complete_directories.get_mut(&directory)
             && names.remove(name)
         {
-            self.names -= 1;
+            self.name_count -= 1;
         }
     }
 }
@@ -295,62 +295,62 @@ mod tests {
 
     #[test]
     fn space_is_known_until_a_write_leaves_a_hole() {
-        let mut image = Image::default();
+        let mut image = MetadataCache::default();
         let ino = InodeNo(5);
-        image.make(&attr(5, S_IFREG));
-        image.write(ino, 0, 5000, now(1));
-        image.write(ino, 100, 100, now(2));
+        image.record_creation(&attr(5, S_IFREG));
+        image.record_write(ino, 0, 5000, now(1));
+        image.record_write(ino, 100, 100, now(2));
         let known = image.attr(ino).expect("known");
         assert_eq!((known.size, known.blocks, known.mtime), (5000, 16, now(2)));
-        image.write(ino, 9000, 1, now(3));
+        image.record_write(ino, 9000, 1, now(3));
         assert_eq!(image.attr(ino), None);
-        assert_eq!(image.about(ino).map(|attr| attr.size), Some(9001));
-        assert_eq!(image.take_owed_time(ino), Some(now(3)));
-        assert_eq!(image.take_owed_time(ino), None);
+        assert_eq!(image.approximate_attr(ino).map(|attr| attr.size), Some(9001));
+        assert_eq!(image.take_pending_time(ino), Some(now(3)));
+        assert_eq!(image.take_pending_time(ino), None);
     }
 
     #[test]
     fn no_more_names_are_known_than_may_be() {
-        let mut image = Image {
+        let mut image = MetadataCache {
             names_max: 3,
-            ..Image::default()
+            ..MetadataCache::default()
         };
-        image.make(&attr(5, S_IFDIR));
+        image.record_creation(&attr(5, S_IFDIR));
         for name in ["a", "b", "c"] {
-            image.name(InodeNo(5), &name.into());
+            image.add_name(InodeNo(5), &name.into());
         }
-        assert_eq!(image.has(InodeNo(5), &b"d".to_vec()), Some(false));
-        image.name(InodeNo(5), &b"d".to_vec());
+        assert_eq!(image.has_name(InodeNo(5), &b"d".to_vec()), Some(false));
+        image.add_name(InodeNo(5), &b"d".to_vec());
         assert_eq!(
-            (image.has(InodeNo(5), &b"d".to_vec()), image.names),
+            (image.has_name(InodeNo(5), &b"d".to_vec()), image.name_count),
             (None, 0)
         );
-        assert!(!image.may_be_listed(InodeNo(5)));
+        assert!(!image.is_worth_listing(InodeNo(5)));
     }
 
     #[test]
     fn a_listing_counts_unless_its_directory_changed_meanwhile() {
-        let mut image = Image::default();
+        let mut image = MetadataCache::default();
         let (root, other, a) = (InodeNo::ROOT, InodeNo(9), b"a".to_vec());
         let names = BTreeSet::from([a.clone()]);
         let begun = image.begin_listing(root);
-        image.unname(root, &a);
+        image.remove_name(root, &a);
         image.end_listing(root, begun, Some(names.clone()));
-        assert_eq!(image.has(root, &a), None);
+        assert_eq!(image.has_name(root, &a), None);
         let begun = image.begin_listing(root);
         let beside = image.begin_listing(root);
-        image.name(other, &a);
+        image.add_name(other, &a);
         image.end_listing(root, begun, Some(names.clone()));
-        assert_eq!(image.has(root, &a), Some(true), "another directory changed");
+        assert_eq!(image.has_name(root, &a), Some(true), "another directory changed");
         image.end_listing(root, beside, Some(BTreeSet::new()));
-        assert_eq!(image.has(root, &a), Some(true));
-        image.name(root, &b"b".to_vec());
+        assert_eq!(image.has_name(root, &a), Some(true));
+        image.add_name(root, &b"b".to_vec());
         image.names_max = 2;
         let begun = image.begin_listing(other);
         image.end_listing(other, begun, Some(names));
-        assert!(!image.may_be_listed(other));
+        assert!(!image.is_worth_listing(other));
         image.forget(root);
-        assert_eq!((image.has(root, &a), image.names), (None, 0));
-        assert!(image.listings.is_empty());
+        assert_eq!((image.has_name(root, &a), image.name_count), (None, 0));
+        assert!(image.inflight_listings.is_empty());
     }
 }

@@ -5,36 +5,36 @@ use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, FileResult, Na
 use bafs_proto::ids::{HandleId, InodeNo};
 use nix::libc;
 
-use super::delegation::{CAPABILITY, Delegation};
-use super::known::Known;
-use super::log::{Room, name_of};
-use super::questions::Question;
+use super::delegation::{CAPABILITY_XATTR, Delegation};
+use super::known::InodeMap;
+use super::log::{Space, marker_name};
+use super::questions::InflightQuery;
 
 impl Delegation {
     /// The server will be asked something itself: from now on nobody is promised the space that it
     /// may take.
-    pub fn set_aside(&mut self, op: &FileOp) {
-        let cost = cost_of(op);
-        self.asking.bytes += cost.bytes;
-        self.asking.files += cost.files;
+    pub fn reserve_space(&mut self, op: &FileOp) {
+        let cost = space_cost(op);
+        self.query_space.bytes += cost.bytes;
+        self.query_space.files += cost.files;
     }
 
     /// It is asked: until it answers nobody counts on what that changes.
-    pub fn begin_asking(&mut self, known: &Known, op: &FileOp) -> Question {
-        let changing = self.doubt(known, op);
+    pub fn begin_query(&mut self, inodes: &InodeMap, op: &FileOp) -> InflightQuery {
+        let changing = self.invalidate(inodes, op);
         // Of a file with very many names not all are known here: it may be any of these.
-        let may_be_there = |parent, name| self.image.has(parent, name) != Some(false);
-        let some_linked = removed(op).is_some_and(|(parent, name)| {
-            known.named(parent, name).is_none() && may_be_there(parent, name)
+        let may_be_there = |parent, name| self.metadata.has_name(parent, name) != Some(false);
+        let some_linked = removed_name(op).is_some_and(|(parent, name)| {
+            inodes.inode_by_name(parent, name).is_none() && may_be_there(parent, name)
         });
         if some_linked {
-            self.image.doubt_linked();
+            self.metadata.invalidate_linked();
         }
-        let question = self.questions.begin(changing, some_linked);
+        let question = self.queries.begin_query(changing, some_linked);
         match op {
-            FileOp::Lookup { parent, name } if known.named(*parent, name).is_none() => {
-                let (end, settled) = (self.log.end(), self.log.settled());
-                question.before((end > settled).then_some(end))
+            FileOp::Lookup { parent, name } if inodes.inode_by_name(*parent, name).is_none() => {
+                let (end, settled) = (self.log.end_position(), self.log.acknowledged_position());
+                question.with_awaited_position((end > settled).then_some(end))
             }
             _ => question,
         }
@@ -44,67 +44,67 @@ impl Delegation {
     /// attributes in the answer are still those of their file: false when something else changed
     /// it meanwhile, or when they may lack what was done before. Times that
     /// programs were told already stay as they are.
-    pub fn end_asking(
+    pub fn end_query(
         &mut self,
-        known: &Known,
-        (caller, op, question): (Caller, &FileOp, Question),
+        inodes: &InodeMap,
+        (caller, op, question): (Caller, &FileOp, InflightQuery),
         result: &mut FileResult,
     ) -> bool {
         match result {
             Ok(FileReply::Attr(attr) | FileReply::Opened { attr, .. }) => {
-                self.image.keep_times(attr);
+                self.metadata.apply_pending_times(attr);
             }
             Ok(FileReply::Entries(entries)) => {
                 let attrs = entries.iter_mut().filter_map(|entry| entry.attr.as_mut());
-                attrs.for_each(|attr| self.image.keep_times(attr));
+                attrs.for_each(|attr| self.metadata.apply_pending_times(attr));
             }
             _ => {}
         }
-        let cost = cost_of(op);
-        self.asking.bytes -= cost.bytes;
-        self.asking.files -= cost.files;
-        if cost != Room::default() {
-            self.spend(cost);
-            self.spent += 1;
+        let cost = space_cost(op);
+        self.query_space.bytes -= cost.bytes;
+        self.query_space.files -= cost.files;
+        if cost != Space::default() {
+            self.spend_space(cost);
+            self.query_count += 1;
         }
-        let changed = self.doubt(known, op);
-        if question.changes_any() {
-            self.image.doubt_linked();
+        let changed = self.invalidate(inodes, op);
+        if question.can_change_any() {
+            self.metadata.invalidate_linked();
         }
-        let lacks = self.may_lack(&question, result);
+        let lacks = self.is_possibly_outdated(&question, result);
         if !lacks {
-            self.learn((caller, op, &question), result);
+            self.learn_result((caller, op, &question), result);
         }
         let is_true = match result {
-            Ok(FileReply::Attr(attr)) => !lacks && self.questions.is_true(&question, attr.ino),
+            Ok(FileReply::Attr(attr)) => !lacks && self.queries.is_current(&question, attr.ino),
             _ => true,
         };
-        self.questions.end(question, changed);
+        self.queries.end_query(question, changed);
         is_true
     }
 
     /// Whether a name that nobody knew led to a file that programs may have changed by another
     /// one: before the answer it was not known for which file to wait.
-    fn may_lack(&self, question: &Question, result: &FileResult) -> bool {
-        let (Some(_), Ok(FileReply::Attr(attr))) = (question.unsettled(), result) else {
+    fn is_possibly_outdated(&self, query: &InflightQuery, result: &FileResult) -> bool {
+        let (Some(_), Ok(FileReply::Attr(attr))) = (query.awaited_position(), result) else {
             return false;
         };
-        self.image.about(attr.ino).is_some() || !self.questions.is_true(question, attr.ino)
+        self.metadata.approximate_attr(attr.ino).is_some() || !self.queries.is_current(query, attr.ino)
     }
 
     /// What was free before may be taken now, until the server tells.
-    pub(super) fn spend(&mut self, cost: Room) {
-        self.free.bytes = self.free.bytes.saturating_sub(cost.bytes);
-        self.free.files = self.free.files.saturating_sub(cost.files);
+    pub(super) fn spend_space(&mut self, cost: Space) {
+        self.free_space.bytes = self.free_space.bytes.saturating_sub(cost.bytes);
+        self.free_space.files = self.free_space.files.saturating_sub(cost.files);
     }
 
     /// Takes in what the server answered to an operation that it was asked itself.
-    fn learn(&mut self, (caller, op, question): (Caller, &FileOp, &Question), result: &FileResult) {
+    fn learn_result(&mut self, (caller, op, question): (Caller, &FileOp, &InflightQuery), result: &FileResult) {
         if let (FileOp::GetXattr { ino, name }, Err(Errno(libc::ENODATA))) = (op, result)
-            && name == CAPABILITY
-            && self.questions.is_true(question, *ino)
+            && name == CAPABILITY_XATTR
+            && self.queries.is_current(question, *ino)
         {
-            self.image.set_plain(*ino, true);
+            self.metadata.set_no_capabilities(*ino, true);
         }
         let Ok(reply) = result else {
             return;
@@ -126,13 +126,13 @@ impl Delegation {
                 let is_new = attr.nlink == 1 + u32::from(attr.is_directory());
                 let given = (attr.uid, attr.gid) == (caller.uid, caller.gid);
                 if attr.mode & 0o7777 == mode & kept && given && is_new {
-                    self.makers.insert((caller.uid, caller.gid));
+                    self.owning_callers.insert((caller.uid, caller.gid));
                 }
                 let is_empty_file = attr.is_regular() && attr.size == 0 && attr.blocks == 0;
                 if is_empty_file {
-                    self.new_file.get_or_insert(*attr);
+                    self.new_file_attr.get_or_insert(*attr);
                 } else if attr.is_directory() {
-                    self.new_directory.get_or_insert(*attr);
+                    self.new_directory_attr.get_or_insert(*attr);
                 }
                 self.learn_attr(question, attr);
             }
@@ -147,9 +147,9 @@ impl Delegation {
 
     /// What was asked before the file changed is out of date, whether the server has run that
     /// meanwhile or not.
-    fn learn_attr(&mut self, question: &Question, attr: &Attr) {
-        if self.log.busy(attr.ino).is_none() && self.questions.is_true(question, attr.ino) {
-            self.image.see(attr);
+    fn learn_attr(&mut self, query: &InflightQuery, attr: &Attr) {
+        if self.log.last_position_of(attr.ino).is_none() && self.queries.is_current(query, attr.ino) {
+            self.metadata.store_attr(attr);
         }
     }
 
@@ -157,8 +157,8 @@ impl Delegation {
         match op {
             FileOp::MakeNode { parent, name, .. }
             | FileOp::MakeSymlink { parent, name, .. }
-            | FileOp::MakeLink { parent, name, .. } => self.image.name(*parent, name),
-            FileOp::RemoveDirectory { parent, name } => self.image.unname(*parent, name),
+            | FileOp::MakeLink { parent, name, .. } => self.metadata.add_name(*parent, name),
+            FileOp::RemoveDirectory { parent, name } => self.metadata.remove_name(*parent, name),
             FileOp::Rename {
                 parent,
                 name,
@@ -167,26 +167,26 @@ impl Delegation {
                 flags,
             } => {
                 if flags & libc::RENAME_EXCHANGE == 0 {
-                    self.image.unname(*parent, name);
+                    self.metadata.remove_name(*parent, name);
                 }
-                self.image.name(*new_parent, new_name);
+                self.metadata.add_name(*new_parent, new_name);
             }
-            op => match name_of(op) {
-                Some((parent, name, true)) => self.image.name(parent, name),
-                Some((parent, name, false)) => self.image.unname(parent, name),
+            op => match marker_name(op) {
+                Some((parent, name, true)) => self.metadata.add_name(parent, name),
+                Some((parent, name, false)) => self.metadata.remove_name(parent, name),
                 None => {}
             },
         }
     }
 
     /// Forgets what the server may change by an operation; gives the files.
-    fn doubt(&mut self, known: &Known, op: &FileOp) -> Vec<InodeNo> {
+    fn invalidate(&mut self, inodes: &InodeMap, op: &FileOp) -> Vec<InodeNo> {
         let mut changed = Vec::new();
         let mut directories = Vec::new();
-        let named = |parent: &InodeNo, name: &Name| known.named(*parent, name);
-        let opened = |handle: &HandleId| known.opening(*handle).map(|opening| opening.ino);
+        let named = |parent: &InodeNo, name: &Name| inodes.inode_by_name(*parent, name);
+        let opened = |handle: &HandleId| inodes.open_parameters(*handle).map(|opening| opening.ino);
         if let FileOp::SetXattr { ino, .. } = op {
-            self.image.set_plain(*ino, false);
+            self.metadata.set_no_capabilities(*ino, false);
         }
         match op {
             FileOp::SetAttr { ino, .. }
@@ -223,10 +223,10 @@ impl Delegation {
         }
         let mut touched: Vec<InodeNo> = changed.into_iter().flatten().collect();
         for ino in &touched {
-            self.image.doubt(*ino);
+            self.metadata.invalidate(*ino);
         }
         for directory in directories {
-            self.image.blur(directory);
+            self.metadata.mark_inexact(directory);
             touched.push(directory);
         }
         touched
@@ -234,7 +234,7 @@ impl Delegation {
 }
 
 /// The name of a file that an operation takes away.
-fn removed(op: &FileOp) -> Option<(InodeNo, &Name)> {
+fn removed_name(op: &FileOp) -> Option<(InodeNo, &Name)> {
     match op {
         FileOp::Unlink { parent, name } => Some((*parent, name)),
         FileOp::Rename {
@@ -247,7 +247,7 @@ fn removed(op: &FileOp) -> Option<(InodeNo, &Name)> {
 }
 
 /// The most space that an operation can take, other than by what is in the log.
-fn cost_of(op: &FileOp) -> Room {
+fn space_cost(op: &FileOp) -> Space {
     /// Larger than what a name, a link's target or an attribute costs on any file system.
     const SOME_BYTES: u64 = 128 << 10;
     let bytes = match op {
@@ -255,15 +255,15 @@ fn cost_of(op: &FileOp) -> Room {
         FileOp::Allocate { length, .. } | FileOp::CopyRange { length, .. } => {
             length.saturating_add(SOME_BYTES).min(u64::MAX >> 8)
         }
-        op if changes(op) => SOME_BYTES,
+        op if is_change(op) => SOME_BYTES,
         _ => 0,
     };
-    let files = u64::from(changes(op));
-    Room { bytes, files }
+    let files = u64::from(is_change(op));
+    Space { bytes, files }
 }
 
 /// Whether an operation may change names, attributes or space.
-pub fn changes(op: &FileOp) -> bool {
+pub fn is_change(op: &FileOp) -> bool {
     match op {
         FileOp::Open { flags, .. } => flags & libc::O_TRUNC != 0,
         op => matches!(
@@ -293,7 +293,7 @@ mod tests {
     use bafs_proto::file_op::{AttrChange, BodyRange, DirectoryEntry, FileTime, SetTime, TreeStat};
     use bafs_proto::ids::Epoch;
 
-    use super::super::delegation::{Asked, Decision};
+    use super::super::delegation::{DelegatedRequest, Decision};
     use super::*;
 
     const CALLER: Caller = Caller {
@@ -301,7 +301,7 @@ mod tests {
         gid: 7,
         pid: 1,
     };
-    const GOOD: Room = Room {
+    const AMPLE_SPACE: Space = Space {
         bytes: 1 << 30,
         files: 1 << 20,
     };
@@ -327,21 +327,21 @@ mod tests {
 
     /// A writer who knows that the root is empty, and how new files look.
     struct Writer {
-        own: Delegation,
-        known: Known,
+        delegation: Delegation,
+        known: InodeMap,
     }
 
     impl Writer {
         fn new() -> Self {
             let mut own = Delegation::default();
-            own.has_free(GOOD, 0);
-            own.image.see(&attr(ROOT, 0o040_755, 2));
-            own.image.end_listing(ROOT, 0, Some(BTreeSet::new()));
-            own.makers.insert((7, 7));
-            own.new_file = Some(attr(InodeNo(9), 0o100_644, 1));
-            own.new_directory = Some(attr(InodeNo(9), 0o040_755, 2));
-            let known = Known::new(Epoch(1));
-            Self { own, known }
+            own.set_free_space(AMPLE_SPACE, 0);
+            own.metadata.store_attr(&attr(ROOT, 0o040_755, 2));
+            own.metadata.end_listing(ROOT, 0, Some(BTreeSet::new()));
+            own.owning_callers.insert((7, 7));
+            own.new_file_attr = Some(attr(InodeNo(9), 0o100_644, 1));
+            own.new_directory_attr = Some(attr(InodeNo(9), 0o040_755, 2));
+            let known = InodeMap::new(Epoch(1));
+            Self { delegation: own, known }
         }
 
         fn decide(&mut self, op: &FileOp) -> Decision {
@@ -349,45 +349,45 @@ mod tests {
                 FileOp::Write { data, .. } => vec![1; data.length as usize],
                 _ => Vec::new(),
             };
-            let asked = Asked {
+            let asked = DelegatedRequest {
                 caller: CALLER,
                 op,
                 data: &data,
                 now: FileTime::default(),
             };
-            self.own.decide(&mut self.known, asked, false)
+            self.delegation.decide(&mut self.known, asked, false)
         }
 
         /// Makes a file early; its number and handle.
         fn make(&mut self, name: &str) -> (InodeNo, HandleId) {
             match self.decide(&create(ROOT, name)) {
-                Decision::Answered(Ok(FileReply::Opened { handle, attr })) => (attr.ino, handle),
+                Decision::Answer(Ok(FileReply::Opened { handle, attr })) => (attr.ino, handle),
                 other => panic!("{other:?}"),
             }
         }
 
-        fn settle_all(&mut self) {
-            while !self.own.log.is_empty() {
-                self.own.settle(&mut self.known, None);
+        fn acknowledge_all(&mut self) {
+            while !self.delegation.log.is_empty() {
+                self.delegation.acknowledge(&mut self.known, None);
             }
         }
 
         /// The server forgets all and settles nothing.
         fn restart(&mut self) {
             let epoch = Epoch(self.known.epoch().0 + 1);
-            self.known.begin(epoch);
-            self.own.log.rewind();
+            self.known.begin_session(epoch);
+            self.delegation.log.rewind_sent();
         }
 
         /// The server is asked directly.
-        fn ask(&mut self, op: &FileOp) -> Question {
-            self.own.set_aside(op);
-            self.own.begin_asking(&self.known, op)
+        fn ask(&mut self, op: &FileOp) -> InflightQuery {
+            self.delegation.reserve_space(op);
+            self.delegation.begin_query(&self.known, op)
         }
 
-        fn answered(&mut self, op: &FileOp, question: Question, reply: FileReply) {
-            let asked = (CALLER, op, question);
-            self.own.end_asking(&self.known, asked, &mut Ok(reply));
+        fn receive_answer(&mut self, op: &FileOp, query: InflightQuery, reply: FileReply) {
+            let asked = (CALLER, op, query);
+            self.delegation.end_query(&self.known, asked, &mut Ok(reply));
         }
     }
 
@@ -421,28 +421,28 @@ mod tests {
         }
     }
 
-    fn is_early(decision: &Decision) -> bool {
-        matches!(decision, Decision::Answered(Ok(_)))
+    fn is_answered(decision: &Decision) -> bool {
+        matches!(decision, Decision::Answer(Ok(_)))
     }
 
     #[test]
     fn attributes_that_were_asked_for_before_a_change_are_not_learned() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
-        assert!(is_early(&writer.decide(&write(handle, 100))));
-        writer.settle_all();
+        assert!(is_answered(&writer.decide(&write(handle, 100))));
+        writer.acknowledge_all();
         let op = FileOp::GetAttr { ino, handle: None };
         let question = writer.ask(&op);
         // Written and brought there while the answer is on its way.
-        assert!(is_early(&writer.decide(&write(handle, 50))));
-        writer.settle_all();
+        assert!(is_answered(&writer.decide(&write(handle, 50))));
+        writer.acknowledge_all();
         let old = Attr {
             size: 100,
             ..attr(ino, 0o100_644, 1)
         };
-        writer.answered(&op, question, FileReply::Attr(old));
-        assert!(is_early(&writer.decide(&write(handle, 1))));
-        let last = writer.own.log.entry(writer.own.log.end() - 1);
+        writer.receive_answer(&op, question, FileReply::Attr(old));
+        assert!(is_answered(&writer.decide(&write(handle, 1))));
+        let last = writer.delegation.log.entry(writer.delegation.log.end_position() - 1);
         let Some(FileOp::Write { offset, .. }) = last.map(|entry| &entry.op) else {
             panic!("{last:?}");
         };
@@ -453,8 +453,8 @@ mod tests {
     fn a_time_that_a_program_was_told_stays_when_the_server_tells_its_own() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
-        assert!(is_early(&writer.decide(&write(handle, 100))));
-        writer.settle_all();
+        assert!(is_answered(&writer.decide(&write(handle, 100))));
+        writer.acknowledge_all();
         let list = FileOp::ReadDirectory {
             handle: HandleId(1),
             cookie: 0,
@@ -481,14 +481,14 @@ mod tests {
         };
         let mut answer = Ok(FileReply::Entries(vec![entry]));
         let asked = (CALLER, &list, question);
-        writer.own.end_asking(&writer.known, asked, &mut answer);
+        writer.delegation.end_query(&writer.known, asked, &mut answer);
         let Ok(FileReply::Entries(entries)) = answer else {
             panic!("{answer:?}");
         };
         let told = entries[0].attr.expect("as it was asked for");
         assert_eq!((told.size, told.mtime), (100, FileTime::default()));
-        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
-        let last = writer.own.log.entry(writer.own.log.end() - 2);
+        assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
+        let last = writer.delegation.log.entry(writer.delegation.log.end_position() - 2);
         let Some(FileOp::SetAttr { change, .. }) = last.map(|entry| &entry.op) else {
             panic!("{last:?}");
         };
@@ -500,51 +500,51 @@ mod tests {
     fn a_stale_handle_stays_known_until_what_was_written_with_it_has_run() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
-        assert!(is_early(&writer.decide(&write(handle, 100))));
+        assert!(is_answered(&writer.decide(&write(handle, 100))));
         writer.restart();
         assert!(writer.known.is_stale(handle));
-        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
-        assert!(writer.known.opening(handle).is_some(), "a write needs it");
-        writer.settle_all();
-        assert!(writer.known.opening(handle).is_none());
-        assert!(writer.known.has(ino));
+        assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
+        assert!(writer.known.open_parameters(handle).is_some(), "a write needs it");
+        writer.acknowledge_all();
+        assert!(writer.known.open_parameters(handle).is_none());
+        assert!(writer.known.has_inode(ino));
     }
 
     #[test]
     fn what_is_open_unseen_keeps_a_file_from_being_shut_and_removed_early() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
-        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
-        writer.settle_all();
+        assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
+        writer.acknowledge_all();
         let flags = libc::O_RDONLY;
         let opened = writer.decide(&FileOp::Open { ino, flags });
-        let Decision::Answered(Ok(FileReply::Opened { handle, .. })) = opened else {
+        let Decision::Answer(Ok(FileReply::Opened { handle, .. })) = opened else {
             panic!("{opened:?}");
         };
         let (parent, name) = (ROOT, b"a".to_vec());
         let unlink = FileOp::Unlink { parent, name };
-        assert!(is_early(&writer.decide(&chmod(ino, 0o640))));
-        assert!(!is_early(&writer.decide(&chmod(ino, 0o200))));
-        assert!(!is_early(&writer.decide(&unlink)));
-        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
-        assert!(is_early(&writer.decide(&chmod(ino, 0o200))));
-        assert!(is_early(&writer.decide(&unlink)));
+        assert!(is_answered(&writer.decide(&chmod(ino, 0o640))));
+        assert!(!is_answered(&writer.decide(&chmod(ino, 0o200))));
+        assert!(!is_answered(&writer.decide(&unlink)));
+        assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
+        assert!(is_answered(&writer.decide(&chmod(ino, 0o200))));
+        assert!(is_answered(&writer.decide(&unlink)));
     }
 
     #[test]
     fn what_has_several_names_is_not_opened_unseen() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
-        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
-        writer.settle_all();
+        assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
+        writer.acknowledge_all();
         let flags = libc::O_RDONLY;
         let open = FileOp::Open { ino, flags };
         for (nlink, opens) in [(2, false), (1, true)] {
             let look = FileOp::GetAttr { ino, handle: None };
             let question = writer.ask(&look);
             let told = FileReply::Attr(attr(ino, 0o100_644, nlink));
-            writer.answered(&look, question, told);
-            assert_eq!(is_early(&writer.decide(&open)), opens, "{nlink} names");
+            writer.receive_answer(&look, question, told);
+            assert_eq!(is_answered(&writer.decide(&open)), opens, "{nlink} names");
         }
     }
 
@@ -552,8 +552,8 @@ mod tests {
     fn nobody_opens_unseen_what_is_being_removed() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
-        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
-        writer.settle_all();
+        assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
+        writer.acknowledge_all();
         let (parent, name) = (ROOT, b"a".to_vec());
         let rename = FileOp::Rename {
             parent,
@@ -567,12 +567,12 @@ mod tests {
         let question = writer.ask(&rename);
         // Its attributes come meanwhile, and would say that it may be opened.
         let told = FileReply::Attr(attr(ino, 0o100_644, 1));
-        writer.answered(&look, earlier, told.clone());
+        writer.receive_answer(&look, earlier, told.clone());
         let later = writer.ask(&look);
-        writer.answered(&look, later, told);
+        writer.receive_answer(&look, later, told);
         let flags = libc::O_RDONLY;
-        assert!(!is_early(&writer.decide(&FileOp::Open { ino, flags })));
-        writer.answered(&rename, question, FileReply::Done);
+        assert!(!is_answered(&writer.decide(&FileOp::Open { ino, flags })));
+        writer.receive_answer(&rename, question, FileReply::Done);
     }
 
     fn rename(name: &str, new_name: &str) -> FileOp {
@@ -589,31 +589,31 @@ mod tests {
     fn a_file_gets_a_free_name_early_and_keeps_it() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
-        assert!(is_early(&writer.decide(&rename("a", "b"))));
+        assert!(is_answered(&writer.decide(&rename("a", "b"))));
         let look = |name: &str| FileOp::Lookup {
             parent: ROOT,
             name: name.into(),
         };
         let gone = writer.decide(&look("a"));
-        assert!(matches!(gone, Decision::Answered(Err(Errno(libc::ENOENT)))));
+        assert!(matches!(gone, Decision::Answer(Err(Errno(libc::ENOENT)))));
         // What is written before the renaming has run is seen under the new name.
-        assert!(is_early(&writer.decide(&write(handle, 10))));
+        assert!(is_answered(&writer.decide(&write(handle, 10))));
         let found = writer.decide(&look("b"));
-        let Decision::Answered(Ok(FileReply::Attr(attr))) = found else {
+        let Decision::Answer(Ok(FileReply::Attr(attr))) = found else {
             panic!("{found:?}");
         };
         assert_eq!((attr.ino, attr.size), (ino, 10));
         // Both names are waited for: each has one operation that tells whether it has run.
         for op in [create(ROOT, "a"), create(ROOT, "b"), rename("b", "c")] {
-            assert!(!is_early(&writer.decide(&op)), "{op:?}");
+            assert!(!is_answered(&writer.decide(&op)), "{op:?}");
         }
-        writer.settle_all();
-        assert_eq!(writer.known.named(ROOT, &b"b".to_vec()), Some(ino));
-        assert_eq!(writer.known.named(ROOT, &b"a".to_vec()), None);
-        assert!(is_early(&writer.decide(&look("b"))));
-        assert!(is_early(&writer.decide(&create(ROOT, "a"))));
-        writer.settle_all();
-        assert!(!is_early(&writer.decide(&rename("a", "b"))), "it replaces");
+        writer.acknowledge_all();
+        assert_eq!(writer.known.inode_by_name(ROOT, &b"b".to_vec()), Some(ino));
+        assert_eq!(writer.known.inode_by_name(ROOT, &b"a".to_vec()), None);
+        assert!(is_answered(&writer.decide(&look("b"))));
+        assert!(is_answered(&writer.decide(&create(ROOT, "a"))));
+        writer.acknowledge_all();
+        assert!(!is_answered(&writer.decide(&rename("a", "b"))), "it replaces");
     }
 
     #[test]
@@ -624,9 +624,9 @@ mod tests {
         if let FileOp::Rename { flags, .. } = &mut op {
             *flags = libc::RENAME_NOREPLACE;
         }
-        assert!(is_early(&writer.decide(&op)));
-        let last = writer.own.log.entry(writer.own.log.end() - 1);
-        let sent = last.map(|entry| (&entry.op, &entry.asked.1));
+        assert!(is_answered(&writer.decide(&op)));
+        let last = writer.delegation.log.entry(writer.delegation.log.end_position() - 1);
+        let sent = last.map(|entry| (&entry.op, &entry.translated.1));
         let Some((FileOp::Rename { flags: 0, .. }, FileOp::Rename { flags: 0, .. })) = sent else {
             panic!("{last:?}");
         };
@@ -636,38 +636,38 @@ mod tests {
     fn names_of_a_file_that_a_new_session_lacks_are_changed_by_the_server() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
-        assert!(is_early(&writer.decide(&FileOp::Release { handle })));
-        writer.settle_all();
+        assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
+        writer.acknowledge_all();
         writer.restart();
         let (parent, name) = (ROOT, b"a".to_vec());
         let unlink = FileOp::Unlink { parent, name };
         // Somebody may be looking for it by its name at this moment.
         for op in [rename("a", "b"), unlink] {
-            assert!(!is_early(&writer.decide(&op)), "{op:?}");
+            assert!(!is_answered(&writer.decide(&op)), "{op:?}");
         }
-        assert!(writer.known.find_again(ino, &attr(ino, 0o100_644, 1)));
-        assert!(is_early(&writer.decide(&rename("a", "b"))));
+        assert!(writer.known.rebind_found(ino, &attr(ino, 0o100_644, 1)));
+        assert!(is_answered(&writer.decide(&rename("a", "b"))));
     }
 
     #[test]
     fn a_file_of_several_names_or_unknown_is_renamed_by_the_server() {
         let mut writer = Writer::new();
         let (ino, _) = writer.make("a");
-        writer.settle_all();
-        assert!(!is_early(&writer.decide(&rename("never seen", "b"))));
-        writer.own.image.see(&attr(ino, 0o100_644, 2));
-        assert!(!is_early(&writer.decide(&rename("a", "b"))));
-        writer.own.image.see(&attr(ino, 0o100_644, 1));
-        assert!(is_early(&writer.decide(&rename("a", "b"))));
+        writer.acknowledge_all();
+        assert!(!is_answered(&writer.decide(&rename("never seen", "b"))));
+        writer.delegation.metadata.store_attr(&attr(ino, 0o100_644, 2));
+        assert!(!is_answered(&writer.decide(&rename("a", "b"))));
+        writer.delegation.metadata.store_attr(&attr(ino, 0o100_644, 1));
+        assert!(is_answered(&writer.decide(&rename("a", "b"))));
     }
 
     #[test]
     fn directories_that_their_owner_may_not_change_are_left_to_the_server() {
         for mode in [0o500, 0o600, 0o055] {
             let mut writer = Writer::new();
-            assert!(is_early(&writer.decide(&chmod(ROOT, mode))));
+            assert!(is_answered(&writer.decide(&chmod(ROOT, mode))));
             let refused = writer.decide(&create(ROOT, "a"));
-            assert!(!is_early(&refused), "mode {mode:o}");
+            assert!(!is_answered(&refused), "mode {mode:o}");
         }
     }
 
@@ -675,24 +675,24 @@ mod tests {
     fn a_name_that_is_not_remembered_may_be_any_linked_files() {
         let mut writer = Writer::new();
         let linked = InodeNo(50);
-        writer.own.image.see(&attr(linked, 0o100_644, 12));
-        writer.own.image.see(&attr(InodeNo(51), 0o100_644, 1));
-        writer.own.image.name(ROOT, &b"old".to_vec());
+        writer.delegation.metadata.store_attr(&attr(linked, 0o100_644, 12));
+        writer.delegation.metadata.store_attr(&attr(InodeNo(51), 0o100_644, 1));
+        writer.delegation.metadata.add_name(ROOT, &b"old".to_vec());
         let (parent, name) = (ROOT, b"old".to_vec());
         let op = FileOp::Unlink { parent, name };
         let earlier = writer.ask(&FileOp::StatFs);
         let question = writer.ask(&op);
-        assert!(writer.own.image.attr(linked).is_none());
-        assert!(writer.own.image.attr(InodeNo(51)).is_some());
+        assert!(writer.delegation.metadata.attr(linked).is_none());
+        assert!(writer.delegation.metadata.attr(InodeNo(51)).is_some());
         let look = FileOp::GetAttr {
             ino: linked,
             handle: None,
         };
         let told = FileReply::Attr(attr(linked, 0o100_644, 12));
         let meanwhile = writer.ask(&look);
-        writer.answered(&look, meanwhile, told.clone());
-        assert!(writer.own.image.attr(linked).is_none());
-        writer.answered(&op, question, FileReply::Done);
+        writer.receive_answer(&look, meanwhile, told.clone());
+        assert!(writer.delegation.metadata.attr(linked).is_none());
+        writer.receive_answer(&op, question, FileReply::Done);
         let stat = TreeStat {
             size_bytes: 0,
             free_bytes: 0,
@@ -701,10 +701,10 @@ mod tests {
             disk_bytes: None,
             disk_files: None,
         };
-        writer.answered(&FileOp::StatFs, earlier, FileReply::StatFs(stat));
+        writer.receive_answer(&FileOp::StatFs, earlier, FileReply::StatFs(stat));
         let after = writer.ask(&look);
-        writer.answered(&look, after, told);
-        assert!(writer.own.image.attr(linked).is_some());
+        writer.receive_answer(&look, after, told);
+        assert!(writer.delegation.metadata.attr(linked).is_some());
     }
 
     #[test]
@@ -717,15 +717,15 @@ mod tests {
             offset: 0,
             length: 900 << 20,
         };
-        let sent_before = writer.own.spent();
+        let sent_before = writer.delegation.query_count();
         let question = writer.ask(&op);
-        writer.answered(&op, question, FileReply::Done);
+        writer.receive_answer(&op, question, FileReply::Done);
         // A batch that ran before it tells of the space as it was then.
-        writer.settle_all();
-        writer.own.has_free(GOOD, sent_before);
-        assert!(is_early(&writer.decide(&write(handle, 1000))));
-        assert!(!is_early(&writer.decide(&write(handle, 200 << 20))));
-        writer.own.has_free(GOOD, writer.own.spent());
-        assert!(is_early(&writer.decide(&write(handle, 200 << 20))));
+        writer.acknowledge_all();
+        writer.delegation.set_free_space(AMPLE_SPACE, sent_before);
+        assert!(is_answered(&writer.decide(&write(handle, 1000))));
+        assert!(!is_answered(&writer.decide(&write(handle, 200 << 20))));
+        writer.delegation.set_free_space(AMPLE_SPACE, writer.delegation.query_count());
+        assert!(is_answered(&writer.decide(&write(handle, 200 << 20))));
     }
 }

@@ -12,26 +12,26 @@ pub const NO_SESSION: Epoch = Epoch(0);
 
 /// An operation that was answered.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct LogEntry {
     /// On whose behalf.
     pub caller: Caller,
     /// What was asked, in the kernel's numbers.
     pub op: FileOp,
     /// The same in the numbers of a session; those of [`NO_SESSION`] mean nothing.
-    pub asked: (Epoch, FileOp),
+    pub translated: (Epoch, FileOp),
     /// What a write writes.
     pub data: Bytes,
     /// Numbers of what it makes.
-    pub made: (Option<InodeNo>, Option<HandleId>),
+    pub created: (Option<InodeNo>, Option<HandleId>),
     /// Files whose server has not all of their state before it has run.
-    pub about: [Option<InodeNo>; 3],
+    pub files: [Option<InodeNo>; 3],
     /// The most space that it can take.
-    pub cost: Room,
+    pub cost: Space,
 }
 
 /// Space, promised or free.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct Space {
     /// In bytes.
     pub bytes: u64,
     /// In files.
@@ -40,34 +40,34 @@ pub struct Room {
 
 /// The operations that have not been settled. Positions count all that ever were appended.
 #[derive(Debug, Default)]
-pub struct Log {
-    entries: VecDeque<Entry>,
-    settled: u64,
+pub struct OperationLog {
+    entries: VecDeque<LogEntry>,
+    acknowledged: u64,
     sent: u64,
     bytes: u64,
     unsent_bytes: u64,
-    promised: Room,
+    promised_space: Space,
     /// Names that entries make (`true`) or remove, by the last entry about each and the position
     /// behind it. An entry makes or removes a name that no other has, so that whether it has run
     /// can be seen by the name; but what one makes a later one may rename.
-    names: BTreeMap<(InodeNo, Name), (bool, u64)>,
+    pending_names: BTreeMap<(InodeNo, Name), (bool, u64)>,
     /// The position behind the last entry about a file.
-    busy: BTreeMap<InodeNo, u64>,
+    last_positions: BTreeMap<InodeNo, u64>,
 }
 
-impl Log {
+impl OperationLog {
     /// The position behind the last entry.
-    pub fn end(&self) -> u64 {
-        self.settled + self.entries.len() as u64
+    pub fn end_position(&self) -> u64 {
+        self.acknowledged + self.entries.len() as u64
     }
 
     /// Everything before this position has run.
-    pub fn settled(&self) -> u64 {
-        self.settled
+    pub fn acknowledged_position(&self) -> u64 {
+        self.acknowledged
     }
 
     /// Everything before this position is on its way.
-    pub fn sent(&self) -> u64 {
+    pub fn sent_position(&self) -> u64 {
         self.sent
     }
 
@@ -77,7 +77,7 @@ impl Log {
     }
 
     /// Whether an operation of such a kind waits.
-    pub fn has(&self, is_such: impl Fn(&FileOp) -> bool) -> bool {
+    pub fn has_operation(&self, is_such: impl Fn(&FileOp) -> bool) -> bool {
         self.entries.iter().any(|entry| is_such(&entry.op))
     }
 
@@ -87,24 +87,24 @@ impl Log {
     }
 
     /// Space that the entries can take at most.
-    pub fn promised(&self) -> Room {
-        self.promised
+    pub fn promised_space(&self) -> Space {
+        self.promised_space
     }
 
     /// What must be settled before the server knows all of a file; `None` if it does.
-    pub fn busy(&self, ino: InodeNo) -> Option<u64> {
-        self.busy.get(&ino).copied()
+    pub fn last_position_of(&self, ino: InodeNo) -> Option<u64> {
+        self.last_positions.get(&ino).copied()
     }
 
     /// What an entry does to a name.
     pub fn name(&self, parent: InodeNo, name: &Name) -> Option<bool> {
-        let last = self.names.get(&(parent, name.clone()));
+        let last = self.pending_names.get(&(parent, name.clone()));
         last.map(|(makes, _)| *makes)
     }
 
     /// The file that an entry gave a name which nobody else knows yet.
-    pub fn renamed(&self, parent: InodeNo, name: &Name) -> Option<InodeNo> {
-        let (_, end) = self.names.get(&(parent, name.clone()))?;
+    pub fn pending_rename(&self, parent: InodeNo, name: &Name) -> Option<InodeNo> {
+        let (_, end) = self.pending_names.get(&(parent, name.clone()))?;
         let entry = self.entry(end.checked_sub(1)?)?;
         let FileOp::Rename {
             new_parent,
@@ -114,42 +114,42 @@ impl Log {
         else {
             return None;
         };
-        let [_, _, ino] = entry.about;
+        let [_, _, ino] = entry.files;
         ino.filter(|_| (*new_parent, new_name) == (parent, name))
     }
 
     /// Appends an operation; gives the position behind it.
-    pub fn append(&mut self, entry: Entry) -> u64 {
-        let end = self.end() + 1;
+    pub fn append(&mut self, entry: LogEntry) -> u64 {
+        let end = self.end_position() + 1;
         self.bytes += entry.data.len() as u64;
         self.unsent_bytes += entry.data.len() as u64;
-        self.promised.bytes += entry.cost.bytes;
-        self.promised.files += entry.cost.files;
-        for ino in entry.about.iter().flatten() {
-            self.busy.insert(*ino, end);
+        self.promised_space.bytes += entry.cost.bytes;
+        self.promised_space.files += entry.cost.files;
+        for ino in entry.files.iter().flatten() {
+            self.last_positions.insert(*ino, end);
         }
-        for (parent, name, makes) in names_of(&entry.op) {
-            self.names.insert((parent, name.clone()), (makes, end));
+        for (parent, name, makes) in changed_names(&entry.op) {
+            self.pending_names.insert((parent, name.clone()), (makes, end));
         }
         self.entries.push_back(entry);
         end
     }
 
     /// The entry at a position, if it is not settled.
-    pub fn entry(&self, position: u64) -> Option<&Entry> {
-        let index = position.checked_sub(self.settled)?;
+    pub fn entry(&self, position: u64) -> Option<&LogEntry> {
+        let index = position.checked_sub(self.acknowledged)?;
         self.entries.get(usize::try_from(index).ok()?)
     }
 
     /// The next entries to send, at most `most`, all of one caller and of not much more than so
     /// many bytes; they count as sent.
-    pub fn take(&mut self, most: usize, bytes_max: usize) -> Vec<Entry> {
-        let mut taken: Vec<Entry> = Vec::new();
+    pub fn take_unsent(&mut self, most: usize, bytes_max: usize) -> Vec<LogEntry> {
+        let mut taken: Vec<LogEntry> = Vec::new();
         let mut bytes = 0;
         while let Some(entry) = self.entry(self.sent) {
             let length = entry.data.len();
             let is_full = taken.len() >= most || (bytes > 0 && bytes + length > bytes_max);
-            if is_full || taken.first().is_some_and(|first| !same(first, entry)) {
+            if is_full || taken.first().is_some_and(|first| !is_same_caller(first, entry)) {
                 break;
             }
             bytes += length;
@@ -162,63 +162,63 @@ impl Log {
 
     /// Entries that were not sent, and their bytes.
     pub fn unsent(&self) -> (u64, u64) {
-        (self.end() - self.sent, self.unsent_bytes)
+        (self.end_position() - self.sent, self.unsent_bytes)
     }
 
     /// The oldest entry has run.
-    pub fn settle(&mut self) -> Option<Entry> {
+    pub fn acknowledge(&mut self) -> Option<LogEntry> {
         let entry = self.entries.pop_front()?;
-        if self.sent == self.settled {
+        if self.sent == self.acknowledged {
             self.sent += 1;
             self.unsent_bytes -= entry.data.len() as u64;
         }
-        self.settled += 1;
+        self.acknowledged += 1;
         self.bytes -= entry.data.len() as u64;
-        self.promised.bytes -= entry.cost.bytes;
-        self.promised.files -= entry.cost.files;
-        for ino in entry.about.iter().flatten() {
-            if self.busy.get(ino).is_some_and(|end| *end <= self.settled) {
-                self.busy.remove(ino);
+        self.promised_space.bytes -= entry.cost.bytes;
+        self.promised_space.files -= entry.cost.files;
+        for ino in entry.files.iter().flatten() {
+            if self.last_positions.get(ino).is_some_and(|end| *end <= self.acknowledged) {
+                self.last_positions.remove(ino);
             }
         }
-        for (parent, name, _) in names_of(&entry.op) {
+        for (parent, name, _) in changed_names(&entry.op) {
             let key = (parent, name.clone());
             if self
-                .names
+                .pending_names
                 .get(&key)
-                .is_some_and(|(_, end)| *end <= self.settled)
+                .is_some_and(|(_, end)| *end <= self.acknowledged)
             {
-                self.names.remove(&key);
+                self.pending_names.remove(&key);
             }
         }
         Some(entry)
     }
 
     /// What is not settled must be sent again, to a session that may have other numbers for all.
-    pub fn rewind(&mut self) {
-        self.sent = self.settled;
+    pub fn rewind_sent(&mut self) {
+        self.sent = self.acknowledged;
         self.unsent_bytes = self.bytes;
         for entry in &mut self.entries {
-            entry.asked.0 = NO_SESSION;
+            entry.translated.0 = NO_SESSION;
         }
     }
 }
 
-fn same(one: &Entry, other: &Entry) -> bool {
+fn is_same_caller(one: &LogEntry, other: &LogEntry) -> bool {
     (one.caller.uid, one.caller.gid) == (other.caller.uid, other.caller.gid)
 }
 
 /// All names that an operation makes (`true`) or removes.
-fn names_of(op: &FileOp) -> impl Iterator<Item = (InodeNo, &Name, bool)> {
+fn changed_names(op: &FileOp) -> impl Iterator<Item = (InodeNo, &Name, bool)> {
     let moved = match op {
         FileOp::Rename { parent, name, .. } => Some((*parent, name, false)),
         _ => None,
     };
-    moved.into_iter().chain(name_of(op))
+    moved.into_iter().chain(marker_name(op))
 }
 
 /// The name that tells whether an operation has run: it makes (`true`) or removes it.
-pub fn name_of(op: &FileOp) -> Option<(InodeNo, &Name, bool)> {
+pub fn marker_name(op: &FileOp) -> Option<(InodeNo, &Name, bool)> {
     match op {
         FileOp::Rename {
             new_parent,
@@ -237,18 +237,18 @@ pub fn name_of(op: &FileOp) -> Option<(InodeNo, &Name, bool)> {
 mod tests {
     use super::*;
 
-    fn entry(uid: u32, op: FileOp, bytes: usize) -> Entry {
-        Entry {
+    fn entry(uid: u32, op: FileOp, bytes: usize) -> LogEntry {
+        LogEntry {
             caller: Caller {
                 uid,
                 ..Caller::default()
             },
-            asked: (Epoch(1), op.clone()),
+            translated: (Epoch(1), op.clone()),
             op,
             data: Bytes::from(vec![0; bytes]),
-            made: (None, None),
-            about: [Some(InodeNo(7)), None, None],
-            cost: Room {
+            created: (None, None),
+            files: [Some(InodeNo(7)), None, None],
+            cost: Space {
                 bytes: 10,
                 files: 1,
             },
@@ -257,39 +257,39 @@ mod tests {
 
     #[test]
     fn batches_have_one_caller_and_a_size() {
-        let mut log = Log::default();
+        let mut log = OperationLog::default();
         for (uid, bytes) in [(1, 600), (1, 600), (1, 10), (2, 10), (2, 10)] {
             log.append(entry(uid, FileOp::StatFs, bytes));
         }
         let mut sizes = Vec::new();
         loop {
-            let batch = log.take(2, 1000);
+            let batch = log.take_unsent(2, 1000);
             if batch.is_empty() {
                 break;
             }
             sizes.push(batch.len());
         }
         assert_eq!(sizes, [1, 2, 2]);
-        assert_eq!((log.sent(), log.settled(), log.bytes()), (5, 0, 1230));
-        assert_eq!(log.busy(InodeNo(7)), Some(5));
+        assert_eq!((log.sent_position(), log.acknowledged_position(), log.bytes()), (5, 0, 1230));
+        assert_eq!(log.last_position_of(InodeNo(7)), Some(5));
         for _ in 0..3 {
-            log.settle();
+            log.acknowledge();
         }
-        log.rewind();
-        assert_eq!((log.sent(), log.unsent()), (3, (2, 20)));
-        let again = log.take(9, 1000);
-        assert!(again.iter().all(|entry| entry.asked.0 == NO_SESSION));
-        while log.settle().is_some() {}
+        log.rewind_sent();
+        assert_eq!((log.sent_position(), log.unsent()), (3, (2, 20)));
+        let again = log.take_unsent(9, 1000);
+        assert!(again.iter().all(|entry| entry.translated.0 == NO_SESSION));
+        while log.acknowledge().is_some() {}
         assert_eq!(
-            (log.busy(InodeNo(7)), log.promised()),
-            (None, Room::default())
+            (log.last_position_of(InodeNo(7)), log.promised_space()),
+            (None, Space::default())
         );
     }
 
     #[test]
     fn a_name_is_remembered_until_its_entry_has_run() {
         let (parent, name) = (InodeNo::ROOT, b"a".to_vec());
-        let mut log = Log::default();
+        let mut log = OperationLog::default();
         log.append(entry(
             1,
             FileOp::Unlink {
@@ -299,7 +299,7 @@ mod tests {
             0,
         ));
         assert_eq!(log.name(parent, &name), Some(false));
-        log.settle();
+        log.acknowledge();
         assert_eq!(log.name(parent, &name), None);
     }
 
@@ -307,7 +307,7 @@ mod tests {
     fn a_renamed_name_is_remembered_until_the_renaming_has_run() {
         let parent = InodeNo::ROOT;
         let (name, new_name) = (b"a".to_vec(), b"b".to_vec());
-        let mut log = Log::default();
+        let mut log = OperationLog::default();
         let create = FileOp::Create {
             parent,
             name: name.clone(),
@@ -323,15 +323,15 @@ mod tests {
             flags: 0,
         };
         log.append(entry(1, rename, 0));
-        let both = |log: &Log| (log.name(parent, &name), log.name(parent, &new_name));
+        let both = |log: &OperationLog| (log.name(parent, &name), log.name(parent, &new_name));
         assert_eq!(both(&log), (Some(false), Some(true)));
-        log.settle();
+        log.acknowledge();
         assert_eq!(
             both(&log),
             (Some(false), Some(true)),
             "only its making has run"
         );
-        log.settle();
+        log.acknowledge();
         assert_eq!(both(&log), (None, None));
     }
 }

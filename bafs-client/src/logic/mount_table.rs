@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 /// Kind of every file system that this program mounts.
-pub const KIND: &str = "fuse.bafs";
+pub const FILE_SYSTEM_KIND: &str = "fuse.bafs";
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct MountEntry {
     /// number of its connection.
     pub device: (u32, u32),
     /// Where it is mounted.
-    pub point: PathBuf,
+    pub mount_point: PathBuf,
     /// Options of this mount, separated by commas.
     pub options: Vec<u8>,
     /// Kind of file system, such as `fuse.bafs`.
@@ -29,20 +29,20 @@ pub struct MountEntry {
 impl MountEntry {
     /// Whether this program mounted it.
     pub fn is_ours(&self) -> bool {
-        self.kind == KIND
+        self.kind == FILE_SYSTEM_KIND
     }
 }
 
 /// Reads `/proc/PID/mountinfo`, in its order: of several mounts on one point the last is on top.
 /// Lines that make no sense are left out.
-pub fn parse(table: &[u8]) -> Vec<MountEntry> {
+pub fn parse_mount_table(table: &[u8]) -> Vec<MountEntry> {
     table
         .split(|&byte| byte == b'\n')
-        .filter_map(entry)
+        .filter_map(parse_line)
         .collect()
 }
 
-fn entry(line: &[u8]) -> Option<MountEntry> {
+fn parse_line(line: &[u8]) -> Option<MountEntry> {
     // man 5 proc_pid_mountinfo: id, parent, device, root, point, options, tags…, -, kind, source
     let mut fields = line.split(|&byte| byte == b' ');
     let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
@@ -58,7 +58,7 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     Some(MountEntry {
         id,
         device,
-        point,
+        mount_point: point,
         options,
         kind,
         source,
@@ -89,13 +89,13 @@ mod tests {
         let table = b"1 0 0:1 / / rw,relatime shared:1 master:2 - ext4 /dev/vda rw\n\
             22 1 0:47 / /a\\040b rw,nosuid - fuse.bafs bafs:work rw,user_id=0\n\
             nonsense\n";
-        let found = parse(table);
+        let found = parse_mount_table(table);
         assert_eq!(found.len(), 2);
         assert!(!found[0].is_ours() && found[1].is_ours());
         let MountEntry {
             id,
             device,
-            point,
+            mount_point: point,
             source,
             ..
         } = &found[1];

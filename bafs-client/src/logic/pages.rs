@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 pub const PAGE_BYTES: u64 = 4096;
 
 /// Pages per piece of the bitmap: 128 MiB of the file in 4 KiB of memory at most.
-const PIECE_PAGES: u64 = 32_768;
+const CHUNK_PAGES: u64 = 32_768;
 
 /// The pages of one file that were read. Memory grows with what was touched, not with the file, and
 /// small files take little: there may be very many.
 #[derive(Debug, Clone, Default)]
 pub struct PageSet {
     /// Each as long as its last page that was touched.
-    first: Vec<u64>,
-    others: BTreeMap<u64, Vec<u64>>,
+    first_chunk: Vec<u64>,
+    other_chunks: BTreeMap<u64, Vec<u64>>,
 }
 
 impl PageSet {
@@ -25,11 +25,11 @@ impl PageSet {
         }
         let last = offset.saturating_add(length - 1) / PAGE_BYTES;
         for page in offset / PAGE_BYTES..=last {
-            let piece = match page / PIECE_PAGES {
-                0 => &mut self.first,
-                number => self.others.entry(number).or_default(),
+            let piece = match page / CHUNK_PAGES {
+                0 => &mut self.first_chunk,
+                number => self.other_chunks.entry(number).or_default(),
             };
-            let bit = page % PIECE_PAGES;
+            let bit = page % CHUNK_PAGES;
             let word = (bit / 64) as usize;
             if piece.len() <= word {
                 piece.resize(word + 1, 0);
@@ -41,14 +41,14 @@ impl PageSet {
     /// Runs of pages as (first page, number of pages), ascending and apart from each other.
     pub fn runs(&self) -> Vec<(u64, u64)> {
         let mut runs: Vec<(u64, u64)> = Vec::new();
-        let others = self.others.iter().map(|(number, piece)| (*number, piece));
-        for (number, piece) in std::iter::once((0, &self.first)).chain(others) {
+        let others = self.other_chunks.iter().map(|(number, piece)| (*number, piece));
+        for (number, piece) in std::iter::once((0, &self.first_chunk)).chain(others) {
             for (index, word) in piece.iter().enumerate() {
                 let mut left = *word;
                 while left != 0 {
                     let bit = left.trailing_zeros();
                     left &= left - 1;
-                    let page = number * PIECE_PAGES + index as u64 * 64 + u64::from(bit);
+                    let page = number * CHUNK_PAGES + index as u64 * 64 + u64::from(bit);
                     match runs.last_mut() {
                         Some((first, count)) if *first + *count == page => *count += 1,
                         _ => runs.push((page, 1)),
@@ -62,14 +62,14 @@ impl PageSet {
 
 /// Joins the runs with the smallest gaps until at most `runs_max` are left (at least one). The
 /// result covers all given pages and perhaps a few more.
-pub fn joined(mut runs: Vec<(u64, u64)>, runs_max: usize) -> Vec<(u64, u64)> {
+pub fn join_runs(mut runs: Vec<(u64, u64)>, runs_max: usize) -> Vec<(u64, u64)> {
     let excess = runs.len().saturating_sub(runs_max.max(1));
     if excess == 0 {
         return runs;
     }
     let mut gaps: Vec<u64> = runs
         .windows(2)
-        .map(|pair| pair[1].0 - end(pair[0]))
+        .map(|pair| pair[1].0 - run_end(pair[0]))
         .collect();
     let (_, widest, _) = gaps.select_nth_unstable(excess - 1);
     let widest = *widest;
@@ -77,8 +77,8 @@ pub fn joined(mut runs: Vec<(u64, u64)>, runs_max: usize) -> Vec<(u64, u64)> {
     let mut kept: Vec<(u64, u64)> = Vec::with_capacity(runs.len() - excess);
     for run in runs.drain(..) {
         match kept.last_mut() {
-            Some(last) if to_join > 0 && run.0 - end(*last) <= widest => {
-                last.1 = end(run) - last.0;
+            Some(last) if to_join > 0 && run.0 - run_end(*last) <= widest => {
+                last.1 = run_end(run) - last.0;
                 to_join -= 1;
             }
             _ => kept.push(run),
@@ -87,7 +87,7 @@ pub fn joined(mut runs: Vec<(u64, u64)>, runs_max: usize) -> Vec<(u64, u64)> {
     kept
 }
 
-fn end(run: (u64, u64)) -> u64 {
+fn run_end(run: (u64, u64)) -> u64 {
     run.0 + run.1
 }
 
@@ -118,10 +118,10 @@ mod tests {
     #[test]
     fn joining_keeps_every_page_and_fills_small_gaps_first() {
         let runs = vec![(0, 1), (2, 1), (100, 5), (107, 1), (1000, 1)];
-        assert_eq!(joined(runs.clone(), 5), runs);
-        assert_eq!(joined(runs.clone(), 3), [(0, 3), (100, 8), (1000, 1)]);
-        assert_eq!(joined(runs.clone(), 0), [(0, 1001)]);
-        assert_eq!(joined(Vec::new(), 1), []);
+        assert_eq!(join_runs(runs.clone(), 5), runs);
+        assert_eq!(join_runs(runs.clone(), 3), [(0, 3), (100, 8), (1000, 1)]);
+        assert_eq!(join_runs(runs.clone(), 0), [(0, 1001)]);
+        assert_eq!(join_runs(Vec::new(), 1), []);
     }
 
     proptest::proptest! {
@@ -143,8 +143,8 @@ mod tests {
             };
             let runs = pages.runs();
             assert_eq!(flat(&runs), model);
-            assert!(runs.windows(2).all(|pair| end(pair[0]) < pair[1].0));
-            let fewer = joined(runs, runs_max);
+            assert!(runs.windows(2).all(|pair| run_end(pair[0]) < pair[1].0));
+            let fewer = join_runs(runs, runs_max);
             assert!(fewer.len() <= runs_max);
             assert!(flat(&fewer).is_superset(&model));
         }

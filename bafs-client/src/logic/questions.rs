@@ -6,128 +6,128 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::InodeNo;
 
 /// Files whose change is remembered while questions are under way, at about 50 bytes.
-const CHANGED_MAX: usize = 4096;
+const REMEMBERED_CHANGES_MAX: usize = 4096;
 
 /// The questions under way, and what changed since the oldest of them.
 #[derive(Debug, Default)]
-pub struct Questions {
+pub struct InflightQueries {
     /// Counts changes of files.
-    changes: u64,
+    change_count: u64,
     /// Files that changed, with the count at their last change.
-    changed: BTreeMap<InodeNo, u64>,
+    last_changes: BTreeMap<InodeNo, u64>,
     /// Answers to questions from before this count teach nothing.
-    since: u64,
-    under_way: usize,
+    valid_since: u64,
+    inflight_count: usize,
     /// How many of them change a file.
-    changing: BTreeMap<InodeNo, u32>,
+    changing_files: BTreeMap<InodeNo, u32>,
     /// How many of them change files that nobody knows.
-    changing_any: u32,
+    changing_any_count: u32,
 }
 
 /// Something that the server is asked.
 #[derive(Debug)]
 #[must_use = "a question that is not ended is taken to be under way"]
-pub struct Question {
-    asked_at: u64,
-    unsettled: Option<u64>,
-    changing: Vec<InodeNo>,
-    changes_any: bool,
+pub struct InflightQuery {
+    begun_at: u64,
+    awaited_position: Option<u64>,
+    changing_files: Vec<InodeNo>,
+    can_change_any: bool,
 }
 
-impl Question {
+impl InflightQuery {
     /// The same, of a file that nobody knows, while the server had not run all before a position
     /// of the log.
-    pub fn before(mut self, unsettled: Option<u64>) -> Self {
-        self.unsettled = unsettled;
+    pub fn with_awaited_position(mut self, unsettled: Option<u64>) -> Self {
+        self.awaited_position = unsettled;
         self
     }
 
     /// What had to run before the answer is sure to be true, where that was not known when it was
     /// asked: a position of the log.
-    pub fn unsettled(&self) -> Option<u64> {
-        self.unsettled
+    pub fn awaited_position(&self) -> Option<u64> {
+        self.awaited_position
     }
 
     /// Whether it may change files that nobody knows.
-    pub fn changes_any(&self) -> bool {
-        self.changes_any
+    pub fn can_change_any(&self) -> bool {
+        self.can_change_any
     }
 }
 
-impl Questions {
+impl InflightQueries {
     /// A question begins that may change these files, or any.
-    pub fn begin(&mut self, mut changing: Vec<InodeNo>, changes_any: bool) -> Question {
+    pub fn begin_query(&mut self, mut changing: Vec<InodeNo>, can_change_any: bool) -> InflightQuery {
         changing.sort();
         changing.dedup();
-        self.under_way += 1;
+        self.inflight_count += 1;
         for ino in &changing {
-            self.change(*ino);
-            *self.changing.entry(*ino).or_default() += 1;
+            self.record_change(*ino);
+            *self.changing_files.entry(*ino).or_default() += 1;
         }
-        if changes_any {
-            self.change_all();
-            self.changing_any += 1;
+        if can_change_any {
+            self.record_change_of_all();
+            self.changing_any_count += 1;
         }
-        Question {
-            asked_at: self.changes,
-            unsettled: None,
-            changing,
-            changes_any,
+        InflightQuery {
+            begun_at: self.change_count,
+            awaited_position: None,
+            changing_files: changing,
+            can_change_any: changes_any: can_change_any,
         }
     }
 
     /// A file changed.
-    pub fn change(&mut self, ino: InodeNo) {
-        self.changes += 1;
-        if self.under_way == 0 {
+    pub fn record_change(&mut self, ino: InodeNo) {
+        self.change_count += 1;
+        if self.inflight_count == 0 {
             return;
         }
-        if self.changed.len() >= CHANGED_MAX && !self.changed.contains_key(&ino) {
-            self.change_all();
+        if self.last_changes.len() >= REMEMBERED_CHANGES_MAX && !self.last_changes.contains_key(&ino) {
+            self.record_change_of_all();
         } else {
-            self.changed.insert(ino, self.changes);
+            self.last_changes.insert(ino, self.change_count);
         }
     }
 
     /// Nobody knows which files changed.
-    fn change_all(&mut self) {
-        self.changes += 1;
-        self.since = self.changes;
-        self.changed.clear();
+    fn record_change_of_all(&mut self) {
+        self.change_count += 1;
+        self.valid_since = self.change_count;
+        self.last_changes.clear();
     }
 
     /// Whether what the answer to a question says of a file is true now, other than by what the
     /// question itself changed.
-    pub fn is_true(&self, question: &Question, ino: InodeNo) -> bool {
-        let changed = self.changed.get(&ino).copied().unwrap_or(0);
-        let by_itself = u32::from(question.changing.contains(&ino));
-        let changing = self.changing.get(&ino).copied().unwrap_or(0);
-        changed.max(self.since) <= question.asked_at
+    pub fn is_current(&self, query: &InflightQuery, ino: InodeNo) -> bool {
+        let changed = self.last_changes.get(&ino).copied().unwrap_or(0);
+        let by_itself = u32::from(query.changing_files.contains(&ino));
+        let changing = self.changing_files.get(&ino).copied().unwrap_or(0);
+        changed.max(self.valid_since) <= query.begun_at
             && changing <= by_itself
-            && self.changing_any <= u32::from(question.changes_any)
+            && self.changing_any_count <= u32::from(query.can_change_any)
     }
 
     /// A question was answered, and what it teaches was learned; it has changed these files too.
-    pub fn end(&mut self, question: Question, changed: Vec<InodeNo>) {
+    pub fn end_query(&mut self, query: InflightQuery, changed: Vec<InodeNo>) {
         for ino in changed {
-            self.change(ino);
+            self.record_change(ino);
         }
-        if question.changes_any {
-            self.changing_any -= 1;
-            self.change_all();
+        if query.can_change_any {
+            self.changing_any_count -= 1;
+            self.record_change_of_all();
         }
-        for ino in question.changing {
-            self.change(ino);
-            if let Some(count) = self.changing.get_mut(&ino) {
+        for ino in query.changing_files {
+            self.record_change(ino);
+            if let Some(count) = self.changing_files.get_mut(&ino) {
                 *count -= 1;
                 if *count == 0 {
-                    self.changing.remove(&ino);
+                    self.changing_files.remove(&ino);
                 }
             }
         }
-        self.under_way -= 1;
-        if self.under_way == 0 {
-            self.changed.clear();
+        self.inflight_count -= 1;
+        if self.inflight_count == 0 {
+            self.last_changes.clear();
         }
     }
 }
@@ -141,60 +141,60 @@ mod tests {
 
     #[test]
     fn an_answer_is_true_unless_its_file_changed_meanwhile() {
-        let mut questions = Questions::default();
-        questions.change(ONE);
-        let question = questions.begin(Vec::new(), false);
-        assert!(questions.is_true(&question, ONE));
-        questions.change(ONE);
-        assert!(!questions.is_true(&question, ONE));
-        assert!(questions.is_true(&question, TWO));
-        let later = questions.begin(Vec::new(), false);
-        assert!(questions.is_true(&later, ONE));
-        let any = questions.begin(Vec::new(), true);
-        assert!(questions.is_true(&any, TWO));
-        assert!(!questions.is_true(&later, TWO));
-        let meanwhile = questions.begin(Vec::new(), false);
-        questions.end(any, Vec::new());
-        assert!(!questions.is_true(&meanwhile, TWO));
-        questions.end(meanwhile, Vec::new());
-        questions.end(question, Vec::new());
-        questions.end(later, Vec::new());
-        assert_eq!((questions.under_way, questions.changed.len()), (0, 0));
+        let mut questions = InflightQueries::default();
+        questions.record_change(ONE);
+        let question = questions.begin_query(Vec::new(), false);
+        assert!(questions.is_current(&question, ONE));
+        questions.record_change(ONE);
+        assert!(!questions.is_current(&question, ONE));
+        assert!(questions.is_current(&question, TWO));
+        let later = questions.begin_query(Vec::new(), false);
+        assert!(questions.is_current(&later, ONE));
+        let any = questions.begin_query(Vec::new(), true);
+        assert!(questions.is_current(&any, TWO));
+        assert!(!questions.is_current(&later, TWO));
+        let meanwhile = questions.begin_query(Vec::new(), false);
+        questions.end_query(any, Vec::new());
+        assert!(!questions.is_current(&meanwhile, TWO));
+        questions.end_query(meanwhile, Vec::new());
+        questions.end_query(question, Vec::new());
+        questions.end_query(later, Vec::new());
+        assert_eq!((questions.inflight_count, questions.last_changes.len()), (0, 0));
     }
 
     #[test]
     fn what_another_question_changes_is_known_to_none_but_it() {
-        let mut questions = Questions::default();
-        let reads = questions.begin(Vec::new(), false);
-        let changes = questions.begin(vec![ONE, ONE], false);
-        let reads_later = questions.begin(Vec::new(), false);
-        assert!(questions.is_true(&changes, ONE));
-        assert!(!questions.is_true(&reads, ONE));
-        assert!(!questions.is_true(&reads_later, ONE));
-        questions.end(changes, Vec::new());
+        let mut questions = InflightQueries::default();
+        let reads = questions.begin_query(Vec::new(), false);
+        let changes = questions.begin_query(vec![ONE, ONE], false);
+        let reads_later = questions.begin_query(Vec::new(), false);
+        assert!(questions.is_current(&changes, ONE));
+        assert!(!questions.is_current(&reads, ONE));
+        assert!(!questions.is_current(&reads_later, ONE));
+        questions.end_query(changes, Vec::new());
         // Whether it was asked before or after that ran nobody can tell.
-        assert!(!questions.is_true(&reads_later, ONE));
-        let after = questions.begin(vec![ONE], false);
-        assert!(questions.is_true(&after, ONE));
-        let both = questions.begin(vec![ONE], false);
-        assert!(!questions.is_true(&after, ONE));
+        assert!(!questions.is_current(&reads_later, ONE));
+        let after = questions.begin_query(vec![ONE], false);
+        assert!(questions.is_current(&after, ONE));
+        let both = questions.begin_query(vec![ONE], false);
+        assert!(!questions.is_current(&after, ONE));
         for question in [reads, reads_later, after, both] {
-            questions.end(question, Vec::new());
+            questions.end_query(question, Vec::new());
         }
-        assert!(questions.changing.is_empty());
+        assert!(questions.changing_files.is_empty());
     }
 
     #[test]
     fn too_many_changes_are_taken_for_changes_of_all() {
-        let mut questions = Questions::default();
-        let question = questions.begin(Vec::new(), false);
-        for ino in 0..=CHANGED_MAX as u64 {
-            questions.change(InodeNo(10 + ino));
+        let mut questions = InflightQueries::default();
+        let question = questions.begin_query(Vec::new(), false);
+        for ino in 0..=REMEMBERED_CHANGES_MAX as u64 {
+            questions.record_change(InodeNo(10 + ino));
         }
-        assert!(!questions.is_true(&question, ONE));
-        let later = questions.begin(Vec::new(), false);
-        assert!(questions.is_true(&later, ONE));
-        questions.end(question, Vec::new());
-        questions.end(later, Vec::new());
+        assert!(!questions.is_current(&question, ONE));
+        let later = questions.begin_query(Vec::new(), false);
+        assert!(questions.is_current(&later, ONE));
+        questions.end_query(question, Vec::new());
+        questions.end_query(later, Vec::new());
     }
 }

@@ -8,101 +8,101 @@ use std::collections::BTreeMap;
 use bafs_proto::file_op::{FileOp, Name};
 use bafs_proto::ids::InodeNo;
 
-use super::log::{Entry, name_of};
+use super::log::{LogEntry, marker_name};
 
 /// A search for the first operation that has not run.
 #[derive(Debug)]
-pub struct Search<'a> {
-    entries: &'a [Entry],
+pub struct RecoverySearch<'a> {
+    entries: &'a [LogEntry],
     /// The places of entries that make or remove a name.
-    named: Vec<usize>,
+    marker_entries: Vec<usize>,
     /// What makes the files that entries make.
-    makers: BTreeMap<InodeNo, usize>,
+    creators: BTreeMap<InodeNo, usize>,
     /// What renames the names that entries make.
     renamers: BTreeMap<(InodeNo, &'a Name), usize>,
     /// All before this one have run,
-    ran: usize,
+    executed: usize,
     /// and none from here on.
-    not_run: usize,
+    not_executed: usize,
 }
 
 /// Look whether this name is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Look<'a> {
-    at: usize,
+pub struct NameProbe<'a> {
+    entry_index: usize,
     /// Whether its operation makes the name, or takes it away.
-    pub makes: bool,
+    pub is_creation: bool,
     /// The directory.
     pub parent: InodeNo,
     /// The name.
     pub name: &'a Name,
 }
 
-impl<'a> Search<'a> {
+impl<'a> RecoverySearch<'a> {
     /// Nothing is known of these entries.
-    pub fn new(entries: &'a [Entry]) -> Self {
+    pub fn new(entries: &'a [LogEntry]) -> Self {
         let places = entries.iter().enumerate();
-        let named = places.clone().filter(|(_, it)| name_of(&it.op).is_some());
+        let named = places.clone().filter(|(_, it)| marker_name(&it.op).is_some());
         let renamers = places.clone().filter_map(|(at, entry)| match &entry.op {
             FileOp::Rename { parent, name, .. } => Some(((*parent, name), at)),
             _ => None,
         });
-        let makers = places.filter_map(|(at, entry)| entry.made.0.map(|ino| (ino, at)));
+        let makers = places.filter_map(|(at, entry)| entry.created.0.map(|ino| (ino, at)));
         Self {
             entries,
-            named: named.map(|(at, _)| at).collect(),
-            makers: makers.collect(),
+            marker_entries: named.map(|(at, _)| at).collect(),
+            creators: makers.collect(),
             renamers: renamers.collect(),
-            ran: 0,
-            not_run: entries.len(),
+            executed: 0,
+            not_executed: entries.len(),
         }
     }
 
     /// The next name to look at; `None` when names have nothing more to tell.
-    pub fn next_look(&self) -> Option<Look<'a>> {
-        let first = self.named.partition_point(|at| *at < self.ran);
-        let end = self.named.partition_point(|at| *at < self.not_run);
-        let open = self.named.get(first..end)?;
-        let mut look = self.look(*open.get(open.len() / 2)?)?;
+    pub fn next_probe(&self) -> Option<NameProbe<'a>> {
+        let first = self.marker_entries.partition_point(|at| *at < self.executed);
+        let end = self.marker_entries.partition_point(|at| *at < self.not_executed);
+        let open = self.marker_entries.get(first..end)?;
+        let mut look = self.probe_at(*open.get(open.len() / 2)?)?;
         // A name that is not there may have been made and have another one by now.
         while let Some(renamer) = self.renamers.get(&(look.parent, look.name))
-            && *renamer > look.at
-            && *renamer < self.not_run
+            && *renamer > look.entry_index
+            && *renamer < self.not_executed
         {
-            look = self.look(*renamer)?;
+            look = self.probe_at(*renamer)?;
         }
         // A directory that may not be there yet is looked for first; who made it comes before.
-        while let Some(maker) = self.makers.get(&look.parent)
-            && *maker >= self.ran
-            && *maker < look.at
+        while let Some(maker) = self.creators.get(&look.parent)
+            && *maker >= self.executed
+            && *maker < look.entry_index
         {
-            look = self.look(*maker)?;
+            look = self.probe_at(*maker)?;
         }
         Some(look)
     }
 
-    fn look(&self, at: usize) -> Option<Look<'a>> {
-        let (parent, name, makes) = name_of(&self.entries.get(at)?.op)?;
-        Some(Look {
-            at,
-            makes,
+    fn probe_at(&self, at: usize) -> Option<NameProbe<'a>> {
+        let (parent, name, makes) = marker_name(&self.entries.get(at)?.op)?;
+        Some(NameProbe {
+            entry_index: at,
+            is_creation: makes,
             parent,
             name,
         })
     }
 
     /// What a look showed.
-    pub fn tell(&mut self, look: Look<'a>, is_there: bool) {
-        if look.makes == is_there {
-            self.ran = look.at + 1;
+    pub fn record_probe(&mut self, look: NameProbe<'a>, is_there: bool) {
+        if look.is_creation == is_there {
+            self.executed = look.entry_index + 1;
         } else {
-            self.not_run = look.at;
+            self.not_executed = look.entry_index;
         }
     }
 
     /// So many of the first entries have surely run.
-    pub fn ran(&self) -> usize {
-        self.ran
+    pub fn executed_count(&self) -> usize {
+        self.executed
     }
 }
 
@@ -114,25 +114,25 @@ mod tests {
     use bafs_proto::ids::Epoch;
     use bytes::Bytes;
 
-    use super::super::log::Room;
+    use super::super::log::Space;
     use super::*;
 
-    fn entry(op: FileOp, makes: Option<InodeNo>) -> Entry {
-        Entry {
+    fn entry(op: FileOp, makes: Option<InodeNo>) -> LogEntry {
+        LogEntry {
             caller: Caller::default(),
-            asked: (Epoch(1), op.clone()),
+            translated: (Epoch(1), op.clone()),
             op,
             data: Bytes::new(),
-            made: (makes, None),
-            about: [None, None, None],
-            cost: Room::default(),
+            created: (makes, None),
+            files: [None, None, None],
+            cost: Space::default(),
         }
     }
 
     /// Numbers that look random and are the same each time.
-    struct Dice(u64);
+    struct SeededNumbers(u64);
 
-    impl Dice {
+    impl SeededNumbers {
         fn below(&mut self, limit: usize) -> usize {
             self.0 = self
                 .0
@@ -144,16 +144,16 @@ mod tests {
 
     /// Directories below each other, files in them, names that go or become others, and operations
     /// on none.
-    fn log(dice: &mut Dice, length: usize) -> (Vec<Entry>, BTreeSet<(InodeNo, Name)>) {
+    fn random_log(rng: &mut SeededNumbers, length: usize) -> (Vec<LogEntry>, BTreeSet<(InodeNo, Name)>) {
         let mut directories = vec![InodeNo::ROOT];
         let (mut entries, mut there) = (Vec::new(), BTreeSet::new());
         // Files under names that may still become others.
         let mut files = Vec::new();
         for number in 0..length {
-            let parent = directories[dice.below(directories.len())];
+            let parent = directories[rng.below(directories.len())];
             let name = number.to_string().into_bytes();
             let ino = InodeNo(100 + number as u64);
-            entries.push(match dice.below(7) {
+            entries.push(match rng.below(7) {
                 0 | 1 => {
                     files.push((parent, name.clone()));
                     let (mode, flags) = (0o644, 0);
@@ -177,7 +177,7 @@ mod tests {
                     entry(FileOp::Unlink { parent, name }, None)
                 }
                 4 | 5 if !files.is_empty() => {
-                    let (old_parent, old_name) = files.swap_remove(dice.below(files.len()));
+                    let (old_parent, old_name) = files.swap_remove(rng.below(files.len()));
                     files.push((parent, name.clone()));
                     let op = FileOp::Rename {
                         parent: old_parent,
@@ -197,33 +197,33 @@ mod tests {
     #[test]
     fn a_few_looks_tell_how_many_ran() {
         for seed in 0..2_000 {
-            let mut dice = Dice(seed);
+            let mut dice = SeededNumbers(seed);
             let length = 1 + dice.below(200);
-            let (entries, mut there) = log(&mut dice, length);
+            let (entries, mut there) = random_log(&mut dice, length);
             let ran = dice.below(length + 1);
             for entry in &entries[..ran] {
                 if let FileOp::Rename { parent, name, .. } = &entry.op {
                     there.remove(&(*parent, name.clone()));
                 }
-                match name_of(&entry.op) {
+                match marker_name(&entry.op) {
                     Some((parent, name, true)) => there.insert((parent, name.clone())),
                     Some((parent, name, false)) => there.remove(&(parent, name.clone())),
                     None => false,
                 };
             }
-            let (mut search, mut looks) = (Search::new(&entries), 0);
-            while let Some(look) = search.next_look() {
+            let (mut search, mut looks) = (RecoverySearch::new(&entries), 0);
+            while let Some(look) = search.next_probe() {
                 let made = entries[..ran]
                     .iter()
-                    .any(|it| it.made.0 == Some(look.parent));
+                    .any(|it| it.created.0 == Some(look.parent));
                 let is_before = look.parent == InodeNo::ROOT;
                 assert!(made || is_before, "seed {seed}: no such directory yet");
-                search.tell(look, there.contains(&(look.parent, look.name.clone())));
+                search.record_probe(look, there.contains(&(look.parent, look.name.clone())));
                 looks += 1;
             }
-            let named = |entry: &&Entry| name_of(&entry.op).is_some();
+            let named = |entry: &&LogEntry| marker_name(&entry.op).is_some();
             let last = entries[..ran].iter().rposition(|entry| named(&entry));
-            assert_eq!(search.ran(), last.map_or(0, |at| at + 1), "seed {seed}");
+            assert_eq!(search.executed_count(), last.map_or(0, |at| at + 1), "seed {seed}");
             assert!(
                 looks <= 40,
                 "seed {seed}: {looks} looks for {length} entries"

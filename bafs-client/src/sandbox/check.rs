@@ -19,7 +19,7 @@ pub struct Check {
     /// What was looked at, such as `/dev/fuse` or a mount.
     pub subject: Cow<'static, str>,
     /// How it stands.
-    pub standing: Standing,
+    pub status: CheckStatus,
     /// What was found, in one line.
     pub found: String,
     /// What to do; empty when nothing is to be done.
@@ -28,11 +28,11 @@ pub struct Check {
 
 /// How one thing stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Standing {
+pub enum CheckStatus {
     /// As it should be.
     Fine,
     /// Something works less well without it.
-    Lacking,
+    Degraded,
     /// No job can run without it.
     Missing,
     /// Something is left over, or wrong, and in the way.
@@ -42,11 +42,11 @@ pub enum Standing {
 }
 
 impl Check {
-    fn fine(subject: &'static str, found: impl Into<String>) -> Self {
+    fn fine_check(subject: &'static str, found: impl Into<String>) -> Self {
         let found = found.into();
         Self {
             subject: subject.into(),
-            standing: Standing::Fine,
+            status: CheckStatus::Fine,
             found,
             remedy: String::new(),
         }
@@ -57,7 +57,7 @@ impl Check {
 ///
 /// Starts this program once more for a moment, so its `main` must call
 /// [`super::dispatch_job_init`]. Touches no mounted file system and therefore cannot hang.
-pub fn check() -> Vec<Check> {
+pub fn check_host() -> Vec<Check> {
     vec![
         check_user(),
         check_name_space(),
@@ -73,20 +73,20 @@ fn check_user() -> Check {
     } else {
         format!("ordinary user {user}")
     };
-    Check::fine("user", found)
+    Check::fine_check("user", found)
 }
 
 fn check_name_space() -> Check {
     let subject = "private name space";
-    match probe::ask() {
-        Ok(found) => Check::fine(subject, found),
+    match probe::probe_name_space() {
+        Ok(found) => Check::fine_check(subject, found),
         Err(error) => {
             // The error's own text ends in what to do, after the last semicolon.
             let (found, remedy) = error.split_once("; ").unwrap_or((&error, "run as root"));
             let (found, remedy) = (found.to_owned(), remedy.to_owned());
             Check {
                 subject: subject.into(),
-                standing: Standing::Missing,
+                status: CheckStatus::Missing,
                 found,
                 remedy,
             }
@@ -97,7 +97,7 @@ fn check_name_space() -> Check {
 fn check_device() -> Check {
     let subject = "/dev/fuse";
     let Err(error) = OpenOptions::new().read(true).write(true).open(subject) else {
-        return Check::fine(subject, "opens for reading and writing");
+        return Check::fine_check(subject, "opens for reading and writing");
     };
     let remedy = match errno_of(&error) {
         Errno::ENOENT => {
@@ -110,7 +110,7 @@ fn check_device() -> Check {
     };
     Check {
         subject: subject.into(),
-        standing: Standing::Missing,
+        status: CheckStatus::Missing,
         found: error.to_string(),
         remedy: remedy.to_owned(),
     }
@@ -123,28 +123,28 @@ fn check_mounter() -> Check {
         .map(|directory| directory.join(subject))
         .find(|candidate| candidate.is_file());
     match found {
-        Some(path) => judge_mounter(subject, &path),
+        Some(path) => check_mounter_file(subject, &path),
         None => Check {
             subject: subject.into(),
-            standing: Standing::Lacking,
+            status: CheckStatus::Degraded,
             found: "not in PATH".to_owned(),
             remedy: "ordinary users need it to mount outside a job: install package fuse3".into(),
         },
     }
 }
 
-fn judge_mounter(subject: &'static str, path: &Path) -> Check {
+fn check_mounter_file(subject: &'static str, path: &Path) -> Check {
     use std::os::unix::fs::MetadataExt;
     let set_user_id = path
         .metadata()
         .is_ok_and(|found| found.mode() & 0o4000 != 0);
     let shown = path.display();
     if set_user_id || geteuid().is_root() {
-        return Check::fine(subject, shown.to_string());
+        return Check::fine_check(subject, shown.to_string());
     }
     Check {
         subject: subject.into(),
-        standing: Standing::Lacking,
+        status: CheckStatus::Degraded,
         found: format!("{shown} is not set-user-id"),
         remedy: format!("ordinary users need that to mount outside a job: chmod u+s {shown}"),
     }

@@ -25,20 +25,20 @@ const DESCRIPTORS_MAX: usize = 3;
 
 /// Agent to job: everything needed to start it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct JobOrder {
     pub(super) plan: JobPlan,
     pub(super) privilege: Privilege,
     /// Where the agent's own mount points are; an [`OsString`] as it need not be text.
-    pub(super) base: OsString,
+    pub(super) mount_base: OsString,
     /// How many files the agent could have open when it started; it raises that for itself only.
-    pub(super) descriptors: Option<u64>,
+    pub(super) descriptor_limit: Option<u64>,
     /// Standard input, output and error.
-    pub(super) streams: [Stream; 3],
+    pub(super) streams: [StreamSpec; 3],
 }
 
 /// One standard stream of the job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) enum Stream {
+pub(super) enum StreamSpec {
     Null,
     /// The next of the descriptors that came with the order.
     Passed,
@@ -48,7 +48,7 @@ pub(super) enum Stream {
 
 /// Agent to job, once it runs.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) enum Request {
+pub(super) enum ControlRequest {
     /// Pass this signal to every process of the job.
     Signal(i32),
     /// Kill every process of the job.
@@ -57,7 +57,7 @@ pub(super) enum Request {
 
 /// Job to agent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Report {
+pub(super) enum StageReport {
     /// The job's init exists; its process id as the agent sees it.
     Init(i32),
     NotStarted(NotStarted),
@@ -71,7 +71,7 @@ pub(super) enum Report {
     /// The job's main process ended.
     Ended(ProcessEnd),
     /// No process of the job is left but its init, which now exits.
-    Used(JobUsage),
+    Usage(JobUsage),
 }
 
 /// How the kernel says that a process ended.
@@ -81,8 +81,8 @@ pub(super) enum ProcessEnd {
     Signaled(i32),
 }
 
-impl Stream {
-    pub(super) fn path(path: PathBuf) -> Self {
+impl StreamSpec {
+    pub(super) fn from_path(path: PathBuf) -> Self {
         Self::Path(path.into_os_string())
     }
 }
@@ -90,7 +90,7 @@ impl Stream {
 /// Sends the order and its descriptors.
 pub(super) fn send_order(
     socket: &UnixStream,
-    order: &Order,
+    order: &JobOrder,
     descriptors: &[OwnedFd],
 ) -> io::Result<()> {
     let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
@@ -106,7 +106,7 @@ pub(super) fn send_order(
         &mut ancillary,
         SendFlags::NOSIGNAL,
     )?;
-    send(socket, order)
+    send_message(socket, order)
 }
 
 /// Receives the order's descriptors; the order itself follows as a line.
@@ -127,19 +127,19 @@ pub(super) fn receive_descriptors(socket: &UnixStream) -> io::Result<Vec<OwnedFd
 }
 
 /// Receives the order's text.
-pub(super) fn receive_order(reader: &mut impl BufRead) -> io::Result<Order> {
-    receive(reader, PLAN_BYTES_MAX)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+pub(super) fn receive_order(reader: &mut impl BufRead) -> io::Result<JobOrder> {
+    receive_message(reader, PLAN_BYTES_MAX)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
 /// Sends one message as a line; a single write, so that two senders cannot mix.
-pub(super) fn send(mut socket: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+pub(super) fn send_message(mut socket: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     socket.write_all(&line)
 }
 
 /// Receives one line; `None` when the other side is gone.
-pub(super) fn receive<T: DeserializeOwned>(
+pub(super) fn receive_message<T: DeserializeOwned>(
     reader: &mut impl BufRead,
     bytes_max: u64,
 ) -> io::Result<Option<T>> {
@@ -164,27 +164,27 @@ mod tests {
     #[test]
     fn messages_and_the_end_arrive() {
         let (one, other) = UnixStream::pair().unwrap();
-        send(&one, &Request::Signal(15)).unwrap();
-        send(&one, &Request::Kill).unwrap();
+        send_message(&one, &ControlRequest::Signal(15)).unwrap();
+        send_message(&one, &ControlRequest::Kill).unwrap();
         drop(one);
         let mut reader = BufReader::new(other);
-        let mut next = || receive::<Request>(&mut reader, 100).unwrap();
-        assert!(matches!(next(), Some(Request::Signal(15))));
-        assert!(matches!(next(), Some(Request::Kill)));
+        let mut next = || receive_message::<ControlRequest>(&mut reader, 100).unwrap();
+        assert!(matches!(next(), Some(ControlRequest::Signal(15))));
+        assert!(matches!(next(), Some(ControlRequest::Kill)));
         assert!(next().is_none());
     }
 
     #[test]
     fn a_line_over_the_limit_is_refused() {
         let (one, other) = UnixStream::pair().unwrap();
-        send(
+        send_message(
             &one,
-            &Report::Started {
+            &StageReport::Started {
                 missing: vec!["x".repeat(200)],
                 warnings: vec![],
             },
         )
         .unwrap();
-        assert!(receive::<Report>(&mut BufReader::new(other), 100).is_err());
+        assert!(receive_message::<StageReport>(&mut BufReader::new(other), 100).is_err());
     }
 }

@@ -15,14 +15,14 @@ use super::outcome::{NotStarted, NotStartedReason as Reason};
 
 /// Where programs are looked up when the job has no `PATH`; the same as in `execvp`'s manual,
 /// less the working directory.
-const PATH_DEFAULT: &str = "/usr/local/bin:/usr/bin:/bin";
+const SEARCH_PATH_DEFAULT: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// Finds `program` as a shell would, with the rights of this process.
-pub(super) fn find(program: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, NotStarted> {
+pub(super) fn find_executable(program: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, NotStarted> {
     if program.as_bytes().contains(&b'/') {
         return Ok(program.into());
     }
-    let path = path.unwrap_or_else(|| OsStr::new(PATH_DEFAULT));
+    let path = path.unwrap_or_else(|| OsStr::new(SEARCH_PATH_DEFAULT));
     let mut unusable = None;
     for directory in split_paths(path) {
         // An empty entry means the working directory.
@@ -48,7 +48,7 @@ pub(super) fn find(program: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Not
                 path.display()
             ),
         },
-        |found| explain(&found, &Errno::EACCES.into()),
+        |found| explain_refusal(&found, &Errno::EACCES.into()),
     ))
 }
 
@@ -64,13 +64,13 @@ pub(super) fn is_script(program: &Path) -> bool {
 }
 
 /// Says why the kernel refused to execute `program`.
-pub(super) fn explain(program: &Path, error: &io::Error) -> NotStarted {
+pub(super) fn explain_refusal(program: &Path, error: &io::Error) -> NotStarted {
     let shown = program.display();
     let (reason, message) = match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::ENOENT) if program.exists() => match interpreter(program) {
+        Some(Errno::ENOENT) if program.exists() => match interpreter_of(program) {
             Some(name) => (
                 Reason::InterpreterMissing,
-                missing_interpreter(program, &name),
+                describe_missing_interpreter(program, &name),
             ),
             None => (
                 Reason::InterpreterMissing,
@@ -85,7 +85,7 @@ pub(super) fn explain(program: &Path, error: &io::Error) -> NotStarted {
             (Reason::ExecutableMissing, format!("{shown} does not exist"))
         }
         Some(Errno::EACCES | Errno::EPERM) => {
-            (Reason::ExecutableNotExecutable, not_executable(program))
+            (Reason::ExecutableNotExecutable, describe_not_executable(program))
         }
         Some(Errno::ENOEXEC) => (
             Reason::ExecutableBadFormat,
@@ -101,7 +101,7 @@ pub(super) fn explain(program: &Path, error: &io::Error) -> NotStarted {
     }
 }
 
-fn missing_interpreter(program: &Path, name: &OsStr) -> String {
+fn describe_missing_interpreter(program: &Path, name: &OsStr) -> String {
     let hint = if name.as_bytes().ends_with(b"\r") {
         "; its lines end as on Windows: convert them with dos2unix"
     } else {
@@ -113,7 +113,7 @@ fn missing_interpreter(program: &Path, name: &OsStr) -> String {
     )
 }
 
-fn not_executable(program: &Path) -> String {
+fn describe_not_executable(program: &Path) -> String {
     let shown = program.display();
     if program.is_dir() {
         return format!("{shown} is a directory");
@@ -123,14 +123,14 @@ fn not_executable(program: &Path) -> String {
             "{shown} may not be executed: chmod +x it, or mount its file system without noexec"
         );
     }
-    match interpreter(program) {
+    match interpreter_of(program) {
         Some(name) => format!("{shown}: its interpreter {name:?} may not be executed"),
         None => format!("{shown} may not be executed, or not be reached"),
     }
 }
 
 /// What the first line after `#!` names.
-fn interpreter(program: &Path) -> Option<OsString> {
+fn interpreter_of(program: &Path) -> Option<OsString> {
     // The kernel reads 256 bytes as well (BINPRM_BUF_SIZE).
     let mut head = Vec::new();
     File::open(program)
@@ -148,7 +148,7 @@ fn interpreter(program: &Path) -> Option<OsString> {
 }
 
 /// Whether two names are the same file, so that two streams must share one position.
-pub(super) fn same_file(one: &Path, other: &Path) -> bool {
+pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let identity = |path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
     one == other || matches!((identity(one), identity(other)), (Ok(a), Ok(b)) if a == b)
@@ -170,7 +170,7 @@ mod tests {
             fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
         }
         let error = Command::new(&program).spawn().unwrap_err();
-        let explained = explain(&program, &error);
+        let explained = explain_refusal(&program, &error);
         assert_eq!(explained.reason, reason, "{explained}");
         assert!(explained.message.contains(says), "{explained}");
         assert_eq!(explained.errno, error.raw_os_error());
@@ -216,11 +216,11 @@ mod tests {
 
     #[test]
     fn names_are_looked_up() {
-        assert_eq!(find(OsStr::new("./x"), None).unwrap(), Path::new("./x"));
-        let found = find(OsStr::new("sh"), Some(OsStr::new("/none:/bin"))).unwrap();
+        assert_eq!(find_executable(OsStr::new("./x"), None).unwrap(), Path::new("./x"));
+        let found = find_executable(OsStr::new("sh"), Some(OsStr::new("/none:/bin"))).unwrap();
         assert_eq!(found, Path::new("/bin/sh"));
-        let lost = find(OsStr::new("no-such-program"), None).unwrap_err();
+        let lost = find_executable(OsStr::new("no-such-program"), None).unwrap_err();
         assert_eq!(lost.reason, Reason::ExecutableMissing);
-        assert!(lost.message.contains(PATH_DEFAULT));
+        assert!(lost.message.contains(SEARCH_PATH_DEFAULT));
     }
 }

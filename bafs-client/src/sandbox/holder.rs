@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::limits::PLAN_BYTES_MAX;
 use super::mount_points::{MountPoints, is_needed};
 use super::plan::{JobPlan, VolumeBind};
-use super::root::Host;
-use super::stages::{HOLDER, REMOVER, SELF, SUBCOMMAND};
-use super::temporary::{Private, Shown, Temporary};
+use super::root::HostRoot;
+use super::stages::{HOLDER, REMOVER, OWN_EXECUTABLE, SUBCOMMAND};
+use super::temporary::{Private, MaskedHostTree, TemporaryDirectories};
 
 /// How often, and after what pause, a directory is removed that is not empty yet.
 const REMOVE_ATTEMPTS: u32 = 40;
@@ -25,31 +25,31 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(50);
 
 /// What the process is told in one line. Its input ends with the job, or with the agent.
 #[derive(Debug, Serialize, Deserialize)]
-struct Wanted {
+struct HolderTask {
     volumes: Vec<VolumeBind>,
-    temporary: Option<Temporary>,
+    temporary: Option<TemporaryDirectories>,
     base: OsString,
 }
 
 /// Keeps the mount points of a job until it is dropped.
 #[derive(Debug)]
-pub(super) struct Holder(Child);
+pub(super) struct MountPointHolder(Child);
 
-impl Holder {
+impl MountPointHolder {
     /// Has the mount points made that the host lacks, if it lacks any. What cannot be made is left
     /// to a stand-in.
     pub(super) fn start(plan: &JobPlan, base: &Path) -> io::Result<Option<Self>> {
-        let wanted = Wanted {
+        let wanted = HolderTask {
             volumes: plan.volumes.clone(),
             temporary: plan.temporary.clone(),
             base: base.as_os_str().to_owned(),
         };
-        let privates = wanted.privates()?;
+        let privates = wanted.private_directories()?;
         let is_ready = |path: &Path| wanted.is_ready(&privates, path);
-        if !is_needed(&plan.volumes, &Shown(&Host, &privates), is_ready) {
+        if !is_needed(&plan.volumes, &MaskedHostTree(&HostRoot, &privates), is_ready) {
             return Ok(None);
         }
-        let mut child = Command::new(SELF)
+        let mut child = Command::new(OWN_EXECUTABLE)
             .arg0("bafs")
             .args([SUBCOMMAND, HOLDER])
             .env_clear()
@@ -70,7 +70,7 @@ impl Holder {
     }
 }
 
-impl Drop for Holder {
+impl Drop for MountPointHolder {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         if let Err(error) = self.0.wait() {
@@ -81,15 +81,15 @@ impl Drop for Holder {
 
 /// Removes a directory for temporary files when its agent has ended in any way.
 #[derive(Debug)]
-pub struct Remover(Child);
+pub struct DirectoryRemover(Child);
 
-impl Remover {
+impl DirectoryRemover {
     /// Starts the process that will remove `directory`.
     ///
     /// # Errors
     /// The system gives no process.
     pub fn start(directory: &Path) -> io::Result<Self> {
-        let child = Command::new(SELF)
+        let child = Command::new(OWN_EXECUTABLE)
             .arg0("bafs")
             .args([SUBCOMMAND, REMOVER])
             .arg(directory)
@@ -102,7 +102,7 @@ impl Remover {
     }
 }
 
-impl Drop for Remover {
+impl Drop for DirectoryRemover {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         if let Err(error) = self.0.wait() {
@@ -127,7 +127,7 @@ pub(super) fn remove_at_end(directory: &Path) -> io::Result<()> {
 }
 
 /// The process' own part.
-pub(super) fn main() -> io::Result<()> {
+pub(super) fn holder_main() -> io::Result<()> {
     // A key that ends the program must not take its mount points away first.
     SigSet::all().thread_block()?;
     let mut input = BufReader::new(io::stdin());
@@ -136,10 +136,10 @@ pub(super) fn main() -> io::Result<()> {
         .by_ref()
         .take(PLAN_BYTES_MAX)
         .read_until(b'\n', &mut line)?;
-    let wanted: Wanted = serde_json::from_slice(&line)?;
-    let privates = wanted.privates()?;
+    let wanted: HolderTask = serde_json::from_slice(&line)?;
+    let privates = wanted.private_directories()?;
     let is_ready = |path: &Path| wanted.is_ready(&privates, path);
-    let shown = Shown(&Host, &privates);
+    let shown = MaskedHostTree(&HostRoot, &privates);
     let points = MountPoints::make(&wanted.volumes, &shown, is_ready);
     io::stdout().write_all(b"\n")?;
     io::stdout().flush()?;
@@ -148,19 +148,19 @@ pub(super) fn main() -> io::Result<()> {
     Ok(())
 }
 
-impl Wanted {
-    fn privates(&self) -> io::Result<Vec<Private>> {
+impl HolderTask {
+    fn private_directories(&self) -> io::Result<Vec<Private>> {
         let privates = self.temporary.as_ref().map(|temporary| {
-            temporary.prepare()?;
-            temporary.privates(&Host)
+            temporary.create_directories()?;
+            temporary.private_directories(&HostRoot)
         });
         privates.transpose().map(Option::unwrap_or_default)
     }
 
     /// Whether mount points in a directory need nothing on the host: it is the job's own, or what
     /// the agent sees there is.
-    fn is_ready(&self, privates: &[Private], path: &Path) -> bool {
+    fn is_ready(&self, private_directories: &[Private], path: &Path) -> bool {
         path.starts_with(Path::new(&self.base))
-            || privates.iter().any(|private| private.target == path)
+            || private_directories.iter().any(|private| private.target == path)
     }
 }

@@ -6,25 +6,25 @@ use nix::sys::prctl::set_no_new_privs;
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 
 use super::outcome::{NotStarted, NotStartedReason};
-use super::plan::Identity;
+use super::plan::JobUser;
 use super::privilege::{Privilege, map_ids};
 
 /// Takes on `identity`. The process must have one thread.
 ///
 /// Only a job of real root keeps set-user-id programs: in a root directory whose content the
 /// job's owner chose, such a program would trust files that it should not.
-pub(super) fn take_on(identity: &Identity, privilege: Privilege) -> Result<(), NotStarted> {
+pub(super) fn switch_user(identity: &JobUser, privilege: Privilege) -> Result<(), NotStarted> {
     let taken = match (identity, privilege) {
-        (Identity::Caller, Privilege::Root) => return Ok(()),
-        (Identity::Caller, Privilege::UserNamespace { uid, gid }) => be_oneself(uid, gid),
+        (JobUser::SameUser, Privilege::Root) => return Ok(()),
+        (JobUser::SameUser, Privilege::UserNamespace { uid, gid }) => restore_outside_ids(uid, gid),
         (
-            Identity::User { uid, gid, .. },
+            JobUser::OtherUser { uid, gid, .. },
             Privilege::UserNamespace {
                 uid: own,
                 gid: group,
             },
-        ) if (*uid, *gid) == (own, group) => be_oneself(own, group),
-        (Identity::User { uid, .. }, Privilege::UserNamespace { uid: own, .. }) => {
+        ) if (*uid, *gid) == (own, group) => restore_outside_ids(own, group),
+        (JobUser::OtherUser { uid, .. }, Privilege::UserNamespace { uid: own, .. }) => {
             return Err(NotStarted {
                 reason: NotStartedReason::IdentityRefused,
                 errno: None,
@@ -34,7 +34,7 @@ pub(super) fn take_on(identity: &Identity, privilege: Privilege) -> Result<(), N
                 ),
             });
         }
-        (Identity::User { uid, gid, groups }, Privilege::Root) => become_user(*uid, *gid, groups),
+        (JobUser::OtherUser { uid, gid, groups }, Privilege::Root) => become_user(*uid, *gid, groups),
     };
     taken
         .and_then(|()| set_no_new_privs())
@@ -47,7 +47,7 @@ pub(super) fn take_on(identity: &Identity, privilege: Privilege) -> Result<(), N
 
 /// Inside the agent's user name space the user looks like root. A second name space turns the
 /// number back, and its owner has no power over the mounts, which belong to the first.
-fn be_oneself(uid: u32, gid: u32) -> nix::Result<()> {
+fn restore_outside_ids(uid: u32, gid: u32) -> nix::Result<()> {
     unshare(CloneFlags::CLONE_NEWUSER)?;
     map_ids((uid, 0), (gid, 0))
 }

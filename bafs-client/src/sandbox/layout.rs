@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// What a path is, as far as mounting cares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PathKind {
     Directory,
     File,
 }
@@ -15,17 +15,17 @@ pub(super) enum Kind {
 /// The little that the layout must know of the host.
 pub(super) trait HostTree {
     /// The path without symbolic links and what is there; `None` if there is nothing.
-    fn resolve(&self, path: &Path) -> Option<(PathBuf, Kind)>;
+    fn resolve(&self, path: &Path) -> Option<(PathBuf, PathKind)>;
 }
 
 /// One volume's place: `existing` is a real host path, `missing` the names to add below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MountPlacement {
     pub(super) existing: PathBuf,
     pub(super) missing: Vec<OsString>,
 }
 
-impl Place {
+impl MountPlacement {
     /// The mount point, free of symbolic links.
     pub(super) fn target(&self) -> PathBuf {
         self.missing
@@ -36,18 +36,18 @@ impl Place {
 
 /// The stand-ins: for each host directory the names that it must not show, because
 /// something new takes their place. Parents come before their children.
-pub(super) type Shadows = BTreeMap<PathBuf, BTreeSet<OsString>>;
+pub(super) type ShadowedNames = BTreeMap<PathBuf, BTreeSet<OsString>>;
 
 /// Finds the deepest host directory on the way to `path`.
 ///
 /// When all of `path` exists and is of the volume's own kind, nothing is missing and the
 /// volume simply covers it. A file, or a link to nowhere, in place of a needed directory
 /// counts as missing: a stand-in of the directory above it hides it.
-pub(super) fn place(host: &impl HostTree, path: &Path, kind: Kind) -> Place {
+pub(super) fn find_placement(host: &impl HostTree, path: &Path, kind: PathKind) -> MountPlacement {
     if let Some((existing, found)) = host.resolve(path)
         && found == kind
     {
-        return Place {
+        return MountPlacement {
             existing,
             missing: Vec::new(),
         };
@@ -57,19 +57,19 @@ pub(super) fn place(host: &impl HostTree, path: &Path, kind: Kind) -> Place {
     while let (Some(parent), Some(name)) = (at.parent(), at.file_name()) {
         missing.insert(0, name.to_owned());
         at = parent;
-        if let Some((existing, Kind::Directory)) = host.resolve(at) {
-            return Place { existing, missing };
+        if let Some((existing, PathKind::Directory)) = host.resolve(at) {
+            return MountPlacement { existing, missing };
         }
     }
-    Place {
+    MountPlacement {
         existing: PathBuf::from("/"),
         missing,
     }
 }
 
 /// Collects the host directories that need a stand-in; `/` always has one.
-pub(super) fn shadows(places: &[Place]) -> Shadows {
-    let mut shadows = Shadows::from([(PathBuf::from("/"), BTreeSet::new())]);
+pub(super) fn collect_shadowed_names(places: &[MountPlacement]) -> ShadowedNames {
+    let mut shadows = ShadowedNames::from([(PathBuf::from("/"), BTreeSet::new())]);
     for place in places {
         if let Some(first) = place.missing.first() {
             shadows
@@ -86,13 +86,13 @@ mod tests {
     use super::*;
 
     /// Host paths with their kind; a target makes it a symbolic link.
-    struct Drawn(
-        &'static [(&'static str, Kind)],
+    struct FakeHostTree(
+        &'static [(&'static str, PathKind)],
         &'static [(&'static str, &'static str)],
     );
 
-    impl HostTree for Drawn {
-        fn resolve(&self, path: &Path) -> Option<(PathBuf, Kind)> {
+    impl HostTree for FakeHostTree {
+        fn resolve(&self, path: &Path) -> Option<(PathBuf, PathKind)> {
             let mut real = path.to_owned();
             for (link, target) in self.1 {
                 if let Ok(rest) = path.strip_prefix(link) {
@@ -108,26 +108,26 @@ mod tests {
         }
     }
 
-    const HOST: Drawn = Drawn(
+    const HOST: FakeHostTree = FakeHostTree(
         &[
-            ("/", Kind::Directory),
-            ("/tmp", Kind::Directory),
-            ("/usr", Kind::Directory),
-            ("/usr/share", Kind::Directory),
-            ("/usr/lib", Kind::Directory),
-            ("/etc", Kind::Directory),
-            ("/etc/passwd", Kind::File),
+            ("/", PathKind::Directory),
+            ("/tmp", PathKind::Directory),
+            ("/usr", PathKind::Directory),
+            ("/usr/share", PathKind::Directory),
+            ("/usr/lib", PathKind::Directory),
+            ("/etc", PathKind::Directory),
+            ("/etc/passwd", PathKind::File),
         ],
         &[("/lib", "/usr/lib"), ("/nowhere", "/gone")],
     );
 
     #[track_caller]
     fn check(path: &str, existing: &str, missing: &[&str]) {
-        let expected = Place {
+        let expected = MountPlacement {
             existing: existing.into(),
             missing: missing.iter().map(OsString::from).collect(),
         };
-        assert_eq!(place(&HOST, Path::new(path), Kind::Directory), expected);
+        assert_eq!(find_placement(&HOST, Path::new(path), PathKind::Directory), expected);
     }
 
     #[test]
@@ -148,9 +148,9 @@ mod tests {
         let paths = ["/usr/share/a", "/usr/b", "/data/in", "/data/out", "/tmp"];
         let places: Vec<_> = paths
             .iter()
-            .map(|path| place(&HOST, Path::new(path), Kind::Directory))
+            .map(|path| find_placement(&HOST, Path::new(path), PathKind::Directory))
             .collect();
-        let drawn: Vec<_> = shadows(&places)
+        let drawn: Vec<_> = collect_shadowed_names(&places)
             .into_iter()
             .map(|(path, names)| format!("{} {names:?}", path.display()))
             .collect();

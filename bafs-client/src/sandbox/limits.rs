@@ -20,10 +20,10 @@ pub(super) const REPORT_BYTES_MAX: u64 = 1 << 20;
 pub(super) const NOTES_MAX: usize = 20;
 
 /// After this long a kill request that the job's init has not obeyed is enforced from outside.
-pub(super) const KILL_ASKED: Duration = Duration::from_millis(500);
+pub(super) const KILL_GRACE: Duration = Duration::from_millis(500);
 
 /// The longest that a kill may take until every process of the job is dead.
 pub const KILL_MAX: Duration = Duration::from_secs(2);
 
 // Asked, then forced, then the outer stage as well.
-const _: () = assert!(KILL_ASKED.as_millis() * 3 < KILL_MAX.as_millis());
+const _: () = assert!(KILL_GRACE.as_millis() * 3 < KILL_MAX.as_millis());

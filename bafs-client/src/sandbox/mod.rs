@@ -43,16 +43,16 @@ mod running;
 mod stages;
 mod temporary;
 
-pub use check::{Check, Standing, check};
-pub use holder::Remover;
+pub use check::{Check, CheckStatus, check_host};
+pub use holder::DirectoryRemover;
 pub use limits::{KILL_MAX, SHADOWED_ENTRIES_MAX, VOLUMES_MAX};
-pub use outcome::{JobOutcome, JobReport, JobUsage, NotStarted, NotStartedReason};
+pub use outcome::{SandboxOutcome, SandboxReport, JobUsage, NotStarted, NotStartedReason};
 pub use plan::{
-    Access, Identity, Input, JobPlan, JobStreams, Output, PlanError, Session, VolumeBind,
+    Access, JobUser, InputSource, JobPlan, JobStreams, OutputTarget, PlanError, JobSession, VolumeBind,
     job_environment,
 };
 pub use privilege::{EnterError, Privilege, enter_private, is_root_of_machine};
 pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
-pub(crate) use stages::{KEEPER, LOOK, SELF, SUBCOMMAND};
+pub(crate) use stages::{MOUNT_WATCHDOG, PROBE_MOUNT, OWN_EXECUTABLE, SUBCOMMAND};
 pub use stages::{dispatch_job_init, job_init_main};
-pub use temporary::{TEMPORARY_VARIABLES, Temporary, paths_named_in};
+pub use temporary::{TEMPORARY_VARIABLES, TemporaryDirectories, find_named_paths};

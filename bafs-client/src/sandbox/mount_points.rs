@@ -15,7 +15,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use rustix::fs::{FlockOperation, flock, statfs};
 
-use super::layout::{HostTree, Kind, Place, place};
+use super::layout::{HostTree, PathKind, MountPlacement, find_placement};
 use super::plan::VolumeBind;
 
 /// Modes of what is made: everybody may lock it, and nobody makes a directory of this mode himself.
@@ -23,7 +23,7 @@ const DIRECTORY_MODE: u32 = 0o1755;
 const FILE_MODE: u32 = 0o1644;
 
 /// Where a mount point cannot be removed safely it stays, with an ordinary mode.
-const LASTING_MODE: u32 = 0o755;
+const PERMANENT_MODE: u32 = 0o755;
 
 /// A lock is held by who removes for a moment only.
 const LOCK_ATTEMPTS: u32 = 200;
@@ -31,7 +31,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// File systems of one machine, by the numbers of `statfs(2)`: no other machine mounts on what is
 /// removed here. In this order: ext2 to ext4, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS, bcachefs.
-const LOCAL: [u32; 8] = [
+const LOCAL_FILE_SYSTEMS: [u32; 8] = [
     0xef53,
     0x5846_5342,
     0x9123_683e,
@@ -44,12 +44,12 @@ const LOCAL: [u32; 8] = [
 
 /// The mount points that one job uses; dropped when none of its processes is left.
 #[derive(Debug, Default)]
-pub(super) struct MountPoints(Vec<Used>);
+pub(super) struct MountPoints(Vec<LockedMountPoint>);
 
 #[derive(Debug)]
-struct Used {
+struct LockedMountPoint {
     path: PathBuf,
-    kind: Kind,
+    kind: PathKind,
     lock: File,
 }
 
@@ -63,14 +63,14 @@ pub(super) fn is_needed(
         let existing = match host.resolve(&volume.path) {
             Some((existing, _)) => existing,
             None => {
-                let place = place(host, &volume.path, Kind::Directory);
+                let place = find_placement(host, &volume.path, PathKind::Directory);
                 if place.existing != Path::new("/") && !is_ready(&place.existing) {
                     return true;
                 }
                 place.existing
             }
         };
-        let is_made = |path: &Path| is_ours(path, Kind::Directory) || is_ours(path, Kind::File);
+        let is_made = |path: &Path| is_ours(path, PathKind::Directory) || is_ours(path, PathKind::File);
         existing.ancestors().any(is_made)
     })
 }
@@ -91,12 +91,12 @@ impl MountPoints {
                 continue;
             };
             let kind = match source.is_dir() {
-                true => Kind::Directory,
-                false => Kind::File,
+                true => PathKind::Directory,
+                false => PathKind::File,
             };
             // What others remove at this moment is looked for again.
             for _ in 0..LOCK_ATTEMPTS {
-                match points.settle(place(host, &volume.path, kind), kind, &is_ready) {
+                match points.prepare_placement(find_placement(host, &volume.path, kind), kind, &is_ready) {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {
                         thread::sleep(LOCK_PAUSE);
                     }
@@ -112,59 +112,59 @@ impl MountPoints {
         points
     }
 
-    fn settle(
+    fn prepare_placement(
         &mut self,
-        place: Place,
-        kind: Kind,
+        location: MountPlacement,
+        kind: PathKind,
         is_ready: impl Fn(&Path) -> bool,
     ) -> io::Result<()> {
-        let target = place.target();
-        if place.missing.is_empty() {
-            self.join_all(&target, kind)?;
+        let target = location.target();
+        if location.missing.is_empty() {
+            self.lock_path(&target, kind)?;
             // Others may have removed it and made it again since it was looked for.
-            return match self.holds(&target) || !is_made(&target, kind)? {
+            return match self.is_locked(&target) || !has_mount_point_mode(&target, kind)? {
                 true => Ok(()),
                 false => Err(io::ErrorKind::NotFound.into()),
             };
         }
-        if place.existing == Path::new("/") || is_ready(&place.existing) {
+        if location.existing == Path::new("/") || is_ready(&location.existing) {
             return Ok(());
         }
         let first = self.0.len();
-        let made = self.add(&place.existing, &target, kind);
+        let made = self.create_missing(&location.existing, &target, kind);
         if made.is_err() {
-            release(self.0.drain(first..));
+            remove_unused(self.0.drain(first..));
         }
         made
     }
 
     /// Locks what jobs have made of a path that exists, from the top.
-    fn join_all(&mut self, target: &Path, kind: Kind) -> io::Result<()> {
+    fn lock_path(&mut self, target: &Path, kind: PathKind) -> io::Result<()> {
         let paths: Vec<_> = target.ancestors().collect();
         for path in paths.into_iter().rev() {
             let kind = if path == target {
                 kind
             } else {
-                Kind::Directory
+                PathKind::Directory
             };
-            self.join(path, kind)?;
+            self.lock_if_ours(path, kind)?;
         }
         Ok(())
     }
 
     /// Whether what is there now is locked by this job.
-    fn holds(&self, path: &Path) -> bool {
-        let is_it = |used: &Used| used.path == path && is_same(path, &used.lock);
+    fn is_locked(&self, path: &Path) -> bool {
+        let is_it = |used: &LockedMountPoint| used.path == path && is_same_file(path, &used.lock);
         self.0.iter().any(is_it)
     }
 
     /// Locks a directory on the way to a mount point if jobs have made it.
-    fn join(&mut self, path: &Path, kind: Kind) -> io::Result<()> {
+    fn lock_if_ours(&mut self, path: &Path, kind: PathKind) -> io::Result<()> {
         for _ in 0..LOCK_ATTEMPTS {
-            if !is_made(path, kind)? || self.holds(path) {
+            if !has_mount_point_mode(path, kind)? || self.is_locked(path) {
                 return Ok(());
             }
-            match lock(path, kind)? {
+            match lock_shared(path, kind)? {
                 Some(used) => {
                     self.0.push(used);
                     return Ok(());
@@ -176,35 +176,35 @@ impl MountPoints {
     }
 
     /// Makes all that is missing of `target` below `existing`.
-    fn add(&mut self, existing: &Path, target: &Path, kind: Kind) -> io::Result<()> {
+    fn create_missing(&mut self, existing: &Path, target: &Path, kind: PathKind) -> io::Result<()> {
         let is_local = is_local(existing)?;
-        self.join_all(existing, Kind::Directory)?;
+        self.lock_path(existing, PathKind::Directory)?;
         let missing = target.strip_prefix(existing).map_err(io::Error::other)?;
         let mut path = existing.to_owned();
         let mut names = missing.components().peekable();
         while let Some(name) = names.next() {
             path.push(name);
             let kind = if names.peek().is_some() {
-                Kind::Directory
+                PathKind::Directory
             } else {
                 kind
             };
-            self.add_one(&path, kind, is_local)?;
+            self.create_one(&path, kind, is_local)?;
         }
         Ok(())
     }
 
-    fn add_one(&mut self, path: &Path, kind: Kind, is_local: bool) -> io::Result<()> {
+    fn create_one(&mut self, path: &Path, kind: PathKind, is_local: bool) -> io::Result<()> {
         for _ in 0..LOCK_ATTEMPTS {
-            match create(path, kind, is_local) {
+            match create_mount_point(path, kind, is_local) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 Ok(()) | Err(_) => {}
             }
             // Somebody may have removed it since.
             let found = fs::symlink_metadata(path);
             let is_right = |found: &fs::Metadata| match kind {
-                Kind::Directory => found.is_dir(),
-                Kind::File => found.is_file(),
+                PathKind::Directory => found.is_dir(),
+                PathKind::File => found.is_file(),
             };
             match found {
                 Err(_) => continue,
@@ -212,10 +212,10 @@ impl MountPoints {
                 Ok(found) if found.mode() & 0o7777 != mode_of(kind) => return Ok(()),
                 Ok(_) => {}
             }
-            if self.holds(path) {
+            if self.is_locked(path) {
                 return Ok(());
             }
-            match lock(path, kind)? {
+            match lock_shared(path, kind)? {
                 Some(used) => {
                     self.0.push(used);
                     return Ok(());
@@ -229,28 +229,28 @@ impl MountPoints {
 
 impl Drop for MountPoints {
     fn drop(&mut self) {
-        release(self.0.drain(..));
+        remove_unused(self.0.drain(..));
     }
 }
 
 /// Removes what nobody else uses, the deepest first.
-fn release(used: impl DoubleEndedIterator<Item = Used>) {
-    for Used { path, kind, lock } in used.rev() {
+fn remove_unused(used: impl DoubleEndedIterator<Item = LockedMountPoint>) {
+    for LockedMountPoint { path, kind, lock } in used.rev() {
         let is_last = flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
-        if !is_last || !is_same(&path, &lock) {
+        if !is_last || !is_same_file(&path, &lock) {
             continue;
         }
         let removed = match kind {
-            Kind::Directory => fs::remove_dir(&path),
-            Kind::File if lock.metadata().is_ok_and(|found| found.len() == 0) => {
+            PathKind::Directory => fs::remove_dir(&path),
+            PathKind::File if lock.metadata().is_ok_and(|found| found.len() == 0) => {
                 fs::remove_file(&path)
             }
-            Kind::File => Err(io::ErrorKind::DirectoryNotEmpty.into()),
+            PathKind::File => Err(io::ErrorKind::DirectoryNotEmpty.into()),
         };
         match removed {
             // What a job made beside its mount stays, in a directory like any other.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-                let _ = lock.set_permissions(Permissions::from_mode(LASTING_MODE));
+                let _ = lock.set_permissions(Permissions::from_mode(PERMANENT_MODE));
             }
             // Of another user, who removes it with his next job.
             Err(error) => tracing::debug!(path = %path.display(), %error, "a mount point stays"),
@@ -259,17 +259,17 @@ fn release(used: impl DoubleEndedIterator<Item = Used>) {
     }
 }
 
-fn create(path: &Path, kind: Kind, is_local: bool) -> io::Result<()> {
+fn create_mount_point(path: &Path, kind: PathKind, is_local: bool) -> io::Result<()> {
     match (kind, is_local) {
-        (Kind::Directory, true) => DirBuilder::new().mode(DIRECTORY_MODE).create(path)?,
-        (Kind::Directory, false) => return DirBuilder::new().mode(LASTING_MODE).create(path),
-        (Kind::File, _) => drop(File::create_new(path)?),
+        (PathKind::Directory, true) => DirBuilder::new().mode(DIRECTORY_MODE).create(path)?,
+        (PathKind::Directory, false) => return DirBuilder::new().mode(PERMANENT_MODE).create(path),
+        (PathKind::File, _) => drop(File::create_new(path)?),
     }
     let mode = match (kind, is_local) {
         // The mask of this process may have cut it.
-        (Kind::Directory, _) => DIRECTORY_MODE,
-        (Kind::File, true) => FILE_MODE,
-        (Kind::File, false) => return Ok(()),
+        (PathKind::Directory, _) => DIRECTORY_MODE,
+        (PathKind::File, true) => FILE_MODE,
+        (PathKind::File, false) => return Ok(()),
     };
     match fs::set_permissions(path, Permissions::from_mode(mode)) {
         // Another job used it, and removed it already.
@@ -279,24 +279,24 @@ fn create(path: &Path, kind: Kind, is_local: bool) -> io::Result<()> {
 }
 
 /// Whether a job made this to mount on it; nobody did if it is not there.
-fn is_ours(path: &Path, kind: Kind) -> bool {
-    is_made(path, kind).unwrap_or(false)
+fn is_ours(path: &Path, kind: PathKind) -> bool {
+    has_mount_point_mode(path, kind).unwrap_or(false)
 }
 
 /// As [`is_ours`], of a path that must be there: others may remove it between two looks.
-fn is_made(path: &Path, kind: Kind) -> io::Result<bool> {
+fn has_mount_point_mode(path: &Path, kind: PathKind) -> io::Result<bool> {
     Ok(fs::symlink_metadata(path)?.mode() & 0o7777 == mode_of(kind))
 }
 
-fn mode_of(kind: Kind) -> u32 {
+fn mode_of(kind: PathKind) -> u32 {
     match kind {
-        Kind::Directory => DIRECTORY_MODE,
-        Kind::File => FILE_MODE,
+        PathKind::Directory => DIRECTORY_MODE,
+        PathKind::File => FILE_MODE,
     }
 }
 
 /// Locks a mount point together with other jobs; `None` while somebody removes it.
-fn lock(path: &Path, kind: Kind) -> io::Result<Option<Used>> {
+fn lock_shared(path: &Path, kind: PathKind) -> io::Result<Option<LockedMountPoint>> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let opened = OpenOptions::new()
         .read(true)
@@ -311,10 +311,10 @@ fn lock(path: &Path, kind: Kind) -> io::Result<Option<Used>> {
         locked => locked?,
     }
     let path = path.to_owned();
-    Ok(is_same(&path, &lock).then_some(Used { path, kind, lock }))
+    Ok(is_same_file(&path, &lock).then_some(LockedMountPoint { path, kind, lock }))
 }
 
-fn is_same(path: &Path, lock: &File) -> bool {
+fn is_same_file(path: &Path, lock: &File) -> bool {
     match (fs::symlink_metadata(path), lock.metadata()) {
         (Ok(there), Ok(held)) => (there.dev(), there.ino()) == (held.dev(), held.ino()),
         _ => false,
@@ -324,21 +324,21 @@ fn is_same(path: &Path, lock: &File) -> bool {
 fn is_local(directory: &Path) -> io::Result<bool> {
     let kind = statfs(directory)?.f_type;
     // The numbers have 32 bits, whatever the type is on this machine.
-    Ok(LOCAL.contains(&(kind as u32)))
+    Ok(LOCAL_FILE_SYSTEMS.contains(&(kind as u32)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    struct Here;
+    struct PlainHostTree;
 
-    impl HostTree for Here {
-        fn resolve(&self, path: &Path) -> Option<(PathBuf, Kind)> {
+    impl HostTree for PlainHostTree {
+        fn resolve(&self, path: &Path) -> Option<(PathBuf, PathKind)> {
             let real = fs::canonicalize(path).ok()?;
             let kind = match real.is_dir() {
-                true => Kind::Directory,
-                false => Kind::File,
+                true => PathKind::Directory,
+                false => PathKind::File,
             };
             Some((real, kind))
         }
@@ -351,7 +351,7 @@ mod tests {
             path: path.into(),
             access: super::super::plan::Access::ReadWrite,
         };
-        MountPoints::make(&[volume], &Here, |_| false)
+        MountPoints::make(&[volume], &PlainHostTree, |_| false)
     }
 
     #[test]
@@ -395,7 +395,7 @@ mod tests {
         drop(made);
         assert!(host.path().join("a/kept").is_file() && !host.path().join("a/b").exists());
         let mode = host.path().join("a").metadata().unwrap().mode();
-        assert_eq!(mode & 0o7777, LASTING_MODE);
+        assert_eq!(mode & 0o7777, PERMANENT_MODE);
     }
 
     #[test]

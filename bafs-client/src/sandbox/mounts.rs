@@ -11,77 +11,77 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use super::plan::Access;
 use crate::logic::mount_table::{self, MountEntry};
 
-const NOTHING: Option<&str> = None;
+const NO_SOURCE: Option<&str> = None;
 
 /// Lets mounts of the host arrive in this name space, and none of ours reach the host.
-pub(super) fn receive_only() -> Result<()> {
+pub(super) fn set_slave_propagation() -> Result<()> {
     mount(
-        NOTHING,
+        NO_SOURCE,
         "/",
-        NOTHING,
+        NO_SOURCE,
         MsFlags::MS_SLAVE | MsFlags::MS_REC,
-        NOTHING,
+        NO_SOURCE,
     )
 }
 
 /// Shows `source`, with everything mounted below it, at `target` too.
-pub(super) fn bind(source: &Path, target: &Path) -> Result<()> {
+pub(super) fn bind_mount(source: &Path, target: &Path) -> Result<()> {
     // In a user name space a bind must be recursive: what the host covered stays covered.
     mount(
         Some(source),
         target,
-        NOTHING,
+        NO_SOURCE,
         MsFlags::MS_BIND | MsFlags::MS_REC,
-        NOTHING,
+        NO_SOURCE,
     )
 }
 
 /// Moves the mount at `source` to `target`.
-pub(super) fn move_to(source: &Path, target: &Path) -> Result<()> {
-    mount(Some(source), target, NOTHING, MsFlags::MS_MOVE, NOTHING)
+pub(super) fn move_mount(source: &Path, target: &Path) -> Result<()> {
+    mount(Some(source), target, NO_SOURCE, MsFlags::MS_MOVE, NO_SOURCE)
 }
 
 /// Mounts an empty tree in memory.
-pub(super) fn memory(target: &Path, mode: u32) -> Result<()> {
+pub(super) fn mount_tmpfs(target: &Path, mode: u32) -> Result<()> {
     let options = format!("mode={mode:o}");
     mount(
         Some("bafs"),
         target,
         Some("tmpfs"),
-        memory_flags(),
+        tmpfs_flags(),
         Some(options.as_str()),
     )
 }
 
 /// Mounts an empty tree in memory, of at most so many bytes, where anybody may make files.
-pub(super) fn bounded_memory(target: &Path, bytes: u64) -> Result<()> {
+pub(super) fn mount_bounded_tmpfs(target: &Path, bytes: u64) -> Result<()> {
     let options = format!("mode=1777,size={bytes}");
     mount(
         Some("bafs"),
         target,
         Some("tmpfs"),
-        memory_flags(),
+        tmpfs_flags(),
         Some(options.as_str()),
     )
 }
 
 /// Forbids further changes of a tree that [`memory`] made, though not of mounts below it.
-pub(super) fn seal_memory(target: &Path) -> Result<()> {
-    remount(target, memory_flags() | MsFlags::MS_RDONLY)
+pub(super) fn seal_tmpfs(target: &Path) -> Result<()> {
+    remount(target, tmpfs_flags() | MsFlags::MS_RDONLY)
 }
 
-fn memory_flags() -> MsFlags {
+fn tmpfs_flags() -> MsFlags {
     MsFlags::MS_NOSUID | MsFlags::MS_NODEV
 }
 
 /// Mounts the process list of the current process name space.
-pub(super) fn processes(target: &Path) -> Result<()> {
+pub(super) fn mount_proc(target: &Path) -> Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("proc"), target, Some("proc"), flags, NOTHING)
+    mount(Some("proc"), target, Some("proc"), flags, NO_SOURCE)
 }
 
 /// Takes a mount and everything below it out of the tree at once; users keep what they hold.
-pub(super) fn detach(target: &Path) -> Result<()> {
+pub(super) fn detach_mount(target: &Path) -> Result<()> {
     umount2(target, MntFlags::MNT_DETACH)
 }
 
@@ -89,7 +89,7 @@ pub(super) fn detach(target: &Path) -> Result<()> {
 /// forbids writes if that is wanted.
 ///
 /// `proc` is where the process list is mounted at this moment.
-pub(super) fn restrict(target: &Path, access: Access, proc: &Path) -> Result<()> {
+pub(super) fn restrict_mount(target: &Path, access: Access, proc: &Path) -> Result<()> {
     let more = match access {
         Access::ReadOnly => MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY,
         Access::ReadWrite => MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
@@ -108,16 +108,16 @@ pub(super) fn restrict(target: &Path, access: Access, proc: &Path) -> Result<()>
 
 fn remount(target: &Path, flags: MsFlags) -> Result<()> {
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags;
-    mount(NOTHING, target, NOTHING, flags, NOTHING)
+    mount(NO_SOURCE, target, NO_SOURCE, flags, NO_SOURCE)
 }
 
 /// The mounts at and below `target` with the flags that a remount has to repeat: leaving one
 /// out means to clear it, which a user name space may not.
 fn mounts_below(table: &[u8], target: &Path) -> BTreeMap<PathBuf, MsFlags> {
-    let below = |mount: &MountEntry| mount.point.starts_with(target);
-    let mounts = mount_table::parse(table).into_iter().filter(below);
+    let below = |mount: &MountEntry| mount.mount_point.starts_with(target);
+    let mounts = mount_table::parse_mount_table(table).into_iter().filter(below);
     mounts
-        .map(|mount| (mount.point, flags_of(&mount.options)))
+        .map(|mount| (mount.mount_point, flags_of(&mount.options)))
         .collect()
 }
 

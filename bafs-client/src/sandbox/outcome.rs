@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// How a job ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum JobOutcome {
+pub enum SandboxOutcome {
     /// The job's main process returned this code; 126 and 127 are its own as well.
     Exited(i32),
     /// A signal that the agent did not ask for ended the job's main process.
@@ -73,9 +73,9 @@ pub struct JobUsage {
 
 /// A job's end, complete: when this exists, no process of the job is left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobReport {
+pub struct SandboxReport {
     /// How it ended.
-    pub outcome: JobOutcome,
+    pub outcome: SandboxOutcome,
     /// What it used; absent when its init was killed before it could count.
     pub usage: Option<JobUsage>,
     /// From the start of the program to its end; zero when it never started.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::limits::VOLUMES_MAX;
-use super::temporary::Temporary;
+use super::temporary::TemporaryDirectories;
 
 /// What the job may do to a volume through its mount path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,11 +36,11 @@ pub struct VolumeBind {
 
 /// Whose rights the job has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Identity {
+pub enum JobUser {
     /// The user who started the agent.
-    Caller,
+    SameUser,
     /// Another user; only an agent that runs as root can become one.
-    User {
+    OtherUser {
         /// The user id the job shows and is checked against.
         uid: u32,
         /// The primary group id.
@@ -52,11 +52,11 @@ pub enum Identity {
 
 /// Whether the job shares the agent's terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Session {
+pub enum JobSession {
     /// A session of its own: signals of the agent's terminal do not reach the job.
-    Own,
+    NewSession,
     /// The agent's session and process group: Ctrl-C and Ctrl-Z reach the job directly.
-    Terminal,
+    SharedTerminal,
 }
 
 /// A whole job: its name space and its command.
@@ -75,18 +75,18 @@ pub struct JobPlan {
     pub environment: Vec<(OsString, OsString)>,
     /// The working directory in the job's name space.
     #[serde(with = "exact_path")]
-    pub directory: PathBuf,
+    pub working_directory: PathBuf,
     /// Whose rights the job has.
-    pub identity: Identity,
+    pub user: JobUser,
     /// Whether the job shares the agent's terminal.
-    pub session: Session,
+    pub session: JobSession,
     /// The job's own directories for temporary files; without them it sees the host's.
-    pub temporary: Option<Temporary>,
+    pub temporary: Option<TemporaryDirectories>,
 }
 
 /// Where the job's standard input comes from.
 #[derive(Debug)]
-pub enum Input {
+pub enum InputSource {
     /// An empty file.
     Null,
     /// The agent's own standard input.
@@ -99,7 +99,7 @@ pub enum Input {
 
 /// Where one of the job's output streams goes.
 #[derive(Debug)]
-pub enum Output {
+pub enum OutputTarget {
     /// Nowhere.
     Null,
     /// The same stream of the agent.
@@ -115,29 +115,29 @@ pub enum Output {
 #[derive(Debug)]
 pub struct JobStreams {
     /// Standard input.
-    pub stdin: Input,
+    pub stdin: InputSource,
     /// Standard output.
-    pub stdout: Output,
+    pub stdout: OutputTarget,
     /// Standard error.
-    pub stderr: Output,
+    pub stderr: OutputTarget,
 }
 
 impl JobStreams {
     /// Batch style: empty input, outputs shared with the agent.
     pub fn batch() -> Self {
         Self {
-            stdin: Input::Null,
-            stdout: Output::Inherit,
-            stderr: Output::Inherit,
+            stdin: InputSource::Null,
+            stdout: OutputTarget::Inherit,
+            stderr: OutputTarget::Inherit,
         }
     }
 
     /// Interactive style: all three streams shared with the agent.
     pub fn interactive() -> Self {
         Self {
-            stdin: Input::Inherit,
-            stdout: Output::Inherit,
-            stderr: Output::Inherit,
+            stdin: InputSource::Inherit,
+            stdout: OutputTarget::Inherit,
+            stderr: OutputTarget::Inherit,
         }
     }
 }
@@ -289,7 +289,7 @@ pub fn job_environment(
         .filter(|(name, _)| !ours(name))
         .collect();
     for volume in volumes {
-        let name = variable_of(&volume.name);
+        let name = variable_name(&volume.name);
         if name != "BAFS_JOB" {
             environment.push((name.into(), volume.path.clone().into_os_string()));
         }
@@ -299,7 +299,7 @@ pub fn job_environment(
 }
 
 /// `my-data.1` becomes `BAFS_MY_DATA_1`.
-fn variable_of(volume: &str) -> String {
+fn variable_name(volume: &str) -> String {
     let tail = volume
         .chars()
         .map(|letter| match letter.to_ascii_uppercase() {
@@ -344,9 +344,9 @@ mod tests {
             program: "true".into(),
             arguments: vec![],
             environment: vec![],
-            directory: "/".into(),
-            identity: Identity::Caller,
-            session: Session::Own,
+            working_directory: "/".into(),
+            user: JobUser::SameUser,
+            session: JobSession::NewSession,
             temporary: None,
         }
     }

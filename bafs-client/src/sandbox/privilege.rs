@@ -15,8 +15,8 @@ use thiserror::Error;
 use super::mounts;
 
 /// How often threads that end are looked at, with what pause: for five seconds.
-const ENDING_LOOKS: u32 = 5_000;
-const ENDING_PAUSE: Duration = Duration::from_millis(1);
+const THREAD_EXIT_POLLS: u32 = 5_000;
+const THREAD_EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// By what right the agent may mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,39 +96,39 @@ pub fn enter_private() -> Result<Privilege, EnterError> {
     if uid.is_root() {
         match unshare(CloneFlags::CLONE_NEWNS) {
             Ok(()) => {
-                receive_only()?;
+                set_slave_propagation()?;
                 return Ok(Privilege::Root);
             }
             // Root of a container without CAP_SYS_ADMIN goes the way of ordinary users.
             Err(Errno::EPERM) => {}
-            Err(errno) => return Err(refused("unshare the mounts", errno)),
+            Err(errno) => return Err(mount_refusal("unshare the mounts", errno)),
         }
     }
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).map_err(no_user_namespace)?;
     let (uid, gid) = (uid.as_raw(), gid.as_raw());
     map_ids((0, uid), (0, gid)).map_err(no_user_namespace)?;
-    receive_only()?;
+    set_slave_propagation()?;
     Ok(Privilege::UserNamespace { uid, gid })
 }
 
 /// Waits for threads that are ending: one that was joined is listed until the kernel has let go of
 /// it, which takes a moment where the machine is busy, and the kernel counts it until then.
 fn check_single_thread() -> Result<(), EnterError> {
-    for looks_left in (0..ENDING_LOOKS).rev() {
+    for looks_left in (0..THREAD_EXIT_POLLS).rev() {
         let threads = fs::read_dir("/proc/self/task").map_err(|error| EnterError::NoProc {
             errno: errno_of(&error),
         })?;
         match threads.count() {
             1 => break,
             count if looks_left == 0 => return Err(EnterError::Threads { count }),
-            _ => thread::sleep(ENDING_PAUSE),
+            _ => thread::sleep(THREAD_EXIT_POLL_INTERVAL),
         }
     }
     Ok(())
 }
 
-fn receive_only() -> Result<(), EnterError> {
-    mounts::receive_only().map_err(|errno| refused("separate the mounts from the host's", errno))
+fn set_slave_propagation() -> Result<(), EnterError> {
+    mounts::set_slave_propagation().map_err(|errno| mount_refusal("separate the mounts from the host's", errno))
 }
 
 /// Writes the id maps of the user name space just entered, each as (inside, outside).
@@ -149,13 +149,13 @@ pub(super) fn errno_of(error: &std::io::Error) -> Errno {
 
 /// The switches by which a host turns user name spaces off; `None` where there is no switch.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Switches {
+pub(super) struct NamespaceSwitches {
     namespaces_max: Option<u64>,
     debian_clone: Option<u64>,
     apparmor_restrict: Option<u64>,
 }
 
-impl Switches {
+impl NamespaceSwitches {
     pub(super) fn read() -> Self {
         let value = |name: &str| {
             fs::read_to_string(format!("/proc/sys/{name}"))
@@ -210,7 +210,7 @@ impl Switches {
 }
 
 fn no_user_namespace(errno: Errno) -> EnterError {
-    let (missing, remedy) = Switches::read().explain(errno);
+    let (missing, remedy) = NamespaceSwitches::read().explain(errno);
     EnterError::NoUserNamespace {
         missing: missing.into(),
         remedy: remedy.into(),
@@ -219,8 +219,8 @@ fn no_user_namespace(errno: Errno) -> EnterError {
 }
 
 /// Ubuntu grants the name space and then refuses every use of it; hence the same explanation.
-pub(super) fn refused(step: &'static str, errno: Errno) -> EnterError {
-    let (missing, remedy) = Switches::read().explain(errno);
+pub(super) fn mount_refusal(step: &'static str, errno: Errno) -> EnterError {
+    let (missing, remedy) = NamespaceSwitches::read().explain(errno);
     EnterError::MountRefused {
         step,
         remedy: format!("perhaps {missing}: {remedy}"),
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(switches: Switches, errno: Errno, missing: &str) {
+    fn check(switches: NamespaceSwitches, errno: Errno, missing: &str) {
         let (what, remedy) = switches.explain(errno);
         assert!(what.contains(missing), "{what}");
         assert!(!remedy.is_empty());
@@ -241,13 +241,13 @@ mod tests {
 
     #[test]
     fn the_switch_that_is_off_is_named() {
-        let on = Switches {
+        let on = NamespaceSwitches {
             namespaces_max: Some(9),
             debian_clone: Some(1),
             apparmor_restrict: Some(0),
         };
         check(
-            Switches {
+            NamespaceSwitches {
                 namespaces_max: Some(0),
                 ..on
             },
@@ -255,7 +255,7 @@ mod tests {
             "max_user_namespaces",
         );
         check(
-            Switches {
+            NamespaceSwitches {
                 debian_clone: Some(0),
                 ..on
             },
@@ -263,7 +263,7 @@ mod tests {
             "unprivileged_userns_clone",
         );
         check(
-            Switches {
+            NamespaceSwitches {
                 apparmor_restrict: Some(1),
                 ..on
             },
@@ -273,7 +273,7 @@ mod tests {
         check(on, Errno::ENOSPC, "taken");
         check(on, Errno::EINVAL, "built without");
         check(on, Errno::EPERM, "security filter");
-        check(Switches::default(), Errno::EPERM, "security filter");
+        check(NamespaceSwitches::default(), Errno::EPERM, "security filter");
     }
 
     #[test]

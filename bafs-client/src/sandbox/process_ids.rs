@@ -6,17 +6,17 @@ use std::io;
 use std::path::Path;
 
 /// The kernel gives no id below this one again once it has counted past it (`RESERVED_PIDS`).
-const RESERVED: u32 = 300;
+const RESERVED_IDS: u32 = 300;
 
 /// Lets the ids of this process' name space go on at a place of their own; the caller is its init.
 ///
 /// `proc` is where a process list is mounted. `own` is the id that this process has on the host's
 /// list, which no other live process has: the place follows from it.
-pub(super) fn set_apart(own: u32, proc: &Path) -> io::Result<()> {
+pub(super) fn set_first_id(host_id: u32, proc: &Path) -> io::Result<()> {
     let limit = fs::read_to_string(proc.join("sys/kernel/pid_max"))?;
     let limit = limit.trim().parse().map_err(io::Error::other)?;
     let boot = fs::read(proc.join("sys/kernel/random/boot_id")).unwrap_or_default();
-    let first = first_id(own, &boot, limit);
+    let first = first_id(host_id, &boot, limit);
     // What is written is the id that was given last.
     fs::write(proc.join("sys/kernel/ns_last_pid"), (first - 1).to_string())
 }
@@ -30,17 +30,17 @@ pub(super) fn own_id(proc: &Path) -> io::Result<u32> {
 
 /// Ids of processes that were started one after the other lie far apart: multiples of the golden
 /// ratio fill a circle evenly, however many there are. `boot` differs between machines.
-fn first_id(own: u32, boot: &[u8], limit: u32) -> u32 {
-    let places = u64::from(limit.saturating_sub(RESERVED + 1).max(1));
+fn first_id(host_id: u32, boot: &[u8], limit: u32) -> u32 {
+    let places = u64::from(limit.saturating_sub(RESERVED_IDS + 1).max(1));
     let step = (places * 618_034 / 1_000_000..)
         .find(|&step| greatest_common_divisor(step, places) == 1)
         .unwrap_or(1);
     let turn = boot.iter().fold(0, |turn: u64, &byte| {
         (turn * 257 + u64::from(byte)) % places
     });
-    let place = (u64::from(own) * step + turn) % places;
+    let place = (u64::from(host_id) * step + turn) % places;
     // Fits, as it is below the limit.
-    RESERVED + 1 + place as u32
+    RESERVED_IDS + 1 + place as u32
 }
 
 fn greatest_common_divisor(one: u64, other: u64) -> u64 {
@@ -68,7 +68,7 @@ mod tests {
             let pairs = firsts.iter().zip(firsts.iter().skip(1));
             let closest = pairs.map(|(one, other)| other - one).min();
             assert!(closest >= Some(distance), "{closest:?} of {limit}");
-            assert!(firsts.iter().all(|&id| id > RESERVED && id < limit));
+            assert!(firsts.iter().all(|&id| id > RESERVED_IDS && id < limit));
         }
     }
 

@@ -13,33 +13,33 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::unistd::pivot_root;
 
-use super::layout::{self, HostTree, Kind, Place, Shadows};
+use super::layout::{self, HostTree, PathKind, MountPlacement, ShadowedNames};
 use super::limits::{NOTES_MAX, SHADOWED_ENTRIES_MAX};
 use super::mounts;
 use super::outcome::{NotStarted, NotStartedReason};
 use super::plan::{VolumeBind, check_overlaps};
 use super::privilege::errno_of;
-use super::temporary::{Private, SHARED_MEMORY, Shown, Temporary};
+use super::temporary::{Private, SHARED_MEMORY, MaskedHostTree, TemporaryDirectories};
 
 /// While the root is being built, a tree in memory is `/` and holds these three.
-const HOST: &str = "/host";
-const STAGE: &str = "/stage";
-const NEW: &str = "/new";
+const HOST_ROOT: &str = "/host";
+const STAGING_ROOT: &str = "/stage";
+const NEW_ROOT: &str = "/new";
 
 /// Directories that can carry the tree in memory until it is `/`; one exists everywhere.
-const CARRIERS: [&str; 2] = ["/tmp", "/proc"];
+const TMPFS_CARRIERS: [&str; 2] = ["/tmp", "/proc"];
 
 /// Builds a root where each volume is at its path and all else is as on the host, enters it,
 /// and leaves the host's root behind.
 ///
 /// `base` carries the agent's own mount points; the job sees what lies under it instead.
 /// Returns the host entries that could not be shown, with reasons, and what a user must know.
-pub(super) fn enter(
+pub(super) fn enter_root(
     volumes: &[VolumeBind],
     base: &Path,
-    temporary: Option<&Temporary>,
-) -> Result<Notes, NotStarted> {
-    let mut privates = privates(temporary)?;
+    temporary: Option<&TemporaryDirectories>,
+) -> Result<RootNotes, NotStarted> {
+    let mut privates = private_directories(temporary)?;
     let sources = volumes
         .iter()
         .map(find_source)
@@ -47,10 +47,10 @@ pub(super) fn enter(
     let places: Vec<_> = volumes
         .iter()
         .zip(&sources)
-        .map(|(volume, (_, kind))| layout::place(&Shown(&Host, &privates), &volume.path, *kind))
+        .map(|(volume, (_, kind))| layout::find_placement(&MaskedHostTree(&HostRoot, &privates), &volume.path, *kind))
         .collect();
     // Symbolic links of the host can make two different paths one.
-    let targets: Vec<_> = places.iter().map(Place::target).collect();
+    let targets: Vec<_> = places.iter().map(MountPlacement::target).collect();
     check_overlaps(
         volumes
             .iter()
@@ -63,16 +63,16 @@ pub(super) fn enter(
         message: error.to_string(),
     })?;
 
-    step_into_memory()?;
+    enter_tmpfs_root()?;
     for (index, (source, kind)) in sources.iter().enumerate() {
-        let staged = staged(index);
-        make_mount_point(&staged, *kind).map_err(refused_io("prepare a volume"))?;
-        mounts::bind(&below(HOST, source), &staged).map_err(refused_at("bind", source))?;
+        let staged = staging_path(index);
+        make_mount_point(&staged, *kind).map_err(refusal_of_io("prepare a volume"))?;
+        mounts::bind_mount(&path_below(HOST_ROOT, source), &staged).map_err(refusal_at("bind", source))?;
     }
-    mounts::detach(&below(HOST, base)).map_err(refused_at("uncover", base))?;
+    mounts::detach_mount(&path_below(HOST_ROOT, base)).map_err(refusal_at("uncover", base))?;
 
-    let mut notes = Notes::default();
-    let mut shadows = layout::shadows(&places);
+    let mut notes = RootNotes::default();
+    let mut shadows = layout::collect_shadowed_names(&places);
     for private in &mut privates {
         // There a job may make what it wants, mount points as well.
         if let Some(hidden) = shadows.remove(&private.target) {
@@ -81,35 +81,35 @@ pub(super) fn enter(
     }
     let is_inside = |path: &Path| privates.iter().any(|it| path.starts_with(&it.target));
     for (directory, hidden) in shadows.iter().filter(|(path, _)| !is_inside(path)) {
-        stand_in(directory, hidden, &mut notes)?;
+        replace_directory(directory, hidden, &mut notes)?;
     }
     for private in &privates {
-        cover(private, &mut notes)?;
+        cover_directory(private, &mut notes)?;
     }
     for (directory, hidden) in shadows.iter().filter(|(path, _)| is_inside(path)) {
-        stand_in(directory, hidden, &mut notes)?;
+        replace_directory(directory, hidden, &mut notes)?;
     }
-    if let Some(temporary) = temporary.filter(|it| it.has_own_memory()) {
-        cover_memory(temporary.memory_bytes)?;
+    if let Some(temporary) = temporary.filter(|it| it.has_private_memory()) {
+        cover_shared_memory(temporary.memory_bytes)?;
     }
     for (index, (volume, place)) in volumes.iter().zip(&places).enumerate() {
-        install(volume, place, sources[index].1, &staged(index))?;
+        install_volume(volume, place, sources[index].1, &staging_path(index))?;
     }
-    show_processes(&mut notes)?;
+    install_process_list(&mut notes)?;
     for directory in shadows.keys() {
-        seal(directory)?;
+        seal_directory(directory)?;
     }
-    leave_memory()?;
+    leave_tmpfs_root()?;
     shadows.remove(base);
-    notes.warn_of(&shadows);
+    notes.warn_of_replaced(&shadows);
     Ok(notes)
 }
 
 /// The host directories that the job does not see, from before the root is left.
-fn privates(temporary: Option<&Temporary>) -> Result<Vec<Private>, NotStarted> {
+fn private_directories(temporary: Option<&TemporaryDirectories>) -> Result<Vec<Private>, NotStarted> {
     let found = temporary.map(|temporary| {
-        temporary.prepare()?;
-        temporary.privates(&Host)
+        temporary.create_directories()?;
+        temporary.private_directories(&HostRoot)
     });
     let found = found.transpose().map_err(|error| {
         let directory = temporary.map(|temporary| temporary.directory.display());
@@ -117,57 +117,57 @@ fn privates(temporary: Option<&Temporary>) -> Result<Vec<Private>, NotStarted> {
             "make directories for temporary files in {} ({error})",
             directory.map_or_else(String::new, |path| path.to_string())
         );
-        refused(step, errno_of(&error))
+        refusal(step, errno_of(&error))
     });
     found.map(Option::unwrap_or_default)
 }
 
 /// Shows the job its own directory in place of a host's, with those entries of the host's that its
 /// description names.
-fn cover(private: &Private, notes: &mut Notes) -> Result<(), NotStarted> {
-    let (host, target) = (below(HOST, &private.target), below(NEW, &private.target));
-    mounts::bind(&below(HOST, &private.source), &target)
-        .map_err(refused_at("cover", &private.target))?;
+fn cover_directory(private: &Private, notes: &mut RootNotes) -> Result<(), NotStarted> {
+    let (host, target) = (path_below(HOST_ROOT, &private.target), path_below(NEW_ROOT, &private.target));
+    mounts::bind_mount(&path_below(HOST_ROOT, &private.source), &target)
+        .map_err(refusal_at("cover", &private.target))?;
     for name in &private.entries {
         let from = host.join(name);
         let shown = fs::symlink_metadata(&from)
-            .and_then(|found| show(&from, &target.join(name), found.file_type()));
+            .and_then(|found| bind_entry(&from, &target.join(name), found.file_type()));
         if let Err(error) = shown {
-            notes.add(&private.target.join(name), &error);
+            notes.add_missing(&private.target.join(name), &error);
         }
     }
     Ok(())
 }
 
 /// Gives the job shared memory of its own, where the host has any.
-fn cover_memory(bytes: u64) -> Result<(), NotStarted> {
-    let target = below(NEW, Path::new(SHARED_MEMORY));
+fn cover_shared_memory(bytes: u64) -> Result<(), NotStarted> {
+    let target = path_below(NEW_ROOT, Path::new(SHARED_MEMORY));
     if !target.is_dir() {
         return Ok(());
     }
-    mounts::bounded_memory(&target, bytes).map_err(refused_at("cover", Path::new(SHARED_MEMORY)))
+    mounts::mount_bounded_tmpfs(&target, bytes).map_err(refusal_at("cover", Path::new(SHARED_MEMORY)))
 }
 
 /// The host as this process sees it before it steps away.
-pub(super) struct Host;
+pub(super) struct HostRoot;
 
-impl HostTree for Host {
-    fn resolve(&self, path: &Path) -> Option<(PathBuf, Kind)> {
+impl HostTree for HostRoot {
+    fn resolve(&self, path: &Path) -> Option<(PathBuf, PathKind)> {
         let real = fs::canonicalize(path).ok()?;
         let kind = kind_of(fs::symlink_metadata(&real).ok()?.file_type());
         Some((real, kind))
     }
 }
 
-fn kind_of(file: FileType) -> Kind {
+fn kind_of(file: FileType) -> PathKind {
     if file.is_dir() {
-        Kind::Directory
+        PathKind::Directory
     } else {
-        Kind::File
+        PathKind::File
     }
 }
 
-fn find_source(volume: &VolumeBind) -> Result<(PathBuf, Kind), NotStarted> {
+fn find_source(volume: &VolumeBind) -> Result<(PathBuf, PathKind), NotStarted> {
     let find = || {
         let real = fs::canonicalize(&volume.source)?;
         let kind = kind_of(fs::symlink_metadata(&real)?.file_type());
@@ -185,37 +185,37 @@ fn find_source(volume: &VolumeBind) -> Result<(PathBuf, Kind), NotStarted> {
 }
 
 /// Makes a tree in memory the root; the host's root is below it afterwards.
-fn step_into_memory() -> Result<(), NotStarted> {
-    let carrier = CARRIERS
+fn enter_tmpfs_root() -> Result<(), NotStarted> {
+    let carrier = TMPFS_CARRIERS
         .into_iter()
         .map(Path::new)
         .find(|path| path.is_dir());
-    let carrier = carrier.ok_or_else(|| refused("find /tmp or /proc", Errno::ENOENT))?;
-    mounts::memory(carrier, 0o700).map_err(|errno| refused("mount a tree in memory", errno))?;
-    for name in [HOST, STAGE, NEW] {
-        fs::create_dir(below(carrier, name)).map_err(refused_io("prepare the new root"))?;
+    let carrier = carrier.ok_or_else(|| refusal("find /tmp or /proc", Errno::ENOENT))?;
+    mounts::mount_tmpfs(carrier, 0o700).map_err(|errno| refusal("mount a tree in memory", errno))?;
+    for name in [HOST_ROOT, STAGING_ROOT, NEW_ROOT] {
+        fs::create_dir(path_below(carrier, name)).map_err(refusal_of_io("prepare the new root"))?;
     }
-    pivot_root(carrier, &below(carrier, HOST)).map_err(refused_at("pivot_root to", carrier))?;
-    set_current_dir("/").map_err(refused_io("enter the new root"))?;
-    mounts::memory(Path::new(NEW), 0o755).map_err(|errno| refused("mount the new root", errno))
+    pivot_root(carrier, &path_below(carrier, HOST_ROOT)).map_err(refusal_at("pivot_root to", carrier))?;
+    set_current_dir("/").map_err(refusal_of_io("enter the new root"))?;
+    mounts::mount_tmpfs(Path::new(NEW_ROOT), 0o755).map_err(|errno| refusal("mount the new root", errno))
 }
 
-fn leave_memory() -> Result<(), NotStarted> {
-    set_current_dir(NEW).map_err(refused_io("enter the new root"))?;
+fn leave_tmpfs_root() -> Result<(), NotStarted> {
+    set_current_dir(NEW_ROOT).map_err(refusal_of_io("enter the new root"))?;
     // With both paths the same, the old root ends up on top of the new one: no directory is
     // needed to put it, and the next call takes it off.
-    pivot_root(".", ".").map_err(|errno| refused("pivot_root to the new root", errno))?;
-    mounts::detach(Path::new(".")).map_err(|errno| refused("leave the host's root", errno))?;
-    set_current_dir("/").map_err(refused_io("enter the new root"))
+    pivot_root(".", ".").map_err(|errno| refusal("pivot_root to the new root", errno))?;
+    mounts::detach_mount(Path::new(".")).map_err(|errno| refusal("leave the host's root", errno))?;
+    set_current_dir("/").map_err(refusal_of_io("enter the new root"))
 }
 
 /// Replaces a host directory by one in memory with the same entries, except `hidden`.
-fn stand_in(
+fn replace_directory(
     directory: &Path,
     hidden: &BTreeSet<OsString>,
-    notes: &mut Notes,
+    notes: &mut RootNotes,
 ) -> Result<(), NotStarted> {
-    let (from, to) = (below(HOST, directory), below(NEW, directory));
+    let (from, to) = (path_below(HOST_ROOT, directory), path_below(NEW_ROOT, directory));
     let make_room = |error: io::Error| NotStarted {
         reason: NotStartedReason::PathUnusable,
         errno: error.raw_os_error(),
@@ -228,7 +228,7 @@ fn stand_in(
     let metadata = fs::metadata(&from).map_err(make_room)?;
     let entries = fs::read_dir(&from).map_err(make_room)?;
     if directory != Path::new("/") {
-        mounts::memory(&to, 0o755).map_err(refused_at("cover", directory))?;
+        mounts::mount_tmpfs(&to, 0o755).map_err(refusal_at("cover", directory))?;
     }
     for (count, entry) in entries.enumerate() {
         if count >= SHADOWED_ENTRIES_MAX {
@@ -243,9 +243,9 @@ fn stand_in(
         }
         let shown = entry
             .file_type()
-            .and_then(|file| show(&entry.path(), &to.join(&name), file));
+            .and_then(|file| bind_entry(&entry.path(), &to.join(&name), file));
         if let Err(error) = shown {
-            notes.add(&directory.join(&name), &error);
+            notes.add_missing(&directory.join(&name), &error);
         }
     }
     // In a user name space most owners have no number, and then ours is as good as any.
@@ -253,12 +253,12 @@ fn stand_in(
     fs::set_permissions(&to, Permissions::from_mode(metadata.mode() & 0o7777)).map_err(make_room)
 }
 
-fn show(from: &Path, to: &Path, file: FileType) -> io::Result<()> {
+fn bind_entry(from: &Path, to: &Path, file: FileType) -> io::Result<()> {
     if file.is_symlink() {
         return symlink(fs::read_link(from)?, to);
     }
     make_mount_point(to, kind_of(file))?;
-    mounts::bind(from, to).map_err(|errno| {
+    mounts::bind_mount(from, to).map_err(|errno| {
         // An empty file in place of the real one would lie to the job.
         let _ = if file.is_dir() {
             fs::remove_dir(to)
@@ -269,20 +269,20 @@ fn show(from: &Path, to: &Path, file: FileType) -> io::Result<()> {
     })
 }
 
-fn make_mount_point(at: &Path, kind: Kind) -> io::Result<()> {
+fn make_mount_point(at: &Path, kind: PathKind) -> io::Result<()> {
     match kind {
-        Kind::Directory => fs::create_dir(at),
-        Kind::File => fs::File::create_new(at).map(drop),
+        PathKind::Directory => fs::create_dir(at),
+        PathKind::File => fs::File::create_new(at).map(drop),
     }
 }
 
-fn install(
+fn install_volume(
     volume: &VolumeBind,
-    place: &Place,
-    kind: Kind,
+    place: &MountPlacement,
+    kind: PathKind,
     staged: &Path,
 ) -> Result<(), NotStarted> {
-    let target = below(NEW, place.target());
+    let target = path_below(NEW_ROOT, place.target());
     let unusable = |error: io::Error| NotStarted {
         reason: NotStartedReason::PathUnusable,
         errno: error.raw_os_error(),
@@ -299,49 +299,49 @@ fn install(
         }
         make_mount_point(&target, kind).map_err(unusable)?;
     }
-    mounts::move_to(staged, &target).map_err(|errno| unusable(errno.into()))?;
-    mounts::restrict(&target, volume.access, &below(HOST, Path::new("/proc")))
+    mounts::move_mount(staged, &target).map_err(|errno| unusable(errno.into()))?;
+    mounts::restrict_mount(&target, volume.access, &path_below(HOST_ROOT, Path::new("/proc")))
         .map_err(|errno| unusable(errno.into()))
 }
 
-fn show_processes(notes: &mut Notes) -> Result<(), NotStarted> {
-    let proc = below(NEW, Path::new("/proc"));
-    fs::create_dir(&proc).map_err(refused_io("prepare /proc"))?;
-    if let Err(errno) = mounts::processes(&proc) {
+fn install_process_list(notes: &mut RootNotes) -> Result<(), NotStarted> {
+    let proc = path_below(NEW_ROOT, Path::new("/proc"));
+    fs::create_dir(&proc).map_err(refusal_of_io("prepare /proc"))?;
+    if let Err(errno) = mounts::mount_proc(&proc) {
         // Containers hide parts of /proc, and then the kernel grants no fresh one. Through the
         // host's the job sees its own /proc/self all the same, only under other numbers.
-        notes.add(Path::new("/proc"), &errno.into());
-        let host = below(HOST, Path::new("/proc"));
-        mounts::bind(&host, &proc).map_err(|errno| refused("show /proc", errno))?;
+        notes.add_missing(Path::new("/proc"), &errno.into());
+        let host = path_below(HOST_ROOT, Path::new("/proc"));
+        mounts::bind_mount(&host, &proc).map_err(|errno| refusal("show /proc", errno))?;
     }
     Ok(())
 }
 
 /// Makes a stand-in read-only: a file that the job creates there would silently be lost at its
 /// end. Directories for temporary files are the exception, as losing those is their use.
-fn seal(directory: &Path) -> Result<(), NotStarted> {
-    let at = below(NEW, directory);
+fn seal_directory(directory: &Path) -> Result<(), NotStarted> {
+    let at = path_below(NEW_ROOT, directory);
     let mode = fs::metadata(&at)
-        .map_err(refused_io("inspect the new root"))?
+        .map_err(refusal_of_io("inspect the new root"))?
         .mode();
     let temporary = mode & 0o1002 == 0o1002;
     if temporary {
         return Ok(());
     }
-    mounts::seal_memory(&at).map_err(refused_at("seal", directory))
+    mounts::seal_tmpfs(&at).map_err(refusal_at("seal", directory))
 }
 
 /// What the job's view of the host lacks; the lists are for people and therefore short.
 #[derive(Debug, Default)]
-pub(super) struct Notes {
+pub(super) struct RootNotes {
     /// Host entries that could not be shown.
     pub(super) missing: Vec<String>,
     /// What a user must know to understand a failure of the job.
     pub(super) warnings: Vec<String>,
 }
 
-impl Notes {
-    fn add(&mut self, path: &Path, error: &io::Error) {
+impl RootNotes {
+    fn add_missing(&mut self, path: &Path, error: &io::Error) {
         // What vanished while we looked was nobody's loss.
         if error.kind() != io::ErrorKind::NotFound && self.missing.len() < NOTES_MAX {
             self.missing.push(format!("{}: {error}", path.display()));
@@ -349,7 +349,7 @@ impl Notes {
     }
 
     /// Tells of directories that are not what they are on the host; `/` never is.
-    fn warn_of(&mut self, shadows: &Shadows) {
+    fn warn_of_replaced(&mut self, shadows: &ShadowedNames) {
         let shadows = shadows.iter().filter(|(path, _)| *path != Path::new("/"));
         for (directory, hidden) in shadows.take(NOTES_MAX) {
             for name in hidden.iter().take(1) {
@@ -365,17 +365,17 @@ impl Notes {
     }
 }
 
-fn staged(index: usize) -> PathBuf {
-    Path::new(STAGE).join(index.to_string())
+fn staging_path(index: usize) -> PathBuf {
+    Path::new(STAGING_ROOT).join(index.to_string())
 }
 
 /// An absolute path as it is called when its root lies at `root`.
-fn below(root: impl AsRef<Path>, path: impl AsRef<Path>) -> PathBuf {
+fn path_below(root: impl AsRef<Path>, path: impl AsRef<Path>) -> PathBuf {
     let path = path.as_ref();
     root.as_ref().join(path.strip_prefix("/").unwrap_or(path))
 }
 
-pub(super) fn refused(step: impl Display, errno: Errno) -> NotStarted {
+pub(super) fn refusal(step: impl Display, errno: Errno) -> NotStarted {
     NotStarted {
         reason: NotStartedReason::NameSpaceRefused,
         errno: Some(errno as i32),
@@ -383,10 +383,10 @@ pub(super) fn refused(step: impl Display, errno: Errno) -> NotStarted {
     }
 }
 
-fn refused_at(step: &'static str, path: &Path) -> impl FnOnce(Errno) -> NotStarted {
-    move |errno| refused(format_args!("{step} {}", path.display()), errno)
+fn refusal_at(step: &'static str, path: &Path) -> impl FnOnce(Errno) -> NotStarted {
+    move |errno| refusal(format_args!("{step} {}", path.display()), errno)
 }
 
-fn refused_io(step: &'static str) -> impl FnOnce(io::Error) -> NotStarted {
-    move |error| refused(step, errno_of(&error))
+fn refusal_of_io(step: &'static str) -> impl FnOnce(io::Error) -> NotStarted {
+    move |error| refusal(step, errno_of(&error))
 }

@@ -19,27 +19,27 @@ use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open, pidfd_se
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
-use super::holder::Holder;
-use super::limits::{KILL_ASKED, KILL_MAX, REPORT_BYTES_MAX};
+use super::control::{self, JobOrder, ProcessEnd, StageReport, ControlRequest, StreamSpec};
+use super::holder::MountPointHolder;
+use super::limits::{KILL_GRACE, KILL_MAX, REPORT_BYTES_MAX};
 use super::mounts;
-use super::outcome::{JobOutcome, JobReport, JobUsage, NotStarted};
-use super::plan::{Input, JobPlan, JobStreams, Output, PlanError};
-use super::privilege::{EnterError, Privilege, refused};
-use super::stages::{OUTER, SELF, SUBCOMMAND};
+use super::outcome::{SandboxOutcome, SandboxReport, JobUsage, NotStarted};
+use super::plan::{InputSource, JobPlan, JobStreams, OutputTarget, PlanError};
+use super::privilege::{EnterError, Privilege, mount_refusal};
+use super::stages::{OUTER, OWN_EXECUTABLE, SUBCOMMAND};
 use crate::{clock, memory};
 
 /// Directories that the private mount points may cover, in the agent's name space only. No
 /// agent needs them, and most are empty; one of them exists everywhere.
-const BASES: [&str; 6] = ["/boot", "/media", "/srv", "/mnt", "/opt", "/proc/fs"];
+const BASE_CANDIDATES: [&str; 6] = ["/boot", "/media", "/srv", "/mnt", "/opt", "/proc/fs"];
 
 /// The agent's private place for mount points, and the starter of jobs.
 #[derive(Debug)]
 pub struct Sandbox {
     privilege: Privilege,
-    base: PathBuf,
-    mount_points: AtomicU32,
-    descriptors: Option<u64>,
+    mount_base: PathBuf,
+    mount_point_count: AtomicU32,
+    descriptor_limit: Option<u64>,
 }
 
 /// Why a job could not even be attempted.
@@ -60,22 +60,22 @@ impl Sandbox {
     /// removed afterwards, however the agent ends.
     pub fn prepare(privilege: Privilege) -> Result<Self, EnterError> {
         let base = choose_base().ok_or_else(|| EnterError::NoBase {
-            candidates: BASES.map(PathBuf::from).to_vec(),
+            candidates: BASE_CANDIDATES.map(PathBuf::from).to_vec(),
         })?;
-        mounts::memory(&base, 0o755)
-            .map_err(|errno| refused("mount a place for mount points", errno))?;
+        mounts::mount_tmpfs(&base, 0o755)
+            .map_err(|errno| mount_refusal("mount a place for mount points", errno))?;
         Ok(Self {
             privilege,
-            base,
-            mount_points: AtomicU32::new(0),
-            descriptors: getrlimit(Resource::Nofile).current,
+            mount_base: base,
+            mount_point_count: AtomicU32::new(0),
+            descriptor_limit: getrlimit(Resource::Nofile).current,
         })
     }
 
     /// A new empty directory on which to mount a volume, invisible outside this agent.
     pub fn mount_point(&self) -> io::Result<PathBuf> {
-        let number = self.mount_points.fetch_add(1, Ordering::Relaxed);
-        let path = self.base.join(format!(".bafs-{number}"));
+        let number = self.mount_point_count.fetch_add(1, Ordering::Relaxed);
+        let path = self.mount_base.join(format!(".bafs-{number}"));
         fs::create_dir(&path)?;
         Ok(path)
     }
@@ -104,17 +104,17 @@ impl Sandbox {
         let mut passed = Vec::new();
         let streams = pass_streams(streams, &mut passed)?;
         let name = plan.job.replace('\0', "");
-        let base = self.base.clone().into_os_string();
-        let order = Order {
+        let base = self.mount_base.clone().into_os_string();
+        let order = JobOrder {
             plan,
             privilege: self.privilege,
-            base,
-            descriptors: self.descriptors,
+            mount_base: base,
+            descriptor_limit: self.descriptor_limit,
             streams,
         };
 
         let (ours, theirs) = UnixStream::pair()?;
-        let mut command = Command::new(SELF);
+        let mut command = Command::new(OWN_EXECUTABLE);
         command
             .arg0("bafs")
             .args([SUBCOMMAND, OUTER, &name])
@@ -125,7 +125,7 @@ impl Sandbox {
             command.arg(silence.as_millis().to_string());
             command.stdout(OwnedFd::from(pulse));
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RunningJobState {
             socket: ours,
             progress: Mutex::default(),
             changed: Condvar::new(),
@@ -143,12 +143,12 @@ impl Sandbox {
                 drop(command);
                 match spawned {
                     Ok(child) => {
-                        memory::expose(child.id());
+                        memory::restore_oom_score(child.id());
                         let _ = started.send(Ok(()));
-                        let points = Holder::start(&order.plan, Path::new(&order.base));
+                        let points = MountPointHolder::start(&order.plan, Path::new(&order.mount_base));
                         // Without them the job has stand-ins, and is told so.
                         let points = points.unwrap_or_default();
-                        let report = watched.watch(child, &order, passed);
+                        let report = watched.supervise(child, &order, passed);
                         // No process of the job uses them any more.
                         drop(points);
                         // Nobody may be waiting any more.
@@ -167,7 +167,7 @@ impl Sandbox {
 
 fn choose_base() -> Option<PathBuf> {
     let directories = || {
-        BASES
+        BASE_CANDIDATES
             .into_iter()
             .filter_map(|path| fs::canonicalize(path).ok())
     };
@@ -178,22 +178,22 @@ fn choose_base() -> Option<PathBuf> {
         .or_else(|| directories().find(usable))
 }
 
-fn pass_streams(streams: JobStreams, passed: &mut Vec<OwnedFd>) -> io::Result<[Stream; 3]> {
+fn pass_streams(streams: JobStreams, passed: &mut Vec<OwnedFd>) -> io::Result<[StreamSpec; 3]> {
     let mut pass = |descriptor: io::Result<OwnedFd>| {
         passed.push(descriptor?);
-        Ok::<_, io::Error>(Stream::Passed)
+        Ok::<_, io::Error>(StreamSpec::Passed)
     };
     let stdin = match streams.stdin {
-        Input::Null => Stream::Null,
-        Input::Inherit => pass(io::stdin().as_fd().try_clone_to_owned())?,
-        Input::Descriptor(descriptor) => pass(Ok(descriptor))?,
-        Input::Path(path) => Stream::path(path),
+        InputSource::Null => StreamSpec::Null,
+        InputSource::Inherit => pass(io::stdin().as_fd().try_clone_to_owned())?,
+        InputSource::Descriptor(descriptor) => pass(Ok(descriptor))?,
+        InputSource::Path(path) => StreamSpec::from_path(path),
     };
     let mut output = |output, own: io::Result<OwnedFd>| match output {
-        Output::Null => Ok(Stream::Null),
-        Output::Inherit => pass(own),
-        Output::Descriptor(descriptor) => pass(Ok(descriptor)),
-        Output::Path(path) => Ok(Stream::path(path)),
+        OutputTarget::Null => Ok(StreamSpec::Null),
+        OutputTarget::Inherit => pass(own),
+        OutputTarget::Descriptor(descriptor) => pass(Ok(descriptor)),
+        OutputTarget::Path(path) => Ok(StreamSpec::from_path(path)),
     };
     let stdout = output(streams.stdout, io::stdout().as_fd().try_clone_to_owned())?;
     let stderr = output(streams.stderr, io::stderr().as_fd().try_clone_to_owned())?;
@@ -204,7 +204,7 @@ fn pass_streams(streams: JobStreams, passed: &mut Vec<OwnedFd>) -> io::Result<[S
 #[derive(Debug)]
 pub struct RunningJob {
     control: JobControl,
-    report: oneshot::Receiver<JobReport>,
+    report: oneshot::Receiver<SandboxReport>,
 }
 
 impl RunningJob {
@@ -214,19 +214,19 @@ impl RunningJob {
     }
 
     /// Waits for the end, blocking; not for use inside an async runtime.
-    pub fn wait(self) -> JobReport {
-        self.report.blocking_recv().unwrap_or_else(|_| unwatched())
+    pub fn wait(self) -> SandboxReport {
+        self.report.blocking_recv().unwrap_or_else(|_| watcher_panic_report())
     }
 
     /// Waits for the end.
-    pub async fn finished(self) -> JobReport {
-        self.report.await.unwrap_or_else(|_| unwatched())
+    pub async fn wait_async(self) -> SandboxReport {
+        self.report.await.unwrap_or_else(|_| watcher_panic_report())
     }
 }
 
-fn unwatched() -> JobReport {
-    let outcome = JobOutcome::Interrupted("the thread that watched the job panicked".to_owned());
-    JobReport {
+fn watcher_panic_report() -> SandboxReport {
+    let outcome = SandboxOutcome::Interrupted("the thread that watched the job panicked".to_owned());
+    SandboxReport {
         outcome,
         usage: None,
         wall: Duration::ZERO,
@@ -237,7 +237,7 @@ fn unwatched() -> JobReport {
 
 /// Signals or kills a job; as many copies as needed.
 #[derive(Debug, Clone)]
-pub struct JobControl(Arc<Shared>);
+pub struct JobControl(Arc<RunningJobState>);
 
 /// The job still has processes after [`KILL_MAX`]: they wait inside the kernel, most likely
 /// for a file system that does not answer. Abort its connection, and they die.
@@ -251,12 +251,12 @@ impl JobControl {
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         let mut progress = self.0.lock();
         match progress.phase {
-            Phase::Running => control::send(&self.0.socket, &Request::Signal(signal as i32)),
-            Phase::Starting => {
+            JobPhase::Running => control::send_message(&self.0.socket, &ControlRequest::Signal(signal as i32)),
+            JobPhase::Starting => {
                 progress.early_signals.push(signal);
                 Ok(())
             }
-            Phase::Ended => Ok(()),
+            JobPhase::Ended => Ok(()),
         }
     }
 
@@ -270,24 +270,24 @@ impl JobControl {
             .kill_reason
             .get_or_insert_with(|| reason.to_owned());
         // Init can count what the job used; so it is asked first, if it listens already.
-        if progress.phase == Phase::Running && control::send(&self.0.socket, &Request::Kill).is_ok()
+        if progress.phase == JobPhase::Running && control::send_message(&self.0.socket, &ControlRequest::Kill).is_ok()
         {
-            progress = self.0.wait_ended(progress, KILL_ASKED);
+            progress = self.0.wait_ended(progress, KILL_GRACE);
         }
-        if progress.phase != Phase::Ended {
+        if progress.phase != JobPhase::Ended {
             // An init that is not known yet meets the end of the socket, or this mark when it
             // becomes known. The outer stage then ends by itself: it waits for init.
             let _ = self.0.socket.shutdown(Shutdown::Write);
             progress.kill_init = true;
             kill_stage(progress.init.as_ref());
-            progress = self.0.wait_ended(progress, KILL_ASKED);
+            progress = self.0.wait_ended(progress, KILL_GRACE);
         }
-        if progress.phase != Phase::Ended {
+        if progress.phase != JobPhase::Ended {
             // Unless somebody stopped it.
-            kill_stage(progress.outer.as_ref());
-            progress = self.0.wait_ended(progress, KILL_MAX - 2 * KILL_ASKED);
+            kill_stage(progress.outer_stage.as_ref());
+            progress = self.0.wait_ended(progress, KILL_MAX - 2 * KILL_GRACE);
         }
-        if progress.phase == Phase::Ended {
+        if progress.phase == JobPhase::Ended {
             Ok(())
         } else {
             Err(StillAlive)
@@ -303,28 +303,28 @@ fn kill_stage(stage: Option<&OwnedFd>) {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct RunningJobState {
     socket: UnixStream,
-    progress: Mutex<Progress>,
+    progress: Mutex<JobProgress>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Progress {
-    phase: Phase,
+struct JobProgress {
+    phase: JobPhase,
     kill_reason: Option<String>,
     /// Init is to be killed as soon as it is known.
     kill_init: bool,
     /// Signals for the job that came before it ran.
     early_signals: Vec<Signal>,
     /// The outer stage, as long as it may be alive.
-    outer: Option<OwnedFd>,
+    outer_stage: Option<OwnedFd>,
     /// The job's init, once it is known.
     init: Option<OwnedFd>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Phase {
+enum JobPhase {
     #[default]
     Starting,
     Running,
@@ -334,7 +334,7 @@ enum Phase {
 
 /// What the stages told of a job.
 #[derive(Default)]
-struct Told {
+struct StageReports {
     not_started: Option<NotStarted>,
     end: Option<ProcessEnd>,
     usage: Option<JobUsage>,
@@ -344,35 +344,35 @@ struct Told {
     wall: Duration,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Progress> {
+impl RunningJobState {
+    fn lock(&self) -> MutexGuard<'_, JobProgress> {
         // No holder leaves the progress half-changed, so a panic elsewhere spoils nothing.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait_ended<'a>(
         &self,
-        progress: MutexGuard<'a, Progress>,
+        progress: MutexGuard<'a, JobProgress>,
         longest: Duration,
-    ) -> MutexGuard<'a, Progress> {
+    ) -> MutexGuard<'a, JobProgress> {
         self.changed
-            .wait_timeout_while(progress, longest, |progress| progress.phase != Phase::Ended)
+            .wait_timeout_while(progress, longest, |progress| progress.phase != JobPhase::Ended)
             .unwrap_or_else(PoisonError::into_inner)
             .0
     }
 
     /// Accompanies the stages from the order to the last process's death.
-    fn watch(&self, mut outer: Child, order: &Order, passed: Vec<OwnedFd>) -> JobReport {
-        self.lock().outer = descriptor_of(Pid::from_child(&outer));
+    fn supervise(&self, mut outer: Child, order: &JobOrder, passed: Vec<OwnedFd>) -> SandboxReport {
+        self.lock().outer_stage = open_process_descriptor(Pid::from_child(&outer));
         // A stage that fails hangs up; its report tells more than this error.
         let _ = control::send_order(&self.socket, order, &passed);
         drop(passed);
         // Later messages are short. A stopped init that reads none must not stop the agent.
-        let _ = self.socket.set_write_timeout(Some(KILL_ASKED));
-        let told = self.listen();
+        let _ = self.socket.set_write_timeout(Some(KILL_GRACE));
+        let told = self.collect_reports();
         let _ = outer.wait();
         let mut progress = self.lock();
-        progress.outer = None;
+        progress.outer_stage = None;
         let init = progress.init.take();
         drop(progress);
         if let Some(init) = init {
@@ -380,15 +380,15 @@ impl Shared {
             let _ = poll(&mut [PollFd::new(&init, PollFlags::IN)], None);
         }
         let mut progress = self.lock();
-        progress.phase = Phase::Ended;
+        progress.phase = JobPhase::Ended;
         let kill_reason = progress.kill_reason.clone();
         drop(progress);
         self.changed.notify_all();
-        told.judge(kill_reason)
+        told.into_report(kill_reason)
     }
 
-    fn meet_init(&self, number: i32) {
-        let init = Pid::from_raw(number).and_then(descriptor_of);
+    fn record_init(&self, number: i32) {
+        let init = Pid::from_raw(number).and_then(open_process_descriptor);
         let mut progress = self.lock();
         if progress.kill_init {
             kill_stage(init.as_ref());
@@ -396,33 +396,33 @@ impl Shared {
         progress.init = init;
     }
 
-    fn let_run(&self) {
+    fn mark_running(&self) {
         let mut progress = self.lock();
-        progress.phase = Phase::Running;
+        progress.phase = JobPhase::Running;
         for signal in std::mem::take(&mut progress.early_signals) {
             // An init that died meanwhile is noticed by the listener.
-            let _ = control::send(&self.socket, &Request::Signal(signal as i32));
+            let _ = control::send_message(&self.socket, &ControlRequest::Signal(signal as i32));
         }
     }
 
-    fn listen(&self) -> Told {
-        let mut told = Told::default();
+    fn collect_reports(&self) -> StageReports {
+        let mut told = StageReports::default();
         let mut reader = BufReader::new(&self.socket);
-        while let Ok(Some(report)) = control::receive(&mut reader, REPORT_BYTES_MAX) {
+        while let Ok(Some(report)) = control::receive_message(&mut reader, REPORT_BYTES_MAX) {
             match report {
-                Report::Init(number) => self.meet_init(number),
-                Report::NotStarted(refusal) => told.not_started = Some(refusal),
-                Report::Started { missing, warnings } => {
+                StageReport::Init(number) => self.record_init(number),
+                StageReport::NotStarted(refusal) => told.not_started = Some(refusal),
+                StageReport::Started { missing, warnings } => {
                     told.notes = missing;
                     told.warnings = warnings;
                     told.started = Some(clock::now());
-                    self.let_run();
+                    self.mark_running();
                 }
-                Report::Ended(end) => {
+                StageReport::Ended(end) => {
                     told.end = Some(end);
                     told.stop_clock();
                 }
-                Report::Used(usage) => told.usage = Some(usage),
+                StageReport::Usage(usage) => told.usage = Some(usage),
             }
         }
         told.stop_clock();
@@ -432,32 +432,32 @@ impl Shared {
 
 /// A descriptor stays with its process, where a number may pass to another one. Without it
 /// (old kernels) a kill still works through the stages' own obedience.
-fn descriptor_of(pid: Pid) -> Option<OwnedFd> {
+fn open_process_descriptor(pid: Pid) -> Option<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-impl Told {
+impl StageReports {
     fn stop_clock(&mut self) {
         if let Some(started) = self.started.take() {
             self.wall = clock::now().saturating_duration_since(started);
         }
     }
 
-    fn judge(self, kill_reason: Option<String>) -> JobReport {
+    fn into_report(self, kill_reason: Option<String>) -> SandboxReport {
         const SIGKILL: i32 = Signal::SIGKILL as i32;
         let outcome = match (self.not_started, self.end, kill_reason) {
             // A job that came to its own end before the kill reached it keeps that end.
-            (_, Some(ProcessEnd::Exited(code)), _) => JobOutcome::Exited(code),
+            (_, Some(ProcessEnd::Exited(code)), _) => SandboxOutcome::Exited(code),
             (_, Some(ProcessEnd::Signaled(SIGKILL)) | None, Some(reason)) => {
-                JobOutcome::Killed(reason)
+                SandboxOutcome::Killed(reason)
             }
-            (_, Some(ProcessEnd::Signaled(signal)), _) => JobOutcome::Signaled(signal),
-            (Some(refusal), None, None) => JobOutcome::NotStarted(refusal),
-            (None, None, None) => JobOutcome::Interrupted(
+            (_, Some(ProcessEnd::Signaled(signal)), _) => SandboxOutcome::Signaled(signal),
+            (Some(refusal), None, None) => SandboxOutcome::NotStarted(refusal),
+            (None, None, None) => SandboxOutcome::Interrupted(
                 "the job's init process was killed from outside, or memory ran out".to_owned(),
             ),
         };
-        JobReport {
+        SandboxReport {
             outcome,
             usage: self.usage,
             wall: self.wall,
@@ -472,32 +472,32 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(end: Option<ProcessEnd>, kill_reason: Option<&str>, expected: JobOutcome) {
-        let told = Told {
+    fn check(end: Option<ProcessEnd>, kill_reason: Option<&str>, expected: SandboxOutcome) {
+        let told = StageReports {
             end,
-            ..Told::default()
+            ..StageReports::default()
         };
-        assert_eq!(told.judge(kill_reason.map(str::to_owned)).outcome, expected);
+        assert_eq!(told.into_report(kill_reason.map(str::to_owned)).outcome, expected);
     }
 
     #[test]
     fn ends_are_told_apart() {
-        let killed = || JobOutcome::Killed("why".to_owned());
-        check(Some(ProcessEnd::Exited(3)), None, JobOutcome::Exited(3));
+        let killed = || SandboxOutcome::Killed("why".to_owned());
+        check(Some(ProcessEnd::Exited(3)), None, SandboxOutcome::Exited(3));
         check(
             Some(ProcessEnd::Exited(3)),
             Some("why"),
-            JobOutcome::Exited(3),
+            SandboxOutcome::Exited(3),
         );
-        check(Some(ProcessEnd::Signaled(9)), None, JobOutcome::Signaled(9));
+        check(Some(ProcessEnd::Signaled(9)), None, SandboxOutcome::Signaled(9));
         check(Some(ProcessEnd::Signaled(9)), Some("why"), killed());
         check(
             Some(ProcessEnd::Signaled(15)),
             Some("why"),
-            JobOutcome::Signaled(15),
+            SandboxOutcome::Signaled(15),
         );
         check(None, Some("why"), killed());
-        let told = Told::default().judge(None);
-        assert!(matches!(told.outcome, JobOutcome::Interrupted(_)));
+        let told = StageReports::default().into_report(None);
+        assert!(matches!(told.outcome, SandboxOutcome::Interrupted(_)));
     }
 }

@@ -23,14 +23,14 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{Pid, getppid, setsid};
 use rustix::process::{Resource, Rlimit, WaitOptions, getrlimit, setrlimit, wait};
 
-use super::control::{self, Order, ProcessEnd, Report, Request, Stream};
-use super::executable::{SHELL, explain, find, is_script, same_file};
+use super::control::{self, JobOrder, ProcessEnd, StageReport, ControlRequest, StreamSpec};
+use super::executable::{SHELL, explain_refusal, find_executable, is_script, is_same_file};
 use super::limits::REPORT_BYTES_MAX;
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
-use super::plan::{Access, JobPlan, Session, VolumeBind};
-use super::root::{Notes, refused};
+use super::plan::{Access, JobPlan, JobSession, VolumeBind};
+use super::root::{RootNotes, refusal};
 use super::{holder, identity, probe, process_ids, root};
-use crate::pulse::{PulseEnd, watch};
+use crate::pulse::{HeartbeatEnd, watch_heartbeat};
 use crate::{doctor, keeper, kernel};
 
 /// The hidden first argument that makes the program a stage of a job.
@@ -39,14 +39,14 @@ pub(super) const OUTER: &str = "outer";
 pub(super) const PROBE: &str = "probe";
 pub(super) const HOLDER: &str = "holder";
 pub(super) const REMOVER: &str = "remover";
-pub(crate) const KEEPER: &str = "keeper";
-pub(crate) const LOOK: &str = "look";
+pub(crate) const MOUNT_WATCHDOG: &str = "keeper";
+pub(crate) const PROBE_MOUNT: &str = "look";
 const INNER: &str = "inner";
 
 const NULL: &str = "/dev/null";
 
 /// The program itself, even if its file was replaced since it started.
-pub(crate) const SELF: &str = "/proc/self/exe";
+pub(crate) const OWN_EXECUTABLE: &str = "/proc/self/exe";
 
 /// Turns this process into a stage of a job if its arguments say so, and then never returns.
 ///
@@ -64,20 +64,20 @@ pub fn job_init_main(arguments: impl IntoIterator<Item = OsString>) -> ! {
     let stage = arguments.next().unwrap_or_default();
     let job = arguments.next().unwrap_or_default();
     let ended = match stage.to_str() {
-        Some(OUTER) => outer(&job, arguments.next().as_deref()),
-        Some(INNER) => inner(),
-        Some(PROBE) => probe::answer(),
-        Some(HOLDER) => holder::main(),
+        Some(OUTER) => run_outer_stage(&job, arguments.next().as_deref()),
+        Some(INNER) => run_inner_stage(),
+        Some(PROBE) => probe::print_verdict(),
+        Some(HOLDER) => holder::holder_main(),
         Some(REMOVER) => holder::remove_at_end(Path::new(&job)),
-        Some(KEEPER) => keeper::main(std::iter::once(job).chain(arguments)),
-        Some(LOOK) => doctor::mounts::look(Path::new(&job)),
+        Some(MOUNT_WATCHDOG) => keeper::watchdog_main(std::iter::once(job).chain(arguments)),
+        Some(PROBE_MOUNT) => doctor::mounts::probe_mount(Path::new(&job)),
         _ => Err(io::Error::other("job-init is for the agent's own use")),
     };
     exit(i32::from(ended.is_err()));
 }
 
 /// Makes the name spaces, starts their init, and stays only as its parent.
-fn outer(job: &OsStr, silence_ms: Option<&OsStr>) -> io::Result<()> {
+fn run_outer_stage(job: &OsStr, silence_ms: Option<&OsStr>) -> io::Result<()> {
     let agent = getppid();
     // A signal to the whole process group is for agent and job to judge.
     SigSet::all().thread_block()?;
@@ -88,23 +88,23 @@ fn outer(job: &OsStr, silence_ms: Option<&OsStr>) -> io::Result<()> {
         watch_agent(agent, Duration::from_millis(silence_ms))?;
     }
     let flags = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWIPC;
-    let made = unshare(flags).map_err(|errno| refused("unshare mounts, processes, IPC", errno));
+    let made = unshare(flags).map_err(|errno| refusal("unshare mounts, processes, IPC", errno));
     let started = made.and_then(|()| {
-        Command::new(SELF)
+        Command::new(OWN_EXECUTABLE)
             .arg0("bafs")
             .args([OsStr::new(SUBCOMMAND), OsStr::new(INNER), job])
             .env_clear()
             .stdout(Stdio::null())
             .spawn()
-            .map_err(|error| refused(format_args!("start init ({error})"), errno_of(&error)))
+            .map_err(|error| refusal(format_args!("start init ({error})"), errno_of(&error)))
     });
     match started {
         Ok(mut child) => {
             // Fits, as the kernel's process ids have 22 bits.
-            control::send(&socket, &Report::Init(child.id() as i32))?;
+            control::send_message(&socket, &StageReport::Init(child.id() as i32))?;
             child.wait().map(drop)
         }
-        Err(refusal) => control::send(&socket, &Report::NotStarted(refusal)),
+        Err(refusal) => control::send_message(&socket, &StageReport::NotStarted(refusal)),
     }
 }
 
@@ -113,7 +113,7 @@ fn outer(job: &OsStr, silence_ms: Option<&OsStr>) -> io::Result<()> {
 fn watch_agent(agent: Pid, silence: Duration) -> io::Result<()> {
     let pulse = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     let watching = move || {
-        if watch(pulse, silence) == PulseEnd::Silent && getppid() == agent {
+        if watch_heartbeat(pulse, silence) == HeartbeatEnd::Silent && getppid() == agent {
             let _ = kill(agent, Signal::SIGKILL);
         }
     };
@@ -122,7 +122,7 @@ fn watch_agent(agent: Pid, silence: Duration) -> io::Result<()> {
 }
 
 /// Is process 1 of the job's name space, from the empty root to the last process.
-fn inner() -> io::Result<()> {
+fn run_inner_stage() -> io::Result<()> {
     if !is_init() {
         return Err(io::Error::other("this stage runs as process 1 only"));
     }
@@ -130,19 +130,19 @@ fn inner() -> io::Result<()> {
     let descriptors = control::receive_descriptors(&socket)?;
     let mut requests = BufReader::new(socket.try_clone()?);
     let order = control::receive_order(&mut requests)?;
-    let (job, notes) = match start(&order, descriptors) {
+    let (job, notes) = match start_job(&order, descriptors) {
         Ok(started) => started,
-        Err(refusal) => return control::send(&socket, &Report::NotStarted(refusal)),
+        Err(refusal) => return control::send_message(&socket, &StageReport::NotStarted(refusal)),
     };
     drop(order);
     let signaled = Arc::new(AtomicBool::new(false));
     let passed = Arc::clone(&signaled);
     thread::Builder::new()
         .name("lifeline".to_owned())
-        .spawn(move || obey(&mut requests, &passed))?;
-    let Notes { missing, warnings } = notes;
-    control::send(&socket, &Report::Started { missing, warnings })?;
-    control::send(&socket, &Report::Ended(reap_until(job)?))?;
+        .spawn(move || serve_requests(&mut requests, &passed))?;
+    let RootNotes { missing, warnings } = notes;
+    control::send_message(&socket, &StageReport::Started { missing, warnings })?;
+    control::send_message(&socket, &StageReport::Ended(reap_until(job)?))?;
     // A shell that a signal ends leaves programs that heard it as well, and may save something. The
     // agent has them killed when they take too long.
     if signaled.load(Ordering::SeqCst) {
@@ -150,7 +150,7 @@ fn inner() -> io::Result<()> {
     }
     kill_everything();
     while wait(WaitOptions::empty()).is_ok() {}
-    control::send(&socket, &Report::Used(usage()?))
+    control::send_message(&socket, &StageReport::Usage(measure_usage()?))
 }
 
 /// What both stages do first; returns the socket, which arrives as standard input.
@@ -165,19 +165,19 @@ fn stage_socket() -> io::Result<UnixStream> {
         .map(UnixStream::from)
 }
 
-fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Notes), NotStarted> {
+fn start_job(order: &JobOrder, passed: Vec<OwnedFd>) -> Result<(Pid, RootNotes), NotStarted> {
     let plan = &order.plan;
     let proc = Path::new("/proc");
     // On the host's list; the job's own knows this process as 1.
     let own = process_ids::own_id(proc);
-    let own = own.map_err(|error| refused("read /proc/self", errno_of(&error)))?;
-    let are_apart = process_ids::set_apart(own, proc);
+    let own = own.map_err(|error| refusal("read /proc/self", errno_of(&error)))?;
+    let are_apart = process_ids::set_first_id(own, proc);
     // Directories of the new root get the modes we say, and the job gets the agent's mask.
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    let base = Path::new(&order.base);
-    let mut notes = root::enter(&plan.volumes, base, plan.temporary.as_ref())?;
+    let base = Path::new(&order.mount_base);
+    let mut notes = root::enter_root(&plan.volumes, base, plan.temporary.as_ref())?;
     // A container may show its /proc/sys read-only, where the job's own can be written.
-    if let Err(error) = are_apart.or_else(|_| process_ids::set_apart(own, proc)) {
+    if let Err(error) = are_apart.or_else(|_| process_ids::set_first_id(own, proc)) {
         notes.warnings.push(format!(
             "process ids begin at 2, as in other jobs of this machine: \
              /proc/sys/kernel/ns_last_pid cannot be written ({error}); take a kernel with \
@@ -185,19 +185,19 @@ fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Notes), NotStarted
         ));
     }
     rustix::process::umask(mask);
-    limit_descriptors(order.descriptors)?;
-    identity::take_on(&plan.identity, order.privilege)?;
+    set_descriptor_limit(order.descriptor_limit)?;
+    identity::switch_user(&plan.user, order.privilege)?;
     // A change of user clears the death signal.
-    set_pdeathsig(Signal::SIGKILL).map_err(|errno| refused("protect init", errno))?;
-    if plan.session == Session::Own {
-        setsid().map_err(|errno| refused("start a session", errno))?;
+    set_pdeathsig(Signal::SIGKILL).map_err(|errno| refusal("protect init", errno))?;
+    if plan.session == JobSession::NewSession {
+        setsid().map_err(|errno| refusal("start a session", errno))?;
     }
-    env::set_current_dir(&plan.directory).map_err(|error| NotStarted {
+    env::set_current_dir(&plan.working_directory).map_err(|error| NotStarted {
         reason: NotStartedReason::DirectoryUnusable,
         errno: error.raw_os_error(),
         message: format!(
             "cannot enter working directory {}: {error}",
-            plan.directory.display()
+            plan.working_directory.display()
         ),
     })?;
     make_directories(&order.streams[1..], &order.plan.volumes)?;
@@ -205,38 +205,38 @@ fn start(order: &Order, passed: Vec<OwnedFd>) -> Result<(Pid, Notes), NotStarted
     // Blocked signals would be inherited; init itself gets none that it does not handle.
     SigSet::empty()
         .thread_set_mask()
-        .map_err(|errno| refused("unblock signals", errno))?;
-    spawn(plan, streams).map(|job| (job, notes))
+        .map_err(|errno| refusal("unblock signals", errno))?;
+    spawn_job(plan, streams).map(|job| (job, notes))
 }
 
 /// Gives the job the number of open files that the agent was started with.
-fn limit_descriptors(current: Option<u64>) -> Result<(), NotStarted> {
+fn set_descriptor_limit(current: Option<u64>) -> Result<(), NotStarted> {
     let limit = Rlimit {
         current,
         maximum: getrlimit(Resource::Nofile).maximum,
     };
     setrlimit(Resource::Nofile, limit)
-        .map_err(|errno| refused("limit open files", Errno::from_raw(errno.raw_os_error())))
+        .map_err(|errno| refusal("limit open files", Errno::from_raw(errno.raw_os_error())))
 }
 
-fn spawn(plan: &JobPlan, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Result<Pid, NotStarted> {
+fn spawn_job(plan: &JobPlan, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Result<Pid, NotStarted> {
     // The last one counts, as when a program looks for it.
     let path = plan
         .environment
         .iter()
         .rev()
         .find(|(name, _)| name == "PATH");
-    let program = find(&plan.program, path.map(|(_, value)| value.as_os_str()))?;
+    let program = find_executable(&plan.program, path.map(|(_, value)| value.as_os_str()))?;
     let spawn = |mut command: Command| {
         command
             .args(&plan.arguments)
             .env_clear()
             .envs(plan.environment.iter().map(|(name, value)| (name, value)))
-            .env("PWD", &plan.directory)
+            .env("PWD", &plan.working_directory)
             .stdin(stdin.try_clone()?)
             .stdout(stdout.try_clone()?)
             .stderr(stderr.try_clone()?);
-        if plan.session == Session::Own {
+        if plan.session == JobSession::NewSession {
             command.process_group(0);
         }
         command.spawn()
@@ -253,75 +253,75 @@ fn spawn(plan: &JobPlan, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Result<Pid, N
         }
         spawned => spawned,
     };
-    let child = child.map_err(|error| explain(&program, &error))?;
+    let child = child.map_err(|error| explain_refusal(&program, &error))?;
     // Dropping the child leaves the process alone; `reap_until` collects it with the others.
     Ok(Pid::from_raw(child.id() as i32))
 }
 
 /// Makes the directories of output files in volumes: in one that is new nobody could have made
 /// them. Those of the host are left as they are.
-fn make_directories(outputs: &[Stream], volumes: &[VolumeBind]) -> Result<(), NotStarted> {
+fn make_directories(outputs: &[StreamSpec], volumes: &[VolumeBind]) -> Result<(), NotStarted> {
     let is_inside = |path: &Path| {
         let mut volumes = volumes.iter().filter(|it| it.access == Access::ReadWrite);
         volumes.any(|volume| path.starts_with(&volume.path))
     };
     for output in outputs {
-        if let Stream::Path(path) = output
+        if let StreamSpec::Path(path) = output
             && let Some(directory) = Path::new(path).parent().filter(|path| is_inside(path))
         {
-            create_dir_all(directory).map_err(|error| unusable(path, &error))?;
+            create_dir_all(directory).map_err(|error| unusable_stream(path, &error))?;
         }
     }
     Ok(())
 }
 
-fn open_streams(streams: &[Stream; 3], passed: Vec<OwnedFd>) -> Result<[OwnedFd; 3], NotStarted> {
+fn open_streams(streams: &[StreamSpec; 3], passed: Vec<OwnedFd>) -> Result<[OwnedFd; 3], NotStarted> {
     let mut passed = passed.into_iter();
-    let null = || open(OpenOptions::new().read(true).write(true), &NULL.into()).map(OwnedFd::from);
+    let null = || open_stream_file(OpenOptions::new().read(true).write(true), &NULL.into()).map(OwnedFd::from);
     let mut next = || passed.next().map_or_else(null, Ok);
     let [input, output, error] = streams;
     let stdin = match input {
-        Stream::Null => null()?,
-        Stream::Passed => next()?,
-        Stream::Path(path) => open(OpenOptions::new().read(true), path)?.into(),
+        StreamSpec::Null => null()?,
+        StreamSpec::Passed => next()?,
+        StreamSpec::Path(path) => open_stream_file(OpenOptions::new().read(true), path)?.into(),
     };
     let create = |path| {
-        open(
+        open_stream_file(
             OpenOptions::new().write(true).create(true).truncate(true),
             path,
         )
     };
     let mut shared = None;
     let stdout = match output {
-        Stream::Null => null()?,
-        Stream::Passed => next()?,
-        Stream::Path(path) => {
+        StreamSpec::Null => null()?,
+        StreamSpec::Passed => next()?,
+        StreamSpec::Path(path) => {
             let file = create(path)?;
             shared = Some((
                 path,
-                file.try_clone().map_err(|error| unusable(path, &error))?,
+                file.try_clone().map_err(|error| unusable_stream(path, &error))?,
             ));
             file.into()
         }
     };
     let stderr = match (error, shared) {
-        (Stream::Null, _) => null()?,
-        (Stream::Passed, _) => next()?,
-        (Stream::Path(path), Some((first, file)))
-            if same_file(Path::new(path), Path::new(first)) =>
+        (StreamSpec::Null, _) => null()?,
+        (StreamSpec::Passed, _) => next()?,
+        (StreamSpec::Path(path), Some((first, file)))
+            if is_same_file(Path::new(path), Path::new(first)) =>
         {
             file.into()
         }
-        (Stream::Path(path), _) => create(path)?.into(),
+        (StreamSpec::Path(path), _) => create(path)?.into(),
     };
     Ok([stdin, stdout, stderr])
 }
 
-fn open(options: &OpenOptions, path: &OsString) -> Result<File, NotStarted> {
-    options.open(path).map_err(|error| unusable(path, &error))
+fn open_stream_file(options: &OpenOptions, path: &OsString) -> Result<File, NotStarted> {
+    options.open(path).map_err(|error| unusable_stream(path, &error))
 }
 
-fn unusable(path: &OsStr, error: &io::Error) -> NotStarted {
+fn unusable_stream(path: &OsStr, error: &io::Error) -> NotStarted {
     NotStarted {
         reason: NotStartedReason::StreamUnusable,
         errno: error.raw_os_error(),
@@ -331,11 +331,11 @@ fn unusable(path: &OsStr, error: &io::Error) -> NotStarted {
 
 /// Does what the agent asks until the agent is gone; then this process ends, and with it, by
 /// the kernel's hand, every process of the job.
-fn obey(requests: &mut BufReader<UnixStream>, signaled: &AtomicBool) -> ! {
-    while let Ok(Some(request)) = control::receive(requests, REPORT_BYTES_MAX) {
+fn serve_requests(requests: &mut BufReader<UnixStream>, signaled: &AtomicBool) -> ! {
+    while let Ok(Some(request)) = control::receive_message(requests, REPORT_BYTES_MAX) {
         match request {
-            Request::Kill => kill_everything(),
-            Request::Signal(number) => {
+            ControlRequest::Kill => kill_everything(),
+            ControlRequest::Signal(number) => {
                 if let Ok(signal) = Signal::try_from(number) {
                     signaled.store(true, Ordering::SeqCst);
                     signal_everything(signal);
@@ -381,7 +381,7 @@ fn reap_until(job: Pid) -> io::Result<ProcessEnd> {
     }
 }
 
-fn usage() -> io::Result<JobUsage> {
+fn measure_usage() -> io::Result<JobUsage> {
     let used = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     let micros = |time: nix::sys::time::TimeVal| {
         (time.tv_sec() as u64)

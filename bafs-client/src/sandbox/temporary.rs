@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::layout::{HostTree, Kind};
+use super::layout::{HostTree, PathKind};
 use super::plan::exact_path;
 
 /// Directories on disk that are a job's own, and what each is called among the job's own.
@@ -24,11 +24,11 @@ pub(super) const SHARED_MEMORY: &str = "/dev/shm";
 pub const TEMPORARY_VARIABLES: [&str; 4] = ["TMPDIR", "TMP", "TEMP", "TEMPDIR"];
 
 /// Anybody may make files there, and remove only what is their own.
-const MODE: u32 = 0o1777;
+const DIRECTORY_MODE: u32 = 0o1777;
 
 /// Where a job's temporary files go.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Temporary {
+pub struct TemporaryDirectories {
     /// A directory of this host for this job alone.
     #[serde(with = "exact_path")]
     pub directory: PathBuf,
@@ -51,33 +51,33 @@ pub(super) struct Private {
     pub(super) entries: BTreeSet<OsString>,
 }
 
-impl Temporary {
+impl TemporaryDirectories {
     /// Makes the directories. They go with `directory`, which its owner removes.
-    pub(super) fn prepare(&self) -> io::Result<()> {
+    pub(super) fn create_directories(&self) -> io::Result<()> {
         for (_, name) in ON_DISK {
             let path = self.directory.join(name);
             fs::create_dir_all(&path)?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(MODE))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(DIRECTORY_MODE))?;
         }
         Ok(())
     }
 
-    pub(super) fn has_own_memory(&self) -> bool {
+    pub(super) fn has_private_memory(&self) -> bool {
         !self.shared.contains(SHARED_MEMORY)
     }
 
     /// The directories on disk that the job has for itself.
-    pub(super) fn privates(&self, host: &impl HostTree) -> io::Result<Vec<Private>> {
+    pub(super) fn private_directories(&self, host: &impl HostTree) -> io::Result<Vec<Private>> {
         let mut privates: Vec<Private> = Vec::new();
         for (path, name) in ON_DISK {
-            let Some((target, Kind::Directory)) = host.resolve(Path::new(path)) else {
+            let Some((target, PathKind::Directory)) = host.resolve(Path::new(path)) else {
                 continue;
             };
             let is_known = |known: &Private| known.target == target;
             if self.shared.contains(path) || privates.iter().any(is_known) {
                 continue;
             }
-            let entries = self.entries(host, Path::new(path), &target);
+            let entries = self.visible_entries(host, Path::new(path), &target);
             let source = fs::canonicalize(self.directory.join(name))?;
             privates.push(Private {
                 target,
@@ -89,7 +89,7 @@ impl Temporary {
     }
 
     /// Entries of a directory on the way to what is named, also by links.
-    fn entries(&self, host: &impl HostTree, path: &Path, target: &Path) -> BTreeSet<OsString> {
+    fn visible_entries(&self, host: &impl HostTree, path: &Path, target: &Path) -> BTreeSet<OsString> {
         let mut entries = BTreeSet::new();
         for named in self.named.iter().map(Path::new) {
             let Some((real, _)) = host.resolve(named) else {
@@ -110,10 +110,10 @@ impl Temporary {
 }
 
 /// The host without what private directories take the place of.
-pub(super) struct Shown<'a, H>(pub(super) &'a H, pub(super) &'a [Private]);
+pub(super) struct MaskedHostTree<'a, H>(pub(super) &'a H, pub(super) &'a [Private]);
 
-impl<H: HostTree> HostTree for Shown<'_, H> {
-    fn resolve(&self, path: &Path) -> Option<(PathBuf, Kind)> {
+impl<H: HostTree> HostTree for MaskedHostTree<'_, H> {
+    fn resolve(&self, path: &Path) -> Option<(PathBuf, PathKind)> {
         let (real, kind) = self.0.resolve(path)?;
         let is_shown = |private: &Private| match real.strip_prefix(&private.target) {
             Ok(below) => match below.components().next() {
@@ -129,7 +129,7 @@ impl<H: HostTree> HostTree for Shown<'_, H> {
 /// What of a job's words may be a path below a directory for temporary files: a whole word, what
 /// follows its first `=`, the parts of a list with `:`, and inside a longer word the entry on the
 /// way to a path, if that is a directory. A file that a script may be about to make is none.
-pub fn paths_named_in<'a>(
+pub fn find_named_paths<'a>(
     words: impl IntoIterator<Item = &'a OsStr>,
     is_directory: impl Fn(&Path) -> bool,
 ) -> Vec<OsString> {
@@ -141,18 +141,18 @@ pub fn paths_named_in<'a>(
         let wholes = [bytes].into_iter().chain(value).chain(parts);
         named.extend(
             wholes
-                .filter(|whole| is_below(whole))
+                .filter(|whole| is_below_temporary(whole))
                 .map(OsStr::from_bytes),
         );
         for (path, _) in ON_DISK {
             let prefix = [path.as_bytes(), b"/"].concat();
             let starts = bytes.windows(prefix.len()).enumerate();
             for (start, _) in starts.filter(|(_, window)| *window == prefix) {
-                if is_inside_a_path(&bytes[..start]) {
+                if is_inside_path(&bytes[..start]) {
                     continue;
                 }
                 let rest = &bytes[start + prefix.len()..];
-                let length = rest.iter().position(|byte| ends_a_name(*byte));
+                let length = rest.iter().position(|byte| is_name_end(*byte));
                 let end = start + prefix.len() + length.unwrap_or(rest.len());
                 let entry = OsStr::from_bytes(&bytes[start..end]);
                 if end > start + prefix.len() && is_directory(Path::new(entry)) {
@@ -164,7 +164,7 @@ pub fn paths_named_in<'a>(
     named.into_iter().map(OsStr::to_owned).collect()
 }
 
-fn is_below(word: &[u8]) -> bool {
+fn is_below_temporary(word: &[u8]) -> bool {
     let path = Path::new(OsStr::from_bytes(word));
     ON_DISK
         .iter()
@@ -173,13 +173,13 @@ fn is_below(word: &[u8]) -> bool {
 
 /// Whether what comes next belongs to a path that began earlier, as the `/tmp` of `/var/tmp` does
 /// and that of `-I/tmp` does not.
-fn is_inside_a_path(before: &[u8]) -> bool {
-    let mut word = before.rsplit(|&byte| byte != b'/' && ends_a_name(byte));
+fn is_inside_path(before: &[u8]) -> bool {
+    let mut word = before.rsplit(|&byte| byte != b'/' && is_name_end(byte));
     word.next().is_some_and(|word| word.contains(&b'/'))
 }
 
 /// Whether a shell, or a list, ends a name with this character.
-fn ends_a_name(byte: u8) -> bool {
+fn is_name_end(byte: u8) -> bool {
     byte.is_ascii_whitespace() || b"/'\"`;:,&|<>(){}$*?[]\\=#!".contains(&byte)
 }
 
@@ -189,7 +189,7 @@ mod tests {
 
     fn named(word: &str) -> Vec<String> {
         let is_directory = |path: &Path| path.to_string_lossy().ends_with(".d");
-        let found = paths_named_in([OsStr::new(word)], is_directory);
+        let found = find_named_paths([OsStr::new(word)], is_directory);
         found
             .into_iter()
             .map(|path| path.into_string().unwrap())

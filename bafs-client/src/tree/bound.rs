@@ -15,34 +15,34 @@ use bafs_tree::{Marks, held_below, marks_below};
 use rustix::fs::statvfs;
 use tokio::task::JoinHandle;
 
-use super::{Done, RemoteTree};
-use crate::door::DoorConnection;
+use super::{Completion, RemoteTree};
+use crate::door::HandoffConnection;
 use crate::errno::errno_of;
-use crate::fate::Fate;
-use crate::limits::{DISK_LOOK, MARKED_FILES_MAX, TICK_OF_FILES};
+use crate::fate::VolumeHealth;
+use crate::limits::{DISK_POLL_INTERVAL, COMPARED_FILES_MAX, FILE_TIME_TICK};
 
 /// A directory that is shown to the job.
 #[derive(Debug)]
-pub struct BoundTree {
+pub struct BindMountTree {
     directory: PathBuf,
     lease: RemoteTree,
     /// Open for as long as something of the job may write.
     lock: Mutex<Option<OwnedFd>>,
-    watching: JoinHandle<()>,
-    least: Arc<LeastFree>,
-    looking: JoinHandle<()>,
+    revocation_task: JoinHandle<()>,
+    minimum_free: Arc<MinimumFreeSpace>,
+    sampling_task: JoinHandle<()>,
     /// How it was before the job; nothing where that takes too long to find out.
-    before: Option<Marks>,
+    initial_marks: Option<Marks>,
 }
 
 /// What the disk had free at the least.
 #[derive(Debug)]
-struct LeastFree {
+struct MinimumFreeSpace {
     bytes: AtomicU64,
     files: AtomicU64,
 }
 
-impl LeastFree {
+impl MinimumFreeSpace {
     fn new() -> Self {
         let unknown = || AtomicU64::new(u64::MAX);
         Self {
@@ -51,7 +51,7 @@ impl LeastFree {
         }
     }
 
-    fn look(&self, directory: &Path) {
+    fn sample(&self, directory: &Path) {
         let Ok(disk) = statvfs(directory) else {
             return;
         };
@@ -63,39 +63,39 @@ impl LeastFree {
         }
     }
 
-    fn known(amount: &AtomicU64) -> Option<u64> {
+    fn sampled(amount: &AtomicU64) -> Option<u64> {
         Some(amount.load(Ordering::Relaxed)).filter(|amount| *amount < u64::MAX)
     }
 }
 
-impl BoundTree {
+impl BindMountTree {
     /// Watches over a directory that will be bound. Must be called within a tokio runtime.
     pub(super) async fn new(
         directory: PathBuf,
         lease: RemoteTree,
         lock: Option<OwnedFd>,
-        connection: DoorConnection,
-        fate: Fate,
+        connection: HandoffConnection,
+        health: VolumeHealth,
     ) -> Self {
         // The loss has the job killed; what was handed over is given back when it is dead.
         let watching = tokio::spawn(async move {
-            fate.lose(connection.over().await);
+            health.mark_lost(connection.wait_until_revoked().await);
             std::future::pending::<()>().await;
         });
-        let before = marks_of(&directory).await;
-        if let Some(wait) = before.and_then(until_told_apart) {
+        let before = collect_marks(&directory).await;
+        if let Some(wait) = before.and_then(wait_until_distinct) {
             tokio::time::sleep(wait).await;
         }
-        let least = Arc::new(LeastFree::new());
-        let looking = tokio::spawn(look_on(Arc::clone(&least), directory.clone()));
+        let least = Arc::new(MinimumFreeSpace::new());
+        let looking = tokio::spawn(sample_forever(Arc::clone(&least), directory.clone()));
         Self {
             directory,
             lease,
             lock: Mutex::new(lock),
-            watching,
-            least,
-            looking,
-            before,
+            revocation_task: watching,
+            minimum_free: least,
+            sampling_task: looking,
+            initial_marks: before,
         }
     }
 
@@ -106,22 +106,22 @@ impl BoundTree {
 
     /// Whether anything there is not as it was, or nobody knows.
     pub(super) async fn is_changed(&self) -> bool {
-        let Some(before) = self.before else {
+        let Some(before) = self.initial_marks else {
             return true;
         };
-        marks_of(&self.directory).await != Some(before)
+        collect_marks(&self.directory).await != Some(before)
     }
 
     /// Answers what the directory holds, which is counted for that; nothing else is asked here.
-    pub(super) fn run(&self, op: &FileOp, done: Done) {
+    pub(super) fn run(&self, op: &FileOp, done: Completion) {
         if !matches!(op, FileOp::StatFs) {
             return done(Err(errno_of(ErrorCode::Unsupported)), &[]);
         }
-        let (directory, least) = (self.directory.clone(), Arc::clone(&self.least));
+        let (directory, least) = (self.directory.clone(), Arc::clone(&self.minimum_free));
         // Nobody waits for it but who asked.
         drop(tokio::task::spawn_blocking(move || {
-            least.look(&directory);
-            done(count(&directory, &least), &[]);
+            least.sample(&directory);
+            done(count_contents(&directory, &least), &[]);
         }));
     }
 
@@ -133,37 +133,37 @@ impl BoundTree {
                 .unwrap_or_else(PoisonError::into_inner)
                 .take(),
         );
-        self.watching.abort();
-        self.looking.abort();
+        self.revocation_task.abort();
+        self.sampling_task.abort();
         self.lease.close(keep_ms).await;
     }
 }
 
-impl Drop for BoundTree {
+impl Drop for BindMountTree {
     fn drop(&mut self) {
-        self.watching.abort();
-        self.looking.abort();
+        self.revocation_task.abort();
+        self.sampling_task.abort();
     }
 }
 
 /// Looks at the disk for ever: a program that finds it full may remove what it wrote, and end.
-async fn look_on(least: Arc<LeastFree>, directory: PathBuf) {
+async fn sample_forever(least: Arc<MinimumFreeSpace>, directory: PathBuf) {
     loop {
         let (seen, at) = (Arc::clone(&least), directory.clone());
         // A disk that hangs holds up no thread of the runtime.
-        if tokio::task::spawn_blocking(move || seen.look(&at))
+        if tokio::task::spawn_blocking(move || seen.sample(&at))
             .await
             .is_err()
         {
             return;
         }
-        tokio::time::sleep(DISK_LOOK).await;
+        tokio::time::sleep(DISK_POLL_INTERVAL).await;
     }
 }
 
-async fn marks_of(directory: &Path) -> Option<Marks> {
+async fn collect_marks(directory: &Path) -> Option<Marks> {
     let directory = directory.to_owned();
-    let marked = tokio::task::spawn_blocking(move || marks_below(&directory, MARKED_FILES_MAX));
+    let marked = tokio::task::spawn_blocking(move || marks_below(&directory, COMPARED_FILES_MAX));
     marked.await.ok()?.ok()?
 }
 
@@ -172,25 +172,25 @@ async fn marks_of(directory: &Path) -> Option<Marks> {
     clippy::disallowed_methods,
     reason = "compared with times that the kernel gives files"
 )]
-fn until_told_apart(before: Marks) -> Option<Duration> {
+fn wait_until_distinct(before: Marks) -> Option<Duration> {
     let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     let since_ns = i128::try_from(now_ns.as_nanos()).ok()? - before.latest_ns;
     // Times of another clock tell nothing.
     let since = Duration::from_nanos(u64::try_from(since_ns).ok()?);
-    TICK_OF_FILES.checked_sub(since)
+    FILE_TIME_TICK.checked_sub(since)
 }
 
 /// What a directory holds, as a volume that has no room beyond it: nobody knows here how much it
 /// may hold.
-fn count(directory: &Path, least: &LeastFree) -> FileResult {
+fn count_contents(directory: &Path, least: &MinimumFreeSpace) -> FileResult {
     let (bytes, files) = held_below(directory).map_err(|_| errno_of(ErrorCode::ServerFault))?;
     Ok(FileReply::StatFs(TreeStat {
         size_bytes: bytes,
         free_bytes: 0,
         size_files: files,
         free_files: 0,
-        disk_bytes: LeastFree::known(&least.bytes),
-        disk_files: LeastFree::known(&least.files),
+        disk_bytes: MinimumFreeSpace::sampled(&least.bytes),
+        disk_files: MinimumFreeSpace::sampled(&least.files),
     }))
 }
 
@@ -203,22 +203,22 @@ mod tests {
         let directory = tempfile::tempdir().expect("directory");
         std::fs::write(directory.path().join("a"), [1; 8192]).expect("write");
         std::fs::create_dir(directory.path().join("d")).expect("directory");
-        let least = LeastFree::new();
-        let Ok(FileReply::StatFs(held)) = count(directory.path(), &least) else {
+        let least = MinimumFreeSpace::new();
+        let Ok(FileReply::StatFs(held)) = count_contents(directory.path(), &least) else {
             panic!("it is there");
         };
         assert_eq!((held.size_files, held.free_files), (2, 0));
         assert!((8192..65_536).contains(&held.size_bytes) && held.free_bytes == 0);
-        assert!(count(&directory.path().join("absent"), &least).is_err());
+        assert!(count_contents(&directory.path().join("absent"), &least).is_err());
     }
 
     #[test]
     fn the_disk_is_told_as_it_was_at_the_least() {
         let directory = tempfile::tempdir().expect("directory");
-        let least = LeastFree::new();
-        assert_eq!(LeastFree::known(&least.bytes), None);
+        let least = MinimumFreeSpace::new();
+        assert_eq!(MinimumFreeSpace::sampled(&least.bytes), None);
         least.bytes.store(5, Ordering::Relaxed);
-        least.look(directory.path());
-        assert_eq!(LeastFree::known(&least.bytes), Some(5));
+        least.sample(directory.path());
+        assert_eq!(MinimumFreeSpace::sampled(&least.bytes), Some(5));
     }
 }

@@ -9,13 +9,13 @@ use std::path::PathBuf;
 use bafs_proto::door::{HandOverOf, HandedOver};
 use rustix::fs::fstat;
 
-use super::{BoundTree, InlineTree, RemoteTree, Tree};
-use crate::door::{self, NotOpened, Parcel};
-use crate::fate::Fate;
+use super::{BindMountTree, InlineTree, RemoteTree, Tree};
+use crate::door::{self, HandoffError, ReceivedHandoff};
+use crate::fate::VolumeHealth;
 
 /// Where the tree will be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum MountLocation {
     /// In the name space of a job, which is killed with everything that it sees.
     Job,
     /// On a directory of the host, from which nothing can be taken away safely.
@@ -28,48 +28,48 @@ pub enum Place {
 /// # Errors
 /// The session and why the server must run its operations; when something broke on the way, the
 /// session is of no use any more.
-pub async fn take(
+pub async fn take_handoff(
     lease: RemoteTree,
     writable: bool,
-    place: Place,
-    fate: &Fate,
-) -> Result<(Tree, Option<String>), (RemoteTree, NotOpened)> {
+    location: MountLocation,
+    health: &VolumeHealth,
+) -> Result<(Tree, Option<String>), (RemoteTree, HandoffError)> {
     let what = HandOverOf::Tree {
         tree: lease.tree().clone(),
         epoch: lease.epoch(),
     };
-    let parcel = match door::fetch(lease.server(), what).await {
+    let parcel = match door::fetch_handoff(lease.server(), what).await {
         Ok(parcel) => parcel,
         Err(why) => return Err((lease, why)),
     };
-    let why = match bindable(&parcel, place) {
+    let why = match check_bindable(&parcel, location) {
         Ok(directory) => {
             let lock = parcel.files.into_iter().nth(1);
             let tree =
-                BoundTree::new(directory, lease, lock, parcel.connection, fate.clone()).await;
-            return Ok((Tree::Bound(tree), None));
+                BindMountTree::new(directory, lease, lock, parcel.connection, health.clone()).await;
+            return Ok((Tree::BindMount(tree), None));
         }
         Err(why) => why,
     };
     let opened = InlineTree::open(lease, parcel, writable).await;
     let opened = opened.map(|tree| (Tree::Inline(tree), Some(why)));
-    opened.map_err(|(lease, why)| (lease, NotOpened::Broken(why)))
+    opened.map_err(|(lease, why)| (lease, HandoffError::Interrupted(why)))
 }
 
 /// The directory's path, if the server allows to show it and it leads there for this process too;
 /// otherwise why it is not shown, for people.
-fn bindable(parcel: &Parcel, place: Place) -> Result<PathBuf, String> {
-    let path = match &parcel.header {
+fn check_bindable(handoff: &ReceivedHandoff, location: MountLocation) -> Result<PathBuf, String> {
+    let path = match &handoff.header {
         HandedOver::Tree(header) => header.bind.as_deref(),
         _ => None,
     };
     let path = path.ok_or("its limit is kept operation by operation")?;
-    if place != Place::Job {
+    if location != MountLocation::Job {
         return Err("only a job, which ends with its volume, gets the directory itself".to_owned());
     }
     let elsewhere = || format!("{path} leads elsewhere here than at the server");
     let found = fs::symlink_metadata(path).map_err(|e| format!("{path}: {e}"))?;
-    let handed = parcel.files.first().ok_or_else(elsewhere)?;
+    let handed = handoff.files.first().ok_or_else(elsewhere)?;
     let handed = fstat(handed.as_fd()).map_err(|e| format!("{path}: {e}"))?;
     let is_same = found.is_dir() && (found.dev(), found.ino()) == (handed.st_dev, handed.st_ino);
     is_same.then(|| path.into()).ok_or_else(elsewhere)

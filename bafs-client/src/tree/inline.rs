@@ -17,56 +17,56 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::remote;
-use super::waits::Waits;
-use super::{Done, LocalTree, RemoteTree};
-use crate::door::{self, DoorConnection, NotOpened, Parcel};
+use super::waits::BlockingOperations;
+use super::{Completion, LocalTree, RemoteTree};
+use crate::door::{self, HandoffConnection, HandoffError, ReceivedHandoff};
 use crate::errno::errno_of;
-use crate::limits::{CLOSE_MS, WHOLE_FILE_BYTES};
+use crate::limits::{CLOSE_TIMEOUT_MS, PASSTHROUGH_FILE_BYTES_MIN};
 
 /// How often the server is told what a volume holds, when that has changed.
-const TELL: Duration = Duration::from_secs(1);
+const USAGE_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Pause between two attempts to have a tree handed over again: the door of a node that starts
 /// opens a little later than its other ears.
-const AGAIN: Duration = Duration::from_millis(100);
+const HANDOFF_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A handed-over tree.
 #[derive(Debug)]
 pub struct InlineTree {
     local: Arc<LocalTree>,
-    kept: Arc<Loan>,
+    lent: Arc<LentTree>,
     lease: RemoteTree,
     runtime: Handle,
-    watching: JoinHandle<()>,
-    waits: Arc<Waits>,
-    writable: bool,
+    reporting_task: JoinHandle<()>,
+    blocking_operations: Arc<BlockingOperations>,
+    is_writable: bool,
 }
 
 /// What is kept until it must be given back.
 #[derive(Debug)]
-struct Loan {
-    state: RwLock<State>,
+struct LentTree {
+    state: RwLock<LentTreeState>,
     /// Whether operations wait for the server to come back.
-    is_shut: Mutex<bool>,
+    is_blocked: Mutex<bool>,
     /// Whether nobody needs the answers of those any more.
-    nobody_waits: AtomicBool,
-    opened: Condvar,
+    is_abandoned: AtomicBool,
+    unblocked: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
-    held: Option<Held>,
+struct LentTreeState {
+    held: Option<LentSession>,
     /// The lock is the server's, so nothing may run.
     is_paused: bool,
 }
 
 #[derive(Debug)]
-struct Held {
+struct LentSession {
     // In the order of giving back: first nothing is open any more, then the lock goes.
     session: Session,
     tree: Arc<Tree>,
     lock: Option<OwnedFd>,
-    connection: Arc<DoorConnection>,
+    connection: Arc<HandoffConnection>,
 }
 
 impl InlineTree {
@@ -76,103 +76,103 @@ impl InlineTree {
     /// The session, which is of no use any more, and what broke on the way.
     pub(super) async fn open(
         lease: RemoteTree,
-        parcel: Parcel,
+        handoff: ReceivedHandoff,
         writable: bool,
     ) -> Result<Self, (RemoteTree, Error)> {
-        let held = match open(parcel, writable).await {
+        let held = match open_handoff(handoff, writable).await {
             Ok(held) => held,
             Err(why) => return Err((lease, why)),
         };
         let connection = held.connection.clone();
-        let kept = Arc::new(Loan::new(held));
+        let kept = Arc::new(LentTree::new(held));
         let run = kept.clone();
         let local = LocalTree::new(move |caller, op, data, out| run.run(caller, op, data, out));
         let session = lease.session();
-        let watching = tokio::spawn(watch(kept.clone(), connection, writable, session));
+        let watching = tokio::spawn(report_usage(kept.clone(), connection, writable, session));
         Ok(Self {
             local: Arc::new(local),
-            kept,
+            lent: kept,
             lease,
             runtime: Handle::current(),
-            watching,
-            waits: Arc::default(),
-            writable,
+            reporting_task: watching,
+            blocking_operations: Arc::default(),
+            is_writable: writable,
         })
     }
 
-    pub(super) fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Done) {
-        if self.waits.on(&op) {
+    pub(super) fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Completion) {
+        if self.blocking_operations.is_blocking(&op) {
             let (local, data) = (self.local.clone(), data.to_vec());
             self.runtime
                 .spawn_blocking(move || local.run(caller, &op, &data, done));
             return;
         }
-        if !self.waits.notes(&op) {
+        if !self.blocking_operations.is_tracked(&op) {
             return self.local.run(caller, &op, data, done);
         }
-        let (waits, noted) = (self.waits.clone(), op.clone());
-        let done: Done = Box::new(move |result: FileResult, data: &[u8]| {
-            waits.after(&noted, &result);
+        let (waits, noted) = (self.blocking_operations.clone(), op.clone());
+        let done: Completion = Box::new(move |result: FileResult, data: &[u8]| {
+            waits.record_result(&noted, &result);
             done(result, data);
         });
         self.local.run(caller, &op, data, done);
     }
 
     /// Whether the data of an operation are kept until it has run.
-    pub(super) fn keeps_data(&self, op: &FileOp) -> bool {
-        self.waits.on(op)
+    pub(super) fn is_copying_data(&self, op: &FileOp) -> bool {
+        self.blocking_operations.is_blocking(op)
     }
 
     /// Has operations that wait for a server fail, as nobody needs their answers any more.
     pub(super) fn stop_waiting(&self) {
-        self.kept.stop_waiting();
+        self.lent.stop_waiting();
     }
 
     /// Whether nothing is changed through this tree.
     pub(super) fn is_read_only(&self) -> bool {
-        !self.writable
+        !self.is_writable
     }
 
     /// The open file of a large file, with its size in bytes.
-    pub(super) fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
-        let state = self.kept.state.read();
+    pub(super) fn open_passthrough(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
+        let state = self.lent.state.read();
         let state = state.unwrap_or_else(PoisonError::into_inner);
         let held = state.held.as_ref().filter(|_| !state.is_paused)?;
-        held.session.open_large(ino, WHOLE_FILE_BYTES)
+        held.session.open_large(ino, PASSTHROUGH_FILE_BYTES_MIN)
     }
 
     /// Gives the tree back and ends the session.
     pub(super) async fn close(&self, keep_ms: u64) {
-        self.watching.abort();
+        self.reporting_task.abort();
         if !self.lease.is_lost()
-            && let Some((connection, used)) = self.kept.told()
+            && let Some((connection, used)) = self.lent.usage_report()
         {
             // The server counts for itself; this is for whoever asks in between.
-            let limit = Duration::from_millis(CLOSE_MS);
+            let limit = Duration::from_millis(CLOSE_TIMEOUT_MS);
             let _ = tokio::time::timeout(limit, connection.call(used)).await;
         }
-        give_back(&self.kept).await;
+        return_in_background(&self.lent).await;
         self.lease.close(keep_ms).await;
     }
 }
 
 impl Drop for InlineTree {
     fn drop(&mut self) {
-        self.watching.abort();
+        self.reporting_task.abort();
     }
 }
 
-impl Loan {
-    fn new(held: Held) -> Self {
-        let state = State {
+impl LentTree {
+    fn new(held: LentSession) -> Self {
+        let state = LentTreeState {
             held: Some(held),
             is_paused: false,
         };
         Self {
             state: RwLock::new(state),
-            is_shut: Mutex::new(false),
-            nobody_waits: AtomicBool::new(false),
-            opened: Condvar::new(),
+            is_blocked: Mutex::new(false),
+            is_abandoned: AtomicBool::new(false),
+            unblocked: Condvar::new(),
         }
     }
 
@@ -188,25 +188,25 @@ impl Loan {
                     };
                 }
             }
-            let mut is_shut = self.is_shut.lock().unwrap_or_else(PoisonError::into_inner);
-            if self.nobody_waits.load(Ordering::Relaxed) {
+            let mut is_shut = self.is_blocked.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.is_abandoned.load(Ordering::Relaxed) {
                 return Err(errno_of(ErrorCode::VolumeLost));
             }
-            while *is_shut && !self.nobody_waits.load(Ordering::Relaxed) {
-                let waiting = self.opened.wait(is_shut);
+            while *is_shut && !self.is_abandoned.load(Ordering::Relaxed) {
+                let waiting = self.unblocked.wait(is_shut);
                 is_shut = waiting.unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
 
     fn stop_waiting(&self) {
-        let _is_shut = self.is_shut.lock().unwrap_or_else(PoisonError::into_inner);
-        self.nobody_waits.store(true, Ordering::Relaxed);
-        self.opened.notify_all();
+        let _is_shut = self.is_blocked.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_abandoned.store(true, Ordering::Relaxed);
+        self.unblocked.notify_all();
     }
 
     /// What the server should know of the volume's use, and the way to tell it.
-    fn told(&self) -> Option<(Arc<DoorConnection>, DoorRequest)> {
+    fn usage_report(&self) -> Option<(Arc<HandoffConnection>, DoorRequest)> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let held = state.held.as_ref()?;
         let (bytes, files) = held.tree.used();
@@ -215,65 +215,65 @@ impl Loan {
 
     /// When this returns, no operation runs until there is a lock again, and nobody is kept out.
     fn pause(&self) {
-        self.shut(true);
+        self.set_blocked(true);
         let mut state = self.write();
         match &mut state.held {
             Some(held) => held.lock = None,
             // Given back meanwhile: nothing will run, and nobody has to wait for that.
-            None => return self.shut(false),
+            None => return self.set_blocked(false),
         }
         state.is_paused = true;
     }
 
     /// Goes on with the same session below another lock, if the directory is the same.
-    fn go_on(
+    fn resume(
         &self,
         root: &OwnedFd,
         lock: Option<OwnedFd>,
-        connection: &Arc<DoorConnection>,
+        connection: &Arc<HandoffConnection>,
     ) -> Result<()> {
         let mut state = self.write();
         let Some(held) = &mut state.held else {
-            return Err(malformed("the tree was given back meanwhile"));
+            return Err(malformed_error("the tree was given back meanwhile"));
         };
         let is_same = held.tree.is_at(root);
-        if !is_same.map_err(|error| broken(&error))? {
-            return Err(malformed("the server handed another directory over"));
+        if !is_same.map_err(|error| transfer_error(&error))? {
+            return Err(malformed_error("the server handed another directory over"));
         }
         (held.lock, held.connection) = (lock, Arc::clone(connection));
         state.is_paused = false;
         drop(state);
-        self.shut(false);
+        self.set_blocked(false);
         Ok(())
     }
 
     /// When this returns, no operation runs and none will.
-    fn give_back(&self) {
+    fn return_handoff(&self) {
         let held = {
             let mut state = self.write();
             state.is_paused = false;
             state.held.take()
         };
-        self.shut(false);
+        self.set_blocked(false);
         drop(held);
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
+    fn write(&self) -> RwLockWriteGuard<'_, LentTreeState> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn shut(&self, is_shut: bool) {
-        *self.is_shut.lock().unwrap_or_else(PoisonError::into_inner) = is_shut;
-        self.opened.notify_all();
+    fn set_blocked(&self, is_shut: bool) {
+        *self.is_blocked.lock().unwrap_or_else(PoisonError::into_inner) = is_shut;
+        self.unblocked.notify_all();
     }
 }
 
-async fn open(parcel: Parcel, writable: bool) -> Result<Held> {
-    let (header, root, lock, connection) = unpack(parcel, writable)?;
+async fn open_handoff(handoff: ReceivedHandoff, writable: bool) -> Result<LentSession> {
+    let (header, root, lock, connection) = unpack_handoff(handoff, writable)?;
     let opening = tokio::task::spawn_blocking(move || open_tree(root, &header, writable));
-    let tree = opening.await.map_err(|error| broken(&error))?;
-    let tree = tree.map_err(|error| broken(&error))?;
-    Ok(Held {
+    let tree = opening.await.map_err(|error| transfer_error(&error))?;
+    let tree = tree.map_err(|error| transfer_error(&error))?;
+    Ok(LentSession {
         session: tree.session(writable).that_tells_no_births(),
         tree,
         lock,
@@ -281,22 +281,22 @@ async fn open(parcel: Parcel, writable: bool) -> Result<Held> {
     })
 }
 
-type Unpacked = (HandedTree, OwnedFd, Option<OwnedFd>, DoorConnection);
+type HandoffParts = (HandedTree, OwnedFd, Option<OwnedFd>, HandoffConnection);
 
-fn unpack(parcel: Parcel, writable: bool) -> Result<Unpacked> {
-    let Parcel {
+fn unpack_handoff(handoff: ReceivedHandoff, writable: bool) -> Result<HandoffParts> {
+    let ReceivedHandoff {
         header,
         files,
         connection,
-    } = parcel;
+    } = handoff;
     let HandedOver::Tree(header) = header else {
-        return Err(malformed("the server handed something else over"));
+        return Err(malformed_error("the server handed something else over"));
     };
     let mut files = files.into_iter();
     let (root, lock) = (files.next(), files.next());
-    let root = root.ok_or_else(|| malformed("no directory was handed over"))?;
+    let root = root.ok_or_else(|| malformed_error("no directory was handed over"))?;
     if writable && lock.is_none() {
-        return Err(malformed("no lock was handed over"));
+        return Err(malformed_error("no lock was handed over"));
     }
     Ok((header, root, lock, connection))
 }
@@ -315,30 +315,30 @@ fn open_tree(root: OwnedFd, header: &HandedTree, writable: bool) -> std::io::Res
 
 /// Tells the server what the volume holds, until everything must be given back. A server that is
 /// gone is waited for up to the deadline.
-async fn watch(
-    kept: Arc<Loan>,
-    mut connection: Arc<DoorConnection>,
+async fn report_usage(
+    lent: Arc<LentTree>,
+    mut connection: Arc<HandoffConnection>,
     writable: bool,
-    session: Arc<remote::Session>,
+    session: Arc<remote::RemoteSession>,
 ) {
     let mut last = None;
     let mut link = session.link();
     let why = loop {
         tokio::select! {
-            why = connection.over() => {
+            why = connection.wait_until_revoked() => {
                 if why.code != ErrorCode::Unreachable {
                     break why;
                 }
                 tracing::warn!(tree = ?session.tree, %why, "operations wait for the server");
-                match take_again(&kept, &session, writable, &link).await {
+                match reacquire(&lent, &session, writable, &link).await {
                     Ok(again) => connection = again,
                     Err(error) => break error,
                 }
                 (link, last) = (session.link(), None);
             }
-            () = tokio::time::sleep(TELL) => {}
+            () = tokio::time::sleep(USAGE_REPORT_INTERVAL) => {}
         }
-        let now = kept.told().filter(|_| writable);
+        let now = lent.usage_report().filter(|_| writable);
         if let Some((_, used)) = now
             && last.as_ref() != Some(&used)
         {
@@ -347,48 +347,48 @@ async fn watch(
             let _ = connection.call(used).await;
         }
     };
-    session.fate.lose(why);
+    session.health.mark_lost(why);
     // Their threads are needed to give everything back.
-    kept.stop_waiting();
+    lent.stop_waiting();
     drop(connection);
-    give_back(&kept).await;
+    return_in_background(&lent).await;
 }
 
 /// Gives a new life of the server the lock, so that it can count the tree and know its writer, and
 /// has both handed over again. What is open stays open: another writer in between would have made
 /// the server refuse.
-async fn take_again(
-    kept: &Arc<Loan>,
-    session: &Arc<remote::Session>,
+async fn reacquire(
+    lent: &Arc<LentTree>,
+    session: &Arc<remote::RemoteSession>,
     writable: bool,
-    before: &remote::Link,
-) -> Result<Arc<DoorConnection>> {
-    let pausing = Arc::clone(kept);
+    before: &remote::SessionLink,
+) -> Result<Arc<HandoffConnection>> {
+    let pausing = Arc::clone(lent);
     // Waits for operations that run.
     let paused = tokio::task::spawn_blocking(move || pausing.pause()).await;
-    paused.map_err(|error| broken(&error))?;
+    paused.map_err(|error| transfer_error(&error))?;
     let deadline = session.server.deadline();
-    let parcel = fetch_again(session, before.clone(), deadline).await?;
-    let (_, root, lock, connection) = unpack(parcel, writable)?;
+    let parcel = refetch_handoff(session, before.clone(), deadline).await?;
+    let (_, root, lock, connection) = unpack_handoff(parcel, writable)?;
     let connection = Arc::new(connection);
-    kept.go_on(&root, lock, &connection)?;
+    lent.resume(&root, lock, &connection)?;
     tracing::warn!(tree = ?session.tree, "the server is back; operations go on");
     Ok(connection)
 }
 
-async fn fetch_again(
-    session: &remote::Session,
-    mut link: remote::Link,
+async fn refetch_handoff(
+    session: &remote::RemoteSession,
+    mut link: remote::SessionLink,
     deadline: Deadline,
-) -> Result<Parcel> {
+) -> Result<ReceivedHandoff> {
     let mut is_forgotten = true;
     loop {
         // Each session that is opened fences the one before, so not more of them than needed.
-        if is_forgotten && session.resume(&link, deadline).await.is_err() {
+        if is_forgotten && session.reopen_session(&link, deadline).await.is_err() {
             // It is recorded where it was found.
             let text = "the storage server on this machine ended";
             return Err(session
-                .fate
+                .health
                 .loss()
                 .cloned()
                 .unwrap_or_else(|| Error::new(ErrorCode::Unreachable, text)));
@@ -396,42 +396,42 @@ async fn fetch_again(
         link = session.link();
         let what = HandOverOf::Tree {
             tree: session.tree.clone(),
-            epoch: link.opened.epoch,
+            epoch: link.tree_session.epoch,
         };
-        match door::fetch(&session.server, what).await {
+        match door::fetch_handoff(&session.server, what).await {
             Ok(parcel) => return Ok(parcel),
-            Err(error) if session.fate.loss().is_some() || deadline.left() <= AGAIN => {
+            Err(error) if session.health.loss().is_some() || deadline.left() <= HANDOFF_RETRY_PAUSE => {
                 let text = "the server restarted and does not hand the volume over again";
                 return Err(Error::from(error).context(text));
             }
             Err(error) => {
                 tracing::debug!(?error, "not handed over again yet");
                 is_forgotten = match error {
-                    NotOpened::Refused(why) => {
+                    HandoffError::Refused(why) => {
                         matches!(why.code, ErrorCode::SessionUnknown | ErrorCode::Fenced)
                     }
                     // It may be handed over already; only another session may have it again.
-                    NotOpened::Broken(_) => true,
+                    HandoffError::Interrupted(_) => true,
                 };
             }
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(HANDOFF_RETRY_PAUSE).await;
     }
 }
 
-async fn give_back(kept: &Arc<Loan>) {
-    let kept = kept.clone();
+async fn return_in_background(lent: &Arc<LentTree>) {
+    let kept = lent.clone();
     // Waits for operations that run.
-    if let Err(error) = tokio::task::spawn_blocking(move || kept.give_back()).await {
+    if let Err(error) = tokio::task::spawn_blocking(move || kept.return_handoff()).await {
         tracing::error!(%error, "a handed-over directory was not given back");
     }
 }
 
-fn broken(error: &dyn std::fmt::Display) -> Error {
+fn transfer_error(error: &dyn std::fmt::Display) -> Error {
     let text = format!("open the handed-over directory: {error}");
     Error::new(ErrorCode::ServerFault, text)
 }
 
-fn malformed(text: &str) -> Error {
+fn malformed_error(text: &str) -> Error {
     Error::new(ErrorCode::Malformed, text)
 }

@@ -4,13 +4,13 @@ use std::cell::Cell;
 
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
 
-use super::Done;
+use super::Completion;
 
 /// Runs an operation on a tree; takes what a write writes, gives what a read read.
-type Run = dyn Fn(Caller, &FileOp, &[u8], &mut Vec<u8>) -> FileResult + Send + Sync;
+type RunOperation = dyn Fn(Caller, &FileOp, &[u8], &mut Vec<u8>) -> FileResult + Send + Sync;
 
 /// A tree of this process.
-pub struct LocalTree(Box<Run>);
+pub struct LocalTree(Box<RunOperation>);
 
 impl std::fmt::Debug for LocalTree {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -31,7 +31,7 @@ impl LocalTree {
         Self(Box::new(run))
     }
 
-    pub(super) fn run(&self, caller: Caller, op: &FileOp, data: &[u8], done: Done) {
+    pub(super) fn run(&self, caller: Caller, op: &FileOp, data: &[u8], done: Completion) {
         let mut read = DATA.take();
         read.clear();
         let result = (self.0)(caller, op, data, &mut read);

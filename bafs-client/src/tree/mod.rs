@@ -16,18 +16,18 @@ use std::path::Path;
 use bafs_proto::ids::InodeNo;
 use bafs_proto::message::TreeRef;
 
-pub use bound::BoundTree;
+pub use bound::BindMountTree;
 pub use cache::CacheTree;
-pub use handed::{Place, take};
+pub use handed::{MountLocation, take_handoff};
 pub use inline::InlineTree;
 pub use local::LocalTree;
-pub use remote::{Promise, RemoteTree, Server};
+pub use remote::{Durability, RemoteTree, Server};
 
 use crate::limits::{READ_AHEAD_KIB, REMOTE_READ_AHEAD_KIB};
 use crate::sandbox::is_root_of_machine;
 
 /// Takes the answer to one operation, with the data of a read. Called once.
-pub type Done = Box<dyn FnOnce(FileResult, &[u8]) + Send>;
+pub type Completion = Box<dyn FnOnce(FileResult, &[u8]) + Send>;
 
 /// A tree of files.
 #[derive(Debug)]
@@ -41,45 +41,45 @@ pub enum Tree {
     /// In this process, on a directory that a server on this machine handed over.
     Inline(InlineTree),
     /// A directory of this machine that the kernel shows by itself; no operation comes here.
-    Bound(BoundTree),
+    BindMount(BindMountTree),
 }
 
 impl Tree {
     /// Runs an operation; `data` is what a write writes. What needs no waiting is answered before
     /// this returns, by the calling thread: handing it over would cost more than doing it.
-    pub fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Done) {
+    pub fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Completion) {
         match self {
             Self::Remote(tree) => tree.run(caller, op, data, done),
             Self::Cache(tree) => tree.run(op, done),
             Self::Local(tree) => tree.run(caller, &op, data, done),
             Self::Inline(tree) => tree.run(caller, op, data, done),
-            Self::Bound(tree) => tree.run(&op, done),
+            Self::BindMount(tree) => tree.run(&op, done),
         }
     }
 
     /// Whether the close of a file has something to wait for.
-    pub fn close_waits(&self) -> bool {
+    pub fn has_blocking_close(&self) -> bool {
         match self {
-            Self::Remote(tree) => tree.close_waits(),
-            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => false,
+            Self::Remote(tree) => tree.has_blocking_close(),
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => false,
         }
     }
 
     /// A program closes a file: answers when what it did with it is as safe as was promised.
-    pub fn close_file(&self, ino: InodeNo, done: Done) {
+    pub fn close_file(&self, ino: InodeNo, done: Completion) {
         match self {
             Self::Remote(tree) => tree.close_file(ino, done),
-            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => {
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => {
                 done(Ok(FileReply::Done), &[]);
             }
         }
     }
 
     /// Whether changes were answered that have not reached the server.
-    pub(crate) fn owes(&self) -> bool {
+    pub(crate) fn has_unsent_changes(&self) -> bool {
         match self {
-            Self::Remote(tree) => tree.owes(),
-            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => false,
+            Self::Remote(tree) => tree.has_unsent_changes(),
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => false,
         }
     }
 
@@ -88,7 +88,7 @@ impl Tree {
     pub(crate) fn latest_stat(&self) -> Option<TreeStat> {
         match self {
             Self::Remote(tree) => tree.latest_stat(),
-            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => None,
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => None,
         }
     }
 
@@ -96,8 +96,8 @@ impl Tree {
     /// read's as they come and as they are put together.
     pub(crate) fn copied_bytes(&self, op: &FileOp, data: &[u8]) -> usize {
         match (self, op) {
-            (Self::Inline(tree), op) if tree.keeps_data(op) => data.len(),
-            (Self::Local(_) | Self::Inline(_) | Self::Bound(_), _) => 0,
+            (Self::Inline(tree), op) if tree.is_copying_data(op) => data.len(),
+            (Self::Local(_) | Self::Inline(_) | Self::BindMount(_), _) => 0,
             (_, FileOp::Read { length, .. }) => 2 * *length as usize,
             _ => data.len(),
         }
@@ -106,7 +106,7 @@ impl Tree {
     /// The directory that is shown as it is, if the kernel does all by itself.
     pub fn directory(&self) -> Option<&Path> {
         match self {
-            Self::Bound(tree) => Some(tree.directory()),
+            Self::BindMount(tree) => Some(tree.directory()),
             Self::Remote(_) | Self::Cache(_) | Self::Local(_) | Self::Inline(_) => None,
         }
     }
@@ -115,7 +115,7 @@ impl Tree {
     /// knows; nothing where operations are counted.
     pub(crate) async fn is_changed(&self, read_only: bool) -> Option<bool> {
         match self {
-            Self::Bound(tree) => Some(!read_only && tree.is_changed().await),
+            Self::BindMount(tree) => Some(!read_only && tree.is_changed().await),
             Self::Remote(_) | Self::Cache(_) | Self::Local(_) | Self::Inline(_) => None,
         }
     }
@@ -124,7 +124,7 @@ impl Tree {
     pub fn describe(&self, ino: InodeNo) -> Option<(String, u64)> {
         match self {
             Self::Cache(tree) => tree.describe(ino),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => None,
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => None,
         }
     }
 
@@ -132,21 +132,21 @@ impl Tree {
     pub fn is_single_file(&self) -> bool {
         match self {
             Self::Cache(tree) => tree.is_single_file(),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => false,
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => false,
         }
     }
 
     /// Whether the kernel may read whole files by itself, and why or why not.
-    pub fn whole_files(&self) -> (bool, String) {
+    pub fn passthrough_support(&self) -> (bool, String) {
         match self {
-            Self::Cache(tree) => tree.whole_files(),
+            Self::Cache(tree) => tree.passthrough_support(),
             // A later writer of a file that the kernel has would map it and pass by the account.
             // The kernel takes files of root only.
             Self::Inline(tree) if tree.is_read_only() && is_root_of_machine() => {
                 let text = "large files are read by the kernel itself, where it takes them";
                 (true, text.to_owned())
             }
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => (
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => (
                 false,
                 "neither a cache volume nor one to read on this machine".to_owned(),
             ),
@@ -156,37 +156,37 @@ impl Tree {
     /// The open file of a file that stays wholly on this machine until
     /// [`Self::let_go_whole`], with its size in bytes; `None` when there is none. May wait for the
     /// node; not to be called by a thread of the runtime.
-    pub fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
+    pub fn open_passthrough(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
         match self {
-            Self::Cache(tree) => tree.hold_whole(ino),
-            Self::Inline(tree) => tree.hold_whole(ino),
-            Self::Remote(_) | Self::Local(_) | Self::Bound(_) => None,
+            Self::Cache(tree) => tree.open_passthrough(ino),
+            Self::Inline(tree) => tree.open_passthrough(ino),
+            Self::Remote(_) | Self::Local(_) | Self::BindMount(_) => None,
         }
     }
 
     /// Undoes [`Self::hold_whole`].
-    pub fn let_go_whole(&self, ino: InodeNo) {
+    pub fn release_passthrough(&self, ino: InodeNo) {
         match self {
-            Self::Cache(tree) => tree.let_go_whole(ino),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => {}
+            Self::Cache(tree) => tree.release_passthrough(ino),
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => {}
         }
     }
 
     /// Whether operations mostly end in the thread that began them.
-    pub fn answers_here(&self) -> bool {
+    pub fn is_synchronous(&self) -> bool {
         match self {
             Self::Local(_) | Self::Inline(_) => true,
             // What a cache is asked for at all, it mostly has not yet.
-            Self::Remote(_) | Self::Cache(_) | Self::Bound(_) => false,
+            Self::Remote(_) | Self::Cache(_) | Self::BindMount(_) => false,
         }
     }
 
     /// Whether a read through the page cache is the kernel's guess at what a program will want,
     /// and not worth fetching: it may be refused, as the kernel then reads what is needed.
-    pub fn is_guess(&self, ino: InodeNo, offset: u64, length: u32) -> bool {
+    pub fn is_speculative_read(&self, ino: InodeNo, offset: u64, length: u32) -> bool {
         match self {
-            Self::Cache(tree) => tree.is_guess(ino, offset, length),
-            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => false,
+            Self::Cache(tree) => tree.is_speculative_read(ino, offset, length),
+            Self::Remote(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => false,
         }
     }
 
@@ -196,14 +196,14 @@ impl Tree {
             // Of a home only mapped memory is read ahead, and its link is shared by everybody.
             Self::Remote(tree) if matches!(tree.tree(), TreeRef::Home(_)) => READ_AHEAD_KIB,
             Self::Remote(_) => REMOTE_READ_AHEAD_KIB,
-            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::Bound(_) => READ_AHEAD_KIB,
+            Self::Cache(_) | Self::Local(_) | Self::Inline(_) | Self::BindMount(_) => READ_AHEAD_KIB,
         }
     }
 
     /// The kernel reads so many bytes ahead, and around pages of mapped memory.
-    pub fn has_read_ahead(&self, bytes: u64) {
+    pub fn set_read_ahead_bytes(&self, bytes: u64) {
         if let Self::Cache(tree) = self {
-            tree.has_read_ahead(bytes);
+            tree.set_read_ahead_bytes(bytes);
         }
     }
 
@@ -220,7 +220,7 @@ impl Tree {
         match self {
             Self::Remote(tree) => tree.close(keep_ms).await,
             Self::Inline(tree) => tree.close(keep_ms).await,
-            Self::Bound(tree) => tree.close(keep_ms).await,
+            Self::BindMount(tree) => tree.close(keep_ms).await,
             Self::Cache(_) | Self::Local(_) => {}
         }
     }

@@ -10,11 +10,11 @@ use nix::libc;
 
 /// The handles whose writes are on the disk when they return.
 #[derive(Debug, Default)]
-pub(super) struct Waits(RwLock<BTreeSet<HandleId>>);
+pub(super) struct BlockingOperations(RwLock<BTreeSet<HandleId>>);
 
-impl Waits {
+impl BlockingOperations {
     /// Whether an operation waits for the disk.
-    pub(super) fn on(&self, op: &FileOp) -> bool {
+    pub(super) fn is_blocking(&self, op: &FileOp) -> bool {
         match op {
             FileOp::Fsync { .. } | FileOp::FsyncDirectory { .. } | FileOp::CopyRange { .. } => true,
             FileOp::Write { handle, .. } => self.read().contains(handle),
@@ -23,7 +23,7 @@ impl Waits {
     }
 
     /// Whether [`Self::after`] has something to take note of: of most operations nothing.
-    pub(super) fn notes(&self, op: &FileOp) -> bool {
+    pub(super) fn is_tracked(&self, op: &FileOp) -> bool {
         match op {
             FileOp::Open { flags, .. } | FileOp::Create { flags, .. } => {
                 flags & (libc::O_SYNC | libc::O_DSYNC) != 0
@@ -34,7 +34,7 @@ impl Waits {
     }
 
     /// An operation of which something is noted has run.
-    pub(super) fn after(&self, op: &FileOp, result: &FileResult) {
+    pub(super) fn record_result(&self, op: &FileOp, result: &FileResult) {
         match (op, result) {
             (_, Ok(FileReply::Opened { handle, .. })) => {
                 self.write().insert(*handle);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn synchronous_writes_wait_for_the_disk_and_others_do_not() {
-        let waits = Waits::default();
+        let waits = BlockingOperations::default();
         let write = |number| FileOp::Write {
             handle: HandleId(number),
             offset: 0,
@@ -102,20 +102,20 @@ mod tests {
                 ino: InodeNo(7),
                 flags,
             };
-            if waits.notes(&open) {
-                waits.after(&open, &opened(number));
+            if waits.is_tracked(&open) {
+                waits.record_result(&open, &opened(number));
             }
         }
-        assert_eq!([1, 2, 3].map(|n| waits.on(&write(n))), [false, true, true]);
+        assert_eq!([1, 2, 3].map(|n| waits.is_blocking(&write(n))), [false, true, true]);
         let handle = HandleId(2);
-        assert!(waits.on(&FileOp::Fsync {
+        assert!(waits.is_blocking(&FileOp::Fsync {
             handle,
             data_only: true
         }));
-        assert!(waits.notes(&FileOp::Release { handle }));
-        waits.after(&FileOp::Release { handle }, &Ok(FileReply::Done));
+        assert!(waits.is_tracked(&FileOp::Release { handle }));
+        waits.record_result(&FileOp::Release { handle }, &Ok(FileReply::Done));
         let handle = HandleId(1);
-        assert!(!waits.notes(&FileOp::Release { handle }));
-        assert_eq!([1, 2, 3].map(|n| waits.on(&write(n))), [false, false, true]);
+        assert!(!waits.is_tracked(&FileOp::Release { handle }));
+        assert_eq!([1, 2, 3].map(|n| waits.is_blocking(&write(n))), [false, false, true]);
     }
 }

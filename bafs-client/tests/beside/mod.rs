@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use bafs_client::tree::Promise;
+use bafs_client::tree::Durability;
 use bafs_proto::file_op::{
     Attr, AttrChange, BodyRange, Caller, Errno, FileOp, FileReply, FileResult, FileTime, SetTime,
 };
@@ -17,12 +17,12 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use nix::libc;
 use tokio::sync::oneshot;
 
-pub(crate) use world::World;
+pub(crate) use world::DelegationFixture;
 
 /// Numbers that look random and are the same each time.
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct SeededRng(pub(crate) u64);
 
-impl Dice {
+impl SeededRng {
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self
             .0
@@ -33,12 +33,12 @@ impl Dice {
 }
 
 /// A tree that runs each operation at once: what the delegated one is compared with.
-pub(crate) struct Model {
+pub(crate) struct ReferenceTree {
     session: bafs_tree::Session,
     directory: tempfile::TempDir,
 }
 
-impl Model {
+impl ReferenceTree {
     pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let tree = bafs_tree::Tree::open(directory.path(), None).unwrap();
@@ -57,19 +57,19 @@ impl Model {
 
 /// Files and handles, which both sides number in their own way.
 #[derive(Default)]
-pub(crate) struct Pairs {
+pub(crate) struct NumberPairs {
     files: Vec<(InodeNo, InodeNo)>,
     handles: Vec<(HandleId, HandleId, InodeNo)>,
     /// Handles that may write.
     writable: Vec<HandleId>,
 }
 
-pub(crate) struct Both {
-    pub(crate) world: World,
-    pub(crate) model: Model,
-    pairs: Pairs,
+pub(crate) struct DifferentialTest {
+    pub(crate) fixture: DelegationFixture,
+    pub(crate) reference: ReferenceTree,
+    pairs: NumberPairs,
     /// Questions whose answers nobody has waited for yet.
-    asked: Vec<oneshot::Receiver<()>>,
+    pending_queries: Vec<oneshot::Receiver<()>>,
     names: BTreeMap<(InodeNo, Vec<u8>), InodeNo>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Both {
 /// 512 bytes.
 const INDEX_BLOCKS: u64 = 8;
 
-fn check_same(one: &Attr, other: &Attr, asked: &FileOp) {
+fn assert_same_attr(one: &Attr, other: &Attr, asked: &FileOp) {
     let shape = |attr: &Attr| {
         let size = if attr.is_directory() { 0 } else { attr.size };
         (attr.mode, size, attr.nlink, attr.uid, attr.gid)
@@ -89,24 +89,24 @@ fn check_same(one: &Attr, other: &Attr, asked: &FileOp) {
     }
 }
 
-impl Both {
+impl DifferentialTest {
     pub(crate) async fn new() -> Self {
         Self {
-            world: World::new(Promise::Synced).await,
-            model: Model::new(),
-            pairs: Pairs {
+            fixture: DelegationFixture::new(Durability::OnSync).await,
+            reference: ReferenceTree::new(),
+            pairs: NumberPairs {
                 files: vec![(InodeNo::ROOT, InodeNo::ROOT)],
-                ..Pairs::default()
+                ..NumberPairs::default()
             },
             names: BTreeMap::new(),
-            asked: Vec::new(),
+            pending_queries: Vec::new(),
         }
     }
 
     /// Asks something that changes nothing, and goes on before it is answered.
-    pub(crate) fn ask_meanwhile(&mut self, dice: &mut Dice) {
-        let [ino, _] = self.file(dice);
-        let op = match (dice.below(4), self.handle(dice)) {
+    pub(crate) fn begin_query(&mut self, rng: &mut SeededRng) {
+        let [ino, _] = self.random_file(rng);
+        let op = match (rng.below(4), self.random_handle(rng)) {
             (0, _) => FileOp::StatFs,
             (1, Some((_, [handle, _]))) => FileOp::Fsync {
                 handle,
@@ -116,37 +116,37 @@ impl Both {
         };
         let (send, receive) = oneshot::channel();
         let done = move |_: FileResult, _: &[u8]| send.send(()).unwrap_or_default();
-        let volume = &self.world.volume;
+        let volume = &self.fixture.volume;
         volume.run(Caller::default(), op, &[], Box::new(done));
-        self.asked.push(receive);
+        self.pending_queries.push(receive);
     }
 
     /// Waits for the answers to all that was asked meanwhile.
-    pub(crate) async fn hear_all(&mut self) {
-        for receive in self.asked.drain(..) {
+    pub(crate) async fn await_queries(&mut self) {
+        for receive in self.pending_queries.drain(..) {
             let heard = tokio::time::timeout(Duration::from_secs(20), receive).await;
             heard.expect("it is answered").unwrap();
         }
     }
 
     /// Runs an operation on both sides; `op` gets the numbers of one side.
-    pub(crate) async fn both(
+    pub(crate) async fn run_on_both(
         &mut self,
         op: impl Fn(usize) -> FileOp,
         data: &[u8],
     ) -> Result<(FileReply, FileReply), Errno> {
         let asked = op(0);
-        let (own, own_data) = self.world.run(asked.clone(), data).await;
-        let (other, other_data) = self.model.run(&op(1), data);
+        let (own, own_data) = self.fixture.run(asked.clone(), data).await;
+        let (other, other_data) = self.reference.run(&op(1), data);
         assert_eq!(own_data, other_data, "{asked:?}");
         match (own, other) {
             (Ok(own), Ok(other)) => {
                 match (&own, &other) {
                     (FileReply::Attr(one), FileReply::Attr(two)) => {
-                        check_same(one, two, &asked);
+                        assert_same_attr(one, two, &asked);
                     }
                     (FileReply::Opened { attr: one, .. }, FileReply::Opened { attr, .. }) => {
-                        check_same(one, attr, &asked);
+                        assert_same_attr(one, attr, &asked);
                     }
                     (FileReply::Entries(one), FileReply::Entries(two)) => {
                         let names = |entries: &[bafs_proto::file_op::DirectoryEntry]| {
@@ -163,7 +163,7 @@ impl Both {
                 Ok((own, other))
             }
             (own, other) => {
-                let loss = self.world.volume.fate().loss();
+                let loss = self.fixture.volume.health().loss();
                 assert_eq!(
                     own.as_ref().err(),
                     other.as_ref().err(),
@@ -175,13 +175,13 @@ impl Both {
     }
 
     /// How long the model's file is that a handle of ours belongs to.
-    pub(crate) fn end_of(&self, handle: HandleId) -> u64 {
-        let Pairs { files, handles, .. } = &self.pairs;
+    pub(crate) fn reference_file_end(&self, handle: HandleId) -> u64 {
+        let NumberPairs { files, handles, .. } = &self.pairs;
         let opened = handles.iter().find(|(one, _, _)| *one == handle);
         let file = opened.and_then(|(_, _, open)| files.iter().find(|(one, _)| one == open));
         let &(_, ino) = file.expect("it is open");
         match self
-            .model
+            .reference
             .run(&FileOp::GetAttr { ino, handle: None }, &[])
             .0
         {
@@ -190,21 +190,21 @@ impl Both {
         }
     }
 
-    pub(crate) fn file(&self, dice: &mut Dice) -> [InodeNo; 2] {
-        let (one, other) = self.pairs.files[dice.below(self.pairs.files.len() as u64) as usize];
+    pub(crate) fn random_file(&self, rng: &mut SeededRng) -> [InodeNo; 2] {
+        let (one, other) = self.pairs.files[rng.below(self.pairs.files.len() as u64) as usize];
         [one, other]
     }
 
-    pub(crate) fn handle(&self, dice: &mut Dice) -> Option<(usize, [HandleId; 2])> {
+    pub(crate) fn random_handle(&self, rng: &mut SeededRng) -> Option<(usize, [HandleId; 2])> {
         if self.pairs.handles.is_empty() {
             return None;
         }
-        let at = dice.below(self.pairs.handles.len() as u64) as usize;
+        let at = rng.below(self.pairs.handles.len() as u64) as usize;
         let (one, other, _) = self.pairs.handles[at];
         Some((at, [one, other]))
     }
 
-    pub(crate) fn met(&mut self, parent: InodeNo, name: &[u8], replies: &(FileReply, FileReply)) {
+    pub(crate) fn record_lookup(&mut self, parent: InodeNo, name: &[u8], replies: &(FileReply, FileReply)) {
         let attr = |reply: &FileReply| match reply {
             FileReply::Attr(attr) | FileReply::Opened { attr, .. } => Some(attr.ino),
             _ => None,
@@ -219,10 +219,10 @@ impl Both {
             }
             self.names.insert((parent, name.to_vec()), one);
         }
-        self.opened(replies);
+        self.record_open(replies);
     }
 
-    pub(crate) fn opened(&mut self, replies: &(FileReply, FileReply)) {
+    pub(crate) fn record_open(&mut self, replies: &(FileReply, FileReply)) {
         if let (FileReply::Opened { handle: one, attr }, FileReply::Opened { handle: other, .. }) =
             replies
         {
@@ -230,7 +230,7 @@ impl Both {
         }
     }
 
-    pub(crate) fn may_write(&mut self) {
+    pub(crate) fn record_writable(&mut self) {
         let opened = self.pairs.handles.last().map(|(handle, _, _)| *handle);
         self.pairs.writable.extend(opened);
     }
@@ -241,8 +241,8 @@ impl Both {
             parent: parent[side],
             name: name.to_vec(),
         };
-        let replies = self.both(op, &[]).await.ok()?;
-        self.met(parent[0], name, &replies);
+        let replies = self.run_on_both(op, &[]).await.ok()?;
+        self.record_lookup(parent[0], name, &replies);
         self.names.get(&(parent[0], name.to_vec())).copied()
     }
 
@@ -250,25 +250,25 @@ impl Both {
         clippy::too_many_lines,
         reason = "a table: one branch for each kind of operation"
     )]
-    pub(crate) async fn step(&mut self, dice: &mut Dice, keeps_open_names: bool) {
+    pub(crate) async fn random_step(&mut self, rng: &mut SeededRng, keeps_open_names: bool) {
         let names = ["a", "b", "c", "d", "e"];
-        let name = names[dice.below(5) as usize].as_bytes().to_vec();
-        let parent = self.file(dice);
-        match dice.below(15) {
+        let name = names[rng.below(5) as usize].as_bytes().to_vec();
+        let parent = self.random_file(rng);
+        match rng.below(15) {
             0..=2 => {
                 if self.look_up(parent, &name).await.is_some() {
                     return;
                 }
-                let mode = 0o100_600 + dice.below(0o200) as u32;
+                let mode = 0o100_600 + rng.below(0o200) as u32;
                 let op = |side: usize| FileOp::Create {
                     parent: parent[side],
                     name: name.clone(),
                     mode,
                     flags: libc::O_RDWR,
                 };
-                if let Ok(replies) = self.both(op, &[]).await {
-                    self.met(parent[0], &name, &replies);
-                    self.may_write();
+                if let Ok(replies) = self.run_on_both(op, &[]).await {
+                    self.record_lookup(parent[0], &name, &replies);
+                    self.record_writable();
                 }
             }
             3 => {
@@ -280,13 +280,13 @@ impl Both {
                     name: name.clone(),
                     mode: 0o755,
                 };
-                if let Ok(replies) = self.both(op, &[]).await {
-                    self.met(parent[0], &name, &replies);
+                if let Ok(replies) = self.run_on_both(op, &[]).await {
+                    self.record_lookup(parent[0], &name, &replies);
                 }
             }
             4 => {
                 // What is gone cannot be told about over a restart.
-                self.hear_all().await;
+                self.await_queries().await;
                 let Some(ino) = self.look_up(parent, &name).await else {
                     return;
                 };
@@ -294,7 +294,7 @@ impl Both {
                 if keeps_open_names && is_open {
                     return;
                 }
-                let is_directory = dice.below(3) == 0;
+                let is_directory = rng.below(3) == 0;
                 let op = |side: usize| {
                     let (parent, name) = (parent[side], name.clone());
                     if is_directory {
@@ -303,7 +303,7 @@ impl Both {
                         FileOp::Unlink { parent, name }
                     }
                 };
-                if self.both(op, &[]).await.is_ok() {
+                if self.run_on_both(op, &[]).await.is_ok() {
                     self.names.remove(&(parent[0], name));
                     let is_gone = !self.names.values().any(|known| *known == ino);
                     if is_gone && !is_open {
@@ -312,19 +312,19 @@ impl Both {
                 }
             }
             5..=6 => {
-                let Some((_, handle)) = self.handle(dice) else {
+                let Some((_, handle)) = self.random_handle(rng) else {
                     return;
                 };
                 if !self.pairs.writable.contains(&handle[0]) {
                     return;
                 }
-                let length = dice.below(9000) as u32;
+                let length = rng.below(9000) as u32;
                 let data = BodyRange { start: 0, length };
-                let append = dice.below(3) == 0;
+                let append = rng.below(3) == 0;
                 // The kernel says where it believes the end to be.
                 let offset = match append {
-                    true => self.end_of(handle[0]),
-                    false => dice.below(12_000),
+                    true => self.reference_file_end(handle[0]),
+                    false => rng.below(12_000),
                 };
                 let op = |side: usize| FileOp::Write {
                     handle: handle[side],
@@ -332,53 +332,53 @@ impl Both {
                     data,
                     append,
                 };
-                let bytes = vec![dice.below(256) as u8; length as usize];
-                let _ = self.both(op, &bytes).await;
+                let bytes = vec![rng.below(256) as u8; length as usize];
+                let _ = self.run_on_both(op, &bytes).await;
             }
             7 => {
-                let Some((_, handle)) = self.handle(dice) else {
+                let Some((_, handle)) = self.random_handle(rng) else {
                     return;
                 };
-                let offset = dice.below(10_000);
+                let offset = rng.below(10_000);
                 let op = |side: usize| FileOp::Read {
                     handle: handle[side],
                     offset,
                     length: 8000,
                 };
-                let _ = self.both(op, &[]).await;
+                let _ = self.run_on_both(op, &[]).await;
             }
             8 => {
-                let Some((at, handle)) = self.handle(dice) else {
+                let Some((at, handle)) = self.random_handle(rng) else {
                     return;
                 };
-                self.hear_all().await;
+                self.await_queries().await;
                 self.pairs.handles.remove(at);
                 let op = |side: usize| FileOp::Release {
                     handle: handle[side],
                 };
-                let _ = self.both(op, &[]).await;
+                let _ = self.run_on_both(op, &[]).await;
             }
             9 => {
-                let flags = [libc::O_RDONLY, libc::O_RDWR][dice.below(2) as usize];
+                let flags = [libc::O_RDONLY, libc::O_RDWR][rng.below(2) as usize];
                 let op = |side: usize| FileOp::Open {
                     ino: parent[side],
                     flags,
                 };
-                if let Ok(replies) = self.both(op, &[]).await {
-                    self.opened(&replies);
+                if let Ok(replies) = self.run_on_both(op, &[]).await {
+                    self.record_open(&replies);
                     if flags == libc::O_RDWR {
-                        self.may_write();
+                        self.record_writable();
                     }
                 }
             }
             10 => {
-                let size = (dice.below(2) == 0).then(|| dice.below(20_000));
+                let size = (rng.below(2) == 0).then(|| rng.below(20_000));
                 let mtime = FileTime {
-                    seconds: dice.below(1_000_000) as i64,
+                    seconds: rng.below(1_000_000) as i64,
                     nanoseconds: 7,
                 };
                 let change = AttrChange {
-                    mode: Some(0o600 + dice.below(0o200) as u32),
+                    mode: Some(0o600 + rng.below(0o200) as u32),
                     size,
                     mtime: Some(SetTime::At(mtime)),
                     ..AttrChange::default()
@@ -388,10 +388,10 @@ impl Both {
                     handle: None,
                     change,
                 };
-                let _ = self.both(op, &[]).await;
+                let _ = self.run_on_both(op, &[]).await;
             }
             13 => {
-                let ino = self.file(dice);
+                let ino = self.random_file(rng);
                 if self.look_up(parent, &name).await.is_some() {
                     return;
                 }
@@ -400,14 +400,14 @@ impl Both {
                     parent: parent[side],
                     name: name.clone(),
                 };
-                if let Ok(replies) = self.both(op, &[]).await {
-                    self.met(parent[0], &name, &replies);
+                if let Ok(replies) = self.run_on_both(op, &[]).await {
+                    self.record_lookup(parent[0], &name, &replies);
                 }
             }
             11 => {
-                self.hear_all().await;
-                let new_parent = self.file(dice);
-                let new_name = names[dice.below(5) as usize].as_bytes().to_vec();
+                self.await_queries().await;
+                let new_parent = self.random_file(rng);
+                let new_name = names[rng.below(5) as usize].as_bytes().to_vec();
                 let moved = self.look_up(parent, &name).await;
                 let victim = self.look_up(new_parent, &new_name).await;
                 let open = |ino| self.pairs.handles.iter().any(|(_, _, open)| *open == ino);
@@ -426,7 +426,7 @@ impl Both {
                     new_name: new_name.clone(),
                     flags: 0,
                 };
-                if self.both(op, &[]).await.is_ok() && moved != victim {
+                if self.run_on_both(op, &[]).await.is_ok() && moved != victim {
                     self.names.remove(&(parent[0], name));
                     self.names.insert((new_parent[0], new_name), moved.unwrap());
                     if let Some(victim) = victim
@@ -442,14 +442,14 @@ impl Both {
                     ino: parent[side],
                     handle: None,
                 };
-                let _ = self.both(op, &[]).await;
+                let _ = self.run_on_both(op, &[]).await;
             }
             _ => {
                 let op = |side: usize| FileOp::OpenDirectory { ino: parent[side] };
-                let Ok(replies) = self.both(op, &[]).await else {
+                let Ok(replies) = self.run_on_both(op, &[]).await else {
                     return;
                 };
-                self.opened(&replies);
+                self.record_open(&replies);
                 let (one, other, _) = self.pairs.handles.pop().unwrap();
                 let handle = [one, other];
                 let op = |side: usize| FileOp::ReadDirectory {
@@ -458,27 +458,27 @@ impl Both {
                     bytes_max: 32 << 10,
                     plus: false,
                 };
-                let _ = self.both(op, &[]).await;
+                let _ = self.run_on_both(op, &[]).await;
                 let op = |side: usize| FileOp::ReleaseDirectory {
                     handle: handle[side],
                 };
-                let _ = self.both(op, &[]).await;
+                let _ = self.run_on_both(op, &[]).await;
             }
         }
     }
 
-    pub(crate) async fn end(mut self) {
-        self.hear_all().await;
-        self.world.flush().await;
-        assert!(self.world.volume.fate().loss().is_none());
-        let (own, other) = (self.world.directory.path(), self.model.directory.path());
-        assert_eq!(described(own), described(other));
-        self.world.volume.close(0).await;
+    pub(crate) async fn finish(mut self) {
+        self.await_queries().await;
+        self.fixture.flush().await;
+        assert!(self.fixture.volume.health().loss().is_none());
+        let (own, other) = (self.fixture.directory.path(), self.reference.directory.path());
+        assert_eq!(describe_tree(own), describe_tree(other));
+        self.fixture.volume.close(0).await;
     }
 }
 
 /// Every path with mode, links, size and content.
-fn described(root: &Path) -> BTreeMap<String, (u32, u64, Vec<u8>)> {
+fn describe_tree(root: &Path) -> BTreeMap<String, (u32, u64, Vec<u8>)> {
     let mut all = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
     while let Some(directory) = pending.pop() {

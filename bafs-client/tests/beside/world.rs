@@ -3,43 +3,43 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_client::fate::{Fate, Loss};
-use bafs_client::tree::{Promise, RemoteTree, Tree};
-use bafs_client::usage::Usage;
-use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_client::fate::{VolumeHealth, VolumeLoss};
+use bafs_client::tree::{Durability, RemoteTree, Tree};
+use bafs_client::usage::VolumeUsage;
+use bafs_client::volume::{VolumeMode, Ownership, Volume};
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
 use bafs_proto::ids::AgentId;
 use bafs_proto::message::TreeRef;
 use bafs_tree::Limit;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::serving::{Fake, VOLUME};
+use crate::serving::{FakeServer, VOLUME};
 
-pub(crate) struct World {
-    pub(crate) server: Arc<Fake>,
+pub(crate) struct DelegationFixture {
+    pub(crate) server: Arc<FakeServer>,
     pub(crate) volume: Arc<Volume>,
-    _losses: mpsc::UnboundedReceiver<Loss>,
+    _losses: mpsc::UnboundedReceiver<VolumeLoss>,
     pub(crate) directory: tempfile::TempDir,
 }
 
-impl World {
-    pub(crate) async fn new(promise: Promise) -> Self {
-        Self::with_limit(promise, None).await
+impl DelegationFixture {
+    pub(crate) async fn new(durability: Durability) -> Self {
+        Self::with_limit(durability, None).await
     }
 
-    pub(crate) async fn with_limit(promise: Promise, limit: Option<Limit>) -> Self {
+    pub(crate) async fn with_limit(durability: Durability, limit: Option<Limit>) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let server = Fake::with_limit(directory.path(), limit);
+        let server = FakeServer::with_limit(directory.path(), limit);
         let (sender, losses) = mpsc::unbounded_channel();
-        let fate = Fate::new("work", sender);
+        let fate = VolumeHealth::new("work", sender);
         let (called, agent) = (server.server(5_000), AgentId::random());
         let tree = RemoteTree::open(called, TreeRef::Volume(VOLUME), agent, true, fate.clone())
             .await
             .unwrap();
-        tree.delegate(promise).await;
-        let (mode, ownership) = (Mode::scratch(true), Ownership::AsStored);
+        tree.delegate(durability).await;
+        let (mode, ownership) = (VolumeMode::scratch(true), Ownership::AsStored);
         let tree = Tree::Remote(tree);
-        let volume = Volume::new("work", tree, mode, ownership, fate, Usage::new());
+        let volume = Volume::new("work", tree, mode, ownership, fate, VolumeUsage::new());
         Self {
             server,
             volume: Arc::new(volume),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use bafs_client::sandbox::{
-    Input, JobControl, JobPlan, JobReport, JobStreams, Output, Privilege, Sandbox, check,
+    InputSource, JobControl, JobPlan, SandboxReport, JobStreams, OutputTarget, Privilege, Sandbox, check_host,
     enter_private,
 };
 use nix::mount::{MsFlags, mount};
@@ -20,13 +20,13 @@ pub(crate) const ROLE: &str = "agent";
 
 /// What the test wants.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Task {
+pub(crate) struct AgentTask {
     /// The job; a source `@N` is the N-th stand-in volume.
     pub(crate) plan: JobPlan,
     /// How many stand-in volumes to mount; each holds a file `name`.
     pub(crate) mounts: usize,
     /// What to do once the file `ready` exists in the agent's directory.
-    pub(crate) then: Then,
+    pub(crate) action: JobAction,
     /// The job's output; by default files `out` and `err` in the agent's directory.
     pub(crate) outputs: Option<(PathBuf, PathBuf)>,
     /// The job's standard input.
@@ -35,8 +35,8 @@ pub(crate) struct Task {
 
 /// What to do to a job that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Then {
-    Wait,
+pub(crate) enum JobAction {
+    Nothing,
     Signal(i32),
     /// Send it before the job can have started.
     SignalAtOnce(i32),
@@ -47,17 +47,17 @@ pub(crate) enum Then {
 
 /// What came of it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Answer {
+pub(crate) struct AgentResult {
     pub(crate) privilege: Privilege,
-    pub(crate) report: JobReport,
+    pub(crate) report: SandboxReport,
     /// How long the kill took.
-    pub(crate) kill: Option<Duration>,
+    pub(crate) kill_time: Option<Duration>,
 }
 
 pub(crate) fn main() -> ExitCode {
     let directory = PathBuf::from(env::args_os().nth(2).expect("the agent's directory"));
     let result = match env::args().nth(3).as_deref() {
-        Some("check") => Ok(serde_json::to_vec(&check()).unwrap()),
+        Some("check") => Ok(serde_json::to_vec(&check_host()).unwrap()),
         _ => run(&directory).map(|answer| serde_json::to_vec(&answer).unwrap()),
     };
     match result {
@@ -74,9 +74,9 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-fn run(directory: &Path) -> Result<Answer, String> {
+fn run(directory: &Path) -> Result<AgentResult, String> {
     let text = fs::read(directory.join("task")).unwrap();
-    let mut task: Task = serde_json::from_slice(&text).unwrap();
+    let mut task: AgentTask = serde_json::from_slice(&text).unwrap();
     // As an interactive agent does: Ctrl-C is the job's to judge.
     let mut interrupt = SigSet::empty();
     interrupt.add(Signal::SIGINT);
@@ -104,11 +104,11 @@ fn run(directory: &Path) -> Result<Answer, String> {
     let job = sandbox
         .start(task.plan, streams)
         .map_err(|error| error.to_string())?;
-    let kill = act(task.then, &job.control(), &directory.join("ready"));
-    Ok(Answer {
+    let kill = apply_action(task.action, &job.control(), &directory.join("ready"));
+    Ok(AgentResult {
         privilege,
         report: job.wait(),
-        kill,
+        kill_time: kill,
     })
 }
 
@@ -126,14 +126,14 @@ fn mount_one(sandbox: &Sandbox, number: usize) -> PathBuf {
     at
 }
 
-fn streams(task: &Task, directory: &Path) -> JobStreams {
-    let create = |name| Output::Descriptor(File::create(directory.join(name)).unwrap().into());
+fn streams(task: &AgentTask, directory: &Path) -> JobStreams {
+    let create = |name| OutputTarget::Descriptor(File::create(directory.join(name)).unwrap().into());
     let (stdout, stderr) = match &task.outputs {
-        Some((out, err)) => (Output::Path(out.clone()), Output::Path(err.clone())),
+        Some((out, err)) => (OutputTarget::Path(out.clone()), OutputTarget::Path(err.clone())),
         None => (create("out"), create("err")),
     };
-    let stdin = task.input.as_ref().map_or(Input::Null, |path| {
-        Input::Descriptor(File::open(path).unwrap().into())
+    let stdin = task.input.as_ref().map_or(InputSource::Null, |path| {
+        InputSource::Descriptor(File::open(path).unwrap().into())
     });
     JobStreams {
         stdin,
@@ -142,22 +142,22 @@ fn streams(task: &Task, directory: &Path) -> JobStreams {
     }
 }
 
-fn act(then: Then, control: &JobControl, ready: &Path) -> Option<Duration> {
-    if matches!(then, Then::Signal(_) | Then::Kill) {
+fn apply_action(then: JobAction, control: &JobControl, ready: &Path) -> Option<Duration> {
+    if matches!(then, JobAction::Signal(_) | JobAction::Kill) {
         while !ready.exists() {
             thread::sleep(Duration::from_millis(5));
         }
-        if then == Then::Kill {
+        if then == JobAction::Kill {
             // The job can be faster than the news of its start.
             thread::sleep(Duration::from_millis(100));
         }
     }
     let started = clock();
     match then {
-        Then::SignalAtOnce(number) => control.signal(Signal::try_from(number).unwrap()).unwrap(),
-        Then::Wait => return None,
-        Then::Signal(number) => control.signal(Signal::try_from(number).unwrap()).unwrap(),
-        Then::Kill | Then::KillAtOnce => control.kill("the test says so").unwrap(),
+        JobAction::SignalAtOnce(number) => control.signal(Signal::try_from(number).unwrap()).unwrap(),
+        JobAction::Nothing => return None,
+        JobAction::Signal(number) => control.signal(Signal::try_from(number).unwrap()).unwrap(),
+        JobAction::Kill | JobAction::KillAtOnce => control.kill("the test says so").unwrap(),
     }
     Some(clock() - started)
 }

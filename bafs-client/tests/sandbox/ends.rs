@@ -4,13 +4,13 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use bafs_client::sandbox::{JobOutcome, NotStarted, NotStartedReason as Reason};
+use bafs_client::sandbox::{SandboxOutcome, NotStarted, NotStartedReason as Reason};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 
 use crate::Case;
-use crate::agent::Then;
-use crate::world::{Who, World};
+use crate::agent::JobAction;
+use crate::world::{AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
     ("exit_codes_are_the_jobs_own", exit_codes_are_the_jobs_own),
@@ -47,29 +47,29 @@ pub(crate) const CASES: &[Case] = &[
 
 pub(crate) const ROOT_CASES: &[Case] = &[("foreign_programs_are_told", foreign_programs_are_told)];
 
-fn exit_codes_are_the_jobs_own(who: Who) {
+fn exit_codes_are_the_jobs_own(user: AgentUser) {
     for code in [0, 3, 75, 126, 127, 255] {
-        let answer = World::new(who, &format!("exit {code}")).run();
-        assert_eq!(answer.report.outcome, JobOutcome::Exited(code));
+        let answer = SandboxFixture::new(user, &format!("exit {code}")).run();
+        assert_eq!(answer.report.outcome, SandboxOutcome::Exited(code));
     }
-    let answer = World::new(who, "/no/such/program").run();
-    assert_eq!(answer.report.outcome, JobOutcome::Exited(127));
+    let answer = SandboxFixture::new(user, "/no/such/program").run();
+    assert_eq!(answer.report.outcome, SandboxOutcome::Exited(127));
 }
 
-fn a_signal_is_told(who: Who) {
+fn a_signal_is_told(user: AgentUser) {
     for signal in [6, 9, 11, 15] {
-        let answer = World::new(who, &format!("ulimit -c 0; kill -{signal} $$; sleep 9")).run();
-        assert_eq!(answer.report.outcome, JobOutcome::Signaled(signal));
+        let answer = SandboxFixture::new(user, &format!("ulimit -c 0; kill -{signal} $$; sleep 9")).run();
+        assert_eq!(answer.report.outcome, SandboxOutcome::Signaled(signal));
     }
 }
 
-fn signals_are_at_their_defaults(who: Who) {
-    let mut world = World::new(who, "");
+fn signals_are_at_their_defaults(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "");
     world.task.plan.program = "grep".into();
     world.task.plan.arguments = ["-E", "Sig(Blk|Ign)", "/proc/self/status"]
         .map(Into::into)
         .to_vec();
-    let output = world.output();
+    let output = world.expect_output();
     let masks: Vec<_> = output
         .lines()
         .map(|line| u64::from_str_radix(line.split_whitespace().last().unwrap(), 16).unwrap())
@@ -80,38 +80,38 @@ fn signals_are_at_their_defaults(who: Who) {
     assert_eq!(masks[1] & broken_pipe, 0, "{output}");
 }
 
-fn a_forwarded_signal_reaches_the_job(who: Who) {
+fn a_forwarded_signal_reaches_the_job(user: AgentUser) {
     let script =
         "trap 'echo got it; exit 5' TERM; touch /bafs-t/ready; while :; do sleep 0.01; done";
-    let world = World::new(who, script).meeting().then(Then::Signal(15));
-    assert_eq!(world.run().report.outcome, JobOutcome::Exited(5));
+    let world = SandboxFixture::new(user, script).with_agent_directory().with_action(JobAction::Signal(15));
+    assert_eq!(world.run().report.outcome, SandboxOutcome::Exited(5));
     assert_eq!(world.read("out"), "got it\n");
 
-    let world = World::new(who, "sleep 600").then(Then::SignalAtOnce(15));
-    assert_eq!(world.run().report.outcome, JobOutcome::Signaled(15));
+    let world = SandboxFixture::new(user, "sleep 600").with_action(JobAction::SignalAtOnce(15));
+    assert_eq!(world.run().report.outcome, SandboxOutcome::Signaled(15));
 
-    let world = World::new(who, "touch /bafs-t/ready; sleep 600")
-        .meeting()
-        .then(Then::Signal(15));
-    assert_eq!(world.run().report.outcome, JobOutcome::Signaled(15));
+    let world = SandboxFixture::new(user, "touch /bafs-t/ready; sleep 600")
+        .with_agent_directory()
+        .with_action(JobAction::Signal(15));
+    assert_eq!(world.run().report.outcome, SandboxOutcome::Signaled(15));
 }
 
 #[track_caller]
-fn refusal(world: &World) -> NotStarted {
+fn refusal(world: &SandboxFixture) -> NotStarted {
     match world.run().report.outcome {
-        JobOutcome::NotStarted(refusal) => refusal,
+        SandboxOutcome::NotStarted(refusal) => refusal,
         other => panic!("{other:?}"),
     }
 }
 
-fn missing_executables_are_told(who: Who) {
+fn missing_executables_are_told(user: AgentUser) {
     for program in [
         "no-such-program",
         "/no/such/program",
         "./program",
         "/etc/passwd/x",
     ] {
-        let mut world = World::new(who, "");
+        let mut world = SandboxFixture::new(user, "");
         world.task.plan.program = program.into();
         let refusal = refusal(&world);
         assert_eq!(refusal.reason, Reason::ExecutableMissing, "{refusal}");
@@ -120,8 +120,8 @@ fn missing_executables_are_told(who: Who) {
 }
 
 #[track_caller]
-fn check_unusable(who: Who, content: &[u8], mode: u32, reason: Reason, errno: Errno) {
-    let mut world = World::new(who, "");
+fn check_unusable(user: AgentUser, content: &[u8], mode: u32, reason: Reason, errno: Errno) {
+    let mut world = SandboxFixture::new(user, "");
     let program = world.path("program");
     fs::write(&program, content).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(mode)).unwrap();
@@ -134,56 +134,56 @@ fn check_unusable(who: Who, content: &[u8], mode: u32, reason: Reason, errno: Er
     );
 }
 
-fn unusable_executables_are_told(who: Who) {
+fn unusable_executables_are_told(user: AgentUser) {
     let script = b"#!/bin/sh\n";
     check_unusable(
-        who,
+        user,
         script,
         0o644,
         Reason::ExecutableNotExecutable,
         Errno::EACCES,
     );
     check_unusable(
-        who,
+        user,
         b"#!/no/sh\n",
         0o755,
         Reason::InterpreterMissing,
         Errno::ENOENT,
     );
     check_unusable(
-        who,
+        user,
         b"\0\0\0\0",
         0o755,
         Reason::ExecutableBadFormat,
         Errno::ENOEXEC,
     );
 
-    let mut world = World::new(who, "");
+    let mut world = SandboxFixture::new(user, "");
     world.task.plan.program = "/usr".into();
     assert_eq!(refusal(&world).reason, Reason::ExecutableNotExecutable);
 
-    let mut world = World::new(who, "");
+    let mut world = SandboxFixture::new(user, "");
     world.task.plan.arguments = vec!["x".repeat(200_000).into()];
     assert_eq!(refusal(&world).reason, Reason::CommandTooLong);
 }
 
-fn scripts_without_a_first_line_run_in_the_shell(who: Who) {
-    let mut world = World::new(who, "");
+fn scripts_without_a_first_line_run_in_the_shell(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "");
     let program = world.path("script");
     fs::write(&program, "echo \"$1\"; exit 6\n").unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     world.task.plan.program = program.into();
     world.task.plan.arguments = vec!["plain words".into()];
     let answer = world.run();
-    assert_eq!(answer.report.outcome, JobOutcome::Exited(6));
+    assert_eq!(answer.report.outcome, SandboxOutcome::Exited(6));
     assert_eq!(world.read("out"), "plain words\n");
 }
 
-fn foreign_programs_are_told(who: Who) {
+fn foreign_programs_are_told(user: AgentUser) {
     // The header of a program for another machine: EM_S390.
     let mut head = *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x16\0\x01\0\0\0";
     check_unusable(
-        who,
+        user,
         &head,
         0o755,
         Reason::ExecutableBadFormat,
@@ -191,7 +191,7 @@ fn foreign_programs_are_told(who: Who) {
     );
     head[0] = 0;
     check_unusable(
-        who,
+        user,
         &head,
         0o755,
         Reason::ExecutableBadFormat,
@@ -199,20 +199,20 @@ fn foreign_programs_are_told(who: Who) {
     );
 }
 
-fn what_the_job_leaves_running_is_ended(who: Who) {
+fn what_the_job_leaves_running_is_ended(user: AgentUser) {
     // `run` itself checks that no process is left.
     let script = "setsid sleep 600 & (setsid sh -c 'trap \"\" TERM; sleep 600' &) ; exit 4";
     assert_eq!(
-        World::new(who, script).run().report.outcome,
-        JobOutcome::Exited(4)
+        SandboxFixture::new(user, script).run().report.outcome,
+        SandboxOutcome::Exited(4)
     );
 }
 
-fn use_is_measured(who: Who) {
+fn use_is_measured(user: AgentUser) {
     // 64 MiB in one piece, half a second of computing, a fifth of sleeping.
     let script = "dd if=/dev/zero of=/dev/null bs=64M count=1 2>/dev/null; sleep 0.2; \
                   timeout 0.5 sh -c 'while :; do :; done'; true";
-    let report = World::new(who, script).run().report;
+    let report = SandboxFixture::new(user, script).run().report;
     let usage = report.usage.unwrap();
     assert!(usage.resident_bytes_max >= 64 << 20, "{report:?}");
     assert!(usage.resident_bytes_max < 512 << 20, "{report:?}");
@@ -221,29 +221,29 @@ fn use_is_measured(who: Who) {
     assert!(report.notes.is_empty(), "{report:?}");
 }
 
-fn streams_go_where_they_should(who: Who) {
-    let mut world = World::new(who, "cat; echo more; echo oops >&2; echo last").meeting();
+fn streams_go_where_they_should(who: AgentUser) {
+    let mut world = SandboxFixture::new(who, "cat; echo more; echo oops >&2; echo last").with_agent_directory();
     fs::write(world.path("input"), "from the file\n").unwrap();
     world.task.input = Some(world.path("input"));
     world.task.outputs = Some(("/bafs-t/both".into(), "/bafs-t//both".into()));
-    assert_eq!(world.run().report.outcome, JobOutcome::Exited(0));
+    assert_eq!(world.run().report.outcome, SandboxOutcome::Exited(0));
     assert_eq!(world.read("both"), "from the file\nmore\noops\nlast\n");
 
     // Without an input the job reads an empty file and does not wait.
-    assert_eq!(World::new(who, "wc -c").output().trim(), "0");
+    assert_eq!(SandboxFixture::new(who, "wc -c").expect_output().trim(), "0");
 }
 
-fn a_stream_that_cannot_be_opened_is_told(who: Who) {
-    let mut world = World::new(who, "true");
+fn a_stream_that_cannot_be_opened_is_told(who: AgentUser) {
+    let mut world = SandboxFixture::new(who, "true");
     world.task.outputs = Some(("/no/such/out".into(), "/dev/null".into()));
     let refusal = refusal(&world);
     assert_eq!(refusal.reason, Reason::StreamUnusable, "{refusal}");
     assert!(refusal.message.contains("/no/such/out"));
 }
 
-fn long_commands_arrive_whole(who: Who) {
-    let mut world = World::new(
-        who,
+fn long_commands_arrive_whole(user: AgentUser) {
+    let mut world = SandboxFixture::new(
+        user,
         "printf '%s' \"$@\" | wc -c; printf %s \"$LONG\" | wc -c",
     );
     world.task.plan.arguments.push("sh".into());
@@ -255,5 +255,5 @@ fn long_commands_arrive_whole(who: Who) {
         .plan
         .environment
         .push(("LONG".into(), "y".repeat(120_000).into()));
-    assert_eq!(world.output(), "900000\n120000\n");
+    assert_eq!(world.expect_output(), "900000\n120000\n");
 }

@@ -5,13 +5,13 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use bafs_client::sandbox::{Identity, JobOutcome, KILL_MAX, Session};
+use bafs_client::sandbox::{JobUser, SandboxOutcome, KILL_MAX, JobSession};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::Case;
-use crate::agent::{Answer, Then};
-use crate::world::{Host, USER, Who, World};
+use crate::agent::{AgentResult, JobAction};
+use crate::world::{HostSnapshot, UNUSED_USER_ID, AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
     ("a_stubborn_job_is_killed", a_stubborn_job_is_killed),
@@ -59,139 +59,139 @@ pub(crate) const ROOT_CASES: &[Case] = &[(
 )];
 
 /// Escapes in every usual way: daemons, sessions, ignored signals.
-const HIDE: &str = "trap '' TERM INT HUP; \
+const ESCAPE_SCRIPT: &str = "trap '' TERM INT HUP; \
     (setsid sh -c 'trap \"\" TERM HUP; sleep 600; sleep 600' >/dev/null 2>&1 &); \
     (nohup setsid sleep 600 >/dev/null 2>&1 </dev/null &); ";
 
 #[track_caller]
-fn check_killed(world: &World) -> Answer {
+fn check_killed(world: &SandboxFixture) -> AgentResult {
     let answer = world.run();
     let reason = "the test says so".to_owned();
     assert_eq!(
         answer.report.outcome,
-        JobOutcome::Killed(reason),
+        SandboxOutcome::Killed(reason),
         "{answer:?}"
     );
-    assert!(answer.kill.unwrap() < KILL_MAX, "{answer:?}");
+    assert!(answer.kill_time.unwrap() < KILL_MAX, "{answer:?}");
     answer
 }
 
-fn a_stubborn_job_is_killed(who: Who) {
+fn a_stubborn_job_is_killed(user: AgentUser) {
     let script = "trap '' TERM INT HUP; touch /bafs-t/ready; while :; do sleep 1; done";
-    let answer = check_killed(&World::new(who, script).meeting().then(Then::Kill));
+    let answer = check_killed(&SandboxFixture::new(user, script).with_agent_directory().with_action(JobAction::Kill));
     // Init was asked, and had the time to count.
     assert!(answer.report.usage.is_some(), "{answer:?}");
 }
 
-fn a_job_that_hides_is_killed(who: Who) {
-    let script = format!("{HIDE} sleep 0.1; touch /bafs-t/ready; sleep 600");
-    check_killed(&World::new(who, &script).meeting().then(Then::Kill));
+fn a_job_that_hides_is_killed(user: AgentUser) {
+    let script = format!("{ESCAPE_SCRIPT} sleep 0.1; touch /bafs-t/ready; sleep 600");
+    check_killed(&SandboxFixture::new(user, &script).with_agent_directory().with_action(JobAction::Kill));
 }
 
-fn a_stopped_job_is_killed(who: Who) {
+fn a_stopped_job_is_killed(user: AgentUser) {
     let script = "(sleep 0.1; touch /bafs-t/ready) & kill -STOP $$";
-    check_killed(&World::new(who, script).meeting().then(Then::Kill));
+    check_killed(&SandboxFixture::new(user, script).with_agent_directory().with_action(JobAction::Kill));
 }
 
-fn a_job_that_forks_madly_is_killed(who: Who) {
+fn a_job_that_forks_madly_is_killed(user: AgentUser) {
     // Every process is gone before its number could be used.
     let script = "spin() { while :; do (:) & wait; done; }; \
                   spin & spin & touch /bafs-t/ready; spin";
-    check_killed(&World::new(who, script).meeting().then(Then::Kill));
+    check_killed(&SandboxFixture::new(user, script).with_agent_directory().with_action(JobAction::Kill));
 }
 
-fn a_job_is_killed_before_it_starts(who: Who) {
-    let world = World::new(who, "touch /bafs-t/ran; sleep 600")
-        .meeting()
-        .then(Then::KillAtOnce);
+fn a_job_is_killed_before_it_starts(user: AgentUser) {
+    let world = SandboxFixture::new(user, "touch /bafs-t/ran; sleep 600")
+        .with_agent_directory()
+        .with_action(JobAction::KillAtOnce);
     check_killed(&world);
 }
 
-fn a_stopped_init_is_killed(who: Who) {
-    let world = World::new(who, "touch /bafs-t/started; sleep 600")
-        .meeting()
-        .then(Then::Kill);
+fn a_stopped_init_is_killed(user: AgentUser) {
+    let world = SandboxFixture::new(user, "touch /bafs-t/started; sleep 600")
+        .with_agent_directory()
+        .with_action(JobAction::Kill);
     let mut agent = world.spawn();
-    world.wait_for("started");
+    world.wait_for_file("started");
     signal(&world, "job-init inner", Signal::SIGSTOP);
     std::fs::write(world.path("ready"), "").unwrap();
     assert!(agent.wait().unwrap().success());
-    world.assert_nobody_left(Duration::ZERO);
-    let answer: Answer = serde_json::from_str(&world.read("answer")).unwrap();
+    world.assert_no_processes(Duration::ZERO);
+    let answer: AgentResult = serde_json::from_str(&world.read("answer")).unwrap();
     assert!(
-        matches!(answer.report.outcome, JobOutcome::Killed(_)),
+        matches!(answer.report.outcome, SandboxOutcome::Killed(_)),
         "{answer:?}"
     );
-    assert!(answer.kill.unwrap() < KILL_MAX, "{answer:?}");
+    assert!(answer.kill_time.unwrap() < KILL_MAX, "{answer:?}");
 }
 
 #[track_caller]
-fn signal(world: &World, process: &str, signal: Signal) {
+fn signal(world: &SandboxFixture, process: &str, signal: Signal) {
     kill(Pid::from_raw(world.process(process)), signal).unwrap();
 }
 
 /// Runs the job until it is ready, does `act`, and expects all processes to be gone soon.
 #[track_caller]
-fn check_nothing_left(who: Who, act: impl FnOnce(&World)) -> World {
-    check_nothing_left_of(who, Identity::Caller, act)
+fn check_nothing_left(user: AgentUser, act: impl FnOnce(&SandboxFixture)) -> SandboxFixture {
+    check_nothing_left_of(user, JobUser::SameUser, act)
 }
 
 #[track_caller]
-fn check_nothing_left_of(who: Who, identity: Identity, act: impl FnOnce(&World)) -> World {
-    let before = Host::look();
-    let script = format!("{HIDE} sleep 0.1; touch /bafs-t/started; sleep 600");
-    let mut world = World::new(who, &script)
-        .meeting()
-        .volume("/mydata")
-        .volume("/xyz/share/db");
+fn check_nothing_left_of(user: AgentUser, identity: JobUser, act: impl FnOnce(&SandboxFixture)) -> SandboxFixture {
+    let before = HostSnapshot::take();
+    let script = format!("{ESCAPE_SCRIPT} sleep 0.1; touch /bafs-t/started; sleep 600");
+    let mut world = SandboxFixture::new(user, &script)
+        .with_agent_directory()
+        .with_volume("/mydata")
+        .with_volume("/xyz/share/db");
     std::fs::set_permissions(world.path(""), Permissions::from_mode(0o777)).unwrap();
-    world.task.plan.identity = identity;
+    world.task.plan.user = identity;
     let mut agent = world.spawn();
-    world.wait_for("started");
+    world.wait_for_file("started");
     // Agent, two stages, shell, two daemons; and sleeps that may not have begun.
     assert!(world.processes().len() >= 6, "{:?}", world.processes());
     // The agent's mounts are its own even while it runs.
     before.assert_unchanged();
     act(&world);
     agent.wait().unwrap();
-    world.assert_nobody_left(KILL_MAX);
+    world.assert_no_processes(KILL_MAX);
     before.assert_unchanged();
     world
 }
 
-fn a_killed_agent_leaves_nothing(who: Who) {
-    check_nothing_left(who, |world| signal(world, " agent ", Signal::SIGKILL));
+fn a_killed_agent_leaves_nothing(user: AgentUser) {
+    check_nothing_left(user, |world| signal(world, " agent ", Signal::SIGKILL));
 }
 
-fn an_agent_killed_early_leaves_nothing(who: Who) {
-    let before = Host::look();
+fn an_agent_killed_early_leaves_nothing(user: AgentUser) {
+    let before = HostSnapshot::take();
     // From before the first stage to after the job's start, in steps.
     for millis in 0..30 {
-        let world = World::new(who, &format!("{HIDE} sleep 600")).volume("/xyz/share/db");
+        let world = SandboxFixture::new(user, &format!("{ESCAPE_SCRIPT} sleep 600")).with_volume("/xyz/share/db");
         let mut agent = world.spawn();
         std::thread::sleep(Duration::from_millis(millis));
         agent.kill().unwrap();
         agent.wait().unwrap();
-        world.assert_nobody_left(KILL_MAX);
+        world.assert_no_processes(KILL_MAX);
     }
     before.assert_unchanged();
 }
 
-fn a_killed_agent_with_a_stopped_init(who: Who) {
-    check_nothing_left(who, |world| {
+fn a_killed_agent_with_a_stopped_init(user: AgentUser) {
+    check_nothing_left(user, |world| {
         signal(world, "job-init inner", Signal::SIGSTOP);
         signal(world, "job-init outer", Signal::SIGSTOP);
         signal(world, " agent ", Signal::SIGKILL);
     });
 }
 
-fn a_killed_agent_and_a_stopped_init_of_another_user(who: Who) {
-    let identity = Identity::User {
-        uid: USER,
-        gid: USER,
+fn a_killed_agent_and_a_stopped_init_of_another_user(user: AgentUser) {
+    let identity = JobUser::OtherUser {
+        uid: UNUSED_USER_ID,
+        gid: UNUSED_USER_ID,
         groups: vec![],
     };
-    check_nothing_left_of(who, identity, |world| {
+    check_nothing_left_of(user, identity, |world| {
         signal(world, "job-init inner", Signal::SIGSTOP);
         signal(world, "job-init outer", Signal::SIGSTOP);
         signal(world, " agent ", Signal::SIGKILL);
@@ -199,29 +199,29 @@ fn a_killed_agent_and_a_stopped_init_of_another_user(who: Who) {
 }
 
 #[track_caller]
-fn check_interrupted(world: &World) {
-    let answer: Answer = serde_json::from_str(&world.read("answer")).unwrap();
+fn check_interrupted(world: &SandboxFixture) {
+    let answer: AgentResult = serde_json::from_str(&world.read("answer")).unwrap();
     assert!(
-        matches!(answer.report.outcome, JobOutcome::Interrupted(_)),
+        matches!(answer.report.outcome, SandboxOutcome::Interrupted(_)),
         "{answer:?}"
     );
 }
 
-fn a_killed_outer_stage_is_noticed(who: Who) {
-    let kill_it = |world: &World| signal(world, "job-init outer", Signal::SIGKILL);
-    check_interrupted(&check_nothing_left(who, kill_it));
+fn a_killed_outer_stage_is_noticed(user: AgentUser) {
+    let kill_it = |world: &SandboxFixture| signal(world, "job-init outer", Signal::SIGKILL);
+    check_interrupted(&check_nothing_left(user, kill_it));
 }
 
-fn a_killed_init_is_noticed(who: Who) {
-    let kill_it = |world: &World| signal(world, "job-init inner", Signal::SIGKILL);
-    check_interrupted(&check_nothing_left(who, kill_it));
+fn a_killed_init_is_noticed(user: AgentUser) {
+    let kill_it = |world: &SandboxFixture| signal(world, "job-init inner", Signal::SIGKILL);
+    check_interrupted(&check_nothing_left(user, kill_it));
 }
 
-fn polite_signals_to_the_stages_change_nothing(who: Who) {
+fn polite_signals_to_the_stages_change_nothing(user: AgentUser) {
     let script = "touch /bafs-t/started; while ! test -e /bafs-t/go; do sleep 0.01; done; exit 6";
-    let world = World::new(who, script).meeting();
+    let world = SandboxFixture::new(user, script).with_agent_directory();
     let mut agent = world.spawn();
-    world.wait_for("started");
+    world.wait_for_file("started");
     for signo in [
         Signal::SIGTERM,
         Signal::SIGINT,
@@ -233,32 +233,32 @@ fn polite_signals_to_the_stages_change_nothing(who: Who) {
     }
     std::fs::write(world.path("go"), "").unwrap();
     assert!(agent.wait().unwrap().success());
-    let answer: Answer = serde_json::from_str(&world.read("answer")).unwrap();
-    assert_eq!(answer.report.outcome, JobOutcome::Exited(6));
+    let answer: AgentResult = serde_json::from_str(&world.read("answer")).unwrap();
+    assert_eq!(answer.report.outcome, SandboxOutcome::Exited(6));
 }
 
-fn ctrl_c_on_a_shared_terminal_reaches_the_job(who: Who) {
+fn ctrl_c_on_a_shared_terminal_reaches_the_job(user: AgentUser) {
     let script = "trap 'exit 8' INT; touch /bafs-t/started; while :; do sleep 0.01; done";
-    let mut world = World::new(who, script).meeting();
-    world.task.plan.session = Session::Terminal;
+    let mut world = SandboxFixture::new(user, script).with_agent_directory();
+    world.task.plan.session = JobSession::SharedTerminal;
     let (mut terminal, mut keys) = world.spawn_in_terminal();
-    world.wait_for("started");
+    world.wait_for_file("started");
     keys.write_all(b"\x03").unwrap();
     assert!(
         terminal.wait().unwrap().success(),
         "{}",
         world.read("agent.err")
     );
-    world.assert_nobody_left(Duration::ZERO);
-    let answer: Answer = serde_json::from_str(&world.read("answer")).unwrap();
-    assert_eq!(answer.report.outcome, JobOutcome::Exited(8));
+    world.assert_no_processes(Duration::ZERO);
+    let answer: AgentResult = serde_json::from_str(&world.read("answer")).unwrap();
+    assert_eq!(answer.report.outcome, SandboxOutcome::Exited(8));
 
     // With a session of its own the job hears nothing of the terminal's keys.
     let script = "trap 'exit 8' INT; touch /bafs-t/started; \
                   while ! test -e /bafs-t/go; do sleep 0.01; done; exit 9";
-    let world = World::new(who, script).meeting();
+    let world = SandboxFixture::new(user, script).with_agent_directory();
     let (mut terminal, mut keys) = world.spawn_in_terminal();
-    world.wait_for("started");
+    world.wait_for_file("started");
     keys.write_all(b"\x03").unwrap();
     std::thread::sleep(Duration::from_millis(200));
     std::fs::write(world.path("go"), "").unwrap();
@@ -267,6 +267,6 @@ fn ctrl_c_on_a_shared_terminal_reaches_the_job(who: Who) {
         "{}",
         world.read("agent.err")
     );
-    let answer: Answer = serde_json::from_str(&world.read("answer")).unwrap();
-    assert_eq!(answer.report.outcome, JobOutcome::Exited(9));
+    let answer: AgentResult = serde_json::from_str(&world.read("answer")).unwrap();
+    assert_eq!(answer.report.outcome, SandboxOutcome::Exited(9));
 }

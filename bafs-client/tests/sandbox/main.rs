@@ -17,10 +17,10 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
 
-use world::Who;
+use world::AgentUser;
 
 /// A test that runs under one user.
-type Case = (&'static str, fn(Who));
+type Case = (&'static str, fn(AgentUser));
 
 fn main() -> ExitCode {
     bafs_client::sandbox::dispatch_job_init();
@@ -29,22 +29,22 @@ fn main() -> ExitCode {
     }
     let cases = [paths::CASES, temporary::CASES, ends::CASES, kills::CASES].concat();
     let trials = cases.into_iter().flat_map(|(name, run)| {
-        [Who::Root, Who::User].map(|who| trial(format!("{who:?}::{name}").to_lowercase(), who, run))
+        [AgentUser::Root, AgentUser::User].map(|who| named_trial(format!("{who:?}::{name}").to_lowercase(), who, run))
     });
     let root_only = paths::ROOT_CASES
         .iter()
         .chain(ends::ROOT_CASES)
         .chain(kills::ROOT_CASES)
-        .map(|(name, run)| trial(format!("root::{name}"), Who::Root, *run));
+        .map(|(name, run)| named_trial(format!("root::{name}"), AgentUser::Root, *run));
     libtest_mimic::run(&Arguments::from_args(), trials.chain(root_only).collect()).exit_code()
 }
 
-fn trial(name: String, who: Who, run: fn(Who)) -> Trial {
+fn named_trial(name: String, user: AgentUser, run: fn(AgentUser)) -> Trial {
     let shown = name.clone();
     Trial::test(name, move || {
-        match who.lacks() {
+        match user.missing_requirement() {
             Some(reason) => world::announce_skip(&shown, &reason),
-            None => run(who),
+            None => run(user),
         }
         Ok(())
     })

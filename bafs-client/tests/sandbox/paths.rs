@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bafs_client::sandbox::{
-    Access, Identity, JobOutcome, NotStartedReason, Privilege, job_environment,
+    Access, JobUser, SandboxOutcome, NotStartedReason, Privilege, job_environment,
 };
 
 use crate::Case;
 use crate::agent::ROLE;
-use crate::world::{Host, USER, Who, World};
+use crate::world::{HostSnapshot, UNUSED_USER_ID, AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -72,40 +72,40 @@ pub(crate) const ROOT_CASES: &[Case] = &[
     ),
 ];
 
-fn volumes_appear_at_their_paths(who: Who) {
-    let output = World::new(
-        who,
+fn volumes_appear_at_their_paths(user: AgentUser) {
+    let output = SandboxFixture::new(
+        user,
         "cat /mydata/name /data/in/name /xyz/share/db/name /opt/name",
     )
-    .volume("/mydata")
-    .volume("/data/in")
-    .volume("/xyz/share/db")
-    .volume("/opt")
-    .output();
+    .with_volume("/mydata")
+    .with_volume("/data/in")
+    .with_volume("/xyz/share/db")
+    .with_volume("/opt")
+    .expect_output();
     assert_eq!(output, "volume 0\nvolume 1\nvolume 2\nvolume 3\n");
 }
 
-fn tmp_can_be_a_volume(who: Who) {
-    let output = World::new(who, "cat /tmp/name && ls -A /tmp && echo x >/tmp/made").volume("/tmp");
-    assert_eq!(output.output(), "volume 0\nname\n");
+fn tmp_can_be_a_volume(user: AgentUser) {
+    let output = SandboxFixture::new(user, "cat /tmp/name && ls -A /tmp && echo x >/tmp/made").with_volume("/tmp");
+    assert_eq!(output.expect_output(), "volume 0\nname\n");
     assert!(!Path::new("/tmp/made").exists());
 }
 
-fn a_path_inside_tmp_leaves_tmp_usable(who: Who) {
-    let world = World::new(
-        who,
+fn a_path_inside_tmp_leaves_tmp_usable(user: AgentUser) {
+    let world = SandboxFixture::new(
+        user,
         "cat /tmp/bafs-inner/volume/name; echo hi >/tmp/bafs-note && cat /tmp/bafs-note",
     )
-    .temporary()
-    .volume("/tmp/bafs-inner/volume");
-    assert_eq!(world.output(), "volume 0\nhi\n");
+    .with_temporary()
+    .with_volume("/tmp/bafs-inner/volume");
+    assert_eq!(world.expect_output(), "volume 0\nhi\n");
     assert!(!Path::new("/tmp/bafs-inner").exists());
     assert!(!Path::new("/tmp/bafs-note").exists());
 }
 
-fn a_path_below_a_host_directory(who: Who) {
-    let world = World::new(
-        who,
+fn a_path_below_a_host_directory(user: AgentUser) {
+    let world = SandboxFixture::new(
+        user,
         "cat data/name sub/deep/file plain; cat link; echo new >sub/new",
     );
     let run = world.path("run");
@@ -114,12 +114,12 @@ fn a_path_below_a_host_directory(who: Who) {
     fs::write(run.join("plain"), "plain\n").unwrap();
     std::os::unix::fs::symlink("plain", run.join("link")).unwrap();
     std::os::unix::fs::symlink("/nowhere", run.join("dangling")).unwrap();
-    std::os::unix::fs::chown(run.join("sub"), Some(who.uid()), None).unwrap();
+    std::os::unix::fs::chown(run.join("sub"), Some(user.uid()), None).unwrap();
     let mut world = world
-        .volume(run.join("data"))
-        .volume(run.join("dangling/below"));
-    world.task.plan.directory = run.clone();
-    assert_eq!(world.output(), "volume 0\ndeep\nplain\nplain\n");
+        .with_volume(run.join("data"))
+        .with_volume(run.join("dangling/below"));
+    world.task.plan.working_directory = run.clone();
+    assert_eq!(world.expect_output(), "volume 0\ndeep\nplain\nplain\n");
     assert!(!run.join("data").exists());
     assert_eq!(
         fs::read_link(run.join("dangling")).unwrap(),
@@ -129,22 +129,22 @@ fn a_path_below_a_host_directory(who: Who) {
     assert_eq!(fs::read_to_string(run.join("sub/new")).unwrap(), "new\n");
 }
 
-fn a_file_can_be_a_volume(who: Who) {
-    let mut world = World::new(who, "cat /config/settings /etc/hostname");
+fn a_file_can_be_a_volume(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "cat /config/settings /etc/hostname");
     for name in ["one", "two"] {
         fs::write(world.path(name), format!("{name}\n")).unwrap();
     }
-    world.bind(world.path("one"), "/config/settings", Access::ReadOnly);
-    world.bind(world.path("two"), "/etc/hostname", Access::ReadWrite);
-    assert_eq!(world.output(), "one\ntwo\n");
+    world.add_volume(world.path("one"), "/config/settings", Access::ReadOnly);
+    world.add_volume(world.path("two"), "/etc/hostname", Access::ReadWrite);
+    assert_eq!(world.expect_output(), "one\ntwo\n");
 }
 
-fn a_read_only_volume_refuses_writes(who: Who) {
-    let mut world = World::new(who, "echo x >/w/made && cat /r/name && ! echo x >/r/made");
+fn a_read_only_volume_refuses_writes(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "echo x >/w/made && cat /r/name && ! echo x >/r/made");
     world.task.mounts = 2;
-    world.bind("@0", "/w", Access::ReadWrite);
-    world.bind("@1", "/r", Access::ReadOnly);
-    assert_eq!(world.output(), "volume 1\n");
+    world.add_volume("@0", "/w", Access::ReadWrite);
+    world.add_volume("@1", "/r", Access::ReadOnly);
+    assert_eq!(world.expect_output(), "volume 1\n");
     assert!(
         world.read("err").contains("Read-only file system"),
         "{}",
@@ -152,84 +152,84 @@ fn a_read_only_volume_refuses_writes(who: Who) {
     );
 }
 
-fn the_rest_is_the_host(who: Who) {
+fn the_rest_is_the_host(user: AgentUser) {
     let list = "ls -A / && ls -A /usr && ls -A /etc | wc -l && readlink -f /bin/sh";
-    let world = World::new(who, list);
+    let world = SandboxFixture::new(user, list);
     let here = Command::new("sh").args(["-c", list]).output().unwrap();
-    assert_eq!(world.output(), String::from_utf8_lossy(&here.stdout));
+    assert_eq!(world.expect_output(), String::from_utf8_lossy(&here.stdout));
 }
 
-fn nothing_is_lost_silently(who: Who) {
+fn nothing_is_lost_silently(user: AgentUser) {
     let script = "! mkdir /made && ! mkdir /data/made";
-    World::new(who, script).volume("/data/in").output();
+    SandboxFixture::new(user, script).with_volume("/data/in").expect_output();
 }
 
-fn the_agents_mount_points_are_hidden(who: Who) {
+fn the_agents_mount_points_are_hidden(user: AgentUser) {
     // Only below the directories that carry them: the host may have mounts of its own.
     let script = "cat /v/name; grep -cE ' /(boot|media|srv|mnt|opt|proc/fs)/.bafs-' /proc/mounts; \
                   ls -A /boot /media /srv /mnt";
-    let world = World::new(who, script).volume("/v");
+    let world = SandboxFixture::new(user, script).with_volume("/v");
     let here = Command::new("sh")
         .args(["-c", "ls -A /boot /media /srv /mnt"])
         .output()
         .unwrap();
     assert_eq!(
-        world.output(),
+        world.expect_output(),
         format!("volume 0\n0\n{}", String::from_utf8_lossy(&here.stdout))
     );
 }
 
-fn many_volumes(who: Who) {
+fn many_volumes(user: AgentUser) {
     let paths = (0..32).map(|number| format!("/many/{}/v{number}", number % 5));
     let script = "cat /many/*/*/name | sort -u | wc -l";
-    let world = paths.fold(World::new(who, script), World::volume);
-    assert_eq!(world.output().trim(), "32");
+    let world = paths.fold(SandboxFixture::new(user, script), SandboxFixture::with_volume);
+    assert_eq!(world.expect_output().trim(), "32");
 }
 
-fn one_place_under_two_names_is_refused(who: Who) {
-    let mut world = World::new(who, "true");
+fn one_place_under_two_names_is_refused(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "true");
     fs::create_dir(world.path("real")).unwrap();
     std::os::unix::fs::symlink("real", world.path("link")).unwrap();
     let (real, link) = (world.path("real/in"), world.path("link/in"));
-    world = world.volume(real).volume(link);
-    let JobOutcome::NotStarted(refusal) = world.run().report.outcome else {
+    world = world.with_volume(real).with_volume(link);
+    let SandboxOutcome::NotStarted(refusal) = world.run().report.outcome else {
         panic!()
     };
     assert_eq!(refusal.reason, NotStartedReason::PathUnusable);
     assert!(refusal.message.contains("real/in"), "{refusal}");
 }
 
-fn a_source_that_is_missing_is_reported(who: Who) {
-    let mut world = World::new(who, "true");
-    world.bind("/no/such/source", "/in", Access::ReadWrite);
-    let JobOutcome::NotStarted(refusal) = world.run().report.outcome else {
+fn a_source_that_is_missing_is_reported(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "true");
+    world.add_volume("/no/such/source", "/in", Access::ReadWrite);
+    let SandboxOutcome::NotStarted(refusal) = world.run().report.outcome else {
         panic!()
     };
     assert_eq!(refusal.reason, NotStartedReason::VolumeUnusable);
     assert!(refusal.message.contains("/no/such/source"), "{refusal}");
 }
 
-fn the_job_has_the_users_identity(who: Who) {
-    let world = World::new(
-        who,
+fn the_job_has_the_users_identity(user: AgentUser) {
+    let world = SandboxFixture::new(
+        user,
         "id -u; id -g; echo x >/v/made; stat -c %u /v/made; umask",
     )
-    .volume("/v");
+    .with_volume("/v");
     let answer = world.run();
-    let uid = who.uid();
+    let uid = user.uid();
     assert_eq!(world.read("out"), format!("{uid}\n{uid}\n{uid}\n0022\n"));
-    let expected = match who {
-        Who::Root => Privilege::Root,
-        Who::User => Privilege::UserNamespace { uid, gid: uid },
+    let expected = match user {
+        AgentUser::Root => Privilege::Root,
+        AgentUser::User => Privilege::UserNamespace { uid, gid: uid },
     };
     assert_eq!(answer.privilege, expected);
 }
 
-fn the_job_sees_only_its_processes(who: Who) {
+fn the_job_sees_only_its_processes(user: AgentUser) {
     // The shell must not be replaced by its last command, hence the final echo.
     let script = "ls /proc | grep -c '^[0-9]'; tr '\\0' ' ' </proc/1/cmdline; echo; \
                   readlink /proc/self/exe; ls -l /proc/1/fd 2>&1; echo";
-    let output = World::new(who, script).output();
+    let output = SandboxFixture::new(user, script).expect_output();
     let lines: Vec<_> = output.lines().collect();
     assert!(lines[0].parse::<u32>().unwrap() <= 4, "{output}");
     assert!(lines[1].starts_with("bafs job-init inner"), "{output}");
@@ -237,7 +237,7 @@ fn the_job_sees_only_its_processes(who: Who) {
         lines[2].contains("readlink") || lines[2].contains("coreutils"),
         "{output}"
     );
-    if who == Who::User {
+    if user == AgentUser::User {
         assert!(
             lines[3].contains("denied") || lines[3].contains("cannot open"),
             "{output}"
@@ -245,8 +245,8 @@ fn the_job_sees_only_its_processes(who: Who) {
     }
 }
 
-fn the_environment_is_what_was_planned(who: Who) {
-    let mut world = World::new(who, "env | grep -v '^_=\\|SHLVL'").volume("/my data");
+fn the_environment_is_what_was_planned(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "env | grep -v '^_=\\|SHLVL'").with_volume("/my data");
     world.task.plan.environment = job_environment(
         [
             ("PATH".into(), "/usr/bin:/bin".into()),
@@ -255,7 +255,7 @@ fn the_environment_is_what_was_planned(who: Who) {
         &world.task.plan.job,
         &world.task.plan.volumes,
     );
-    let output = world.output();
+    let output = world.expect_output();
     let mut lines: Vec<_> = output.lines().collect();
     lines.sort_unstable();
     let job = format!("BAFS_JOB={}", world.task.plan.job);
@@ -265,19 +265,19 @@ fn the_environment_is_what_was_planned(who: Who) {
     );
 }
 
-fn no_descriptor_leaks(who: Who) {
-    let output = World::new(who, "ls -l /proc/self/fd | awk 'NF > 8 {print $9}'").output();
+fn no_descriptor_leaks(user: AgentUser) {
+    let output = SandboxFixture::new(user, "ls -l /proc/self/fd | awk 'NF > 8 {print $9}'").expect_output();
     // The fourth is the one with which `ls` reads the directory.
     assert_eq!(output, "0\n1\n2\n3\n");
 }
 
-fn odd_working_directories(who: Who) {
-    let mut world = World::new(who, "pwd").volume("/data/in");
-    world.task.plan.directory = "/data/in".into();
-    assert_eq!(world.output(), "/data/in\n");
+fn odd_working_directories(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "pwd").with_volume("/data/in");
+    world.task.plan.working_directory = "/data/in".into();
+    assert_eq!(world.expect_output(), "/data/in\n");
 
     // The agent's own directory was removed under its feet.
-    let mut world = World::new(who, "pwd").volume("/data/in");
+    let mut world = SandboxFixture::new(user, "pwd").with_volume("/data/in");
     let gone = world.path("gone");
     fs::create_dir(&gone).unwrap();
     world.agent_cwd = PathBuf::from(format!("/proc/self/fd/{}", {
@@ -286,24 +286,24 @@ fn odd_working_directories(who: Who) {
         use std::os::fd::IntoRawFd;
         open.into_raw_fd()
     }));
-    assert_eq!(world.output(), "/\n");
+    assert_eq!(world.expect_output(), "/\n");
 
-    let mut world = World::new(who, "pwd");
-    world.task.plan.directory = "/no/such/directory".into();
-    let JobOutcome::NotStarted(refusal) = world.run().report.outcome else {
+    let mut world = SandboxFixture::new(user, "pwd");
+    world.task.plan.working_directory = "/no/such/directory".into();
+    let SandboxOutcome::NotStarted(refusal) = world.run().report.outcome else {
         panic!()
     };
     assert_eq!(refusal.reason, NotStartedReason::DirectoryUnusable);
     assert_eq!(refusal.errno, Some(nix::errno::Errno::ENOENT as i32));
 }
 
-fn the_check_is_content(who: Who) {
-    let world = World::new(who, "true");
+fn the_check_is_content(user: AgentUser) {
+    let world = SandboxFixture::new(user, "true");
     let mut command = Command::new(env::current_exe().unwrap());
-    if who == Who::User {
+    if user == AgentUser::User {
         let ids = [
-            format!("--reuid={}", who.uid()),
-            format!("--regid={}", who.uid()),
+            format!("--reuid={}", user.uid()),
+            format!("--regid={}", user.uid()),
         ];
         command = Command::new("setpriv");
         command
@@ -330,7 +330,7 @@ fn the_check_is_content(who: Who) {
         ["user", "private name space", "/dev/fuse", "fusermount3"]
     );
     assert_eq!(checks[1]["standing"], "Fine", "{checks}");
-    let whom = if who == Who::Root {
+    let whom = if user == AgentUser::Root {
         "as root"
     } else {
         "in a user name space"
@@ -345,20 +345,20 @@ fn the_check_is_content(who: Who) {
     }
 }
 
-fn root_becomes_another_user(who: Who) {
-    let mut world = World::new(
-        who,
+fn root_becomes_another_user(user: AgentUser) {
+    let mut world = SandboxFixture::new(
+        user,
         "id -u; id -g; id -G; grep -E 'NoNewPrivs|CapEff' /proc/self/status; \
          ls /proc/1/fd || true",
     );
-    world.task.plan.identity = Identity::User {
-        uid: USER,
-        gid: USER,
+    world.task.plan.user = JobUser::OtherUser {
+        uid: UNUSED_USER_ID,
+        gid: UNUSED_USER_ID,
         groups: vec![7],
     };
-    let output = world.output();
+    let output = world.expect_output();
     let words: Vec<_> = output.split_whitespace().collect();
-    let id = USER.to_string();
+    let id = UNUSED_USER_ID.to_string();
     assert_eq!(words[..4], [&*id, &id, &id, "7"]);
     assert_eq!(
         words[4..],
@@ -366,13 +366,13 @@ fn root_becomes_another_user(who: Who) {
     );
 }
 
-fn no_rights_at_all_are_explained(who: Who) {
+fn no_rights_at_all_are_explained(who: AgentUser) {
     // A user name space of its own lets the limit be changed for this agent alone.
-    let world = World::new(who, "true");
+    let world = SandboxFixture::new(who, "true");
     fs::write(world.path("task"), serde_json::to_vec(&world.task).unwrap()).unwrap();
     let script = "echo 0 >/proc/sys/user/max_user_namespaces && \
                   exec setpriv --securebits=+noroot --inh-caps=-all --bounding-set=-all \"$@\"";
-    let before = Host::look();
+    let before = HostSnapshot::take();
     let output = Command::new("unshare")
         .args(["-Ur", "sh", "-c", script, "sh"])
         .arg(env::current_exe().unwrap())

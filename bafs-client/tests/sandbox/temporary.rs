@@ -6,10 +6,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::thread;
 
-use bafs_client::sandbox::JobOutcome;
+use bafs_client::sandbox::SandboxOutcome;
 
 use crate::Case;
-use crate::world::{Who, World};
+use crate::world::{AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -44,12 +44,12 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-fn jobs_at_once_have_distant_process_ids(who: Who) {
+fn jobs_at_once_have_distant_process_ids(user: AgentUser) {
     // All live at once, and each gives out ids for a while.
     let script = "for i in 1 2 3 4 5 6 7 8; do sh -c 'echo $$'; done; sleep 0.3";
     let ids = thread::scope(|scope| {
         let jobs: Vec<_> = (0..4)
-            .map(|_| scope.spawn(|| ids_of(&World::new(who, script))))
+            .map(|_| scope.spawn(|| run_and_list_ids(&SandboxFixture::new(user, script))))
             .collect();
         jobs.into_iter()
             .flat_map(|job| job.join().unwrap())
@@ -61,17 +61,17 @@ fn jobs_at_once_have_distant_process_ids(who: Who) {
 }
 
 /// Runs a job beside others, which a look at the whole host would mistake for what it left.
-fn ids_of(world: &World) -> Vec<u32> {
+fn run_and_list_ids(world: &SandboxFixture) -> Vec<u32> {
     assert!(world.spawn().wait().unwrap().success());
     let output = world.read("out");
     output.lines().map(|id| id.parse().unwrap()).collect()
 }
 
-fn private_tmp_is_empty_at_start(who: Who) {
+fn private_tmp_is_empty_at_start(user: AgentUser) {
     let script = "ls -A /tmp /var/tmp; echo x >/tmp/note && echo y >/var/tmp/note; \
                   stat -c %a /tmp /var/tmp; stat -f -c %T /tmp; mkdir -p /tmp/closed/d; \
                   chmod 0 /tmp/closed";
-    let world = World::new(who, script).temporary();
+    let world = SandboxFixture::new(user, script).with_temporary();
     let kind = std::process::Command::new("stat")
         .args(["-f", "-c", "%T"])
         .arg(world.path(""))
@@ -79,7 +79,7 @@ fn private_tmp_is_empty_at_start(who: Who) {
         .unwrap();
     let kind = String::from_utf8_lossy(&kind.stdout).into_owned();
     assert_eq!(
-        world.output(),
+        world.expect_output(),
         format!("/tmp:\n\n/var/tmp:\n1777\n1777\n{kind}")
     );
     assert!(!Path::new("/tmp/note").exists());
@@ -92,81 +92,81 @@ fn private_tmp_is_empty_at_start(who: Who) {
     .unwrap();
 }
 
-fn shared_memory_is_private_and_bounded(who: Who) {
+fn shared_memory_is_private_and_bounded(user: AgentUser) {
     let script = "ls -A /dev/shm; echo x >/dev/shm/bafs-note; stat -f -c %T /dev/shm; \
                   ! head -c 2M /dev/zero >/dev/shm/large";
-    assert_eq!(World::new(who, script).temporary().output(), "tmpfs\n");
+    assert_eq!(SandboxFixture::new(user, script).with_temporary().expect_output(), "tmpfs\n");
     assert!(!Path::new("/dev/shm/bafs-note").exists());
 }
 
-fn named_paths_are_the_hosts(who: Who) {
-    let mut world = World::new(who, "cat own/file; ls -A /tmp | wc -l; echo new >own/new");
+fn named_paths_are_the_hosts(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "cat own/file; ls -A /tmp | wc -l; echo new >own/new");
     fs::create_dir(world.path("own")).unwrap();
     fs::write(world.path("own/file"), "of the host\n").unwrap();
-    std::os::unix::fs::chown(world.path("own"), Some(who.uid()), None).unwrap();
-    world = world.temporary();
-    world.task.plan.directory = world.path("");
+    std::os::unix::fs::chown(world.path("own"), Some(user.uid()), None).unwrap();
+    world = world.with_temporary();
+    world.task.plan.working_directory = world.path("");
     let named = world.path("own/file").into_os_string();
     let temporary = world.task.plan.temporary.as_mut().unwrap();
     temporary.named.push(named);
-    assert_eq!(world.output(), "of the host\n1\n");
+    assert_eq!(world.expect_output(), "of the host\n1\n");
     assert_eq!(world.read("own/new"), "new\n");
 }
 
-fn shared_tmp_is_the_hosts(who: Who) {
-    let world = World::new(who, "cat $HERE/file; ls -A /var/tmp");
+fn shared_tmp_is_the_hosts(user: AgentUser) {
+    let world = SandboxFixture::new(user, "cat $HERE/file; ls -A /var/tmp");
     fs::write(world.path("file"), "of the host\n").unwrap();
-    let mut world = world.temporary();
+    let mut world = world.with_temporary();
     let temporary = world.task.plan.temporary.as_mut().unwrap();
     temporary.shared.insert("/tmp".to_owned());
     let here = ("HERE".into(), world.path("").into_os_string());
     world.task.plan.environment.push(here);
-    assert_eq!(world.output(), "of the host\n");
+    assert_eq!(world.expect_output(), "of the host\n");
 }
 
-fn mount_points_leave_their_parent_writable(who: Who) {
+fn mount_points_leave_their_parent_writable(user: AgentUser) {
     let script = "cat a/b/name && mkdir kept && echo x >kept/file && stat -f -c %T .";
-    let world = World::new(who, script);
+    let world = SandboxFixture::new(user, script);
     let home = world.path("home");
     fs::create_dir(&home).unwrap();
-    std::os::unix::fs::chown(&home, Some(who.uid()), None).unwrap();
+    std::os::unix::fs::chown(&home, Some(user.uid()), None).unwrap();
     let kind = std::process::Command::new("stat")
         .args(["-f", "-c", "%T"])
         .arg(&home)
         .output()
         .unwrap();
     let kind = String::from_utf8_lossy(&kind.stdout).into_owned();
-    let mut world = world.volume(home.join("a/b"));
-    world.task.plan.directory.clone_from(&home);
-    assert_eq!(world.output(), format!("volume 0\n{kind}"));
+    let mut world = world.with_volume(home.join("a/b"));
+    world.task.plan.working_directory.clone_from(&home);
+    assert_eq!(world.expect_output(), format!("volume 0\n{kind}"));
     assert!(!home.join("a").exists());
     assert_eq!(fs::read_to_string(home.join("kept/file")).unwrap(), "x\n");
 }
 
-fn mount_points_below_named_paths_work(who: Who) {
-    let world = World::new(who, "cat work/name; touch beside").temporary();
+fn mount_points_below_named_paths_work(user: AgentUser) {
+    let world = SandboxFixture::new(user, "cat work/name; touch beside").with_temporary();
     let mut world = {
         let path = world.path("work");
-        world.volume(path)
+        world.with_volume(path)
     };
-    world.task.plan.directory = world.path("");
+    world.task.plan.working_directory = world.path("");
     let named = world.path("").into_os_string();
     let temporary = world.task.plan.temporary.as_mut().unwrap();
     temporary.named.push(named);
-    assert_eq!(world.output(), "volume 0\n");
+    assert_eq!(world.expect_output(), "volume 0\n");
     assert!(world.path("beside").exists() && !world.path("work").exists());
 }
 
-fn killed_jobs_leave_no_mount_point(who: Who) {
-    let world = World::new(who, "touch /bafs-t/started; sleep 60").meeting();
+fn killed_jobs_leave_no_mount_point(user: AgentUser) {
+    let world = SandboxFixture::new(user, "touch /bafs-t/started; sleep 60").with_agent_directory();
     let point = world.path("point");
-    let world = world.volume(&point);
+    let world = world.with_volume(&point);
     let mut agent = world.spawn();
-    world.wait_for("started");
+    world.wait_for_file("started");
     assert!(point.is_dir());
     agent.kill().unwrap();
     agent.wait().unwrap();
-    world.assert_nobody_left(std::time::Duration::from_secs(5));
+    world.assert_no_processes(std::time::Duration::from_secs(5));
     for _ in 0..100 {
         if !point.exists() {
             return;
@@ -176,15 +176,15 @@ fn killed_jobs_leave_no_mount_point(who: Who) {
     panic!("{} is left", point.display());
 }
 
-fn unwritable_parents_are_warned_of(who: Who) {
-    let world = World::new(who, "true");
+fn unwritable_parents_are_warned_of(user: AgentUser) {
+    let world = SandboxFixture::new(user, "true");
     let closed = world.path("closed");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o555)).unwrap();
-    let is_mine = closed.metadata().unwrap().uid() == who.uid();
-    let world = world.volume(closed.join("point"));
+    let is_mine = closed.metadata().unwrap().uid() == user.uid();
+    let world = world.with_volume(closed.join("point"));
     let answer = world.run();
-    assert_eq!(answer.report.outcome, JobOutcome::Exited(0));
+    assert_eq!(answer.report.outcome, SandboxOutcome::Exited(0));
     let warnings = answer.report.warnings.concat();
     // Root may write everywhere.
     assert_eq!(warnings.is_empty(), is_mine, "{warnings}");

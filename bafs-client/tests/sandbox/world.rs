@@ -13,26 +13,26 @@ use std::time::Duration;
 use std::{env, thread};
 
 use bafs_client::sandbox::{
-    Access, Identity, JobOutcome, JobPlan, Session, Temporary, VolumeBind, job_environment,
+    Access, JobUser, SandboxOutcome, JobPlan, JobSession, TemporaryDirectories, VolumeBind, job_environment,
 };
 use nix::unistd::geteuid;
 use tempfile::TempDir;
 
-use crate::agent::{Answer, ROLE, Task, Then, clock};
+use crate::agent::{AgentResult, ROLE, AgentTask, JobAction, clock};
 
 /// An id that no user of the machine has.
-pub(crate) const USER: u32 = 12_345;
+pub(crate) const UNUSED_USER_ID: u32 = 12_345;
 
 /// Under whom the agent runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum AgentUser {
     Root,
     User,
 }
 
-impl Who {
+impl AgentUser {
     /// What this machine lacks for a run under this user.
-    pub(crate) fn lacks(self) -> Option<String> {
+    pub(crate) fn missing_requirement(self) -> Option<String> {
         if self == Self::Root {
             return (!geteuid().is_root()).then(|| "the tests do not run as root".to_owned());
         }
@@ -50,7 +50,7 @@ impl Who {
     pub(crate) fn uid(self) -> u32 {
         match self {
             Self::Root => 0,
-            Self::User if geteuid().is_root() => USER,
+            Self::User if geteuid().is_root() => UNUSED_USER_ID,
             Self::User => geteuid().as_raw(),
         }
     }
@@ -61,8 +61,8 @@ impl Who {
         }
         let mut command = Command::new("setpriv");
         command
-            .arg(format!("--reuid={USER}"))
-            .arg(format!("--regid={USER}"))
+            .arg(format!("--reuid={UNUSED_USER_ID}"))
+            .arg(format!("--regid={UNUSED_USER_ID}"))
             .arg("--clear-groups")
             .arg(program);
         command
@@ -84,23 +84,23 @@ pub(crate) fn announce_skip(name: &str, reason: &str) {
 }
 
 /// One job under one agent.
-pub(crate) struct World {
-    pub(crate) who: Who,
+pub(crate) struct SandboxFixture {
+    pub(crate) who: AgentUser,
     pub(crate) directory: TempDir,
     /// The agent's own working directory.
     pub(crate) agent_cwd: PathBuf,
-    pub(crate) task: Task,
+    pub(crate) task: AgentTask,
 }
 
-impl World {
+impl SandboxFixture {
     /// A job that runs `script` in a shell, with no volume.
-    pub(crate) fn new(who: Who, script: &str) -> Self {
+    pub(crate) fn new(user: AgentUser, script: &str) -> Self {
         let directory = tempfile::Builder::new()
             .prefix("bafs-sandbox-")
             .tempdir()
             .unwrap();
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
-        chown(directory.path(), Some(who.uid()), Some(who.uid())).unwrap();
+        chown(directory.path(), Some(user.uid()), Some(user.uid())).unwrap();
         // The name tells this job's processes from all others, in arguments and environment.
         let job = directory.path().display().to_string();
         let environment = job_environment(
@@ -118,20 +118,20 @@ impl World {
             program: "sh".into(),
             arguments: vec!["-c".into(), script.into()],
             environment,
-            directory: "/".into(),
-            identity: Identity::Caller,
-            session: Session::Own,
+            working_directory: "/".into(),
+            user: JobUser::SameUser,
+            session: JobSession::NewSession,
             temporary: None,
         };
-        let task = Task {
+        let task = AgentTask {
             plan,
             mounts: 0,
-            then: Then::Wait,
+            action: JobAction::Nothing,
             outputs: None,
             input: None,
         };
         Self {
-            who,
+            who: user,
             agent_cwd: directory.path().to_owned(),
             directory,
             task,
@@ -139,16 +139,16 @@ impl World {
     }
 
     /// Adds a stand-in volume at `path`.
-    pub(crate) fn volume(mut self, path: impl Into<PathBuf>) -> Self {
+    pub(crate) fn with_volume(mut self, path: impl Into<PathBuf>) -> Self {
         let source = format!("@{}", self.task.mounts);
         self.task.mounts += 1;
-        self.bind(source, path, Access::ReadWrite);
+        self.add_volume(source, path, Access::ReadWrite);
         self
     }
 
     /// Gives the job directories of its own for temporary files.
-    pub(crate) fn temporary(mut self) -> Self {
-        self.task.plan.temporary = Some(Temporary {
+    pub(crate) fn with_temporary(mut self) -> Self {
+        self.task.plan.temporary = Some(TemporaryDirectories {
             directory: self.path("temporary"),
             memory_bytes: 1 << 20,
             shared: BTreeSet::new(),
@@ -158,13 +158,13 @@ impl World {
     }
 
     /// Adds the agent's directory as a volume at `/bafs-t`, for words between job and test.
-    pub(crate) fn meeting(mut self) -> Self {
+    pub(crate) fn with_agent_directory(mut self) -> Self {
         let source = self.path("");
-        self.bind(source, "/bafs-t", Access::ReadWrite);
+        self.add_volume(source, "/bafs-t", Access::ReadWrite);
         self
     }
 
-    pub(crate) fn bind(
+    pub(crate) fn add_volume(
         &mut self,
         source: impl Into<PathBuf>,
         path: impl Into<PathBuf>,
@@ -180,8 +180,8 @@ impl World {
         self.task.plan.volumes.push(volume);
     }
 
-    pub(crate) fn then(mut self, then: Then) -> Self {
-        self.task.then = then;
+    pub(crate) fn with_action(mut self, then: JobAction) -> Self {
+        self.task.action = then;
         self
     }
 
@@ -229,8 +229,8 @@ impl World {
 
     /// Runs the agent to its end and checks that nothing at all is left.
     #[track_caller]
-    pub(crate) fn run(&self) -> Answer {
-        let before = Host::look();
+    pub(crate) fn run(&self) -> AgentResult {
+        let before = HostSnapshot::take();
         let mut agent = self.spawn();
         let status = agent.wait().unwrap();
         assert!(
@@ -238,26 +238,26 @@ impl World {
             "agent: {status} {}",
             self.read("agent.err")
         );
-        self.assert_nobody_left(Duration::ZERO);
+        self.assert_no_processes(Duration::ZERO);
         before.assert_unchanged();
         serde_json::from_str(&self.read("answer")).unwrap()
     }
 
     /// Runs the agent and expects the job to succeed; returns its output.
     #[track_caller]
-    pub(crate) fn output(&self) -> String {
+    pub(crate) fn expect_output(&self) -> String {
         let answer = self.run();
         let shown = (self.read("out"), self.read("err"));
         assert_eq!(
             answer.report.outcome,
-            JobOutcome::Exited(0),
+            SandboxOutcome::Exited(0),
             "{shown:?} {answer:?}"
         );
         shown.0
     }
 
     #[track_caller]
-    pub(crate) fn wait_for(&self, name: &str) {
+    pub(crate) fn wait_for_file(&self, name: &str) {
         let until = clock() + Duration::from_secs(20);
         while !self.path(name).exists() {
             assert!(
@@ -271,7 +271,7 @@ impl World {
     }
 
     /// All live processes that belong to this agent or job, however far they strayed.
-    pub(crate) fn processes(&self) -> Vec<Process> {
+    pub(crate) fn processes(&self) -> Vec<ListedProcess> {
         let marker = self.directory.path().as_os_str().as_bytes();
         let has = |text: &[u8]| text.windows(marker.len()).any(|window| window == marker);
         let mut found = Vec::new();
@@ -283,7 +283,7 @@ impl World {
             let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
             if has(&arguments) || has(&environment) {
                 let arguments = String::from_utf8_lossy(&arguments).replace('\0', " ");
-                found.push(Process { pid, arguments });
+                found.push(ListedProcess { pid, arguments });
             }
         }
         found
@@ -303,7 +303,7 @@ impl World {
     }
 
     #[track_caller]
-    pub(crate) fn assert_nobody_left(&self, within: Duration) {
+    pub(crate) fn assert_no_processes(&self, within: Duration) {
         let until = clock() + within;
         loop {
             let left = self.processes();
@@ -317,7 +317,7 @@ impl World {
 }
 
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ListedProcess {
     pub(crate) pid: i32,
     pub(crate) arguments: String,
 }
@@ -325,13 +325,13 @@ pub(crate) struct Process {
 /// What the host looks like from outside. Other tests run meanwhile, so only our kinds of mounts
 /// count, and only directories that no test may touch.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct HostSnapshot {
     mounts: Vec<String>,
     entries: BTreeSet<PathBuf>,
 }
 
-impl Host {
-    pub(crate) fn look() -> Self {
+impl HostSnapshot {
+    pub(crate) fn take() -> Self {
         let list = |directory| fs::read_dir(directory).into_iter().flatten().flatten();
         let entries = [
             "/",
@@ -356,6 +356,6 @@ impl Host {
 
     #[track_caller]
     pub(crate) fn assert_unchanged(&self) {
-        assert_eq!(*self, Self::look());
+        assert_eq!(*self, Self::take());
     }
 }

@@ -39,46 +39,46 @@ pub(crate) const VOLUME: VolumeId = VolumeId(1);
 pub(crate) enum Fault {
     None,
     /// Does what is asked, but the answer is lost, so many times.
-    LostReplies(u32),
+    LoseReplies(u32),
     /// Answers with this code.
     Refuse(ErrorCode),
     /// Does not answer.
     Silent,
     /// Answers what has no operations at once, and all else after so many milliseconds: what is
     /// before it is on the wire.
-    Queue(u64),
+    DelayOperations(u64),
     /// Has no room for what is written.
-    Full,
+    DiskFull,
     /// Has no descriptor but those that it keeps for opens by given numbers.
-    OpensPromised,
+    OutOfDescriptors,
     /// Sends damaged blocks, so many times.
-    Damage(u32),
+    DamageBlocks(u32),
     /// Starts again: before the next request runs, or after it ran and before it is answered.
     Restart {
         runs: bool,
     },
 }
 
-pub(crate) struct Fake {
+pub(crate) struct FakeServer {
     root: PathBuf,
     tree: Arc<bafs_tree::Tree>,
     sessions: Mutex<BTreeMap<u64, Arc<bafs_tree::Session>>>,
-    answered: Mutex<BTreeMap<(u64, u64), (FileResults, Bytes)>>,
+    answered_batches: Mutex<BTreeMap<(u64, u64), (FileResults, Bytes)>>,
     /// For each session the last batch in its agent's order that ran.
-    in_order: Mutex<BTreeMap<u64, u64>>,
+    last_batches: Mutex<BTreeMap<u64, u64>>,
     fault: Mutex<Fault>,
     epochs: AtomicU64,
     pub(crate) blocks_sent: AtomicU64,
     pub(crate) ops_run: AtomicU64,
-    pub(crate) closed: AtomicU32,
+    pub(crate) closed_sessions: AtomicU32,
     /// For how long the session that was closed last wanted its volume kept.
-    pub(crate) kept_ms: AtomicU64,
+    pub(crate) requested_lifetime_ms: AtomicU64,
     pub(crate) lease_ms: AtomicU64,
     /// How many turns of other tasks a request and its answer may take, each; chosen by this seed.
-    late: Mutex<(u64, u64)>,
+    delays: Mutex<(u64, u64)>,
 }
 
-impl Fake {
+impl FakeServer {
     pub(crate) fn new(root: &Path) -> Arc<Self> {
         Self::with_limit(root, None)
     }
@@ -88,31 +88,31 @@ impl Fake {
             root: root.to_owned(),
             tree: bafs_tree::Tree::open(root, limit).unwrap(),
             sessions: Mutex::default(),
-            answered: Mutex::default(),
-            in_order: Mutex::default(),
+            answered_batches: Mutex::default(),
+            last_batches: Mutex::default(),
             fault: Mutex::new(Fault::None),
             epochs: AtomicU64::new(0),
             blocks_sent: AtomicU64::new(0),
             ops_run: AtomicU64::new(0),
-            closed: AtomicU32::new(0),
-            kept_ms: AtomicU64::new(0),
+            closed_sessions: AtomicU32::new(0),
+            requested_lifetime_ms: AtomicU64::new(0),
             lease_ms: AtomicU64::new(600_000),
-            late: Mutex::new((0, 0)),
+            delays: Mutex::new((0, 0)),
         })
     }
 
-    pub(crate) fn set(&self, fault: Fault) {
+    pub(crate) fn set_fault(&self, fault: Fault) {
         *self.fault.lock().unwrap() = fault;
     }
 
     /// From now on requests and answers take their time, at most so many turns of other tasks.
-    pub(crate) fn be_late(&self, turns_max: u64, seed: u64) {
-        *self.late.lock().unwrap() = (turns_max, seed);
+    pub(crate) fn set_delays(&self, turns_max: u64, seed: u64) {
+        *self.delays.lock().unwrap() = (turns_max, seed);
     }
 
-    async fn take_time(&self) {
+    async fn delay(&self) {
         let turns = {
-            let (turns_max, seed) = &mut *self.late.lock().unwrap();
+            let (turns_max, seed) = &mut *self.delays.lock().unwrap();
             *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (*seed >> 33) % (*turns_max + 1)
         };
@@ -136,16 +136,16 @@ impl Fake {
     /// Forgets all sessions, as a new life does.
     pub(crate) fn restart(&self) {
         self.sessions.lock().unwrap().clear();
-        self.answered.lock().unwrap().clear();
+        self.answered_batches.lock().unwrap().clear();
     }
 
     fn fault(&self) -> Fault {
         let mut fault = self.fault.lock().unwrap();
         let now = *fault;
         *fault = match now {
-            Fault::LostReplies(0 | 1) | Fault::Damage(0 | 1) | Fault::Restart { .. } => Fault::None,
-            Fault::LostReplies(left) => Fault::LostReplies(left - 1),
-            Fault::Damage(left) => Fault::Damage(left - 1),
+            Fault::LoseReplies(0 | 1) | Fault::DamageBlocks(0 | 1) | Fault::Restart { .. } => Fault::None,
+            Fault::LoseReplies(left) => Fault::LoseReplies(left - 1),
+            Fault::DamageBlocks(left) => Fault::DamageBlocks(left - 1),
             other => other,
         };
         now
@@ -171,12 +171,12 @@ impl Fake {
             Request::RunFileOps(run) => self.run_ops(run, body),
             Request::CloseTree(close) => {
                 self.sessions.lock().unwrap().remove(&close.epoch.0);
-                self.closed.fetch_add(1, Ordering::Relaxed);
-                self.kept_ms.store(close.keep_ms, Ordering::Relaxed);
+                self.closed_sessions.fetch_add(1, Ordering::Relaxed);
+                self.requested_lifetime_ms.store(close.keep_ms, Ordering::Relaxed);
                 Ok((Reply::CloseTree(Done), Bytes::new()))
             }
             Request::ReadManifest(read) => {
-                let entries = manifest(&self.root);
+                let entries = build_manifest(&self.root);
                 let manifest = Digest::of(format!("{entries:?}").as_bytes());
                 // Short pages, so that reading on is tested.
                 let page: Vec<_> = entries
@@ -189,14 +189,14 @@ impl Fake {
                 let page = ManifestPage {
                     manifest,
                     block_bytes: BLOCK_BYTES,
-                    top: entry_of(&self.root, ""),
+                    top: source_entry(&self.root, ""),
                     entries: page,
                     more,
                 };
                 Ok((Reply::ReadManifest(page), Bytes::new()))
             }
             Request::ReadBlocks(read) => {
-                let entry = manifest(&self.root).swap_remove(read.file.0 as usize);
+                let entry = build_manifest(&self.root).swap_remove(read.file.0 as usize);
                 let data = std::fs::read(self.root.join(entry.path)).unwrap();
                 let chunks = data.chunks(BLOCK_BYTES as usize);
                 let wanted: Vec<_> = chunks
@@ -224,10 +224,10 @@ impl Fake {
         }
     }
 
-    async fn wait_for_turn(&self, run: &RunFileOps) {
+    async fn wait_for_predecessor(&self, run: &RunFileOps) {
         let Some(after) = run.after else { return };
         loop {
-            let last = self.in_order.lock().unwrap().get(&run.epoch.0).copied();
+            let last = self.last_batches.lock().unwrap().get(&run.epoch.0).copied();
             let last = last.unwrap_or(0);
             let is_gone = !self.sessions.lock().unwrap().contains_key(&run.epoch.0);
             if is_gone || last == after || last >= run.sequence {
@@ -239,7 +239,7 @@ impl Fake {
 
     fn run_ops(&self, run: RunFileOps, body: &Bytes) -> Result<(Reply, Bytes)> {
         let key = (run.epoch.0, run.sequence);
-        if let Some((results, data)) = self.answered.lock().unwrap().get(&key) {
+        if let Some((results, data)) = self.answered_batches.lock().unwrap().get(&key) {
             return Ok((Reply::RunFileOps(results.clone()), data.clone()));
         }
         let session = self.sessions.lock().unwrap().get(&run.epoch.0).cloned();
@@ -253,8 +253,8 @@ impl Fake {
                 self.ops_run.fetch_add(1, Ordering::Relaxed);
                 let given = run.given.iter().find(|given| given.op as usize == at);
                 match (*self.fault.lock().unwrap(), op) {
-                    (Fault::Full, FileOp::Write { .. }) => return Err(Errno(libc::ENOSPC)),
-                    (Fault::OpensPromised, FileOp::Open { .. }) if given.is_none() => {
+                    (Fault::DiskFull, FileOp::Write { .. }) => return Err(Errno(libc::ENOSPC)),
+                    (Fault::OutOfDescriptors, FileOp::Open { .. }) if given.is_none() => {
                         return Err(Errno(libc::ENFILE));
                     }
                     _ => {}
@@ -264,9 +264,9 @@ impl Fake {
             })
             .collect();
         let answer = (FileResults { results }, Bytes::from(data));
-        self.answered.lock().unwrap().insert(key, answer.clone());
+        self.answered_batches.lock().unwrap().insert(key, answer.clone());
         if run.after.is_some() {
-            self.in_order
+            self.last_batches
                 .lock()
                 .unwrap()
                 .insert(run.epoch.0, run.sequence);
@@ -275,15 +275,15 @@ impl Fake {
     }
 }
 
-impl Service for Fake {
+impl Service for FakeServer {
     fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
-            self.take_time().await;
+            self.delay().await;
             let fault = self.fault();
             match fault {
                 Fault::Refuse(code) => return Err(Error::new(code, "as the test wants it")),
                 Fault::Silent => tokio::time::sleep(Duration::from_secs(600)).await,
-                Fault::Queue(ms) if has_operations(&incoming.request) => {
+                Fault::DelayOperations(ms) if has_operations(&incoming.request) => {
                     tokio::time::sleep(Duration::from_millis(ms)).await;
                 }
                 _ => {}
@@ -292,18 +292,18 @@ impl Service for Fake {
                 self.restart();
             }
             if let Request::RunFileOps(run) = &incoming.request {
-                self.wait_for_turn(run).await;
+                self.wait_for_predecessor(run).await;
             }
-            let damage = matches!(fault, Fault::Damage(_));
+            let damage = matches!(fault, Fault::DamageBlocks(_));
             let answer = self.answer(incoming.request, &incoming.body, damage);
             if fault == (Fault::Restart { runs: true }) {
                 self.restart();
                 return Err(Error::new(ErrorCode::Unreachable, "the server died"));
             }
-            if let Fault::LostReplies(_) = fault {
+            if let Fault::LoseReplies(_) = fault {
                 return Err(Error::new(ErrorCode::Unreachable, "the reply got lost"));
             }
-            self.take_time().await;
+            self.delay().await;
             answer
         })
     }
@@ -313,7 +313,7 @@ fn has_operations(request: &Request) -> bool {
     matches!(request, Request::RunFileOps(run) if !run.ops.is_empty())
 }
 
-fn entry_of(at: &Path, name: &str) -> SourceEntry {
+fn source_entry(at: &Path, name: &str) -> SourceEntry {
     use std::os::unix::ffi::OsStringExt;
     use std::os::unix::fs::MetadataExt;
     let metadata = std::fs::symlink_metadata(at).unwrap();
@@ -337,7 +337,7 @@ fn entry_of(at: &Path, name: &str) -> SourceEntry {
     }
 }
 
-fn manifest(root: &Path) -> Vec<SourceEntry> {
+fn build_manifest(root: &Path) -> Vec<SourceEntry> {
     fn walk(root: &Path, at: &Path, entries: &mut Vec<SourceEntry>) {
         let mut names: Vec<_> = std::fs::read_dir(at)
             .unwrap()
@@ -346,7 +346,7 @@ fn manifest(root: &Path) -> Vec<SourceEntry> {
         names.sort();
         for path in names {
             let name = path.strip_prefix(root).unwrap().to_str().unwrap();
-            let entry = entry_of(&path, name);
+            let entry = source_entry(&path, name);
             let is_directory = entry.kind == SourceKind::Directory;
             entries.push(entry);
             if is_directory {

@@ -8,18 +8,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use bafs_client::fate::{Fate, Loss};
-use bafs_client::fuse::{MountKind, Mounted};
+use bafs_client::fate::{VolumeHealth, VolumeLoss};
+use bafs_client::fuse::{MountKind, FuseMount};
 use bafs_client::logic::directory::Owner;
 use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
-use bafs_client::usage::Usage;
-use bafs_client::volume::{Mode, Ownership, Volume};
+use bafs_client::usage::VolumeUsage;
+use bafs_client::volume::{VolumeMode, Ownership, Volume};
 use bafs_proto::ids::AgentId;
 use bafs_proto::message::TreeRef;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use crate::serving::{Fake, VOLUME};
+use crate::serving::{FakeServer, VOLUME};
 
 /// Says loudly that a test could not run here.
 pub(crate) fn skip(test: &str, reason: &str) {
@@ -52,105 +52,105 @@ pub(crate) fn can_mount(test: &str) -> bool {
     false
 }
 
-pub(crate) struct Shown {
-    pub(crate) mounted: Option<Mounted>,
-    pub(crate) server: Arc<Fake>,
-    pub(crate) losses: mpsc::UnboundedReceiver<Loss>,
+pub(crate) struct MountedVolume {
+    pub(crate) mount: Option<FuseMount>,
+    pub(crate) server: Arc<FakeServer>,
+    pub(crate) losses: mpsc::UnboundedReceiver<VolumeLoss>,
     pub(crate) store: tempfile::TempDir,
-    pub(crate) place: tempfile::TempDir,
+    pub(crate) mount_point: tempfile::TempDir,
     _runtime: Runtime,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TreeKind {
     Local,
     Scratch,
     Home,
     Cache,
 }
 
-impl Shown {
-    pub(crate) fn new(kind: Kind, fill: impl FnOnce(&Path), op_deadline_ms: u64) -> Self {
+impl MountedVolume {
+    pub(crate) fn new(kind: TreeKind, fill: impl FnOnce(&Path), op_deadline_ms: u64) -> Self {
         let (store, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::set_permissions(store.path(), Permissions::from_mode(0o777)).unwrap();
         fill(store.path());
         let runtime = Runtime::new().unwrap();
-        let server = Fake::new(store.path());
+        let server = FakeServer::new(store.path());
         let (sender, losses) = mpsc::unbounded_channel();
-        let fate = Fate::new("v", sender);
+        let fate = VolumeHealth::new("v", sender);
         let called = server.server(op_deadline_ms);
         let agent = AgentId::random();
         let (tree, mode, usage) = runtime.block_on(async {
             match kind {
-                Kind::Local => {
+                TreeKind::Local => {
                     let tree = bafs_tree::Tree::open(store.path(), None).unwrap();
                     let session = tree.session(true);
                     let run = LocalTree::new(move |caller, op, data, read| {
                         session.run(caller, op, data, read)
                     });
-                    (Tree::Local(run), Mode::scratch(true), Usage::new())
+                    (Tree::Local(run), VolumeMode::scratch(true), VolumeUsage::new())
                 }
-                Kind::Scratch => {
+                TreeKind::Scratch => {
                     let tree = TreeRef::Volume(VOLUME);
                     let tree = RemoteTree::open(called, tree, agent, true, fate.clone())
                         .await
                         .unwrap();
-                    (Tree::Remote(tree), Mode::scratch(true), Usage::new())
+                    (Tree::Remote(tree), VolumeMode::scratch(true), VolumeUsage::new())
                 }
-                Kind::Home => {
+                TreeKind::Home => {
                     let tree = TreeRef::Home(String::new());
                     let tree = RemoteTree::open(called, tree, agent, true, fate.clone())
                         .await
                         .unwrap();
-                    (Tree::Remote(tree), Mode::home(true), Usage::with_pages())
+                    (Tree::Remote(tree), VolumeMode::home(true), VolumeUsage::with_pages())
                 }
-                Kind::Cache => {
+                TreeKind::Cache => {
                     let owner = Owner::default();
                     let tree = CacheTree::open(called, VOLUME, owner, fate.clone())
                         .await
                         .unwrap();
-                    (Tree::Cache(tree), Mode::cache(), Usage::with_pages())
+                    (Tree::Cache(tree), VolumeMode::cache(), VolumeUsage::with_pages())
                 }
             }
         });
         let volume = Volume::new("v", tree, mode, Ownership::AsStored, fate, usage);
-        let mounted = Mounted::mount(Arc::new(volume), place.path(), MountKind::Own).unwrap();
+        let mounted = FuseMount::mount(Arc::new(volume), place.path(), MountKind::MountSystemCall).unwrap();
         Self {
-            mounted: Some(mounted),
+            mount: Some(mounted),
             server,
             losses,
             store,
-            place,
+            mount_point: place,
             _runtime: runtime,
         }
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.place.path()
+        self.mount_point.path()
     }
 
     pub(crate) fn volume(&self) -> &Volume {
-        self.mounted.as_ref().unwrap().volume()
+        self.mount.as_ref().unwrap().volume()
     }
 }
 
-impl Drop for Shown {
+impl Drop for MountedVolume {
     fn drop(&mut self) {
-        if let Some(mounted) = self.mounted.take() {
+        if let Some(mounted) = self.mount.take() {
             mounted.unmount();
         }
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         assert!(
-            !mounts.contains(self.place.path().to_str().unwrap()),
+            !mounts.contains(self.mount_point.path().to_str().unwrap()),
             "a mount is left"
         );
     }
 }
 
-pub(crate) fn writable_kinds(test: &str, run: impl Fn(&Shown)) {
+pub(crate) fn for_each_writable_kind(test: &str, run: impl Fn(&MountedVolume)) {
     if can_mount(test) {
-        for kind in [Kind::Local, Kind::Scratch, Kind::Home] {
-            run(&Shown::new(kind, |_| {}, 10_000));
+        for kind in [TreeKind::Local, TreeKind::Scratch, TreeKind::Home] {
+            run(&MountedVolume::new(kind, |_| {}, 10_000));
         }
     }
 }

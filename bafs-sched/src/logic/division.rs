@@ -244,7 +244,7 @@ mod tests {
     /// Whoever wants something gets its unit sooner or later, and no more is divided than there is.
     #[test]
     fn nobody_starves_and_nothing_is_given_twice() {
-        let mut dice = crate::dice::Dice::new(1);
+        let mut dice = crate::dice::SeededRng::new(1);
         for _ in 0..2_000 {
             let slots = 1 + u32::try_from(dice.below(8)).expect("it is small");
             let capacity = share(1 + dice.below(1_000), slots);

@@ -17,7 +17,7 @@ use super::reading::Level;
 use super::record::{Moment, Moments, Run, Spell, Stuck};
 use super::transfer::{Flows, Passing};
 use super::warming::Warmings;
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
 use crate::planner::Shape;
 use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, Workflow};
@@ -170,7 +170,7 @@ pub struct Simulation {
     pub(super) fills: BTreeMap<VolumeId, Fill>,
     pub(super) copying: Copying,
     pub(super) extracts: BTreeMap<ExtractId, Sending>,
-    pub(super) dice: Dice,
+    pub(super) dice: SeededRng,
     /// Nodes of which the catalog noticed lately that they are there or not.
     pub(super) noticed: Vec<u32>,
     pub(super) run: Run,
@@ -216,7 +216,7 @@ impl Simulation {
             fills: BTreeMap::new(),
             copying: Copying::default(),
             extracts: BTreeMap::new(),
-            dice: Dice::new(scenario.seed ^ 0xfa11),
+            dice: SeededRng::new(scenario.seed ^ 0xfa11),
             noticed: Vec::new(),
             run: empty_run(),
             moments: Moments::default(),

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::link::SECOND_US;
 use super::random::normal;
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// What jobs do.
@@ -133,7 +133,7 @@ impl Load {
             // The same in every attempt and under every policy: policies are compared by pairs.
             Self::Declared { variability_ppm } => {
                 let mean = workflow.job(job).runtime_s.unwrap_or(0) * SECOND_US;
-                let mut dice = Dice::new(seed ^ (u64::from(job.0) << 24));
+                let mut dice = SeededRng::new(seed ^ (u64::from(job.0) << 24));
                 normal(&mut dice, mean, *variability_ppm)
             }
             Self::Measured(measured) => {

@@ -1,7 +1,7 @@
 //! Random times by integer (or exactly rounded) arithmetic alone, so that they are the same on
 //! every machine. Holds no state.
 
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 use crate::exact::natural_logarithm;
 
 /// Uniform numbers whose sum stands for one normal number.
@@ -9,7 +9,7 @@ const UNIFORMS: u32 = 12;
 
 /// `mean` varied normally with a standard deviation of `deviation_ppm` millionths of it, never
 /// below zero. The normal number is the sum of twelve uniform ones.
-pub(super) fn normal(dice: &mut Dice, mean: u64, deviation_ppm: u64) -> u64 {
+pub(super) fn normal(dice: &mut SeededRng, mean: u64, deviation_ppm: u64) -> u64 {
     const ONE: i128 = 1 << 32;
     let sum: i128 = (0..UNIFORMS).map(|_| i128::from(dice.below(1 << 32))).sum();
     let deviations = sum - i128::from(UNIFORMS / 2) * ONE;
@@ -19,7 +19,7 @@ pub(super) fn normal(dice: &mut Dice, mean: u64, deviation_ppm: u64) -> u64 {
 }
 
 /// An exponentially distributed time with this mean.
-pub(super) fn exponential(dice: &mut Dice, mean: u64) -> u64 {
+pub(super) fn exponential(dice: &mut SeededRng, mean: u64) -> u64 {
     let uniform = (dice.below(1 << 53) + 1) as f64 / (1u64 << 53) as f64;
     (-natural_logarithm(uniform) * mean as f64) as u64
 }
@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn times_have_the_mean_and_the_deviation_asked_for() {
-        let mut dice = Dice::new(1);
+        let mut dice = SeededRng::new(1);
         let (count, mean) = (20_000, 5_000_000u64);
         let found: Vec<f64> = (0..count)
             .map(|_| normal(&mut dice, mean, 100_000) as f64)

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::random::normal;
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 use crate::workflow::CachePolicy;
 
 /// Bytes of a block.
@@ -132,7 +132,7 @@ fn drawn(extents: u64, part: u64, space: u64, seed: u64) -> u64 {
     let mean = scaled(extents << 10, part, space);
     let variance = scaled(mean, space - part, space) << 10;
     let deviation_ppm = scaled(variance.isqrt(), 1_000_000, mean);
-    (normal(&mut Dice::new(seed), mean, deviation_ppm) + (1 << 9)) >> 10
+    (normal(&mut SeededRng::new(seed), mean, deviation_ppm) + (1 << 9)) >> 10
 }
 
 /// Makes the sum right: what finds no room goes where there is some, and to all alike when there

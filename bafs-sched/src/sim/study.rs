@@ -11,7 +11,7 @@ use super::engine::Simulation;
 use super::load::Load;
 use super::policy::{Policy, Scenario};
 use super::record::{Run, Stuck};
-use crate::dice::Dice;
+use crate::dice::SeededRng;
 use crate::exact::power;
 use crate::planner::{
     Advice, Candidate, Canonical, Environment, Layout, NodeClass, Plan, RESTART_S, Strategy, plan,
@@ -249,7 +249,7 @@ impl Varied {
 
 /// A workload and machines drawn at random. The same seed gives the same.
 pub fn random_point(seed: u64) -> Point {
-    let mut dice = Dice::new(seed ^ 0x7e57);
+    let mut dice = SeededRng::new(seed ^ 0x7e57);
     let mut between = |low: f64, high: f64| {
         let part = dice.below(1 << 32) as f64 / f64::from(u32::MAX);
         low * power(high / low, part)

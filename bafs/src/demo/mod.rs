@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use bafs_client::signals::asked_to_end;
+use bafs_client::signals::wait_for_stop_signal;
 use bafs_proto::message::ReadCounters;
 use bafs_sched::driver::Cancel;
 use bafs_sched::logic::{Io, Outcome, Settings};
@@ -73,7 +73,7 @@ pub(crate) async fn run_demo(args: DemoArgs, output: Printer) -> Result<ExitCode
         "a demo needs a node and a pipeline"
     );
     tokio::task::block_in_place(run::check_machine)?;
-    let interrupted = asked_to_end();
+    let interrupted = wait_for_stop_signal();
     let directory = LockedDirectory::create("demo", false)?;
     let demo = run_demo_in(&args, directory.path(), output);
     tokio::select! {

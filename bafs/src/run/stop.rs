@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use bafs_client::signals::{Asked, asked_to_end};
+use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_sched::driver::Cancel;
 
 /// Signals that come within so long of the first one ask for the same.
@@ -14,8 +14,8 @@ const SIGNAL_GRACE: Duration = Duration::from_secs(1);
 pub(super) async fn run_until_stopped<T>(
     run: impl Future<Output = T>,
     cancel: &Cancel,
-    asked: impl Future<Output = Asked>,
-    hear: impl FnOnce(Asked),
+    asked: impl Future<Output = StopSignal>,
+    hear: impl FnOnce(StopSignal),
 ) -> Option<T> {
     let left = async {
         hear(asked.await);
@@ -23,7 +23,7 @@ pub(super) async fn run_until_stopped<T>(
         // `timeout` signals a process and then its group: that is one wish.
         tokio::time::sleep(SIGNAL_GRACE).await;
         // Who closes a terminal does not mean what is under way to be left half done.
-        while asked_to_end().await == Asked::Hangup {}
+        while wait_for_stop_signal().await == StopSignal::Hangup {}
     };
     tokio::select! {
         ended = run => Some(ended),

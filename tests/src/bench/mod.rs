@@ -98,12 +98,12 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::run_work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::run_wire_process(rest),
         [part, rest @ ..] if part == faults::HOLD_PROCESS => faults::run_hold_process(rest),
-        [part, rest @ ..] if part == least::LEAST_PROCESS => least::least_process(rest),
-        [part, rest @ ..] if part == kept::KEPT_PROCESS => kept::kept_process(rest),
-        [part, rest @ ..] if part == passing::PASSING_PROCESS => passing::passing_process(rest),
+        [part, rest @ ..] if part == least::FORWARDING_PROCESS => least::run_forwarding_process(rest),
+        [part, rest @ ..] if part == kept::IMMUTABLE_PROCESS => kept::run_immutable_process(rest),
+        [part, rest @ ..] if part == passing::PASSTHROUGH_PROCESS => passing::run_passthrough_process(rest),
         [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::run_delay_process(rest),
         [name, rest @ ..] => {
-            if let Some(ended) = nohang::tool(name, rest) {
+            if let Some(ended) = nohang::run_tool(name, rest) {
                 return ended;
             }
             let benchmark = ALL.iter().find(|benchmark| benchmark.name == name);

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::plan::{PlannedFault, FaultKind};
 use super::{ChaosRun, USERS, start_run};
-use crate::bench::nohang::fault::fill;
+use crate::bench::nohang::fault::fill_disk;
 
 /// What somebody else fills a disk with.
 const FILLER_FILE: &str = "filler";
@@ -100,7 +100,7 @@ fn begin_fault(fault: &PlannedFault, run: &mut ChaosRun) -> Result<bool> {
             cluster.network.block_packets(&[target], &[other])?;
         }
         FaultKind::PacketLoss => cluster.network.set_packet_loss(target, fault.strength)?,
-        FaultKind::DiskFull => fill(&cluster.store_path(target).join(FILLER_FILE))?,
+        FaultKind::DiskFull => fill_disk(&cluster.store_path(target).join(FILLER_FILE))?,
     }
     Ok(true)
 }

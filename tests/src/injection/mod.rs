@@ -160,7 +160,7 @@ pub fn run_with_scheduler_cut_off(seconds: u64) -> Result<SeedResult> {
 /// Does something on a thread whose mounts nobody else sees; they end with it.
 fn run_with_private_mounts<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let acting = std::thread::spawn(move || {
-        fault::live_apart()?;
+        fault::enter_private_namespaces()?;
         act()
     });
     acting.join().map_err(|_| anyhow!("the run panicked"))?
@@ -194,7 +194,7 @@ impl ChaosRun {
             for node in node_names() {
                 cluster.kill(&node)?;
                 injector::wipe_store(&cluster.store_path(&node))?;
-                fault::make_small(&cluster.store_path(&node), DISK_SIZE)?;
+                fault::mount_small_disk(&cluster.store_path(&node), DISK_SIZE)?;
                 cluster.restart(&node)?;
             }
             cluster.wait_for_servers(NODES.len() + 1)?;
@@ -329,7 +329,7 @@ impl ChaosRun {
         drop(cluster);
         if disks == DiskSize::Small {
             for store in stores {
-                fault::take_small(&store)?;
+                fault::unmount_small_disk(&store)?;
             }
             std::fs::remove_dir_all(&directory).ok();
         }

@@ -7,46 +7,46 @@
 
 use std::collections::BTreeSet;
 
-use super::Finding;
-use super::files::File;
+use super::RuleViolation;
+use super::files::SourceFile;
 
 const DOCUMENT: &str = "ARCHITECTURE.md";
 
 /// Checks both directions: what the map names exists, and what exists is named.
-pub(super) fn check(files: &[File]) -> Vec<Finding> {
+pub(super) fn check_code_map(files: &[SourceFile]) -> Vec<RuleViolation> {
     let Some(document) = files.iter().find(|file| file.path == DOCUMENT) else {
         return Vec::new();
     };
-    let Some((first_line, section)) = section(&document.text) else {
-        return vec![Finding::new(DOCUMENT, 0, "no section `Code map`")];
+    let Some((first_line, section)) = find_section(&document.text) else {
+        return vec![RuleViolation::new(DOCUMENT, 0, "no section `Code map`")];
     };
-    let crates = crate_dirs(files);
+    let crates = crate_directories(files);
     let mut findings = Vec::new();
     let mut named = BTreeSet::new();
     let mut current = None;
     for (index, line) in section.lines().enumerate() {
         let heading = line.starts_with('#');
-        for (position, word) in words(line).into_iter().enumerate() {
+        for (position, word) in path_words(line).into_iter().enumerate() {
             // Deeper in a line, a crate's name is part of what is said about something else.
             if let Some(found) = crate_of(word, &crates).filter(|_| heading || position == 0) {
                 current = Some(found);
             }
-            match lookup(word, current, files) {
-                Lookup::Module(path) => {
+            match look_up_module(word, current, files) {
+                ModuleLookup::Module(path) => {
                     named.insert(path);
                 }
-                Lookup::Missing => {
+                ModuleLookup::Missing => {
                     let what = format!("the code map names `{word}`, which does not exist");
-                    findings.push(Finding::new(DOCUMENT, first_line + index, what));
+                    findings.push(RuleViolation::new(DOCUMENT, first_line + index, what));
                 }
-                Lookup::NoName => {}
+                ModuleLookup::NotAName => {}
             }
         }
     }
-    let modules = modules(files, &crates);
-    let forgotten = modules.iter().filter(|module| !is_named(module, &named));
+    let modules = list_modules(files, &crates);
+    let forgotten = modules.iter().filter(|module| !is_listed(module, &named));
     findings.extend(forgotten.map(|module| {
-        Finding::new(
+        RuleViolation::new(
             DOCUMENT,
             0,
             format!("the code map does not name the module `{module}`"),
@@ -56,7 +56,7 @@ pub(super) fn check(files: &[File]) -> Vec<Finding> {
 }
 
 /// The section and the number of its first line.
-fn section(text: &str) -> Option<(usize, &str)> {
+fn find_section(text: &str) -> Option<(usize, &str)> {
     let is_heading = |line: &str| line.starts_with('#');
     let level = |line: &str| line.chars().take_while(|&c| c == '#').count();
     let mut offset = 0;
@@ -79,7 +79,7 @@ fn section(text: &str) -> Option<(usize, &str)> {
 }
 
 /// Directories at the root that hold a crate with sources.
-fn crate_dirs(files: &[File]) -> BTreeSet<&str> {
+fn crate_directories(files: &[SourceFile]) -> BTreeSet<&str> {
     let manifests = files
         .iter()
         .filter_map(|file| file.path.strip_suffix("/Cargo.toml"));
@@ -89,7 +89,7 @@ fn crate_dirs(files: &[File]) -> BTreeSet<&str> {
 }
 
 /// Words with the marks of a path; the `│├└─` of a tree and Markdown's own marks separate them.
-fn words(line: &str) -> Vec<&str> {
+fn path_words(line: &str) -> Vec<&str> {
     let belongs = |c: char| c.is_alphanumeric() || "_-./`*".contains(c);
     let words = line.split(|c| !belongs(c)).filter(|word| !word.is_empty());
     words
@@ -104,21 +104,21 @@ fn crate_of<'a>(word: &str, crates: &BTreeSet<&'a str>) -> Option<&'a str> {
     crates.get(first).copied().filter(|_| as_name)
 }
 
-enum Lookup {
+enum ModuleLookup {
     /// A file or directory of the project, seen from the root.
     Module(String),
     Missing,
     /// An ordinary word.
-    NoName,
+    NotAName,
 }
 
-fn lookup(word: &str, current: Option<&str>, files: &[File]) -> Lookup {
+fn look_up_module(word: &str, current: Option<&str>, files: &[SourceFile]) -> ModuleLookup {
     let quoted = word.len() > 2 && word.starts_with('`') && word.ends_with('`');
     let name = word.trim_matches('`').trim_end_matches('.');
     let looks_like_path = name.ends_with(".rs") || name.ends_with('/') && name.len() > 1;
     let bare = quoted && name.chars().all(|c| c.is_alphanumeric() || c == '_');
     if !looks_like_path && !bare {
-        return Lookup::NoName;
+        return ModuleLookup::NotAName;
     }
     let mut candidates = vec![name.to_owned()];
     if let Some(current) = current {
@@ -132,22 +132,22 @@ fn lookup(word: &str, current: Option<&str>, files: &[File]) -> Lookup {
     }
     let found = candidates.into_iter().find(|path| exists(path, files));
     match found {
-        Some(path) => Lookup::Module(path),
-        None if bare => Lookup::NoName,
-        None => Lookup::Missing,
+        Some(path) => ModuleLookup::Module(path),
+        None if bare => ModuleLookup::NotAName,
+        None => ModuleLookup::Missing,
     }
 }
 
-fn exists(path: &str, files: &[File]) -> bool {
+fn exists(path: &str, files: &[SourceFile]) -> bool {
     files
         .iter()
         .any(|file| file.path == path || path.ends_with('/') && file.path.starts_with(path))
 }
 
 /// Top-level modules of every crate: files and directories in `src/`, but for its roots.
-fn modules(files: &[File], crates: &BTreeSet<&str>) -> BTreeSet<String> {
+fn list_modules(files: &[SourceFile], crates: &BTreeSet<&str>) -> BTreeSet<String> {
     let mut modules = BTreeSet::new();
-    for file in files.iter().filter(|file| file.is("rs")) {
+    for file in files.iter().filter(|file| file.has_extension("rs")) {
         let Some((directory, rest)) = file.path.split_once("/src/") else {
             continue;
         };
@@ -169,7 +169,7 @@ fn modules(files: &[File], crates: &BTreeSet<&str>) -> BTreeSet<String> {
 }
 
 /// Whether the map names the module, something in it, or the file or directory of the same name.
-fn is_named(module: &str, named: &BTreeSet<String>) -> bool {
+fn is_listed(module: &str, named: &BTreeSet<String>) -> bool {
     let stem = module.trim_end_matches('/').trim_end_matches(".rs");
     let directory = format!("{stem}/");
     let file = format!("{stem}.rs");
@@ -194,18 +194,18 @@ mod tests {
             "bafs-proto/src/net/quic.rs",
             "docs/STYLE.md",
         ];
-        let mut files: Vec<File> = paths
+        let mut files: Vec<SourceFile> = paths
             .iter()
-            .map(|&path| File {
+            .map(|&path| SourceFile {
                 path: path.to_owned(),
                 text: String::new(),
             })
             .collect();
-        files.push(File {
+        files.push(SourceFile {
             path: DOCUMENT.to_owned(),
             text: text.to_owned(),
         });
-        check(&files)
+        check_code_map(&files)
             .into_iter()
             .map(|finding| finding.to_string())
             .collect()

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::Finding;
-use super::files::File;
-use super::source::code_only;
+use super::RuleViolation;
+use super::files::SourceFile;
+use super::source::blank_non_code;
 
 const REQUIRED: [&str; 13] = [
     "README.md",
@@ -25,32 +25,32 @@ const DECISIONS: &str = "docs/decisions/README.md";
 const SEMANTICS: &str = "docs/SEMANTICS.md";
 
 /// The documents that every reader may expect are there.
-pub(super) fn check_required(files: &[File]) -> Vec<Finding> {
-    let missing = REQUIRED.iter().filter(|path| find(files, path).is_none());
+pub(super) fn check_required(files: &[SourceFile]) -> Vec<RuleViolation> {
+    let missing = REQUIRED.iter().filter(|path| find_file(files, path).is_none());
     missing
-        .map(|path| Finding::new(path, 0, "this document is missing"))
+        .map(|path| RuleViolation::new(path, 0, "this document is missing"))
         .collect()
 }
 
 /// Links to files of the project lead to files of the project.
-pub(super) fn check_links(file: &File, files: &[File]) -> Vec<Finding> {
+pub(super) fn check_links(file: &SourceFile, files: &[SourceFile]) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
-    if !file.is("md") {
+    if !file.has_extension("md") {
         return findings;
     }
     let directory = file
         .path
         .rsplit_once('/')
         .map_or("", |(directory, _)| directory);
-    for (number, line) in prose(&file.text) {
+    for (number, line) in lines_outside_code(&file.text) {
         for target in link_targets(line) {
             let path = target.split('#').next().unwrap_or_default();
             if path.is_empty() || path.contains("://") || path.starts_with("mailto:") {
                 continue;
             }
-            if !resolve(directory, path).is_some_and(|path| exists(files, &path)) {
+            if !resolve_path(directory, path).is_some_and(|path| exists(files, &path)) {
                 let what = format!("the link to `{target}` leads nowhere");
-                findings.push(Finding::new(&file.path, number, what));
+                findings.push(RuleViolation::new(&file.path, number, what));
             }
         }
     }
@@ -58,7 +58,7 @@ pub(super) fn check_links(file: &File, files: &[File]) -> Vec<Finding> {
 }
 
 /// Lines outside fenced code, numbered from 1.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+fn lines_outside_code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_fence = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
         if line.trim_start().starts_with("```") {
@@ -93,7 +93,7 @@ fn link_targets(line: &str) -> Vec<&str> {
 }
 
 /// The path seen from the root, or nothing if it leaves the project.
-fn resolve(directory: &str, path: &str) -> Option<String> {
+fn resolve_path(directory: &str, path: &str) -> Option<String> {
     let mut parts: Vec<&str> = directory
         .split('/')
         .filter(|part| !part.is_empty())
@@ -114,7 +114,7 @@ fn resolve(directory: &str, path: &str) -> Option<String> {
 }
 
 /// Whether the path is a file of the project or a directory with one.
-fn exists(files: &[File], path: &str) -> bool {
+fn exists(files: &[SourceFile], path: &str) -> bool {
     let below = format!("{path}/");
     path.is_empty()
         || files
@@ -123,36 +123,36 @@ fn exists(files: &[File], path: &str) -> bool {
 }
 
 /// Every decision record is in the list of decisions.
-pub(super) fn check_decisions(files: &[File]) -> Vec<Finding> {
-    let list = find(files, DECISIONS).map_or("", |file| &file.text);
+pub(super) fn check_decisions(files: &[SourceFile]) -> Vec<RuleViolation> {
+    let list = find_file(files, DECISIONS).map_or("", |file| &file.text);
     let records = files
         .iter()
         .filter_map(|file| file.path.strip_prefix("docs/decisions/"));
     let forgotten =
         records.filter(|name| name.starts_with(char::is_numeric) && !list.contains(name));
     forgotten
-        .map(|name| Finding::new(DECISIONS, 0, format!("does not list the record {name}")))
+        .map(|name| RuleViolation::new(DECISIONS, 0, format!("does not list the record {name}")))
         .collect()
 }
 
 /// Every promise, which is an item that begins with `*`, names a test, and every test that is named
 /// exists: `… [test: name]`, or `[test: one, another]`.
-pub(super) fn check_semantics(files: &[File]) -> Vec<Finding> {
-    let Some(semantics) = find(files, SEMANTICS) else {
+pub(super) fn check_semantics(files: &[SourceFile]) -> Vec<RuleViolation> {
+    let Some(semantics) = find_file(files, SEMANTICS) else {
         return Vec::new();
     };
     let mut functions = BTreeSet::new();
-    for file in files.iter().filter(|file| file.is("rs")) {
-        functions.extend(function_names(&code_only(&file.text)));
+    for file in files.iter().filter(|file| file.has_extension("rs")) {
+        functions.extend(function_names(&blank_non_code(&file.text)));
     }
-    let mut findings = unproven(&semantics.text);
+    let mut findings = find_items_without_test(&semantics.text);
     for (index, line) in semantics.text.lines().enumerate() {
         for name in named_tests(line) {
             // `mount::rename` names a function in a module.
             let function = name.rsplit("::").next().unwrap_or(name);
             if !functions.contains(function) {
                 let what = format!("promises by a test that does not exist: `{name}`");
-                findings.push(Finding::new(SEMANTICS, index + 1, what));
+                findings.push(RuleViolation::new(SEMANTICS, index + 1, what));
             }
         }
     }
@@ -160,7 +160,7 @@ pub(super) fn check_semantics(files: &[File]) -> Vec<Finding> {
 }
 
 /// Items that name no test.
-fn unproven(text: &str) -> Vec<Finding> {
+fn find_items_without_test(text: &str) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     let mut open = None;
     for (index, line) in text.lines().chain([""]).enumerate() {
@@ -168,7 +168,7 @@ fn unproven(text: &str) -> Vec<Finding> {
         if begins || line.trim().is_empty() || line.starts_with(['#', '-']) {
             let unnamed = open.take();
             findings.extend(unnamed.map(|at| {
-                Finding::new(
+                RuleViolation::new(
                     SEMANTICS,
                     at,
                     "promises without naming a test: `[test: name]`",
@@ -204,7 +204,7 @@ fn named_tests(line: &str) -> Vec<&str> {
     names.map(|name| name.trim_matches([' ', '`'])).collect()
 }
 
-fn find<'a>(files: &'a [File], path: &str) -> Option<&'a File> {
+fn find_file<'a>(files: &'a [SourceFile], path: &str) -> Option<&'a SourceFile> {
     files.iter().find(|file| file.path == path)
 }
 
@@ -212,8 +212,8 @@ fn find<'a>(files: &'a [File], path: &str) -> Option<&'a File> {
 mod tests {
     use super::*;
 
-    fn file(path: &str, text: &str) -> File {
-        File {
+    fn file(path: &str, text: &str) -> SourceFile {
+        SourceFile {
             path: path.to_owned(),
             text: text.to_owned(),
         }
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn missing_documents_are_named() {
-        let all: Vec<File> = REQUIRED.iter().map(|path| file(path, "")).collect();
+        let all: Vec<SourceFile> = REQUIRED.iter().map(|path| file(path, "")).collect();
         assert!(check_required(&all).is_empty());
         assert_eq!(check_required(&all[1..])[0].path, "README.md");
     }

@@ -6,20 +6,20 @@ use std::{env, fs};
 
 use anyhow::{Context, Result};
 
-use super::Finding;
+use super::RuleViolation;
 use crate::shell;
 
 /// One text file.
-pub(super) struct File {
+pub(super) struct SourceFile {
     /// As seen from the root of the checkout, with `/`.
     pub(super) path: String,
     /// All of it.
     pub(super) text: String,
 }
 
-impl File {
+impl SourceFile {
     /// Whether the name ends in this, without the dot.
-    pub(super) fn is(&self, extension: &str) -> bool {
+    pub(super) fn has_extension(&self, extension: &str) -> bool {
         self.path
             .rsplit_once('.')
             .is_some_and(|(_, found)| found == extension)
@@ -27,7 +27,7 @@ impl File {
 }
 
 /// Reads what belongs to the project: what git tracks and what it would track.
-pub(super) fn read_all(root: &Path) -> Result<Vec<File>> {
+pub(super) fn read_all(root: &Path) -> Result<Vec<SourceFile>> {
     let mut git = Command::new("git");
     // Root may well build in a user's checkout; listing names is safe there.
     git.current_dir(root).args([
@@ -39,7 +39,7 @@ pub(super) fn read_all(root: &Path) -> Result<Vec<File>> {
         "--others",
         "--exclude-standard",
     ]);
-    let listed = shell::output(&mut git).context("list the files of the checkout")?;
+    let listed = shell::run_for_output(&mut git).context("list the files of the checkout")?;
     let mut paths: Vec<&str> = listed.split('\0').filter(|path| !path.is_empty()).collect();
     paths.sort_unstable();
     paths.dedup();
@@ -47,7 +47,7 @@ pub(super) fn read_all(root: &Path) -> Result<Vec<File>> {
     for path in paths {
         // A deleted file is still listed, and a file that is not text has no style.
         if let Ok(text) = fs::read_to_string(root.join(path)) {
-            files.push(File {
+            files.push(SourceFile {
                 path: path.to_owned(),
                 text,
             });
@@ -66,7 +66,7 @@ const REGISTRY_HOSTS: [&str; 5] = [
 ];
 
 /// Directories of the machine that we run on: this checkout, its neighbours, and home.
-pub(super) fn machine_paths(root: &Path) -> Vec<String> {
+pub(super) fn find_machine_paths(root: &Path) -> Vec<String> {
     let mut paths = vec![root.to_path_buf()];
     if let Some(parent) = root.parent() {
         let entries = fs::read_dir(parent).into_iter().flatten().flatten();
@@ -87,7 +87,7 @@ pub(super) fn machine_paths(root: &Path) -> Vec<String> {
 }
 
 /// Finds names that mean something on one machine only.
-pub(super) fn check_names_of_machines(file: &File, machine_paths: &[String]) -> Vec<Finding> {
+pub(super) fn check_machine_names(file: &SourceFile, machine_paths: &[String]) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     // Cargo writes the lock file, and its index has the name that it has.
     if file.path == "Cargo.lock" {
@@ -96,11 +96,11 @@ pub(super) fn check_names_of_machines(file: &File, machine_paths: &[String]) -> 
     for (index, line) in file.text.lines().enumerate() {
         if let Some(path) = machine_paths.iter().find(|path| has_path(line, path)) {
             let what = format!("`{path}` is a path of one machine");
-            findings.push(Finding::new(&file.path, index + 1, what));
+            findings.push(RuleViolation::new(&file.path, index + 1, what));
         }
         if let Some(host) = REGISTRY_HOSTS.iter().find(|host| line.contains(**host)) {
             let what = format!("`{host}` names a registry; say `the registry`");
-            findings.push(Finding::new(&file.path, index + 1, what));
+            findings.push(RuleViolation::new(&file.path, index + 1, what));
         }
     }
     findings
@@ -121,11 +121,11 @@ mod tests {
     use super::*;
 
     fn check(path: &str, text: &str, expected: usize) {
-        let file = File {
+        let file = SourceFile {
             path: path.to_owned(),
             text: text.to_owned(),
         };
-        let found = check_names_of_machines(&file, &["/build/here".to_owned()]);
+        let found = check_machine_names(&file, &["/build/here".to_owned()]);
         assert_eq!(found.len(), expected, "{text}: {found:?}");
     }
 

@@ -3,121 +3,121 @@
 
 use std::collections::BTreeMap;
 
-use super::Finding;
-use super::files::File;
-use super::source::{code_only, has_word, without_tests, word_starts};
+use super::RuleViolation;
+use super::files::SourceFile;
+use super::source::{blank_non_code, has_word, strip_tests, find_word_starts};
 
 /// A dependency that is named in few places, so that replacing it touches few.
-struct Enclosed {
+struct ConfinedDependency {
     /// As it is written in code.
     name: &'static str,
     /// Files (or the beginnings of their paths) that may name it.
-    places: &'static [&'static str],
+    allowed_paths: &'static [&'static str],
     /// In how many files altogether.
     files_max: usize,
 }
 
-const ENCLOSED: &[Enclosed] = &[
-    Enclosed {
+const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
+    ConfinedDependency {
         name: "quinn",
-        places: &[
+        allowed_paths: &[
             "bafs-proto/src/net/quic.rs",
             "bafs-proto/src/net/quic/listener.rs",
         ],
         files_max: 2,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "tokio_rustls",
-        places: &["bafs-proto/src/net/tls.rs"],
+        allowed_paths: &["bafs-proto/src/net/tls.rs"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "bincode",
-        places: &["bafs-proto/src/codec.rs"],
+        allowed_paths: &["bafs-proto/src/codec.rs"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "blake3",
-        places: &["bafs-proto/src/hash.rs"],
+        allowed_paths: &["bafs-proto/src/hash.rs"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "biscuit_auth",
-        places: &["bafs-proto/src/token.rs"],
+        allowed_paths: &["bafs-proto/src/token.rs"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "rcgen",
-        places: &["bafs-proto/src/identity.rs"],
+        allowed_paths: &["bafs-proto/src/identity.rs"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "fuser",
-        places: &["bafs-client/src/fuse", "tests/src/bench/smallest"],
+        allowed_paths: &["bafs-client/src/fuse", "tests/src/bench/smallest"],
         files_max: usize::MAX,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "io_uring",
-        places: &["bafs-client/src/kernel.rs"],
+        allowed_paths: &["bafs-client/src/kernel.rs"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "lru",
-        places: &["bafs-server/src/"],
+        allowed_paths: &["bafs-server/src/"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "opendal",
-        places: &["bafs-server/src/homes/objects"],
+        allowed_paths: &["bafs-server/src/homes/objects"],
         files_max: 3,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "opendal_http_transport_reqwest",
-        places: &["bafs-server/src/homes/objects"],
+        allowed_paths: &["bafs-server/src/homes/objects"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "redb",
-        places: &["bafs-server/src/"],
+        allowed_paths: &["bafs-server/src/"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "toml",
-        places: &[
+        allowed_paths: &[
             "bafs-sched/src/planner/environment.rs",
             "bafs-server/src/homes/settings.rs",
         ],
         files_max: 2,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "hyper",
-        places: &["bafs/src/metrics/http.rs"],
+        allowed_paths: &["bafs/src/metrics/http.rs"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "hyper_util",
-        places: &["bafs/src/metrics/http.rs"],
+        allowed_paths: &["bafs/src/metrics/http.rs"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "prometheus_client",
-        places: &["bafs/src/metrics/text.rs"],
+        allowed_paths: &["bafs/src/metrics/text.rs"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "plotters",
-        places: &["bafs/src/picture.rs"],
+        allowed_paths: &["bafs/src/picture.rs"],
         files_max: 1,
     },
-    Enclosed {
+    ConfinedDependency {
         name: "clap",
-        places: &["bafs/", "xtask/"],
+        allowed_paths: &["bafs/", "xtask/"],
         files_max: usize::MAX,
     },
 ];
 
 /// Which of our crates a crate of ours may depend on, for its tests too.
-const CRATES: &[(&str, &[&str])] = &[
+const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("bafs-proto", &[]),
     ("bafs-tree", &["bafs-proto"]),
     ("bafs-server", &["bafs-proto", "bafs-tree"]),
@@ -148,7 +148,7 @@ const CRATES: &[(&str, &[&str])] = &[
 ];
 
 /// What decides has no business with these: they wait, touch the world, or differ between runs.
-const NOT_IN_LOGIC: [&str; 11] = [
+const FORBIDDEN_IN_LOGIC: [&str; 11] = [
     "async",
     "std::fs",
     "std::net",
@@ -166,38 +166,38 @@ const NOT_IN_LOGIC: [&str; 11] = [
 const UNSAFE_FILE: &str = "kernel.rs";
 
 /// Rules about one file.
-pub(super) fn check_file(file: &File) -> Vec<Finding> {
-    if !file.is("rs") {
+pub(super) fn check_file(file: &SourceFile) -> Vec<RuleViolation> {
+    if !file.has_extension("rs") {
         return Vec::new();
     }
-    let code = code_only(&file.text);
-    let mut findings = check_enclosed(&file.path, &code);
+    let code = blank_non_code(&file.text);
+    let mut findings = check_confined_dependencies(&file.path, &code);
     if file
         .path
         .split('/')
         .any(|part| part == "logic" || part == "logic.rs")
     {
-        findings.extend(check_logic(&file.path, without_tests(&code)));
+        findings.extend(check_logic(&file.path, strip_tests(&code)));
     }
     if file_name(&file.path) != UNSAFE_FILE {
-        findings.extend(lines_with(&file.path, &code, "unsafe", |_| {
+        findings.extend(find_lines_with(&file.path, &code, "unsafe", |_| {
             format!("unsafe code belongs into the crate's `{UNSAFE_FILE}`")
         }));
     }
     findings
 }
 
-fn check_enclosed(path: &str, code: &str) -> Vec<Finding> {
+fn check_confined_dependencies(path: &str, code: &str) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
-    for rule in ENCLOSED {
-        if rule.places.iter().any(|place| path.starts_with(place)) {
+    for rule in CONFINED_DEPENDENCIES {
+        if rule.allowed_paths.iter().any(|place| path.starts_with(place)) {
             continue;
         }
         for (index, line) in code.lines().enumerate() {
-            if names_crate(line, rule.name) {
-                let places = rule.places.join(", ");
+            if has_crate_name(line, rule.name) {
+                let places = rule.allowed_paths.join(", ");
                 let what = format!("`{}` may be named only in {places}", rule.name);
-                findings.push(Finding::new(path, index + 1, what));
+                findings.push(RuleViolation::new(path, index + 1, what));
             }
         }
     }
@@ -205,8 +205,8 @@ fn check_enclosed(path: &str, code: &str) -> Vec<Finding> {
 }
 
 /// Whether the line names the crate: `name::…` or `use name…`, not a module `…::name::`.
-fn names_crate(line: &str, name: &str) -> bool {
-    word_starts(line, name).into_iter().any(|start| {
+fn has_crate_name(line: &str, name: &str) -> bool {
+    find_word_starts(line, name).into_iter().any(|start| {
         let before = line[..start].trim_end();
         let after = line[start + name.len()..].trim_start();
         let leads_path = before.strip_suffix("::").is_none_or(|rest| {
@@ -218,38 +218,38 @@ fn names_crate(line: &str, name: &str) -> bool {
     })
 }
 
-fn check_logic(path: &str, code: &str) -> Vec<Finding> {
+fn check_logic(path: &str, code: &str) -> Vec<RuleViolation> {
     let rule = |word: &str| format!("`logic/` decides and does nothing else: no `{word}` in it");
-    NOT_IN_LOGIC
+    FORBIDDEN_IN_LOGIC
         .iter()
-        .flat_map(|word| lines_with(path, code, word, rule))
+        .flat_map(|word| find_lines_with(path, code, word, rule))
         .collect()
 }
 
-fn lines_with(path: &str, code: &str, word: &str, what: impl Fn(&str) -> String) -> Vec<Finding> {
+fn find_lines_with(path: &str, code: &str, word: &str, what: impl Fn(&str) -> String) -> Vec<RuleViolation> {
     let lines = code
         .lines()
         .enumerate()
         .filter(|(_, line)| has_word(line, word));
     lines
-        .map(|(index, _)| Finding::new(path, index + 1, what(word)))
+        .map(|(index, _)| RuleViolation::new(path, index + 1, what(word)))
         .collect()
 }
 
 /// Rules about all files: in how many a dependency is named, how many hold unsafe code.
-pub(super) fn check_shares(files: &[File]) -> Vec<Finding> {
+pub(super) fn check_file_counts(files: &[SourceFile]) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     let rust: Vec<_> = files
         .iter()
-        .filter(|file| file.is("rs"))
-        .map(|file| (file, code_only(&file.text)))
+        .filter(|file| file.has_extension("rs"))
+        .map(|file| (file, blank_non_code(&file.text)))
         .collect();
-    for rule in ENCLOSED {
-        let in_place = |path: &str| rule.places.iter().any(|place| path.starts_with(place));
+    for rule in CONFINED_DEPENDENCIES {
+        let in_place = |path: &str| rule.allowed_paths.iter().any(|place| path.starts_with(place));
         let named = rust
             .iter()
             .filter(|(file, code)| {
-                in_place(&file.path) && code.lines().any(|line| names_crate(line, rule.name))
+                in_place(&file.path) && code.lines().any(|line| has_crate_name(line, rule.name))
             })
             .skip(rule.files_max);
         findings.extend(named.map(|(file, _)| {
@@ -257,7 +257,7 @@ pub(super) fn check_shares(files: &[File]) -> Vec<Finding> {
                 "`{}` is named in more than {} file",
                 rule.name, rule.files_max
             );
-            Finding::new(&file.path, 0, what)
+            RuleViolation::new(&file.path, 0, what)
         }));
     }
     let mut kernel_files = BTreeMap::new();
@@ -268,29 +268,29 @@ pub(super) fn check_shares(files: &[File]) -> Vec<Finding> {
         let crate_dir = file.path.split('/').next().unwrap_or_default();
         if let Some(first) = kernel_files.insert(crate_dir, &file.path) {
             let what = format!("a crate has one `{UNSAFE_FILE}`; there is {first} already");
-            findings.push(Finding::new(&file.path, 0, what));
+            findings.push(RuleViolation::new(&file.path, 0, what));
         }
     }
     findings
 }
 
 /// Rules about the arrows between our crates, from `cargo metadata`.
-pub(super) fn check_crates(metadata: &serde_json::Value) -> Vec<Finding> {
+pub(super) fn check_crate_dependencies(metadata: &serde_json::Value) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
         let name = package["name"].as_str().unwrap_or_default();
         let place = format!("{name}/Cargo.toml");
-        let Some((_, allowed)) = CRATES.iter().find(|(known, _)| *known == name) else {
+        let Some((_, allowed)) = ALLOWED_CRATE_DEPENDENCIES.iter().find(|(known, _)| *known == name) else {
             let what = "a crate that xtask/src/tidy/layers.rs does not know";
-            findings.push(Finding::new(&place, 0, what));
+            findings.push(RuleViolation::new(&place, 0, what));
             continue;
         };
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let target = dependency["name"].as_str().unwrap_or_default();
-            let ours = CRATES.iter().any(|(known, _)| *known == target);
+            let ours = ALLOWED_CRATE_DEPENDENCIES.iter().any(|(known, _)| *known == target);
             if ours && !allowed.contains(&target) {
                 let what = format!("{name} must not depend on {target}");
-                findings.push(Finding::new(&place, 0, what));
+                findings.push(RuleViolation::new(&place, 0, what));
             }
         }
     }
@@ -307,8 +307,8 @@ mod tests {
 
     use super::*;
 
-    fn file(path: &str, text: &str) -> File {
-        File {
+    fn file(path: &str, text: &str) -> SourceFile {
+        SourceFile {
             path: path.to_owned(),
             text: text.to_owned(),
         }
@@ -347,9 +347,9 @@ mod tests {
             "bafs-server/src/io/fetch.rs",
             "fn a(b: lru::LruCache<u8, u8>) {}",
         );
-        assert!(check_shares(&[file("a.rs", ""), one]).is_empty());
+        assert!(check_file_counts(&[file("a.rs", ""), one]).is_empty());
         let one = file("bafs-server/src/logic/blocks.rs", "use lru::LruCache;");
-        assert_eq!(check_shares(&[one, two]).len(), 1);
+        assert_eq!(check_file_counts(&[one, two]).len(), 1);
     }
 
     #[test]
@@ -394,7 +394,7 @@ mod tests {
         let first = file("bafs-client/src/io/kernel.rs", "");
         let second = file("bafs-client/src/kernel.rs", "");
         let other = file("bafs-server/src/kernel.rs", "");
-        assert_eq!(check_shares(&[first, second, other]).len(), 1);
+        assert_eq!(check_file_counts(&[first, second, other]).len(), 1);
     }
 
     #[test]
@@ -403,14 +403,14 @@ mod tests {
             let dependencies = json!([{"name": target}]);
             json!({"packages": [{"name": name, "dependencies": dependencies}]})
         };
-        assert!(check_crates(&metadata("bafs-server", "bafs-proto")).is_empty());
-        assert!(check_crates(&metadata("bafs-server", "serde")).is_empty());
+        assert!(check_crate_dependencies(&metadata("bafs-server", "bafs-proto")).is_empty());
+        assert!(check_crate_dependencies(&metadata("bafs-server", "serde")).is_empty());
         assert_eq!(
-            check_crates(&metadata("bafs-server", "bafs-client")).len(),
+            check_crate_dependencies(&metadata("bafs-server", "bafs-client")).len(),
             1
         );
-        assert_eq!(check_crates(&metadata("bafs-sched", "bafs-tree")).len(), 1);
-        assert_eq!(check_crates(&metadata("bafs-proto", "bafs-tree")).len(), 1);
-        assert_eq!(check_crates(&metadata("bafs-new", "serde")).len(), 1);
+        assert_eq!(check_crate_dependencies(&metadata("bafs-sched", "bafs-tree")).len(), 1);
+        assert_eq!(check_crate_dependencies(&metadata("bafs-proto", "bafs-tree")).len(), 1);
+        assert_eq!(check_crate_dependencies(&metadata("bafs-new", "serde")).len(), 1);
     }
 }

@@ -16,44 +16,44 @@ use std::fmt;
 use anyhow::{Result, bail};
 
 use crate::shell;
-use files::File;
+use files::SourceFile;
 
 /// One breach of a rule.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Finding {
+struct RuleViolation {
     /// The file, as seen from the root of the checkout.
     path: String,
     /// The line, from 1; 0 when the file as a whole is meant.
     line: usize,
     /// What is wrong and what to do.
-    what: String,
+    message: String,
 }
 
-impl Finding {
+impl RuleViolation {
     fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
         Self {
             path: path.to_owned(),
             line,
-            what: what.into(),
+            message: what.into(),
         }
     }
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for RuleViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.line == 0 {
-            write!(f, "{}: {}", self.path, self.what)
+            write!(f, "{}: {}", self.path, self.message)
         } else {
-            write!(f, "{}:{}: {}", self.path, self.line, self.what)
+            write!(f, "{}:{}: {}", self.path, self.line, self.message)
         }
     }
 }
 
 /// The command: prints what it finds and fails if that is anything.
-pub(crate) fn run() -> Result<()> {
-    let root = shell::root();
+pub(crate) fn run_tidy() -> Result<()> {
+    let root = shell::checkout_root();
     let files = files::read_all(&root)?;
-    let findings = findings(&files, &shell::metadata()?, &files::machine_paths(&root));
+    let findings = find_violations(&files, &shell::read_metadata()?, &files::find_machine_paths(&root));
     for finding in &findings {
         println!("{finding}");
     }
@@ -69,8 +69,8 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// The command `prose`: how long the sentences of the documents are.
-pub(crate) fn prose(arguments: &[String]) -> Result<()> {
-    prose::show(&files::read_all(&shell::root())?, arguments);
+pub(crate) fn run_prose(arguments: &[String]) -> Result<()> {
+    prose::print_sentence_lengths(&files::read_all(&shell::checkout_root())?, arguments);
     Ok(())
 }
 
@@ -85,36 +85,36 @@ pub(crate) enum Reference {
 
 /// The command `reference`: a test of the program knows its options, errors and metrics.
 pub(crate) fn reference(action: Reference) -> Result<()> {
-    let mut cargo = shell::cargo(&["test", "--quiet", "--package", "bafs", "reference::"]);
+    let mut cargo = shell::cargo_command(&["test", "--quiet", "--package", "bafs", "reference::"]);
     if action == Reference::Written {
         cargo.env("BAFS_WRITE_REFERENCE", "1");
     }
-    shell::run(&mut cargo)
+    shell::run_command(&mut cargo)
 }
 
 /// Applies every rule. Pure, so that the tests of the rules need no file.
-fn findings(
-    files: &[File],
+fn find_violations(
+    files: &[SourceFile],
     metadata: &serde_json::Value,
     machine_paths: &[String],
-) -> Vec<Finding> {
+) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     for file in files {
-        findings.extend(style::check(file));
-        findings.extend(files::check_names_of_machines(file, machine_paths));
+        findings.extend(style::check_style(file));
+        findings.extend(files::check_machine_names(file, machine_paths));
         findings.extend(layers::check_file(file));
         findings.extend(documents::check_links(file, files));
         findings.extend(prose::check_lengths(file));
         findings.extend(words::check_retired(file));
     }
-    findings.extend(layers::check_shares(files));
-    findings.extend(layers::check_crates(metadata));
+    findings.extend(layers::check_file_counts(files));
+    findings.extend(layers::check_crate_dependencies(metadata));
     findings.extend(documents::check_required(files));
     findings.extend(documents::check_decisions(files));
     findings.extend(documents::check_semantics(files));
-    findings.extend(code_map::check(files));
+    findings.extend(code_map::check_code_map(files));
     findings.extend(words::check_ambiguous(files));
-    findings.extend(modules::check(files, metadata));
+    findings.extend(modules::check_modules(files, metadata));
     findings.sort();
     findings
 }
@@ -125,16 +125,16 @@ mod tests {
 
     #[test]
     fn the_workspace_follows_the_house_rules() {
-        let root = shell::root();
+        let root = shell::checkout_root();
         let files = files::read_all(&root).expect("files");
-        let metadata = shell::metadata().expect("metadata");
-        let found = findings(&files, &metadata, &files::machine_paths(&root));
+        let metadata = shell::read_metadata().expect("metadata");
+        let found = find_violations(&files, &metadata, &files::find_machine_paths(&root));
         assert_eq!(found, [], "`cargo xtask tidy` shows the same");
     }
 
     #[test]
     fn a_finding_names_its_place() {
-        assert_eq!(Finding::new("a.rs", 3, "bad").to_string(), "a.rs:3: bad");
-        assert_eq!(Finding::new("a.rs", 0, "bad").to_string(), "a.rs: bad");
+        assert_eq!(RuleViolation::new("a.rs", 3, "bad").to_string(), "a.rs:3: bad");
+        assert_eq!(RuleViolation::new("a.rs", 0, "bad").to_string(), "a.rs: bad");
     }
 }

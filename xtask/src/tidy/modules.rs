@@ -3,27 +3,27 @@
 
 use std::collections::BTreeSet;
 
-use super::Finding;
-use super::files::File;
-use super::source::{code_only, word_starts};
+use super::RuleViolation;
+use super::files::SourceFile;
+use super::source::{blank_non_code, find_word_starts};
 
 /// Checks all Rust files, with the roots that `cargo metadata` knows.
-pub(super) fn check(files: &[File], metadata: &serde_json::Value) -> Vec<Finding> {
-    let roots = roots(metadata);
+pub(super) fn check_modules(files: &[SourceFile], metadata: &serde_json::Value) -> Vec<RuleViolation> {
+    let roots = crate_roots(metadata);
     // Who names whom, as `directory/name`, where the file of the module is looked for.
     let mut named = BTreeSet::new();
-    for file in files.iter().filter(|file| file.is("rs")) {
-        let directory = modules_dir(&file.path, &roots);
-        for name in declared(&code_only(&file.text)) {
-            named.insert(join(directory, &name));
+    for file in files.iter().filter(|file| file.has_extension("rs")) {
+        let directory = modules_directory(&file.path, &roots);
+        for name in declared_modules(&blank_non_code(&file.text)) {
+            named.insert(join_path(directory, &name));
         }
     }
     let forgotten = files.iter().filter(|file| {
-        file.is("rs") && !roots.contains(file.path.as_str()) && !named.contains(module(&file.path))
+        file.has_extension("rs") && !roots.contains(file.path.as_str()) && !named.contains(module_path(&file.path))
     });
     forgotten
         .map(|file| {
-            Finding::new(
+            RuleViolation::new(
                 &file.path,
                 0,
                 "no `mod` names this file: nobody compiles it, and its tests do not run",
@@ -33,7 +33,7 @@ pub(super) fn check(files: &[File], metadata: &serde_json::Value) -> Vec<Finding
 }
 
 /// The files that programs, libraries and tests begin with, as seen from the root of the checkout.
-fn roots(metadata: &serde_json::Value) -> BTreeSet<&str> {
+fn crate_roots(metadata: &serde_json::Value) -> BTreeSet<&str> {
     let checkout = metadata["workspace_root"].as_str().unwrap_or_default();
     let packages = metadata["packages"].as_array().into_iter().flatten();
     packages
@@ -44,28 +44,28 @@ fn roots(metadata: &serde_json::Value) -> BTreeSet<&str> {
 }
 
 /// Where the modules that a file names are: beside a root or a `mod.rs`, else below the file.
-fn modules_dir<'a>(path: &'a str, roots: &BTreeSet<&str>) -> &'a str {
+fn modules_directory<'a>(path: &'a str, roots: &BTreeSet<&str>) -> &'a str {
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
     if roots.contains(path) || name == "mod.rs" {
         return directory;
     }
-    module(path)
+    module_path(path)
 }
 
 /// A file's place without what the file system adds: `a/b.rs` and `a/b/mod.rs` are both `a/b`.
-fn module(path: &str) -> &str {
+fn module_path(path: &str) -> &str {
     let path = path.strip_suffix(".rs").unwrap_or(path);
     path.strip_suffix("/mod").unwrap_or(path)
 }
 
-fn join(directory: &str, name: &str) -> String {
+fn join_path(directory: &str, name: &str) -> String {
     format!("{directory}/{name}")
 }
 
 /// The modules that the code says are in files of their own.
-fn declared(code: &str) -> Vec<String> {
+fn declared_modules(code: &str) -> Vec<String> {
     let lines = code.lines().flat_map(|line| {
-        let starts = word_starts(line, "mod").into_iter();
+        let starts = find_word_starts(line, "mod").into_iter();
         starts.map(move |start| line[start + "mod".len()..].trim_start())
     });
     lines
@@ -84,14 +84,14 @@ mod tests {
         let metadata = json!({"workspace_root": "/checkout", "packages": [{"targets": [
             {"src_path": "/checkout/a/src/lib.rs"}, {"src_path": "/checkout/a/tests/all.rs"},
         ]}]});
-        let files: Vec<File> = files
+        let files: Vec<SourceFile> = files
             .iter()
-            .map(|&(path, text)| File {
+            .map(|&(path, text)| SourceFile {
                 path: path.to_owned(),
                 text: text.to_owned(),
             })
             .collect();
-        let found = check(&files, &metadata);
+        let found = check_modules(&files, &metadata);
         found.into_iter().map(|finding| finding.path).collect()
     }
 

@@ -3,11 +3,11 @@
 
 use serde_json::json;
 
-use super::files::File;
-use super::{Finding, words};
+use super::files::SourceFile;
+use super::{RuleViolation, words};
 
 /// How many of the longest sentences the command prints.
-const LONGEST_SHOWN: usize = 20;
+const LONGEST_SHOWN_MAX: usize = 20;
 
 /// The most words of a sentence in a document.
 const WORDS_MAX: usize = 40;
@@ -23,7 +23,7 @@ pub(super) struct Sentence {
 
 impl Sentence {
     /// Words are what white space separates and has a letter or a digit.
-    fn words(&self) -> usize {
+    fn count_words(&self) -> usize {
         let words = self.text.split_whitespace();
         words
             .filter(|word| word.contains(char::is_alphanumeric))
@@ -32,20 +32,20 @@ impl Sentence {
 }
 
 /// Prints the lengths of all sentences of the documents, the longest ones by name.
-pub(super) fn show(files: &[File], arguments: &[String]) {
-    let documents: Vec<&File> = files.iter().filter(|file| is_document(file)).collect();
+pub(super) fn print_sentence_lengths(files: &[SourceFile], arguments: &[String]) {
+    let documents: Vec<&SourceFile> = files.iter().filter(|file| is_document(file)).collect();
     let mut all = Vec::new();
     for file in &documents {
-        let found = sentences(&file.text).into_iter();
+        let found = find_sentences(&file.text).into_iter();
         all.extend(found.map(|sentence| (&file.path, sentence)));
     }
-    all.sort_by_key(|(_, sentence)| std::cmp::Reverse(sentence.words()));
-    for (path, sentence) in all.iter().take(LONGEST_SHOWN) {
-        let (line, words) = (sentence.line, sentence.words());
+    all.sort_by_key(|(_, sentence)| std::cmp::Reverse(sentence.count_words()));
+    for (path, sentence) in all.iter().take(LONGEST_SHOWN_MAX) {
+        let (line, words) = (sentence.line, sentence.count_words());
         println!("{path}:{line}: {words} words: {}", sentence.text);
     }
-    let lengths: Vec<usize> = all.iter().map(|(_, sentence)| sentence.words()).collect();
-    let figures = Figures::of(&lengths);
+    let lengths: Vec<usize> = all.iter().map(|(_, sentence)| sentence.count_words()).collect();
+    let figures = SentenceLengths::from_lengths(&lengths);
     let retired = files.iter().flat_map(words::check_retired).count();
     let ambiguous = words::check_ambiguous(files).len();
     if arguments.iter().any(|argument| argument == "--json") {
@@ -60,7 +60,7 @@ pub(super) fn show(files: &[File], arguments: &[String]) {
         });
         println!("{figures}");
     } else {
-        let Figures { mean, p90, longest } = figures;
+        let SentenceLengths { mean, p90, longest } = figures;
         println!(
             "{} documents, {} sentences: {mean} words on average, p90 {p90}, longest {longest}; \
              {retired} retired words, {ambiguous} ambiguous names",
@@ -71,21 +71,21 @@ pub(super) fn show(files: &[File], arguments: &[String]) {
 }
 
 /// What users read as a book.
-pub(super) fn is_document(file: &File) -> bool {
-    file.is("md") && (file.path.starts_with("docs/") || file.path == "README.md")
+pub(super) fn is_document(file: &SourceFile) -> bool {
+    file.has_extension("md") && (file.path.starts_with("docs/") || file.path == "README.md")
 }
 
 /// Lengths of sentences, in words.
 #[derive(Debug, PartialEq)]
-struct Figures {
+struct SentenceLengths {
     mean: f64,
     p90: usize,
     longest: usize,
 }
 
-impl Figures {
+impl SentenceLengths {
     /// Of lengths in descending order.
-    fn of(words: &[usize]) -> Self {
+    fn from_lengths(words: &[usize]) -> Self {
         let sum: usize = words.iter().sum();
         #[expect(clippy::cast_precision_loss, reason = "documents have few words")]
         let mean = sum as f64 / words.len().max(1) as f64;
@@ -98,22 +98,22 @@ impl Figures {
 }
 
 /// Sentences of the documents that are longer than a reader takes in at once.
-pub(super) fn check_lengths(file: &File) -> Vec<Finding> {
+pub(super) fn check_lengths(file: &SourceFile) -> Vec<RuleViolation> {
     if !is_document(file) {
         return Vec::new();
     }
-    let all = sentences(&file.text).into_iter();
-    let long = all.filter(|sentence| sentence.words() > WORDS_MAX);
+    let all = find_sentences(&file.text).into_iter();
+    let long = all.filter(|sentence| sentence.count_words() > WORDS_MAX);
     long.map(|sentence| {
-        let words = sentence.words();
+        let words = sentence.count_words();
         let what = format!("a sentence of {words} words; {WORDS_MAX} are the most");
-        Finding::new(&file.path, sentence.line, what)
+        RuleViolation::new(&file.path, sentence.line, what)
     })
     .collect()
 }
 
 /// The sentences of paragraphs and list items; headings, tables and code have none.
-pub(super) fn sentences(text: &str) -> Vec<Sentence> {
+pub(super) fn find_sentences(text: &str) -> Vec<Sentence> {
     let mut sentences = Vec::new();
     let mut block: Vec<(usize, String)> = Vec::new();
     let mut in_fence = false;
@@ -122,21 +122,21 @@ pub(super) fn sentences(text: &str) -> Vec<Sentence> {
         let is_fence = bare.starts_with("```");
         in_fence ^= is_fence;
         let is_apart = is_fence || in_fence || bare.is_empty() || bare.starts_with(['|', '#', '<']);
-        let item = item_text(bare);
+        let item = strip_item_mark(bare);
         if is_apart || item.is_some() {
-            split(&block, &mut sentences);
+            split_sentences(&block, &mut sentences);
             block.clear();
         }
         if !is_apart {
-            block.push((at + 1, without_marks(item.unwrap_or(bare))));
+            block.push((at + 1, strip_marks(item.unwrap_or(bare))));
         }
     }
-    split(&block, &mut sentences);
+    split_sentences(&block, &mut sentences);
     sentences
 }
 
 /// What follows the mark of a list item or of a quotation.
-fn item_text(line: &str) -> Option<&str> {
+fn strip_item_mark(line: &str) -> Option<&str> {
     let marks = ["* ", "- ", "+ ", "> "];
     if let Some(text) = marks.iter().find_map(|mark| line.strip_prefix(mark)) {
         return Some(text);
@@ -147,7 +147,7 @@ fn item_text(line: &str) -> Option<&str> {
 }
 
 /// A line as it is read aloud: code becomes one word, links their text, emphasis nothing.
-fn without_marks(line: &str) -> String {
+fn strip_marks(line: &str) -> String {
     let parts = line.split('`').enumerate();
     let text: String = parts
         .map(|(at, part)| match at % 2 {
@@ -166,7 +166,7 @@ fn without_marks(line: &str) -> String {
 }
 
 /// Splits a paragraph where a sentence ends.
-fn split(block: &[(usize, String)], sentences: &mut Vec<Sentence>) {
+fn split_sentences(block: &[(usize, String)], sentences: &mut Vec<Sentence>) {
     let mut open: Option<Sentence> = None;
     for (line, text) in block {
         for word in text.split_whitespace() {
@@ -198,7 +198,7 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, expected: &[(usize, &str)]) {
-        let found = sentences(text);
+        let found = find_sentences(text);
         let found: Vec<_> = found.iter().map(|s| (s.line, s.text.as_str())).collect();
         assert_eq!(found, expected);
     }
@@ -235,9 +235,9 @@ mod tests {
     #[test]
     fn figures_describe_the_lengths() {
         let words: Vec<usize> = (1..=20).rev().collect();
-        let figures = Figures::of(&words);
+        let figures = SentenceLengths::from_lengths(&words);
         assert_eq!((figures.p90, figures.longest), (18, 20));
         assert!((figures.mean - 10.5).abs() < 1e-9);
-        assert_eq!(Figures::of(&[]).longest, 0);
+        assert_eq!(SentenceLengths::from_lengths(&[]).longest, 0);
     }
 }

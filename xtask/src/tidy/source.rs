@@ -1,14 +1,14 @@
 //! Looks at Rust text: what is code, what is a word. A lexer for these two questions, no parser.
 
 /// The text with comments and the contents of literals blanked out; lines stay where they were.
-pub(super) fn code_only(text: &str) -> String {
+pub(super) fn blank_non_code(text: &str) -> String {
     let characters: Vec<char> = text.chars().collect();
     let mut code = String::with_capacity(text.len());
     let mut at = 0;
     while at < characters.len() {
-        let end = match literal_or_comment_end(&characters, at) {
+        let end = match find_literal_or_comment_end(&characters, at) {
             Some(end) => {
-                blank(&characters[at..end], &mut code);
+                push_blanks(&characters[at..end], &mut code);
                 end
             }
             None => {
@@ -21,7 +21,7 @@ pub(super) fn code_only(text: &str) -> String {
     code
 }
 
-fn blank(characters: &[char], code: &mut String) {
+fn push_blanks(characters: &[char], code: &mut String) {
     code.extend(
         characters
             .iter()
@@ -30,20 +30,20 @@ fn blank(characters: &[char], code: &mut String) {
 }
 
 /// Where the comment or literal that starts here ends, if one does.
-fn literal_or_comment_end(text: &[char], at: usize) -> Option<usize> {
+fn find_literal_or_comment_end(text: &[char], at: usize) -> Option<usize> {
     let next = text.get(at + 1).copied();
     match text[at] {
-        '/' if next == Some('/') => Some(find(text, at, |c| c == '\n')),
+        '/' if next == Some('/') => Some(find_character(text, at, |c| c == '\n')),
         '/' if next == Some('*') => Some(block_comment_end(text, at)),
         '"' => Some(quoted_end(text, at, '"')),
-        'r' if !follows_word(text, at) => raw_string_end(text, at + 1),
-        'b' | 'c' if next == Some('r') && !follows_word(text, at) => raw_string_end(text, at + 2),
+        'r' if !is_after_word(text, at) => raw_string_end(text, at + 1),
+        'b' | 'c' if next == Some('r') && !is_after_word(text, at) => raw_string_end(text, at + 2),
         '\'' => character_end(text, at),
         _ => None,
     }
 }
 
-fn find(text: &[char], from: usize, wanted: impl Fn(char) -> bool) -> usize {
+fn find_character(text: &[char], from: usize, wanted: impl Fn(char) -> bool) -> usize {
     text[from..]
         .iter()
         .position(|&c| wanted(c))
@@ -84,14 +84,14 @@ fn quoted_end(text: &[char], start: usize, quote: char) -> usize {
 
 /// `at` is behind the `r`: hashes and a quote make it a raw string, anything else a name.
 fn raw_string_end(text: &[char], at: usize) -> Option<usize> {
-    let quote = find(text, at, |c| c != '#');
+    let quote = find_character(text, at, |c| c != '#');
     if text.get(quote) != Some(&'"') {
         return None;
     }
     let hashes = quote - at;
     let mut end = quote + 1;
     while end < text.len() {
-        end = find(text, end, |c| c == '"') + 1;
+        end = find_character(text, end, |c| c == '"') + 1;
         if text.len() >= end + hashes && text[end..end + hashes].iter().all(|&c| c == '#') {
             return Some(end + hashes);
         }
@@ -108,7 +108,7 @@ fn character_end(text: &[char], at: usize) -> Option<usize> {
     }
 }
 
-fn follows_word(text: &[char], at: usize) -> bool {
+fn is_after_word(text: &[char], at: usize) -> bool {
     at > 0 && is_word(text[at - 1])
 }
 
@@ -117,7 +117,7 @@ fn is_word(character: char) -> bool {
 }
 
 /// Where these words stand in the line as words of their own.
-pub(super) fn word_starts(line: &str, words: &str) -> Vec<usize> {
+pub(super) fn find_word_starts(line: &str, words: &str) -> Vec<usize> {
     let stands_alone = |&(start, _): &(usize, &str)| {
         let before = line[..start].chars().next_back();
         let after = line[start + words.len()..].chars().next();
@@ -131,11 +131,11 @@ pub(super) fn word_starts(line: &str, words: &str) -> Vec<usize> {
 
 /// Whether the line has these words as words of their own.
 pub(super) fn has_word(line: &str, words: &str) -> bool {
-    !word_starts(line, words).is_empty()
+    !find_word_starts(line, words).is_empty()
 }
 
 /// The part that ships: everything before the first `#[cfg(test)]`.
-pub(super) fn without_tests(text: &str) -> &str {
+pub(super) fn strip_tests(text: &str) -> &str {
     let mut length = 0;
     for line in text.split_inclusive('\n') {
         if line.trim_start().starts_with("#[cfg(test)]") {
@@ -162,16 +162,16 @@ mod tests {
             ("for\"x\"", "for   "),
         ];
         for (text, expected) in cases {
-            assert_eq!(code_only(text), expected, "{text}");
+            assert_eq!(blank_non_code(text), expected, "{text}");
         }
     }
 
     #[test]
     fn lines_stay_where_they_were() {
         let text = "a\n/* b\nc */ d\n\"e\nf\" g\n";
-        assert_eq!(code_only(text).lines().count(), text.lines().count());
+        assert_eq!(blank_non_code(text).lines().count(), text.lines().count());
         assert!(
-            code_only(text)
+            blank_non_code(text)
                 .lines()
                 .nth(2)
                 .is_some_and(|line| line.contains('d'))
@@ -182,7 +182,7 @@ mod tests {
     fn an_unfinished_literal_ends_with_the_text() {
         for text in ["\"abc", "/* abc", "r#\"abc", "'\\", "'"] {
             assert_eq!(
-                code_only(text).chars().count(),
+                blank_non_code(text).chars().count(),
                 text.chars().count(),
                 "{text}"
             );
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn tests_are_cut_off() {
-        assert_eq!(without_tests("a\n#[cfg(test)]\nmod tests {}\n"), "a\n");
-        assert_eq!(without_tests("a\nb"), "a\nb");
+        assert_eq!(strip_tests("a\n#[cfg(test)]\nmod tests {}\n"), "a\n");
+        assert_eq!(strip_tests("a\nb"), "a\nb");
     }
 }

@@ -1,27 +1,27 @@
 //! Rules about one file at a time: its header, its length, its lines, what nobody finished.
 
-use super::Finding;
-use super::files::File;
+use super::RuleViolation;
+use super::files::SourceFile;
 use super::source;
 
 /// A file fits a sitting. It fails rather than warns, because the central file always grows.
 const CODE_LINES_MAX: usize = 500;
-const COLUMNS_MAX: usize = 100;
+const LINE_COLUMNS_MAX: usize = 100;
 
 /// Marks of unfinished work, in two pieces, as this file is checked too.
 const LEFTOVER_WORDS: [&str; 2] = [concat!("FIX", "ME"), concat!("X", "XX")];
 const LEFTOVER_MACROS: [&str; 3] = ["todo!", "dbg!", "unimplemented!"];
 
 /// Applies the rules to a file.
-pub(super) fn check(file: &File) -> Vec<Finding> {
+pub(super) fn check_style(file: &SourceFile) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     if ["rs", "toml", "md"]
         .iter()
-        .any(|extension| file.is(extension))
+        .any(|extension| file.has_extension(extension))
     {
         findings.extend(check_whitespace(file));
     }
-    if file.is("rs") {
+    if file.has_extension("rs") {
         findings.extend(check_header(file));
         findings.extend(check_length(file));
         findings.extend(check_columns(file));
@@ -30,45 +30,45 @@ pub(super) fn check(file: &File) -> Vec<Finding> {
     findings
 }
 
-fn check_header(file: &File) -> Option<Finding> {
+fn check_header(file: &SourceFile) -> Option<RuleViolation> {
     let first = file.text.lines().next().unwrap_or_default();
     let says_something = first
         .strip_prefix("//!")
         .is_some_and(|rest| !rest.trim().is_empty());
     let what = "the first line must be `//!` and say what the file is and what it does not do";
-    (!says_something).then(|| Finding::new(&file.path, 1, what))
+    (!says_something).then(|| RuleViolation::new(&file.path, 1, what))
 }
 
-fn check_length(file: &File) -> Option<Finding> {
-    let lines = source::without_tests(&file.text).lines().map(str::trim);
+fn check_length(file: &SourceFile) -> Option<RuleViolation> {
+    let lines = source::strip_tests(&file.text).lines().map(str::trim);
     let code = lines
         .filter(|line| !line.is_empty() && !line.starts_with("//"))
         .count();
     let what = format!("{code} lines of code; a file has at most {CODE_LINES_MAX}: split it");
-    (code > CODE_LINES_MAX).then(|| Finding::new(&file.path, 0, what))
+    (code > CODE_LINES_MAX).then(|| RuleViolation::new(&file.path, 0, what))
 }
 
-fn check_columns(file: &File) -> Vec<Finding> {
+fn check_columns(file: &SourceFile) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     for (index, line) in file.text.lines().enumerate() {
         let columns = line.chars().count();
         // An address cannot be broken.
-        if columns > COLUMNS_MAX && !line.contains("://") {
-            let what = format!("{columns} columns; a line has at most {COLUMNS_MAX}");
-            findings.push(Finding::new(&file.path, index + 1, what));
+        if columns > LINE_COLUMNS_MAX && !line.contains("://") {
+            let what = format!("{columns} columns; a line has at most {LINE_COLUMNS_MAX}");
+            findings.push(RuleViolation::new(&file.path, index + 1, what));
         }
     }
     findings
 }
 
-fn check_whitespace(file: &File) -> Vec<Finding> {
+fn check_whitespace(file: &SourceFile) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
     for (index, line) in file.text.split('\n').enumerate() {
         if line.contains('\t') {
-            findings.push(Finding::new(&file.path, index + 1, "a tab; use spaces"));
+            findings.push(RuleViolation::new(&file.path, index + 1, "a tab; use spaces"));
         }
         if line.ends_with(char::is_whitespace) {
-            findings.push(Finding::new(
+            findings.push(RuleViolation::new(
                 &file.path,
                 index + 1,
                 "white space at the end",
@@ -76,7 +76,7 @@ fn check_whitespace(file: &File) -> Vec<Finding> {
         }
     }
     if !file.text.is_empty() && !file.text.ends_with('\n') {
-        findings.push(Finding::new(
+        findings.push(RuleViolation::new(
             &file.path,
             0,
             "no line end at the end of the file",
@@ -85,9 +85,9 @@ fn check_whitespace(file: &File) -> Vec<Finding> {
     findings
 }
 
-fn check_leftovers(file: &File) -> Vec<Finding> {
+fn check_leftovers(file: &SourceFile) -> Vec<RuleViolation> {
     let mut findings = Vec::new();
-    let code = source::code_only(&file.text);
+    let code = source::blank_non_code(&file.text);
     for (index, (raw, code)) in file.text.lines().zip(code.lines()).enumerate() {
         let word = LEFTOVER_WORDS
             .iter()
@@ -97,7 +97,7 @@ fn check_leftovers(file: &File) -> Vec<Finding> {
             .find(|name| source::has_word(code, name));
         if let Some(mark) = word.or(called) {
             let what = format!("`{mark}` is left over: finish it or write an issue");
-            findings.push(Finding::new(&file.path, index + 1, what));
+            findings.push(RuleViolation::new(&file.path, index + 1, what));
         }
     }
     findings
@@ -108,11 +108,11 @@ mod tests {
     use super::*;
 
     fn check_text(path: &str, text: &str) -> Vec<usize> {
-        let file = File {
+        let file = SourceFile {
             path: path.to_owned(),
             text: text.to_owned(),
         };
-        check(&file).iter().map(|finding| finding.line).collect()
+        check_style(&file).iter().map(|finding| finding.line).collect()
     }
 
     #[test]

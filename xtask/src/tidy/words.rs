@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use super::Finding;
-use super::files::File;
+use super::RuleViolation;
+use super::files::SourceFile;
 use super::prose;
-use super::source::code_only;
+use super::source::blank_non_code;
 
 /// Each retired word and the standard term that took its place.
 const RETIRED: [(&str, &str); 36] = [
@@ -65,21 +65,21 @@ const REWRITTEN_SOON: [&str; 8] = [
 ];
 
 /// Retired words in the code and in the book.
-pub(super) fn check_retired(file: &File) -> Vec<Finding> {
+pub(super) fn check_retired(file: &SourceFile) -> Vec<RuleViolation> {
     let is_exempt = REWRITTEN_SOON.iter().any(|path| file.path.starts_with(path))
         || file.path == "xtask/src/tidy/words.rs";
     if is_exempt {
         return Vec::new();
     }
-    if file.is("rs") {
-        let code = code_only(&file.text);
+    if file.has_extension("rs") {
+        let code = blank_non_code(&file.text);
         let lines = code.lines().enumerate();
         return lines
             .flat_map(|(at, line)| retired_in(&file.path, at + 1, line))
             .collect();
     }
     if prose::is_document(file) {
-        let sentences = prose::sentences(&file.text).into_iter();
+        let sentences = prose::find_sentences(&file.text).into_iter();
         return sentences
             .flat_map(|sentence| retired_in(&file.path, sentence.line, &sentence.text))
             .collect();
@@ -87,11 +87,11 @@ pub(super) fn check_retired(file: &File) -> Vec<Finding> {
     Vec::new()
 }
 
-fn retired_in(path: &str, line: usize, text: &str) -> Vec<Finding> {
+fn retired_in(path: &str, line: usize, text: &str) -> Vec<RuleViolation> {
     let found = words_of(text).into_iter().filter_map(|word| {
         let (retired, term) = RETIRED.iter().find(|(retired, _)| *retired == word)?;
         let what = format!("`{retired}` is retired; the term is “{term}”");
-        Some(Finding::new(path, line, what))
+        Some(RuleViolation::new(path, line, what))
     });
     found.collect()
 }
@@ -116,13 +116,13 @@ fn words_of(text: &str) -> Vec<String> {
 }
 
 /// Types of one name in one crate, unless only one of them is seen outside its module.
-pub(super) fn check_ambiguous(files: &[File]) -> Vec<Finding> {
-    let mut declared: BTreeMap<(&str, String), Vec<(&File, usize)>> = BTreeMap::new();
-    for file in files.iter().filter(|file| file.is("rs")) {
+pub(super) fn check_ambiguous(files: &[SourceFile]) -> Vec<RuleViolation> {
+    let mut declared: BTreeMap<(&str, String), Vec<(&SourceFile, usize)>> = BTreeMap::new();
+    for file in files.iter().filter(|file| file.has_extension("rs")) {
         let Some(unit) = unit_of(&file.path) else {
             continue;
         };
-        for (at, line) in code_only(&file.text).lines().enumerate() {
+        for (at, line) in blank_non_code(&file.text).lines().enumerate() {
             if let Some(name) = declared_type(line) {
                 let places = declared.entry((unit, name.to_owned())).or_default();
                 places.push((file, at + 1));
@@ -134,7 +134,7 @@ pub(super) fn check_ambiguous(files: &[File]) -> Vec<Finding> {
         .flat_map(|((unit, name), places)| {
             places.into_iter().skip(1).map(move |(file, line)| {
                 let what = format!("a second type `{name}` in {unit}");
-                Finding::new(&file.path, line, what)
+                RuleViolation::new(&file.path, line, what)
             })
         })
         .collect()
@@ -172,8 +172,8 @@ fn declared_type(line: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn file(path: &str, text: &str) -> File {
-        File {
+    fn file(path: &str, text: &str) -> SourceFile {
+        SourceFile {
             path: path.to_owned(),
             text: text.to_owned(),
         }

@@ -24,44 +24,44 @@ use nix::unistd::Pid;
 use rustix::event::{EventfdFlags, eventfd};
 
 use self::outbox::Outbox;
-use self::queue::Queue;
-use super::bridge::Bridge;
-use super::seats::ring_entries;
-use crate::kernel::{Event, Prepared, Ring};
+use self::queue::RingQueue;
+use super::bridge::VolumeFileSystem;
+use super::seats::ring_entry_count;
+use crate::kernel::{RingEvent, PreparedRing, Ring};
 use crate::limits::RING_PROCESSORS_MAX;
-use crate::memory::{self, Held};
+use crate::memory::{self, MemoryReservation};
 
 /// Where root lets rings be used.
-const ENABLED: &str = "/sys/module/fuse/parameters/enable_uring";
+const ENABLED_PATH: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Processors that the kernel wants a ring for each of.
-const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
+const POSSIBLE_PROCESSORS_PATH: &str = "/sys/devices/system/cpu/possible";
 
 /// What a thread needs to begin.
-struct Start {
+struct RingStart {
     device: OwnedFd,
-    bridge: Bridge,
+    bridge: VolumeFileSystem,
 }
 
 /// The thread of one ring.
 #[derive(Debug)]
-struct Served {
+struct RingThread {
     outbox: Arc<Outbox>,
-    start: Sender<Start>,
-    told: Receiver<io::Result<()>>,
+    start: Sender<RingStart>,
+    results: Receiver<io::Result<()>>,
     thread: JoinHandle<()>,
 }
 
 /// Why the kernel does not take a ring, in words.
 #[derive(Debug)]
-pub(super) struct Refused(pub(super) String);
+pub(super) struct RingRefused(pub(super) String);
 
 /// A ring for each processor, for one volume.
 #[derive(Debug)]
 pub(super) struct Rings {
-    served: Vec<Served>,
+    threads: Vec<RingThread>,
     /// What their buffers take of the memory of the agent.
-    _held: Held,
+    _memory: MemoryReservation,
 }
 
 impl Rings {
@@ -69,27 +69,27 @@ impl Rings {
     ///
     /// # Errors
     /// Why there are none, in words.
-    pub(super) fn prepare(over: &Arc<dyn Fn() + Send + Sync>) -> Result<Self, String> {
-        let enabled = fs::read_to_string(ENABLED).unwrap_or_default();
+    pub(super) fn prepare(on_failure: &Arc<dyn Fn() + Send + Sync>) -> Result<Self, String> {
+        let enabled = fs::read_to_string(ENABLED_PATH).unwrap_or_default();
         if enabled.trim() != "Y" {
-            return Err(format!("{ENABLED} is not Y; root may write Y to it"));
+            return Err(format!("{ENABLED_PATH} is not Y; root may write Y to it"));
         }
-        let possible = fs::read_to_string(POSSIBLE).unwrap_or_default();
-        let processors = processors(&possible).ok_or_else(|| {
+        let possible = fs::read_to_string(POSSIBLE_PROCESSORS_PATH).unwrap_or_default();
+        let processors = count_processors(&possible).ok_or_else(|| {
             format!("the machine may have processors {possible:?}; at most {RING_PROCESSORS_MAX}")
         })?;
-        let entries = ring_entries(processors).ok_or_else(|| {
+        let entries = ring_entry_count(processors).ok_or_else(|| {
             "the buffers of its rings would take too much memory beside those of other volumes"
                 .to_owned()
         })?;
         let bytes = usize::from(processors) * entries * IO_BYTES_MAX as usize;
         let mut rings = Self {
-            served: Vec::new(),
-            _held: memory::hold(bytes),
+            threads: Vec::new(),
+            _memory: memory::reserve_memory(bytes),
         };
         for processor in 0..processors {
-            match spawn((processor, entries), Arc::clone(over)) {
-                Ok(served) => rings.served.push(served),
+            match spawn_ring_thread((processor, entries), Arc::clone(on_failure)) {
+                Ok(served) => rings.threads.push(served),
                 Err(error) => {
                     rings.stop();
                     return Err(format!("the kernel makes no ring: {error}"));
@@ -106,23 +106,23 @@ impl Rings {
     pub(super) fn start(
         &self,
         device: BorrowedFd<'_>,
-        bridge: &Bridge,
-    ) -> io::Result<Result<(), Refused>> {
-        for served in &self.served {
+        bridge: &VolumeFileSystem,
+    ) -> io::Result<Result<(), RingRefused>> {
+        for served in &self.threads {
             let device = device.try_clone_to_owned()?;
             let bridge = bridge.clone();
             // A thread that is gone is seen below.
-            let _ = served.start.send(Start { device, bridge });
+            let _ = served.start.send(RingStart { device, bridge });
         }
         let told: Vec<_> = self
-            .served
+            .threads
             .iter()
-            .map(|served| served.told.recv())
+            .map(|served| served.results.recv())
             .collect();
         let mut refused = Ok(());
         for told in told {
             if let Err(error) = told.map_err(|_| io::Error::other("a thread ended"))? {
-                refused = Err(Refused(format!("the kernel does not take a ring: {error}")));
+                refused = Err(RingRefused(format!("the kernel does not take a ring: {error}")));
             }
         }
         Ok(refused)
@@ -130,10 +130,10 @@ impl Rings {
 
     /// Ends the threads, when the kernel asks nothing any more.
     pub(super) fn stop(self) {
-        for served in &self.served {
-            served.outbox.stop();
+        for served in &self.threads {
+            served.outbox.request_stop();
         }
-        for served in self.served {
+        for served in self.threads {
             drop(served.start);
             // A panic was reported when it happened.
             let _ = served.thread.join();
@@ -142,7 +142,7 @@ impl Rings {
 }
 
 /// The number of processors, if their numbers have no gaps and there are not too many.
-fn processors(possible: &str) -> Option<u16> {
+fn count_processors(possible: &str) -> Option<u16> {
     let last = match possible.trim() {
         "0" => 0,
         range => range.strip_prefix("0-")?.parse().ok()?,
@@ -150,10 +150,10 @@ fn processors(possible: &str) -> Option<u16> {
     (last < RING_PROCESSORS_MAX).then_some(last + 1)
 }
 
-fn spawn(
+fn spawn_ring_thread(
     (processor, entries): (u16, usize),
-    over: Arc<dyn Fn() + Send + Sync>,
-) -> io::Result<Served> {
+    on_failure: Arc<dyn Fn() + Send + Sync>,
+) -> io::Result<RingThread> {
     let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let outbox = Arc::new(Outbox::new(waker.try_clone()?));
     let (start, started) = mpsc::channel();
@@ -161,22 +161,22 @@ fn spawn(
     let own = Arc::clone(&outbox);
     let thread = thread::Builder::new()
         .name(format!("bafs-ring-{processor}"))
-        .spawn(move || run((processor, entries), waker, own, (&started, &tell), &over))?;
+        .spawn(move || run_ring((processor, entries), waker, own, (&started, &tell), &on_failure))?;
     told.recv()
         .map_err(|_| io::Error::other("its thread ended"))??;
-    Ok(Served {
+    Ok(RingThread {
         outbox,
         start,
-        told,
+        results: told,
         thread,
     })
 }
 
 /// Calls what it has when it is dropped, unless all went well: a ring that nobody serves lets its
 /// processor's requests wait forever.
-struct Alarm<'a>(Option<&'a (dyn Fn() + Send + Sync)>);
+struct RingFailureGuard<'a>(Option<&'a (dyn Fn() + Send + Sync)>);
 
-impl Drop for Alarm<'_> {
+impl Drop for RingFailureGuard<'_> {
     fn drop(&mut self) {
         if let Some(over) = self.0 {
             over();
@@ -184,15 +184,15 @@ impl Drop for Alarm<'_> {
     }
 }
 
-fn run(
+fn run_ring(
     (processor, entries): (u16, usize),
     waker: OwnedFd,
     outbox: Arc<Outbox>,
-    (started, tell): (&Receiver<Start>, &Sender<io::Result<()>>),
-    over: &Arc<dyn Fn() + Send + Sync>,
+    (started, tell): (&Receiver<RingStart>, &Sender<io::Result<()>>),
+    on_failure: &Arc<dyn Fn() + Send + Sync>,
 ) {
-    pin(processor);
-    let prepared = Prepared::new(entries as u32);
+    pin_to_processor(processor);
+    let prepared = PreparedRing::new(entries as u32);
     let (prepared, told) = match prepared {
         Ok(prepared) => (Some(prepared), Ok(())),
         Err(error) => (None, Err(error)),
@@ -202,12 +202,12 @@ fn run(
     let (Some(prepared), Ok(start)) = (prepared, started.recv()) else {
         return;
     };
-    let mut alarm = Alarm(Some(over.as_ref()));
+    let mut alarm = RingFailureGuard(Some(on_failure.as_ref()));
     let size = (entries, IO_BYTES_MAX as usize);
     let ring = Ring::register(prepared, (start.device, waker), processor, size);
     let ring = ring.and_then(|mut ring| {
-        let come = std::iter::from_fn(|| ring.next().transpose());
-        let first = accepted(come, entries)?;
+        let come = std::iter::from_fn(|| ring.next_event().transpose());
+        let first = collect_accepted(come, entries)?;
         Ok((ring, first))
     });
     let (ring, first) = match ring {
@@ -219,7 +219,7 @@ fn run(
         }
     };
     let _ = tell.send(Ok(()));
-    match Queue::new(ring, outbox, start.bridge, entries).serve(first) {
+    match RingQueue::new(ring, outbox, start.bridge, entries).serve(first) {
         Ok(()) => alarm.0 = None,
         Err(error) => tracing::error!(%error, processor, "a ring failed"),
     }
@@ -227,14 +227,14 @@ fn run(
 
 /// What came already besides the entries that the kernel refuses. One that it takes is enough: once
 /// each processor has one, the kernel asks by rings and not by its device any more.
-fn accepted(
-    come: impl Iterator<Item = io::Result<Event>>,
+fn collect_accepted(
+    events: impl Iterator<Item = io::Result<RingEvent>>,
     entries: usize,
-) -> io::Result<Vec<Event>> {
+) -> io::Result<Vec<RingEvent>> {
     let (mut first, mut refused) = (Vec::new(), 0);
-    for event in come {
+    for event in events {
         match event? {
-            Event::Gone(error) => {
+            RingEvent::EntryRefused(error) => {
                 refused += 1;
                 if refused == entries {
                     return Err(error);
@@ -248,7 +248,7 @@ fn accepted(
 }
 
 /// Keeps this thread on its processor, where that is allowed: there it costs least.
-fn pin(processor: u16) {
+fn pin_to_processor(processor: u16) {
     let mut only = CpuSet::new();
     let set = only.set(usize::from(processor));
     if let Err(error) = set.and_then(|()| sched_setaffinity(Pid::from_raw(0), &only)) {
@@ -262,21 +262,21 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     use super::*;
-    use crate::kernel::Buffers;
+    use crate::kernel::RingBuffers;
 
-    fn gone() -> io::Result<Event> {
-        Ok(Event::Gone(io::Error::from_raw_os_error(12)))
+    fn refused_entry() -> io::Result<RingEvent> {
+        Ok(RingEvent::EntryRefused(io::Error::from_raw_os_error(12)))
     }
 
     #[test]
     fn a_ring_is_good_when_the_kernel_takes_one_of_its_entries() {
-        let first = accepted([].into_iter(), 2).unwrap();
+        let first = collect_accepted([].into_iter(), 2).unwrap();
         assert!(first.is_empty());
         // A request that came at once is not lost beside an entry that was refused.
-        let request = || Ok(Event::Request(1, Buffers::new(8)));
-        let first = accepted([gone(), request()].into_iter(), 2).unwrap();
-        assert!(matches!(&first[..], [Event::Request(1, _)]));
-        let none = accepted([gone(), gone()].into_iter(), 2).unwrap_err();
+        let request = || Ok(RingEvent::Request(1, RingBuffers::new(8)));
+        let first = collect_accepted([refused_entry(), request()].into_iter(), 2).unwrap();
+        assert!(matches!(&first[..], [RingEvent::Request(1, _)]));
+        let none = collect_accepted([refused_entry(), refused_entry()].into_iter(), 2).unwrap_err();
         assert_eq!(none.raw_os_error(), Some(12));
     }
 
@@ -286,14 +286,14 @@ mod tests {
         let over = || {
             raised.fetch_add(1, Relaxed);
         };
-        drop(Alarm(Some(&over)));
+        drop(RingFailureGuard(Some(&over)));
         assert_eq!(raised.load(Relaxed), 1);
-        let mut calm = Alarm(Some(&over));
+        let mut calm = RingFailureGuard(Some(&over));
         calm.0 = None;
         drop(calm);
         assert_eq!(raised.load(Relaxed), 1, "it was told to end");
         let panics = || {
-            let _alarm = Alarm(Some(&over));
+            let _alarm = RingFailureGuard(Some(&over));
             panic!("as a handler might");
         };
         assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
@@ -304,10 +304,10 @@ mod tests {
     fn processors_are_counted_when_there_are_no_gaps() {
         let cases = [("0\n", Some(1)), ("0-1\n", Some(2)), ("0-15", Some(16))];
         for (possible, count) in cases {
-            assert_eq!(processors(possible), count, "{possible:?}");
+            assert_eq!(count_processors(possible), count, "{possible:?}");
         }
         for possible in ["", "1-3", "0-1,4-5", "0-16", "0,2"] {
-            assert_eq!(processors(possible), None, "{possible:?}");
+            assert_eq!(count_processors(possible), None, "{possible:?}");
         }
     }
 }

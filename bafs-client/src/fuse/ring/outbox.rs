@@ -4,11 +4,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::kernel::Buffers;
+use crate::kernel::RingBuffers;
 
 /// An answer, for the entry with a number.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct ReadyReply {
     pub(super) index: usize,
     /// The error; 0 is none.
     pub(super) error: i32,
@@ -17,13 +17,13 @@ pub(super) struct Answered {
     /// Or bytes that are already in the buffers.
     pub(super) in_place: usize,
     /// The buffers, if they were given away with the request.
-    pub(super) buffers: Option<Box<Buffers>>,
+    pub(super) buffers: Option<Box<RingBuffers>>,
 }
 
 /// What the thread of a ring shall do.
 #[derive(Debug)]
-pub(super) enum Order {
-    Commit(Vec<Answered>),
+pub(super) enum OutboxCommand {
+    Commit(Vec<ReadyReply>),
     Stop,
 }
 
@@ -31,14 +31,14 @@ pub(super) enum Order {
 #[derive(Debug)]
 pub(super) struct Outbox {
     waker: OwnedFd,
-    state: Mutex<State>,
+    state: Mutex<OutboxState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    answered: Vec<Answered>,
-    sleeps: bool,
-    stopped: bool,
+struct OutboxState {
+    replies: Vec<ReadyReply>,
+    is_sleeping: bool,
+    is_stopped: bool,
 }
 
 impl Outbox {
@@ -50,42 +50,42 @@ impl Outbox {
         }
     }
 
-    pub(super) fn put(&self, answered: Answered) {
+    pub(super) fn push(&self, answered: ReadyReply) {
         let mut state = self.lock();
-        state.answered.push(answered);
+        state.replies.push(answered);
         self.wake(state);
     }
 
     /// Has the thread of the ring end.
-    pub(super) fn stop(&self) {
+    pub(super) fn request_stop(&self) {
         let mut state = self.lock();
-        state.stopped = true;
+        state.is_stopped = true;
         self.wake(state);
     }
 
     /// What is to be done now, if anything.
-    pub(super) fn next(&self) -> Option<Order> {
+    pub(super) fn take_command(&self) -> Option<OutboxCommand> {
         let mut state = self.lock();
-        if !state.answered.is_empty() {
-            return Some(Order::Commit(std::mem::take(&mut state.answered)));
+        if !state.replies.is_empty() {
+            return Some(OutboxCommand::Commit(std::mem::take(&mut state.replies)));
         }
-        state.stopped.then_some(Order::Stop)
+        state.is_stopped.then_some(OutboxCommand::Stop)
     }
 
     /// Whether the thread may go to sleep; whoever puts something wakes it from now on.
-    pub(super) fn may_sleep(&self) -> bool {
+    pub(super) fn try_sleep(&self) -> bool {
         let mut state = self.lock();
-        state.sleeps = state.answered.is_empty() && !state.stopped;
-        state.sleeps
+        state.is_sleeping = state.replies.is_empty() && !state.is_stopped;
+        state.is_sleeping
     }
 
     /// The thread is awake: nobody needs to wake it.
-    pub(super) fn awake(&self) {
-        self.lock().sleeps = false;
+    pub(super) fn mark_awake(&self) {
+        self.lock().is_sleeping = false;
     }
 
-    fn wake(&self, mut state: MutexGuard<'_, State>) {
-        let sleeps = std::mem::take(&mut state.sleeps);
+    fn wake(&self, mut state: MutexGuard<'_, OutboxState>) {
+        let sleeps = std::mem::take(&mut state.is_sleeping);
         drop(state);
         if sleeps {
             // Full it would wake as well.
@@ -93,7 +93,7 @@ impl Outbox {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OutboxState> {
         // No holder leaves it half-changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,8 +106,8 @@ mod tests {
 
     use super::*;
 
-    fn answered(index: usize) -> Answered {
-        Answered {
+    fn answered(index: usize) -> ReadyReply {
+        ReadyReply {
             index,
             error: 0,
             body: Vec::new(),
@@ -121,20 +121,20 @@ mod tests {
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let outbox = Outbox::new(waker.try_clone().unwrap());
         let woken = || read(&waker, &mut [0; 8]);
-        outbox.put(answered(0));
+        outbox.push(answered(0));
         assert_eq!(woken(), Err(Errno::AGAIN), "it was awake");
-        assert!(!outbox.may_sleep(), "there is an answer");
-        let taken = outbox.next();
-        assert!(matches!(taken, Some(Order::Commit(all)) if all[0].index == 0));
-        assert!(outbox.next().is_none() && outbox.may_sleep());
-        outbox.put(answered(1));
-        outbox.put(answered(2));
+        assert!(!outbox.try_sleep(), "there is an answer");
+        let taken = outbox.take_command();
+        assert!(matches!(taken, Some(OutboxCommand::Commit(all)) if all[0].index == 0));
+        assert!(outbox.take_command().is_none() && outbox.try_sleep());
+        outbox.push(answered(1));
+        outbox.push(answered(2));
         assert_eq!(woken(), Ok(8));
         assert_eq!(woken(), Err(Errno::AGAIN), "once is enough");
-        outbox.awake();
-        outbox.stop();
-        let taken = outbox.next();
-        assert!(matches!(taken, Some(Order::Commit(all)) if all.len() == 2));
-        assert!(!outbox.may_sleep() && matches!(outbox.next(), Some(Order::Stop)));
+        outbox.mark_awake();
+        outbox.request_stop();
+        let taken = outbox.take_command();
+        assert!(matches!(taken, Some(OutboxCommand::Commit(all)) if all.len() == 2));
+        assert!(!outbox.try_sleep() && matches!(outbox.take_command(), Some(OutboxCommand::Stop)));
     }
 }

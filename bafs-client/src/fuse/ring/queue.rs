@@ -8,110 +8,110 @@ use std::time::Duration;
 use fuser::Errno;
 use nix::errno::Errno as Code;
 
-use super::super::bridge::Bridge;
-use super::answers::Answer;
-use super::outbox::{Answered, Order, Outbox};
-use super::requests::{Head, PAYLOAD_AT, dispatch};
+use super::super::bridge::VolumeFileSystem;
+use super::answers::KernelReply;
+use super::outbox::{ReadyReply, OutboxCommand, Outbox};
+use super::requests::{FuseRequestHead, PAYLOAD_OFFSET, dispatch};
 use crate::clock;
-use crate::kernel::{Buffers, Event, Ring};
+use crate::kernel::{RingBuffers, RingEvent, Ring};
 
 /// How long the kernel may take to give back what it has, once it has said that the end is there.
-const GIVE_BACK: Duration = Duration::from_millis(500);
+const RECLAIM_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A request that is being handled.
 #[derive(Debug)]
-struct Asked {
+struct InflightRequest {
     unique: u64,
-    commit: u64,
+    commit_id: u64,
     /// The buffers, unless the answer has them.
-    buffers: Option<Box<Buffers>>,
+    buffers: Option<Box<RingBuffers>>,
 }
 
 /// Requests of one processor.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct RingQueue {
     ring: Ring,
     outbox: Arc<Outbox>,
-    bridge: Bridge,
-    asked: Vec<Option<Asked>>,
+    bridge: VolumeFileSystem,
+    inflight: Vec<Option<InflightRequest>>,
 }
 
-impl Queue {
-    pub(super) fn new(ring: Ring, outbox: Arc<Outbox>, bridge: Bridge, entries: usize) -> Self {
+impl RingQueue {
+    pub(super) fn new(ring: Ring, outbox: Arc<Outbox>, bridge: VolumeFileSystem, entries: usize) -> Self {
         Self {
             ring,
             outbox,
             bridge,
-            asked: (0..entries).map(|_| None).collect(),
+            inflight: (0..entries).map(|_| None).collect(),
         }
     }
 
     /// Serves until the kernel's connection is over, or until it is told to stop.
     /// `first` is what came already.
-    pub(super) fn serve(&mut self, first: Vec<Event>) -> io::Result<()> {
+    pub(super) fn serve(&mut self, first: Vec<RingEvent>) -> io::Result<()> {
         for event in first {
             self.handle(event)?;
         }
         loop {
-            match self.outbox.next() {
-                Some(Order::Commit(all)) => {
+            match self.outbox.take_command() {
+                Some(OutboxCommand::Commit(all)) => {
                     for answered in all {
-                        self.commit(answered)?;
+                        self.commit_reply(answered)?;
                     }
                     continue;
                 }
-                Some(Order::Stop) => return self.leave(),
+                Some(OutboxCommand::Stop) => return self.reclaim_buffers(),
                 None => {}
             }
-            if let Some(event) = self.ring.next()? {
+            if let Some(event) = self.ring.next_event()? {
                 // What was answered need not wait until this is.
                 self.ring.flush()?;
                 self.handle(event)?;
-            } else if self.outbox.may_sleep() {
+            } else if self.outbox.try_sleep() {
                 let waited = self.ring.wait();
-                self.outbox.awake();
+                self.outbox.mark_awake();
                 waited?;
             }
         }
     }
 
-    fn handle(&mut self, event: Event) -> io::Result<()> {
+    fn handle(&mut self, event: RingEvent) -> io::Result<()> {
         match event {
-            Event::Request(index, buffers) => self.ask(index, buffers),
-            Event::Woken => self.be_woken(),
-            Event::Gone(error) if is_end(&error) => {}
-            Event::Gone(error) => return Err(error),
+            RingEvent::Request(index, buffers) => self.dispatch_request(index, buffers),
+            RingEvent::Woken => self.drain_waker(),
+            RingEvent::EntryRefused(error) if is_connection_end(&error) => {}
+            RingEvent::EntryRefused(error) => return Err(error),
         }
         Ok(())
     }
 
     /// Takes note of having been woken, or the waker would go on waking.
-    fn be_woken(&self) {
+    fn drain_waker(&self) {
         let mut count = [0; 8];
         // Empty, nobody woke us, which does no harm.
         let _ = rustix::io::read(self.ring.waker(), &mut count);
     }
 
-    fn ask(&mut self, index: usize, buffers: Box<Buffers>) {
-        let head = Head::read(buffers.header());
-        let (kept, given) = match head.wants_data() {
+    fn dispatch_request(&mut self, index: usize, buffers: Box<RingBuffers>) {
+        let head = FuseRequestHead::parse_ring(buffers.header());
+        let (kept, given) = match head.is_data_request() {
             true => (None, Some(buffers)),
             false => (Some(buffers), None),
         };
-        let answer = Answer::new(Arc::clone(&self.outbox), index, given);
+        let answer = KernelReply::new(Arc::clone(&self.outbox), index, given);
         let payload = kept.as_ref().map(|buffers| buffers.payload());
         let payload = payload.and_then(|payload| payload.get(..head.payload_bytes));
         // The answer may be given before this returns, by any thread; it waits in the outbox.
         dispatch(&self.bridge, &head, payload.unwrap_or_default(), answer);
-        self.asked[index] = Some(Asked {
+        self.inflight[index] = Some(InflightRequest {
             unique: head.unique,
-            commit: head.commit,
+            commit_id: head.commit_id,
             buffers: kept,
         });
     }
 
-    fn commit(&mut self, mut answered: Answered) -> io::Result<()> {
-        let asked = self.asked[answered.index].take();
+    fn commit_reply(&mut self, mut answered: ReadyReply) -> io::Result<()> {
+        let asked = self.inflight[answered.index].take();
         let asked = asked.ok_or_else(|| io::Error::other("an answer to no request"))?;
         let buffers = answered.buffers.or(asked.buffers);
         let mut buffers = buffers.ok_or_else(|| io::Error::other("an answer without buffers"))?;
@@ -132,21 +132,21 @@ impl Queue {
         header[0..4].copy_from_slice(&(16 + length as u32).to_ne_bytes());
         header[4..8].copy_from_slice(&(-answered.error).to_ne_bytes());
         header[8..16].copy_from_slice(&asked.unique.to_ne_bytes());
-        header[PAYLOAD_AT..PAYLOAD_AT + 4].copy_from_slice(&(length as u32).to_ne_bytes());
-        self.ring.commit(answered.index, buffers, asked.commit)
+        header[PAYLOAD_OFFSET..PAYLOAD_OFFSET + 4].copy_from_slice(&(length as u32).to_ne_bytes());
+        self.ring.commit(answered.index, buffers, asked.commit_id)
     }
 
     /// Takes back what the kernel has of us.
-    fn leave(&mut self) -> io::Result<()> {
+    fn reclaim_buffers(&mut self) -> io::Result<()> {
         let start = clock::now();
         loop {
-            while let Some(event) = self.ring.next()? {
-                if matches!(event, Event::Woken) {
-                    self.be_woken();
+            while let Some(event) = self.ring.next_event()? {
+                if matches!(event, RingEvent::Woken) {
+                    self.drain_waker();
                 }
             }
-            let left = GIVE_BACK.saturating_sub(start.elapsed());
-            match self.ring.lent() {
+            let left = RECLAIM_TIMEOUT.saturating_sub(start.elapsed());
+            match self.ring.lent_count() {
                 0 => return Ok(()),
                 kept if left.is_zero() => {
                     tracing::warn!(kept, "the kernel keeps memory of a ring");
@@ -160,7 +160,7 @@ impl Queue {
 
 /// Whether the kernel says by this that the mount is gone. An answer for which nobody waits any
 /// more (`ENOENT`) comes when that happens meanwhile.
-fn is_end(error: &io::Error) -> bool {
+fn is_connection_end(error: &io::Error) -> bool {
     let ends = [
         Code::ENOTCONN,
         Code::ECONNABORTED,

@@ -9,21 +9,21 @@ use bafs_proto::file_op::{AttrChange, Caller, FileTime, SetTime};
 use bafs_proto::ids;
 use fuser::{Errno, FileHandle, INodeNo, OpenFlags, RenameFlags, WriteFlags};
 
-use super::super::answers::Refuse;
-use super::super::bridge::Bridge;
-use super::super::handlers::Spot;
+use super::super::answers::ErrorReply;
+use super::super::bridge::VolumeFileSystem;
+use super::super::handlers::FilePosition;
 use super::super::operations;
-use super::answers::{Answer, Listing};
+use super::answers::{KernelReply, DirectoryListing};
 use crate::kernel::HEADER_BYTES;
 
 /// Bytes of the structure that comes first in most requests, and where it is in the header.
 const FIELDS_BYTES: usize = 128;
-const FIELDS_AT: usize = 128;
+const FIELDS_OFFSET: usize = 128;
 
 /// Where `struct fuse_uring_ent_in_out` is in the header: how to name the request in the answer,
 /// and how long its payload is.
-const COMMIT_AT: usize = 264;
-pub(super) const PAYLOAD_AT: usize = 272;
+const COMMIT_OFFSET: usize = 264;
+pub(super) const PAYLOAD_OFFSET: usize = 272;
 
 /// `enum fuse_opcode`, as far as it is answered.
 mod opcode {
@@ -99,7 +99,7 @@ fn structure_bytes(opcode: u32) -> usize {
 
 /// What the kernel forgets by a request, and how often; `None` for any other request. It wants no
 /// answer.
-pub(in super::super) fn forgets(head: &Head, payload: &[u8]) -> Option<Vec<(ids::InodeNo, u64)>> {
+pub(in super::super) fn parse_forgets(head: &FuseRequestHead, payload: &[u8]) -> Option<Vec<(ids::InodeNo, u64)>> {
     match head.opcode {
         opcode::FORGET => Some(vec![(ids::InodeNo(head.ino.0), head.u64(0))]),
         opcode::BATCH_FORGET => {
@@ -130,7 +130,7 @@ mod valid {
 const GETATTR_HANDLE: u32 = 1;
 
 /// `FUSE_FSYNC_FDATASYNC`.
-const DATA_ONLY: u32 = 1;
+const FSYNC_DATA_ONLY: u32 = 1;
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
@@ -144,26 +144,26 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// What surrounds a request.
 #[derive(Debug)]
-pub(in super::super) struct Head {
+pub(in super::super) struct FuseRequestHead {
     opcode: u32,
     pub(in super::super) unique: u64,
     /// By which number the kernel knows the request when it is answered.
-    pub(super) commit: u64,
+    pub(super) commit_id: u64,
     pub(super) payload_bytes: usize,
     ino: INodeNo,
     caller: Caller,
     fields: [u8; FIELDS_BYTES],
 }
 
-impl Head {
-    pub(super) fn read(header: &[u8; HEADER_BYTES]) -> Self {
+impl FuseRequestHead {
+    pub(super) fn parse_ring(header: &[u8; HEADER_BYTES]) -> Self {
         let mut fields = [0; FIELDS_BYTES];
-        fields.copy_from_slice(&header[FIELDS_AT..FIELDS_AT + FIELDS_BYTES]);
+        fields.copy_from_slice(&header[FIELDS_OFFSET..FIELDS_OFFSET + FIELDS_BYTES]);
         Self {
             opcode: u32_at(header, 4),
             unique: u64_at(header, 8),
-            commit: u64_at(header, COMMIT_AT),
-            payload_bytes: u32_at(header, PAYLOAD_AT) as usize,
+            commit_id: u64_at(header, COMMIT_OFFSET),
+            payload_bytes: u32_at(header, PAYLOAD_OFFSET) as usize,
             ino: INodeNo(u64_at(header, 16)),
             caller: Caller {
                 uid: u32_at(header, 24),
@@ -176,7 +176,7 @@ impl Head {
 
     /// Takes a request apart as the kernel writes it by its device: `struct fuse_in_header`, the
     /// structure of the request, and what follows.
-    pub(in super::super) fn read_device(request: &[u8]) -> Option<(Self, &[u8])> {
+    pub(in super::super) fn parse_device(request: &[u8]) -> Option<(Self, &[u8])> {
         let (header, rest) = request.split_at_checked(DEVICE_HEADER_BYTES)?;
         let opcode = u32_at(header, 4);
         let (structure, payload) = rest.split_at_checked(structure_bytes(opcode))?;
@@ -186,7 +186,7 @@ impl Head {
         let head = Self {
             opcode,
             unique,
-            commit: unique,
+            commit_id: unique,
             payload_bytes: payload.len(),
             ino: INodeNo(u64_at(header, 16)),
             caller: Caller {
@@ -200,7 +200,7 @@ impl Head {
     }
 
     /// Whether the answer is data for which the request itself needs no room.
-    pub(super) fn wants_data(&self) -> bool {
+    pub(super) fn is_data_request(&self) -> bool {
         self.opcode == opcode::READ
     }
 
@@ -218,8 +218,8 @@ impl Head {
     }
 
     /// The open file, and the offset that follows it.
-    fn spot(&self) -> Spot {
-        Spot {
+    fn file_position(&self) -> FilePosition {
+        FilePosition {
             ino: self.ino,
             handle: self.handle(),
             offset: self.u64(8),
@@ -228,7 +228,7 @@ impl Head {
 }
 
 /// Takes a name off the front, with the zero that ends it.
-fn name<'a>(payload: &mut &'a [u8]) -> &'a OsStr {
+fn take_name<'a>(payload: &mut &'a [u8]) -> &'a OsStr {
     let whole = *payload;
     let end = whole.iter().position(|byte| *byte == 0);
     let end = end.unwrap_or(whole.len());
@@ -237,7 +237,7 @@ fn name<'a>(payload: &mut &'a [u8]) -> &'a OsStr {
 }
 
 /// Has a request handled: `payload` is what follows its structure.
-pub(in super::super) fn dispatch(bridge: &Bridge, head: &Head, payload: &[u8], answer: Answer) {
+pub(in super::super) fn dispatch(bridge: &VolumeFileSystem, head: &FuseRequestHead, payload: &[u8], answer: KernelReply) {
     match head.opcode {
         opcode::LOOKUP
         | opcode::SYMLINK
@@ -248,7 +248,7 @@ pub(in super::super) fn dispatch(bridge: &Bridge, head: &Head, payload: &[u8], a
         | opcode::RENAME
         | opcode::RENAME2
         | opcode::LINK
-        | opcode::CREATE => of_names(bridge, head, payload, answer),
+        | opcode::CREATE => dispatch_name_request(bridge, head, payload, answer),
         opcode::GETATTR
         | opcode::SETATTR
         | opcode::READLINK
@@ -256,22 +256,22 @@ pub(in super::super) fn dispatch(bridge: &Bridge, head: &Head, payload: &[u8], a
         | opcode::SETXATTR
         | opcode::GETXATTR
         | opcode::LISTXATTR
-        | opcode::REMOVEXATTR => of_attributes(bridge, head, payload, answer),
+        | opcode::REMOVEXATTR => dispatch_attribute_request(bridge, head, payload, answer),
         opcode::OPENDIR
         | opcode::READDIR
         | opcode::READDIRPLUS
         | opcode::RELEASEDIR
-        | opcode::FSYNCDIR => of_directories(bridge, head, answer),
-        _ => of_files(bridge, head, payload, answer),
+        | opcode::FSYNCDIR => dispatch_directory_request(bridge, head, answer),
+        _ => dispatch_file_request(bridge, head, payload, answer),
     }
 }
 
-fn of_names(bridge: &Bridge, head: &Head, mut payload: &[u8], answer: Answer) {
+fn dispatch_name_request(bridge: &VolumeFileSystem, head: &FuseRequestHead, mut payload: &[u8], answer: KernelReply) {
     let (caller, ino) = (head.caller, head.ino);
-    let at = name(&mut payload);
+    let at = take_name(&mut payload);
     let op = match head.opcode {
         opcode::LOOKUP => operations::lookup(ino, at),
-        opcode::SYMLINK => operations::make_symlink(ino, at, Path::new(name(&mut payload))),
+        opcode::SYMLINK => operations::make_symlink(ino, at, Path::new(take_name(&mut payload))),
         opcode::MKNOD => operations::make_node(ino, at, head.u32(0), head.u32(4)),
         opcode::MKDIR => operations::make_directory(ino, at, head.u32(0)),
         opcode::LINK => operations::make_link(INodeNo(head.u64(0)), ino, at),
@@ -279,24 +279,24 @@ fn of_names(bridge: &Bridge, head: &Head, mut payload: &[u8], answer: Answer) {
             let (flags, mode) = (head.u32(0) as i32, head.u32(4));
             return bridge.create_file(caller, (ino, at), mode, flags, answer);
         }
-        opcode::UNLINK => return bridge.empty(caller, operations::unlink(ino, at), answer),
+        opcode::UNLINK => return bridge.run_empty_operation(caller, operations::unlink(ino, at), answer),
         opcode::RMDIR => {
-            return bridge.empty(caller, operations::remove_directory(ino, at), answer);
+            return bridge.run_empty_operation(caller, operations::remove_directory(ino, at), answer);
         }
         opcode::RENAME | opcode::RENAME2 => {
             let flags = match head.opcode {
                 opcode::RENAME2 => RenameFlags::from_bits_retain(head.u32(8)),
                 _ => RenameFlags::empty(),
             };
-            let to = (INodeNo(head.u64(0)), name(&mut payload));
-            return bridge.empty(caller, operations::rename((ino, at), to, flags), answer);
+            let to = (INodeNo(head.u64(0)), take_name(&mut payload));
+            return bridge.run_empty_operation(caller, operations::rename((ino, at), to, flags), answer);
         }
-        _ => return answer.refuse(Errno::ENOSYS),
+        _ => return answer.send_error(Errno::ENOSYS),
     };
-    bridge.entry(caller, op, answer);
+    bridge.run_entry_operation(caller, op, answer);
 }
 
-fn of_attributes(bridge: &Bridge, head: &Head, mut payload: &[u8], answer: Answer) {
+fn dispatch_attribute_request(bridge: &VolumeFileSystem, head: &FuseRequestHead, mut payload: &[u8], answer: KernelReply) {
     let (caller, ino) = (head.caller, head.ino);
     match head.opcode {
         opcode::GETATTR => {
@@ -305,33 +305,33 @@ fn of_attributes(bridge: &Bridge, head: &Head, mut payload: &[u8], answer: Answe
         }
         opcode::SETATTR => {
             let handle = (head.u32(0) & valid::HANDLE != 0).then(|| FileHandle(head.u64(8)));
-            bridge.set_attr(caller, ino, handle, change(head), answer);
+            bridge.set_attr(caller, ino, handle, attr_change(head), answer);
         }
         opcode::READLINK => bridge.read_link(caller, ino, answer),
         opcode::SETXATTR => {
             let (size, flags) = (head.u32(0) as usize, head.u32(4) as i32);
-            let at = name(&mut payload);
+            let at = take_name(&mut payload);
             let value = payload.get(..size).unwrap_or(payload);
-            bridge.empty(caller, operations::set_xattr(ino, at, value, flags), answer);
+            bridge.run_empty_operation(caller, operations::set_xattr(ino, at, value, flags), answer);
         }
         opcode::GETXATTR => {
-            let op = operations::get_xattr(ino, name(&mut payload));
-            bridge.xattr(caller, op, head.u32(0), answer);
+            let op = operations::get_xattr(ino, take_name(&mut payload));
+            bridge.read_xattr(caller, op, head.u32(0), answer);
         }
         opcode::LISTXATTR => {
-            bridge.xattr(caller, operations::list_xattr(ino), head.u32(0), answer);
+            bridge.read_xattr(caller, operations::list_xattr(ino), head.u32(0), answer);
         }
         opcode::REMOVEXATTR => {
-            let op = operations::remove_xattr(ino, name(&mut payload));
-            bridge.empty(caller, op, answer);
+            let op = operations::remove_xattr(ino, take_name(&mut payload));
+            bridge.run_empty_operation(caller, op, answer);
         }
-        opcode::STATFS => bridge.stat(caller, answer),
-        _ => answer.refuse(Errno::ENOSYS),
+        opcode::STATFS => bridge.stat_file_system(caller, answer),
+        _ => answer.send_error(Errno::ENOSYS),
     }
 }
 
 /// `struct fuse_setattr_in`.
-fn change(head: &Head) -> AttrChange {
+fn attr_change(head: &FuseRequestHead) -> AttrChange {
     let valid = head.u32(0);
     let given = |bit: u32, at: usize| (valid & bit != 0).then(|| head.u32(at));
     let time = |bit: u32, now: u32, seconds: usize, nanoseconds: usize| {
@@ -353,25 +353,25 @@ fn change(head: &Head) -> AttrChange {
     }
 }
 
-fn of_directories(bridge: &Bridge, head: &Head, answer: Answer) {
+fn dispatch_directory_request(bridge: &VolumeFileSystem, head: &FuseRequestHead, answer: KernelReply) {
     let (caller, ino) = (head.caller, head.ino);
     match head.opcode {
         opcode::OPENDIR => bridge.open_directory(caller, ino, answer),
         opcode::READDIR => {
-            let listing = Listing::new(answer, head.u32(16) as usize);
-            bridge.list(caller, head.spot(), listing);
+            let listing = DirectoryListing::new(answer, head.u32(16) as usize);
+            bridge.list_directory(caller, head.file_position(), listing);
         }
         opcode::READDIRPLUS => {
-            let listing = Listing::new(answer, head.u32(16) as usize);
-            bridge.list_plus(caller, head.spot(), listing);
+            let listing = DirectoryListing::new(answer, head.u32(16) as usize);
+            bridge.list_directory_plus(caller, head.file_position(), listing);
         }
         opcode::RELEASEDIR => bridge.release_directory(caller, (ino, head.handle()), answer),
-        opcode::FSYNCDIR => bridge.empty(caller, operations::sync_directory(ino), answer),
-        _ => answer.refuse(Errno::ENOSYS),
+        opcode::FSYNCDIR => bridge.run_empty_operation(caller, operations::sync_directory(ino), answer),
+        _ => answer.send_error(Errno::ENOSYS),
     }
 }
 
-fn of_files(bridge: &Bridge, head: &Head, payload: &[u8], answer: Answer) {
+fn dispatch_file_request(bridge: &VolumeFileSystem, head: &FuseRequestHead, payload: &[u8], answer: KernelReply) {
     let (caller, ino) = (head.caller, head.ino);
     match head.opcode {
         opcode::OPEN => {
@@ -380,40 +380,40 @@ fn of_files(bridge: &Bridge, head: &Head, payload: &[u8], answer: Answer) {
         }
         opcode::READ => {
             let flags = OpenFlags(head.u32(32) as i32);
-            bridge.read_file(caller, head.spot(), (head.u32(16), flags), answer);
+            bridge.read_file(caller, head.file_position(), (head.u32(16), flags), answer);
         }
         opcode::WRITE => {
             let data = payload.get(..head.u32(16) as usize).unwrap_or(payload);
             let write_flags = WriteFlags::from_bits_retain(head.u32(20));
             let flags = (write_flags, OpenFlags(head.u32(32) as i32));
-            bridge.write_file(caller, head.spot(), data, flags, answer);
+            bridge.write_file(caller, head.file_position(), data, flags, answer);
         }
         opcode::RELEASE => bridge.release_file(caller, ino, head.handle(), answer),
         opcode::FLUSH => bridge.close_file(ino, answer),
         opcode::FSYNC => {
-            let data_only = head.u32(8) & DATA_ONLY != 0;
+            let data_only = head.u32(8) & FSYNC_DATA_ONLY != 0;
             bridge.sync_file(caller, (ino, head.handle()), data_only, answer);
         }
         opcode::FALLOCATE => {
             let (length, mode) = (head.u64(16), head.u32(24) as i32);
-            bridge.allocate(caller, head.spot(), length, mode, answer);
+            bridge.allocate_range(caller, head.file_position(), length, mode, answer);
         }
         opcode::LSEEK => {
             let (offset, whence) = (head.u64(8) as i64, head.u32(16) as i32);
-            bridge.seek(caller, (ino, head.handle()), offset, whence, answer);
+            bridge.seek_file(caller, (ino, head.handle()), offset, whence, answer);
         }
         opcode::COPY_FILE_RANGE => {
-            let target = Spot {
+            let target = FilePosition {
                 ino: INodeNo(head.u64(16)),
                 handle: FileHandle(head.u64(24)),
                 offset: head.u64(32),
             };
-            bridge.copy(caller, head.spot(), target, head.u64(40), answer);
+            bridge.copy_range(caller, head.file_position(), target, head.u64(40), answer);
         }
         // Many programs ask any file whether it is a terminal.
-        opcode::IOCTL => answer.refuse(Errno::ENOTTY),
+        opcode::IOCTL => answer.send_error(Errno::ENOTTY),
         // The kernel then does without.
-        _ => answer.refuse(Errno::ENOSYS),
+        _ => answer.send_error(Errno::ENOSYS),
     }
 }
 
@@ -422,25 +422,25 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
     use std::sync::Arc;
 
-    use super::super::super::bridge::Serving;
-    use super::super::outbox::{Answered, Order, Outbox};
+    use super::super::super::bridge::ReaderMode;
+    use super::super::outbox::{ReadyReply, OutboxCommand, Outbox};
     use super::*;
-    use crate::fate::Fate;
-    use crate::kernel::Buffers;
+    use crate::fate::VolumeHealth;
+    use crate::kernel::RingBuffers;
     use crate::tree::{LocalTree, Tree};
-    use crate::usage::Usage;
-    use crate::volume::{Mode, Ownership, Volume};
+    use crate::usage::VolumeUsage;
+    use crate::volume::{VolumeMode, Ownership, Volume};
 
     const ROOT: u64 = 1;
 
     /// A volume of 1 MB, and what answers its requests.
-    struct Served {
-        bridge: Bridge,
+    struct RequestFixture {
+        bridge: VolumeFileSystem,
         outbox: Arc<Outbox>,
         _store: tempfile::TempDir,
     }
 
-    impl Served {
+    impl RequestFixture {
         fn new() -> Self {
             let store = tempfile::tempdir().unwrap();
             let limit = bafs_tree::Limit {
@@ -455,33 +455,33 @@ mod tests {
             let volume = Volume::new(
                 "v",
                 Tree::Local(LocalTree::new(run)),
-                Mode::scratch(true),
+                VolumeMode::scratch(true),
                 Ownership::AsStored,
-                Fate::new("v", losses),
-                Usage::new(),
+                VolumeHealth::new("v", losses),
+                VolumeUsage::new(),
             );
             let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
             Self {
-                bridge: Bridge::new(Arc::new(volume), Serving::Own),
+                bridge: VolumeFileSystem::new(Arc::new(volume), ReaderMode::OwnThreads),
                 outbox: Arc::new(Outbox::new(waker)),
                 _store: store,
             }
         }
 
         /// The one answer to a request.
-        fn ask(&self, header: &[u8; HEADER_BYTES], payload: &[u8]) -> Answered {
-            let head = Head::read(header);
-            let buffers = head.wants_data().then(|| Buffers::new(8 << 10));
-            let answer = Answer::new(Arc::clone(&self.outbox), 3, buffers);
+        fn ask(&self, header: &[u8; HEADER_BYTES], payload: &[u8]) -> ReadyReply {
+            let head = FuseRequestHead::parse_ring(header);
+            let buffers = head.is_data_request().then(|| RingBuffers::new(8 << 10));
+            let answer = KernelReply::new(Arc::clone(&self.outbox), 3, buffers);
             dispatch(&self.bridge, &head, payload, answer);
-            match self.outbox.next() {
-                Some(Order::Commit(mut all)) if all.len() == 1 => all.remove(0),
+            match self.outbox.take_command() {
+                Some(OutboxCommand::Commit(mut all)) if all.len() == 1 => all.remove(0),
                 other => panic!("{head:?} is answered by {other:?}"),
             }
         }
 
         /// The answer to a request that must succeed.
-        fn body(&self, header: &[u8; HEADER_BYTES], payload: &[u8]) -> Vec<u8> {
+        fn expect_body(&self, header: &[u8; HEADER_BYTES], payload: &[u8]) -> Vec<u8> {
             let answered = self.ask(header, payload);
             assert_eq!((answered.error, answered.index), (0, 3));
             match answered.in_place {
@@ -496,7 +496,7 @@ mod tests {
         let mut header = [0; HEADER_BYTES];
         header[4..8].copy_from_slice(&opcode.to_ne_bytes());
         header[16..24].copy_from_slice(&ino.to_ne_bytes());
-        header[FIELDS_AT..FIELDS_AT + fields.len()].copy_from_slice(fields);
+        header[FIELDS_OFFSET..FIELDS_OFFSET + fields.len()].copy_from_slice(fields);
         header
     }
 
@@ -506,9 +506,9 @@ mod tests {
 
     #[test]
     fn answers_have_the_forms_that_the_kernel_reads() {
-        let served = Served::new();
+        let served = RequestFixture::new();
         let create = words(&[0o2, 0o644, 0, 0]);
-        let made = served.body(&header(opcode::CREATE, ROOT, &create), b"file\0");
+        let made = served.expect_body(&header(opcode::CREATE, ROOT, &create), b"file\0");
         assert_eq!(made.len(), 128 + 16, "an entry and an open file");
         let (ino, handle) = (u64_at(&made, 0), u64_at(&made, 128));
         assert_eq!(
@@ -516,59 +516,59 @@ mod tests {
             (ino, 0o100_644)
         );
         let spot = |size: u32| [&handle.to_ne_bytes()[..], &[0; 8], &words(&[size])].concat();
-        let wrote = served.body(&header(opcode::WRITE, ino, &spot(5)), b"hello, and no more");
+        let wrote = served.expect_body(&header(opcode::WRITE, ino, &spot(5)), b"hello, and no more");
         assert_eq!((wrote.len(), u32_at(&wrote, 0)), (8, 5));
-        let read = served.body(&header(opcode::READ, ino, &spot(4096)), b"");
+        let read = served.expect_body(&header(opcode::READ, ino, &spot(4096)), b"");
         assert_eq!(read, b"hello");
-        let found = served.body(&header(opcode::LOOKUP, ROOT, b""), b"file\0");
+        let found = served.expect_body(&header(opcode::LOOKUP, ROOT, b""), b"file\0");
         assert_eq!(
             (found.len(), u64_at(&found, 0), u64_at(&found, 48)),
             (128, ino, 5)
         );
-        let absent = served.body(&header(opcode::LOOKUP, ROOT, b""), b"none\0");
+        let absent = served.expect_body(&header(opcode::LOOKUP, ROOT, b""), b"none\0");
         assert_eq!(
             (absent.len(), u64_at(&absent, 0)),
             (128, 0),
             "believed, and not there"
         );
-        let attr = served.body(&header(opcode::GETATTR, ino, b""), b"");
+        let attr = served.expect_body(&header(opcode::GETATTR, ino, b""), b"");
         assert_eq!(
             (attr.len(), u64_at(&attr, 16), u64_at(&attr, 24)),
             (16 + 88, ino, 5)
         );
-        let stat = served.body(&header(opcode::STATFS, ROOT, b""), b"");
+        let stat = served.expect_body(&header(opcode::STATFS, ROOT, b""), b"");
         assert_eq!(stat.len(), 80);
         let seek = [&handle.to_ne_bytes()[..], &[0; 8], &words(&[4])].concat();
-        let hole = served.body(&header(opcode::LSEEK, ino, &seek), b"");
+        let hole = served.expect_body(&header(opcode::LSEEK, ino, &seek), b"");
         assert_eq!((hole.len(), u64_at(&hole, 0)), (8, 5), "SEEK_HOLE");
-        let opened = served.body(&header(opcode::OPENDIR, ROOT, b""), b"");
+        let opened = served.expect_body(&header(opcode::OPENDIR, ROOT, b""), b"");
         let directory = &opened[..8];
         for (opcode, head) in [(opcode::READDIR, 24), (opcode::READDIRPLUS, 128 + 24)] {
             let fields = |room| [directory, &[0; 8], &words(&[room])].concat();
-            let listed = served.body(&header(opcode, ROOT, &fields(4096)), b"");
+            let listed = served.expect_body(&header(opcode, ROOT, &fields(4096)), b"");
             assert_eq!(listed.len() % 8, 0);
             assert!(
                 listed.len() >= 3 * (head + 8),
                 "the file and two directories"
             );
-            let little = served.body(&header(opcode, ROOT, &fields(head as u32 + 8)), b"");
+            let little = served.expect_body(&header(opcode, ROOT, &fields(head as u32 + 8)), b"");
             assert_eq!(little.len(), head + 8, "one fits");
         }
         assert!(
             served
-                .body(&header(opcode::RELEASE, ino, &handle.to_ne_bytes()), b"")
+                .expect_body(&header(opcode::RELEASE, ino, &handle.to_ne_bytes()), b"")
                 .is_empty()
         );
         assert!(
             served
-                .body(&header(opcode::UNLINK, ROOT, b""), b"file\0")
+                .expect_body(&header(opcode::UNLINK, ROOT, b""), b"file\0")
                 .is_empty()
         );
     }
 
     #[test]
     fn whatever_is_asked_is_answered_once() {
-        let served = Served::new();
+        let served = RequestFixture::new();
         // A generator with a full period: the same garbage in every run.
         let mut state = 2026_u64;
         let mut next = move || {
@@ -611,9 +611,9 @@ mod tests {
 
     #[test]
     fn a_request_that_nobody_answers_fails() {
-        let served = Served::new();
-        drop(Answer::new(Arc::clone(&served.outbox), 7, None));
-        let Some(Order::Commit(all)) = served.outbox.next() else {
+        let served = RequestFixture::new();
+        drop(KernelReply::new(Arc::clone(&served.outbox), 7, None));
+        let Some(OutboxCommand::Commit(all)) = served.outbox.take_command() else {
             panic!("no answer");
         };
         assert_eq!((all[0].index, all[0].error), (7, Errno::EIO.code()));

@@ -15,80 +15,80 @@ use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::near::{Fetched, Near};
+use super::near::{BlockDelivery, LocalBlocks};
 use crate::limits::DIGEST_RETRIES;
-use crate::logic::directory::File;
+use crate::logic::directory::ManifestFile;
 use crate::memory;
 use crate::tree::Server;
 
 /// File and block.
-type Key = (u32, u64);
+type BlockKey = (u32, u64);
 
 /// Fetches blocks of one cache volume.
 #[derive(Debug)]
-pub(super) struct Blocks {
+pub(super) struct BlockFetcher {
     server: Server,
     volume: VolumeId,
     manifest: Digest,
     block_bytes: u32,
-    near: Option<Arc<Near>>,
+    local_blocks: Option<Arc<LocalBlocks>>,
     buffer: Mutex<BlockBuffer>,
 }
 
 /// What a read yields: a part of some bytes.
 #[derive(Debug)]
-pub(super) struct Data {
+pub(super) struct ReadData {
     bytes: Buffer,
-    place: Range<usize>,
+    range: Range<usize>,
 }
 
-impl Deref for Data {
+impl Deref for ReadData {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes[self.place.clone()]
+        &self.bytes[self.range.clone()]
     }
 }
 
 #[derive(Debug, Default)]
 struct BlockBuffer {
-    blocks: BTreeMap<Key, Entry>,
+    blocks: BTreeMap<BlockKey, BufferedBlock>,
     /// When each kept block was used last, oldest first.
-    order: BTreeMap<u64, Key>,
-    uses: u64,
+    keys_by_use: BTreeMap<u64, BlockKey>,
+    use_count: u64,
     bytes: usize,
 }
 
 #[derive(Debug)]
-enum Entry {
+enum BufferedBlock {
     /// Somebody fetches it; the channel closes when that is over, for good or bad.
     Pending(watch::Receiver<()>),
-    Kept {
+    Ready {
         data: Bytes,
-        used: u64,
+        last_use: u64,
     },
 }
 
 /// What to do about one wanted block.
-enum Step<'a> {
-    Have(Bytes),
+enum BlockAction<'a> {
+    Ready(Bytes),
     Wait(watch::Receiver<()>),
-    Fetch(Claim<'a>),
+    Fetch(FetchClaim<'a>),
 }
 
-impl Blocks {
+impl BlockFetcher {
     pub(super) fn new(
         server: Server,
         volume: VolumeId,
         (manifest, block_bytes): (Digest, u32),
-        near: Option<Arc<Near>>,
+        near: Option<Arc<LocalBlocks>>,
     ) -> Self {
         Self {
             server,
             volume,
             manifest,
             block_bytes,
-            near,
+            local_blocks: near,
             buffer: Mutex::default(),
         }
     }
@@ -99,19 +99,19 @@ impl Blocks {
     }
 
     /// Whether all blocks of `range` seem to be on this machine.
-    pub(super) fn are_here(&self, file: File, range: &Range<u64>) -> bool {
+    pub(super) fn has_all(&self, file: ManifestFile, range: &Range<u64>) -> bool {
         let mut blocks = self.blocks_of(&(range.start..range.end.min(file.size)));
-        let near = |block| self.near.as_ref().is_some_and(|near| near.has(file, block));
+        let near = |block| self.local_blocks.as_ref().is_some_and(|near| near.has(file, block));
         let buffer = self.lock();
         let kept = |block| {
             let entry = buffer.blocks.get(&(file.index.0, block));
-            matches!(entry, Some(Entry::Kept { .. }))
+            matches!(entry, Some(BufferedBlock::Ready { .. }))
         };
         blocks.all(|block| near(block) || kept(block))
     }
 
     /// Bytes of `range` (within the file) if all of its blocks are at hand.
-    pub(super) fn at_hand(&self, file: File, range: &Range<u64>) -> Option<Data> {
+    pub(super) fn get_buffered(&self, file: ManifestFile, range: &Range<u64>) -> Option<ReadData> {
         let mut buffer = self.lock();
         let mut blocks = Vec::new();
         for block in self.blocks_of(range) {
@@ -125,11 +125,11 @@ impl Blocks {
     ///
     /// # Errors
     /// The server's, or `DigestMismatch` when damaged data come again and again.
-    pub(super) async fn read(&self, file: File, range: &Range<u64>) -> Result<Data> {
+    pub(super) async fn read(&self, file: ManifestFile, range: &Range<u64>) -> Result<ReadData> {
         // What the node was given and did not use is not given to the network once more.
         let mut left = None;
-        if let Some(near) = &self.near
-            && let Some(data) = self.bring(near, file, range, &mut left).await?
+        if let Some(near) = &self.local_blocks
+            && let Some(data) = self.materialise(near, file, range, &mut left).await?
         {
             return Ok(data);
         }
@@ -137,22 +137,22 @@ impl Blocks {
         let mut blocks = Vec::new();
         let mut next = wanted.start;
         while next < wanted.end {
-            if let Some(data) = self.read_near(file, next) {
+            if let Some(data) = self.read_local_block(file, next) {
                 blocks.push(data);
                 next += 1;
                 continue;
             }
-            match self.plan(file, next..wanted.end) {
-                Step::Have(data) => {
+            match self.plan_block(file, next..wanted.end) {
+                BlockAction::Ready(data) => {
                     blocks.push(data);
                     next += 1;
                 }
-                Step::Wait(pending) => over(pending).await,
-                Step::Fetch(claim) => {
+                BlockAction::Wait(pending) => wait_for_fetch(pending).await,
+                BlockAction::Fetch(claim) => {
                     let deadline = left.take().unwrap_or_else(|| self.server.deadline());
                     let fetched = self.fetch(file, claim.blocks.clone(), deadline).await?;
                     next = claim.blocks.end;
-                    claim.keep(&fetched);
+                    claim.complete(&fetched);
                     blocks.extend(fetched);
                 }
             }
@@ -166,36 +166,36 @@ impl Blocks {
     ///
     /// # Errors
     /// The server's that end the volume.
-    async fn bring(
+    async fn materialise(
         &self,
-        near: &Near,
-        file: File,
+        local_blocks: &LocalBlocks,
+        file: ManifestFile,
         range: &Range<u64>,
-        left: &mut Option<Deadline>,
-    ) -> Result<Option<Data>> {
+        remaining: &mut Option<Deadline>,
+    ) -> Result<Option<ReadData>> {
         let wanted = self.blocks_of(range);
         let mut next = wanted.start;
         while next < wanted.end {
-            if near.has(file, next) {
+            if local_blocks.has(file, next) {
                 next += 1;
                 continue;
             }
-            match self.plan(file, next..wanted.end) {
-                Step::Have(_) => next += 1,
-                Step::Wait(pending) => over(pending).await,
-                Step::Fetch(claim) => {
+            match self.plan_block(file, next..wanted.end) {
+                BlockAction::Ready(_) => next += 1,
+                BlockAction::Wait(pending) => wait_for_fetch(pending).await,
+                BlockAction::Fetch(claim) => {
                     next = claim.blocks.end;
                     let deadline = self.server.deadline();
                     // The network needs time to say why they are late.
                     let near_deadline = Deadline::after(deadline.left() / 2);
                     let blocks = claim.blocks.clone();
-                    match self.fetch_near(near, file, blocks, near_deadline).await {
-                        Ok(Some(fetched)) => claim.keep(&fetched),
+                    match self.materialise_blocks(local_blocks, file, blocks, near_deadline).await {
+                        Ok(Some(fetched)) => claim.complete(&fetched),
                         Ok(None) => {}
                         Err(why) if why.class() == ErrorClass::VolumeLost => return Err(why),
                         Err(why) => {
                             tracing::debug!(%why, "blocks are asked for through the network");
-                            *left = Some(deadline);
+                            *remaining = Some(deadline);
                             return Ok(None);
                         }
                     }
@@ -204,66 +204,66 @@ impl Blocks {
         }
         let whole = (wanted.end - wanted.start) * self.block_bytes();
         let mut bytes = Buffer::of_any(usize::try_from(whole).unwrap_or(0));
-        Ok(near
+        Ok(local_blocks
             .read(file, range, &mut bytes)
-            .map(|place| Data { bytes, place }))
+            .map(|place| ReadData { bytes, range: place }))
     }
 
     /// Blocks that the node brings; `None` when they can be read from its files.
-    async fn fetch_near(
+    async fn materialise_blocks(
         &self,
-        near: &Near,
-        file: File,
+        local_blocks: &LocalBlocks,
+        file: ManifestFile,
         blocks: Range<u64>,
         deadline: Deadline,
     ) -> Result<Option<Vec<Bytes>>> {
-        let count = count_of(&blocks)?;
-        let fetching = near.fetch(file.index, BlockIndex(blocks.start), count);
+        let count = block_count(&blocks)?;
+        let fetching = local_blocks.fetch(file.index, BlockIndex(blocks.start), count);
         let fetched = tokio::time::timeout_at(deadline.instant().into(), fetching).await;
         match fetched
             .unwrap_or_else(|_| Err(Error::new(ErrorCode::DeadlineExceeded, "no answer")))?
         {
-            Fetched::Here => Ok(None),
-            Fetched::Bytes(digests, body) => self.verify(file, blocks, &digests, &body).map(Some),
+            BlockDelivery::Local => Ok(None),
+            BlockDelivery::Bytes(digests, body) => self.verify(file, blocks, &digests, &body).map(Some),
         }
     }
 
     /// Decides about the first of the wanted blocks. To fetch claims it, with as many of the
     /// following ones as nobody has or fetches and one call may carry.
-    fn plan(&self, file: File, wanted: Range<u64>) -> Step<'_> {
+    fn plan_block(&self, file: ManifestFile, wanted: Range<u64>) -> BlockAction<'_> {
         let mut buffer = self.lock();
         let first = (file.index.0, wanted.start);
         if let Some(data) = buffer.get(first) {
-            return Step::Have(data);
+            return BlockAction::Ready(data);
         }
-        if let Some(Entry::Pending(pending)) = buffer.blocks.get(&first) {
-            return Step::Wait(pending.clone());
+        if let Some(BufferedBlock::Pending(pending)) = buffer.blocks.get(&first) {
+            return BlockAction::Wait(pending.clone());
         }
         let call_blocks = u64::from((IO_BYTES_MAX / self.block_bytes).max(1));
         let (end, pending) = watch::channel(());
         let mut last = wanted.start;
-        let is_near = |block| self.near.as_ref().is_some_and(|near| near.has(file, block));
+        let is_near = |block| self.local_blocks.as_ref().is_some_and(|near| near.has(file, block));
         while last < wanted.end.min(wanted.start + call_blocks)
             && !buffer.blocks.contains_key(&(file.index.0, last))
             && (last == wanted.start || !is_near(last))
         {
             buffer
                 .blocks
-                .insert((file.index.0, last), Entry::Pending(pending.clone()));
+                .insert((file.index.0, last), BufferedBlock::Pending(pending.clone()));
             last += 1;
         }
         let blocks = wanted.start..last;
-        Step::Fetch(Claim {
-            owner: self,
+        BlockAction::Fetch(FetchClaim {
+            fetcher: self,
             file: file.index.0,
             blocks,
-            end: Some(end),
+            finished: Some(end),
         })
     }
 
     /// A block that came to this machine while others were waited for.
-    fn read_near(&self, file: File, block: u64) -> Option<Bytes> {
-        let near = self.near.as_ref()?;
+    fn read_local_block(&self, file: ManifestFile, block: u64) -> Option<Bytes> {
+        let near = self.local_blocks.as_ref()?;
         let start = block * self.block_bytes();
         let range = start..(start + self.block_bytes()).min(file.size);
         let mut bytes = Vec::new();
@@ -273,11 +273,11 @@ impl Blocks {
 
     async fn fetch(
         &self,
-        file: File,
+        file: ManifestFile,
         blocks: Range<u64>,
         deadline: Deadline,
     ) -> Result<Vec<Bytes>> {
-        let (first, count) = (BlockIndex(blocks.start), count_of(&blocks)?);
+        let (first, count) = (BlockIndex(blocks.start), block_count(&blocks)?);
         let mut call = ReadBlocks {
             cache: CacheRef::Volume(self.volume),
             manifest: self.manifest,
@@ -316,7 +316,7 @@ impl Blocks {
     /// Cuts the body into blocks and checks each.
     fn verify(
         &self,
-        file: File,
+        file: ManifestFile,
         blocks: Range<u64>,
         digests: &[Digest],
         body: &Bytes,
@@ -352,7 +352,7 @@ impl Blocks {
         range.start / block_bytes..range.end.div_ceil(block_bytes)
     }
 
-    fn assemble(&self, range: &Range<u64>, blocks: &[Bytes]) -> Data {
+    fn assemble(&self, range: &Range<u64>, blocks: &[Bytes]) -> ReadData {
         let length = usize::try_from(range.end - range.start).unwrap_or(0);
         let mut bytes = Buffer::with_room(length);
         let mut skip = (range.start % u64::from(self.block_bytes)) as usize;
@@ -362,7 +362,7 @@ impl Blocks {
             skip = 0;
         }
         let place = 0..bytes.len();
-        Data { bytes, place }
+        ReadData { bytes, range: place }
     }
 
     fn lock(&self) -> MutexGuard<'_, BlockBuffer> {
@@ -372,33 +372,33 @@ impl Blocks {
 }
 
 impl BlockBuffer {
-    fn get(&mut self, key: Key) -> Option<Bytes> {
-        let Some(Entry::Kept { data, used }) = self.blocks.get_mut(&key) else {
+    fn get(&mut self, key: BlockKey) -> Option<Bytes> {
+        let Some(BufferedBlock::Ready { data, last_use: used }) = self.blocks.get_mut(&key) else {
             return None;
         };
-        self.order.remove(used);
-        self.uses += 1;
-        *used = self.uses;
-        self.order.insert(self.uses, key);
+        self.keys_by_use.remove(used);
+        self.use_count += 1;
+        *used = self.use_count;
+        self.keys_by_use.insert(self.use_count, key);
         Some(data.clone())
     }
 
-    fn keep(&mut self, key: Key, data: Bytes) {
-        self.uses += 1;
+    fn insert(&mut self, key: BlockKey, data: Bytes) {
+        self.use_count += 1;
         self.bytes += data.len();
-        self.order.insert(self.uses, key);
+        self.keys_by_use.insert(self.use_count, key);
         self.blocks.insert(
             key,
-            Entry::Kept {
+            BufferedBlock::Ready {
                 data,
-                used: self.uses,
+                last_use: self.use_count,
             },
         );
         while self.bytes > memory::blocks_bytes_max() {
-            let Some((_, oldest)) = self.order.pop_first() else {
+            let Some((_, oldest)) = self.keys_by_use.pop_first() else {
                 break;
             };
-            if let Some(Entry::Kept { data, .. }) = self.blocks.remove(&oldest) {
+            if let Some(BufferedBlock::Ready { data, .. }) = self.blocks.remove(&oldest) {
                 self.bytes -= data.len();
             }
         }
@@ -406,43 +406,43 @@ impl BlockBuffer {
 }
 
 /// Waits until a fetch is over: nothing is ever sent, but the channel ends.
-async fn over(mut pending: watch::Receiver<()>) {
+async fn wait_for_fetch(mut pending: watch::Receiver<()>) {
     while pending.changed().await.is_ok() {}
 }
 
-fn count_of(blocks: &Range<u64>) -> Result<u32> {
+fn block_count(blocks: &Range<u64>) -> Result<u32> {
     u32::try_from(blocks.end - blocks.start)
         .map_err(|_| Error::new(ErrorCode::Malformed, "too many blocks in one read"))
 }
 
 /// Blocks that this reader fetches. Dropped without success, others may try.
-struct Claim<'a> {
-    owner: &'a Blocks,
+struct FetchClaim<'a> {
+    fetcher: &'a BlockFetcher,
     file: u32,
     blocks: Range<u64>,
-    end: Option<watch::Sender<()>>,
+    finished: Option<watch::Sender<()>>,
 }
 
-impl Claim<'_> {
-    fn keep(mut self, fetched: &[Bytes]) {
-        let mut buffer = self.owner.lock();
+impl FetchClaim<'_> {
+    fn complete(mut self, fetched: &[Bytes]) {
+        let mut buffer = self.fetcher.lock();
         for (block, data) in self.blocks.clone().zip(fetched) {
             // A copy of its own: a slice would keep the whole reply alive.
-            buffer.keep((self.file, block), Bytes::copy_from_slice(data));
+            buffer.insert((self.file, block), Bytes::copy_from_slice(data));
         }
         drop(buffer);
         self.blocks = 0..0;
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for FetchClaim<'_> {
     fn drop(&mut self) {
-        let mut buffer = self.owner.lock();
+        let mut buffer = self.fetcher.lock();
         for block in self.blocks.clone() {
             buffer.blocks.remove(&(self.file, block));
         }
         drop(buffer);
         // Only now may those who wait look again.
-        self.end.take();
+        self.finished.take();
     }
 }

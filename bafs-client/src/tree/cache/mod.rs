@@ -21,14 +21,14 @@ use bytes::Bytes;
 use nix::libc;
 use tokio::runtime::Handle;
 
-use self::blocks::Blocks;
-use self::near::Near;
-use super::{Done, Server};
+use self::blocks::BlockFetcher;
+use self::near::LocalBlocks;
+use super::{Completion, Server};
 use crate::errno::errno_of;
-use crate::fate::{Fate, is_fatal};
-use crate::limits::{DEFAULT_READ_AHEAD_KIB, WHOLE_FILE_BYTES};
-use crate::logic::around::{Around, Purpose};
-use crate::logic::directory::{Directory, File, Owner};
+use crate::fate::{VolumeHealth, is_fatal};
+use crate::limits::{DEFAULT_READ_AHEAD_KIB, PASSTHROUGH_FILE_BYTES_MIN};
+use crate::logic::around::{ReadAheadFilter, ReadPurpose};
+use crate::logic::directory::{ManifestTree, ManifestFile, Owner};
 
 /// Bytes that an entry takes in the kernel's form beside its name.
 const ENTRY_BYTES: u32 = 152;
@@ -42,14 +42,14 @@ thread_local! {
 /// A cache volume with its names in memory.
 #[derive(Debug)]
 pub struct CacheTree {
-    directory: Directory,
+    manifest_tree: ManifestTree,
     /// Blocks on this machine, or why there are none to be had.
-    near: Result<Arc<Near>>,
-    blocks: Arc<Blocks>,
-    around: Mutex<Around>,
+    local_blocks: Result<Arc<LocalBlocks>>,
+    blocks: Arc<BlockFetcher>,
+    read_ahead_filter: Mutex<ReadAheadFilter>,
     /// The kernel's read-ahead.
-    window_bytes: AtomicU64,
-    fate: Fate,
+    read_ahead_bytes: AtomicU64,
+    health: VolumeHealth,
     runtime: Handle,
 }
 
@@ -60,50 +60,50 @@ impl CacheTree {
     /// # Errors
     /// What the server answers; `SourceChanged` when the manifest changed while it was read;
     /// `Malformed` when it is no tree.
-    pub async fn open(server: Server, volume: VolumeId, owner: Owner, fate: Fate) -> Result<Self> {
-        let Shown {
+    pub async fn open(server: Server, volume: VolumeId, owner: Owner, health: VolumeHealth) -> Result<Self> {
+        let CacheManifest {
             manifest,
             block_bytes,
             top,
             entries,
         } = read_manifest(&server, volume).await?;
         let places = (BlockPlaces::of(&entries, block_bytes), block_bytes);
-        let directory = Directory::build(&top, entries, owner, block_bytes)?;
-        let near = Near::open(&server, volume, manifest, places, fate.clone()).await;
+        let directory = ManifestTree::build(&top, entries, owner, block_bytes)?;
+        let near = LocalBlocks::open(&server, volume, manifest, places, health.clone()).await;
         let near = near.map(Arc::new).inspect_err(|why| {
             tracing::info!(%why, "blocks of the volume come through the network");
         });
         let here = near.as_ref().ok().cloned();
-        let blocks = Arc::new(Blocks::new(server, volume, (manifest, block_bytes), here));
+        let blocks = Arc::new(BlockFetcher::new(server, volume, (manifest, block_bytes), here));
         Ok(Self {
-            directory,
-            near,
+            manifest_tree: directory,
+            local_blocks: near,
             blocks,
-            around: Mutex::default(),
-            window_bytes: AtomicU64::new(u64::from(DEFAULT_READ_AHEAD_KIB) << 10),
-            fate,
+            read_ahead_filter: Mutex::default(),
+            read_ahead_bytes: AtomicU64::new(u64::from(DEFAULT_READ_AHEAD_KIB) << 10),
+            health,
             runtime: Handle::current(),
         })
     }
 
     /// Whether the source is one file instead of a directory.
     pub fn is_single_file(&self) -> bool {
-        self.directory.is_single_file()
+        self.manifest_tree.is_single_file()
     }
 
     pub(super) fn describe(&self, ino: InodeNo) -> Option<(String, u64)> {
         Some((
-            self.directory.path(ino)?.to_owned(),
-            self.directory.file(ino)?.size,
+            self.manifest_tree.path(ino)?.to_owned(),
+            self.manifest_tree.file(ino)?.size,
         ))
     }
 
-    pub(super) fn whole_files(&self) -> (bool, String) {
-        let (files, bytes) = self.directory.files_and_bytes();
+    pub(super) fn passthrough_support(&self) -> (bool, String) {
+        let (files, bytes) = self.manifest_tree.files_and_bytes();
         let mean = bytes.checked_div(files).unwrap_or(0);
-        match &self.near {
+        match &self.local_blocks {
             Err(why) => (false, format!("blocks come through the network: {why}")),
-            Ok(_) if mean < WHOLE_FILE_BYTES => {
+            Ok(_) if mean < PASSTHROUGH_FILE_BYTES_MIN => {
                 let text = format!(
                     "blocks on this machine are read without asking; files have {mean} bytes on \
                      average, so they are opened without any request"
@@ -120,14 +120,14 @@ impl CacheTree {
         }
     }
 
-    pub(super) fn hold_whole(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
-        let (file, near) = (self.directory.file(ino)?, self.near.as_ref().ok()?);
+    pub(super) fn open_passthrough(&self, ino: InodeNo) -> Option<(OwnedFd, u64)> {
+        let (file, near) = (self.manifest_tree.file(ino)?, self.local_blocks.as_ref().ok()?);
         // A small file, or one that is not here to its end, is not worth a question.
         let last = file.size.checked_sub(1)? / self.blocks.block_bytes();
-        if file.size < WHOLE_FILE_BYTES || !near.has(file, 0) || !near.has(file, last) {
+        if file.size < PASSTHROUGH_FILE_BYTES_MIN || !near.has(file, 0) || !near.has(file, last) {
             return None;
         }
-        match near.hold(file.index) {
+        match near.pin_file(file.index) {
             Ok(opened) => Some((opened, file.size)),
             Err(why) => {
                 tracing::debug!(file = %file.index, %why, "not handed over whole");
@@ -136,27 +136,27 @@ impl CacheTree {
         }
     }
 
-    pub(super) fn let_go_whole(&self, ino: InodeNo) {
-        if let (Some(file), Ok(near)) = (self.directory.file(ino), &self.near) {
-            near.let_go(file.index);
+    pub(super) fn release_passthrough(&self, ino: InodeNo) {
+        if let (Some(file), Ok(near)) = (self.manifest_tree.file(ino), &self.local_blocks) {
+            near.unpin_file(file.index);
         }
     }
 
-    pub(super) fn is_guess(&self, ino: InodeNo, offset: u64, length: u32) -> bool {
-        let Some(file) = self.directory.file(ino) else {
+    pub(super) fn is_speculative_read(&self, ino: InodeNo, offset: u64, length: u32) -> bool {
+        let Some(file) = self.manifest_tree.file(ino) else {
             return false;
         };
         let range = offset..offset.saturating_add(u64::from(length));
         let lengths = (
-            self.window_bytes.load(Ordering::Relaxed),
+            self.read_ahead_bytes.load(Ordering::Relaxed),
             self.blocks.block_bytes(),
         );
-        let mut around = self.around.lock().unwrap_or_else(PoisonError::into_inner);
-        let purpose = around.note(file.index, &range, lengths, || {
-            self.blocks.are_here(file, &range)
+        let mut around = self.read_ahead_filter.lock().unwrap_or_else(PoisonError::into_inner);
+        let purpose = around.classify_read(file.index, &range, lengths, || {
+            self.blocks.has_all(file, &range)
         });
         drop(around);
-        if let Purpose::WantedWith(all) = purpose {
+        if let ReadPurpose::DemandWindow(all) = purpose {
             // Page by page it would wait for one block after the other.
             let blocks = Arc::clone(&self.blocks);
             let all = all.start..all.end.min(file.size);
@@ -164,16 +164,16 @@ impl CacheTree {
                 .spawn(async move { drop(blocks.read(file, &all).await) });
             return false;
         }
-        purpose == Purpose::Guess
+        purpose == ReadPurpose::Speculative
     }
 
     /// The kernel reads ahead, and around pages of mapped memory, as many bytes.
-    pub(super) fn has_read_ahead(&self, bytes: u64) {
-        self.window_bytes.store(bytes, Ordering::Relaxed);
+    pub(super) fn set_read_ahead_bytes(&self, bytes: u64) {
+        self.read_ahead_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Handles are inode numbers: the kernel may leave out opening and closing.
-    pub(super) fn run(&self, op: FileOp, done: Done) {
+    pub(super) fn run(&self, op: FileOp, done: Completion) {
         match op {
             FileOp::Read {
                 handle,
@@ -185,7 +185,7 @@ impl CacheTree {
     }
 
     fn answer(&self, op: &FileOp) -> FileResult {
-        let directory = &self.directory;
+        let directory = &self.manifest_tree;
         let attr = |ino| directory.attr(ino).ok_or(Errno(libc::ENOENT));
         let entered = match op {
             FileOp::Lookup { parent: ino, .. } | FileOp::OpenDirectory { ino } => Some(*ino),
@@ -193,7 +193,7 @@ impl CacheTree {
             _ => None,
         };
         // Its bits may permit it, above all to root.
-        if entered.is_some_and(|ino| directory.is_closed(ino)) {
+        if entered.is_some_and(|ino| directory.is_unreadable(ino)) {
             return Err(Errno(libc::EACCES));
         }
         match op {
@@ -215,7 +215,7 @@ impl CacheTree {
                 cookie,
                 bytes_max,
                 ..
-            } => self.list(InodeNo(handle.0), *cookie, *bytes_max),
+            } => self.list_directory(InodeNo(handle.0), *cookie, *bytes_max),
             FileOp::StatFs => Ok(FileReply::StatFs(directory.stat())),
             FileOp::Forget { .. }
             | FileOp::Release { .. }
@@ -243,10 +243,10 @@ impl CacheTree {
         }
     }
 
-    fn list(&self, ino: InodeNo, cookie: u64, bytes_max: u32) -> FileResult {
+    fn list_directory(&self, ino: InodeNo, cookie: u64, bytes_max: u32) -> FileResult {
         let mut entries = Vec::new();
         let mut left = bytes_max;
-        let listed = self.directory.read(ino, cookie, |entry| {
+        let listed = self.manifest_tree.read_entries(ino, cookie, |entry| {
             left = left.saturating_sub(ENTRY_BYTES + entry.name.len() as u32);
             entries.push(entry);
             left > 0
@@ -256,8 +256,8 @@ impl CacheTree {
             .ok_or(Errno(libc::ENOTDIR))
     }
 
-    fn read(&self, handle: HandleId, offset: u64, length: u32, done: Done) {
-        let Some(file) = self.directory.file(InodeNo(handle.0)) else {
+    fn read(&self, handle: HandleId, offset: u64, length: u32, done: Completion) {
+        let Some(file) = self.manifest_tree.file(InodeNo(handle.0)) else {
             return done(Err(Errno(libc::EISDIR)), &[]);
         };
         let length = u64::from(length.min(IO_BYTES_MAX));
@@ -265,28 +265,28 @@ impl CacheTree {
         if range.is_empty() {
             return done(Ok(FileReply::Read { length: 0 }), &[]);
         }
-        let Some(done) = self.read_near(file, &range, done) else {
+        let Some(done) = self.read_local(file, &range, done) else {
             return;
         };
-        if let Some(data) = self.blocks.at_hand(file, &range) {
-            return answer_read(done, &data);
+        if let Some(data) = self.blocks.get_buffered(file, &range) {
+            return complete_read(done, &data);
         }
-        let (blocks, fate) = (Arc::clone(&self.blocks), self.fate.clone());
+        let (blocks, fate) = (Arc::clone(&self.blocks), self.health.clone());
         self.runtime
-            .spawn(async move { fetch(&blocks, &fate, file, range, done).await });
+            .spawn(async move { fetch_and_complete(&blocks, &fate, file, range, done).await });
     }
 }
 
 impl CacheTree {
     /// Answers a read of blocks that are all on this machine; gives `done` back otherwise.
-    fn read_near(&self, file: File, range: &Range<u64>, done: Done) -> Option<Done> {
-        let Ok(near) = &self.near else {
+    fn read_local(&self, file: ManifestFile, range: &Range<u64>, done: Completion) -> Option<Completion> {
+        let Ok(near) = &self.local_blocks else {
             return Some(done);
         };
         let mut buffer = BUFFER.take();
         let left = match near.read(file, range, &mut buffer) {
             Some(place) => {
-                answer_read(done, &buffer[place]);
+                complete_read(done, &buffer[place]);
                 None
             }
             None => Some(done),
@@ -296,14 +296,14 @@ impl CacheTree {
     }
 }
 
-async fn fetch(blocks: &Blocks, fate: &Fate, file: File, range: Range<u64>, done: Done) {
-    match fate.while_there(blocks.read(file, &range)).await {
-        Some(Ok(data)) => answer_read(done, &data),
+async fn fetch_and_complete(blocks: &BlockFetcher, health: &VolumeHealth, file: ManifestFile, range: Range<u64>, done: Completion) {
+    match health.run_unless_lost(blocks.read(file, &range)).await {
+        Some(Ok(data)) => complete_read(done, &data),
         Some(Err(error)) => {
             let errno = errno_of(error.code);
             // The volume itself was granted: it is this file that the home may not read.
             if is_fatal(&error) && error.code != ErrorCode::RightMissing {
-                fate.lose(error);
+                health.mark_lost(error);
             }
             done(Err(errno), &[]);
         }
@@ -311,21 +311,21 @@ async fn fetch(blocks: &Blocks, fate: &Fate, file: File, range: Range<u64>, done
     }
 }
 
-fn answer_read(done: Done, data: &[u8]) {
+fn complete_read(done: Completion, data: &[u8]) {
     // At most IO_BYTES_MAX were asked for.
     let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
     done(Ok(FileReply::Read { length }), data);
 }
 
 /// What a cache volume shows.
-struct Shown {
+struct CacheManifest {
     manifest: Digest,
     block_bytes: u32,
     top: SourceEntry,
     entries: Vec<SourceEntry>,
 }
 
-async fn read_manifest(server: &Server, volume: VolumeId) -> Result<Shown> {
+async fn read_manifest(server: &Server, volume: VolumeId) -> Result<CacheManifest> {
     let mut entries: Vec<SourceEntry> = Vec::new();
     let mut digest = None;
     loop {
@@ -356,7 +356,7 @@ async fn read_manifest(server: &Server, volume: VolumeId) -> Result<Shown> {
             ));
         }
         if !more {
-            return Ok(Shown {
+            return Ok(CacheManifest {
                 manifest,
                 block_bytes,
                 top,

@@ -23,59 +23,59 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use crate::clock;
-use crate::door::{self, DoorConnection};
-use crate::fate::Fate;
-use crate::limits::{DOOR_HOLD_MS, NEAR_FILES_MAX};
-use crate::logic::directory::File;
+use crate::door::{self, HandoffConnection};
+use crate::fate::VolumeHealth;
+use crate::limits::{PIN_FILE_TIMEOUT_MS, LOCAL_BLOCK_FILES_MAX};
+use crate::logic::directory::ManifestFile;
 use crate::tree::Server;
 
 /// A node that was silent at its door is asked for whole files again after so long.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
+const SILENT_NODE_PAUSE: Duration = Duration::from_secs(10);
 
 /// What the node on this machine handed over, for as long as it may be used.
 #[derive(Debug)]
-pub(super) struct Near {
+pub(super) struct LocalBlocks {
     /// `None` once the node took it back or is gone.
-    blocks: Arc<RwLock<Option<Arc<NearBlocks>>>>,
-    connection: Arc<DoorConnection>,
-    watch: JoinHandle<()>,
+    blocks: Arc<RwLock<Option<Arc<LocalBlockStore>>>>,
+    connection: Arc<HandoffConnection>,
+    revocation_task: JoinHandle<()>,
     runtime: Handle,
     /// How long the node may take to give a whole file.
-    hold: Duration,
+    pin_timeout: Duration,
     /// When the node did not: others need not wait as well, for a while.
     silent_since: Mutex<Option<Instant>>,
 }
 
 /// The blocks that are here. Dropped, nothing of them is open any more.
 #[derive(Debug)]
-struct NearBlocks {
+struct LocalBlockStore {
     map: BlockMap,
     block_bytes: u64,
     directory: OwnedFd,
-    files: Mutex<Files>,
+    files: Mutex<OpenBlockFiles>,
     /// Bytes that were read.
     read_bytes: AtomicU64,
     /// Its lock tells the node, and a later life of it, that somebody uses the blocks.
-    _users: OwnedFd,
+    _users_lock: OwnedFd,
 }
 
 /// What the node did about blocks that it was asked for.
 #[derive(Debug)]
-pub(super) enum Fetched {
+pub(super) enum BlockDelivery {
     /// They can be read here now.
-    Here,
+    Local,
     /// They came, with the digest of each.
     Bytes(Vec<Digest>, Bytes),
 }
 
 /// The files that were used last, open.
 #[derive(Debug, Default)]
-struct Files {
+struct OpenBlockFiles {
     open: BTreeMap<FileIndex, (Arc<OsFile>, u64)>,
-    uses: u64,
+    use_count: u64,
 }
 
-impl Near {
+impl LocalBlocks {
     /// Asks the node for its blocks. Must be called within a tokio runtime. When the node takes
     /// them back because the volume is over, `fate` hears of it; when the node is gone, calls tell.
     ///
@@ -86,13 +86,13 @@ impl Near {
         volume: VolumeId,
         manifest: Digest,
         (places, block_bytes): (Option<BlockPlaces>, u32),
-        fate: Fate,
+        health: VolumeHealth,
     ) -> Result<Self> {
         let unusable = |why: String| Error::new(ErrorCode::Unsupported, why);
         let places = places
             .ok_or_else(|| unusable("the volume has too many blocks for a map".to_owned()))?;
         let what = HandOverOf::Cache { volume, manifest };
-        let parcel = door::fetch(server, what).await?;
+        let parcel = door::fetch_handoff(server, what).await?;
         let HandedOver::Cache(header) = parcel.header else {
             return Err(unusable("something else was handed over".to_owned()));
         };
@@ -107,21 +107,21 @@ impl Near {
         }
         let map = BlockMap::open(places, [present.as_fd(), used.as_fd()])
             .map_err(|error| unusable(format!("the block map is not usable: {error}")))?;
-        let blocks = Arc::new(RwLock::new(Some(Arc::new(NearBlocks {
+        let blocks = Arc::new(RwLock::new(Some(Arc::new(LocalBlockStore {
             map,
             block_bytes: u64::from(block_bytes),
             directory,
             files: Mutex::default(),
             read_bytes: AtomicU64::new(0),
-            _users: users,
+            _users_lock: users,
         }))));
         let connection = Arc::new(parcel.connection);
         let (watched, given) = (Arc::clone(&connection), Arc::clone(&blocks));
         let watch = tokio::spawn(async move {
-            let why = watched.over().await;
+            let why = watched.wait_until_revoked().await;
             given.write().unwrap_or_else(PoisonError::into_inner).take();
             if why.class() == ErrorClass::VolumeLost {
-                fate.lose(why);
+                health.mark_lost(why);
             } else {
                 tracing::info!(%why, "blocks on this machine are asked for from now on");
             }
@@ -129,15 +129,15 @@ impl Near {
         Ok(Self {
             blocks,
             connection,
-            watch,
+            revocation_task: watch,
             runtime: Handle::current(),
-            hold: Duration::from_millis(server.op_deadline_ms.min(DOOR_HOLD_MS)),
+            pin_timeout: Duration::from_millis(server.op_deadline_ms.min(PIN_FILE_TIMEOUT_MS)),
             silent_since: Mutex::new(None),
         })
     }
 
     /// Whether a block may be here.
-    pub(super) fn has(&self, file: File, block: u64) -> bool {
+    pub(super) fn has(&self, file: ManifestFile, block: u64) -> bool {
         self.blocks()
             .is_some_and(|blocks| blocks.map.has(file.index.0, block))
     }
@@ -146,7 +146,7 @@ impl Near {
     /// the range is; `None` when they are not all here.
     pub(super) fn read(
         &self,
-        file: File,
+        file: ManifestFile,
         range: &Range<u64>,
         buffer: &mut Vec<u8>,
     ) -> Option<Range<usize>> {
@@ -158,18 +158,18 @@ impl Near {
     ///
     /// # Errors
     /// Why the node does not give it.
-    pub(super) fn hold(&self, file: FileIndex) -> Result<OwnedFd> {
+    pub(super) fn pin_file(&self, file: FileIndex) -> Result<OwnedFd> {
         let silent_since = *self.silent_since();
-        if silent_since.is_some_and(|since| clock::now() < since + SILENCE_MAX) {
-            return Err(silent());
+        if silent_since.is_some_and(|since| clock::now() < since + SILENT_NODE_PAUSE) {
+            return Err(timeout_error());
         }
         let asking = self.connection.call(DoorRequest::PinFile { file });
-        let asking = async { tokio::time::timeout(self.hold, asking).await };
+        let asking = async { tokio::time::timeout(self.pin_timeout, asking).await };
         let Ok(answer) = self.runtime.block_on(asking) else {
             // It may still hold the file, for nobody.
             *self.silent_since() = Some(clock::now());
-            self.let_go(file);
-            return Err(silent());
+            self.unpin_file(file);
+            return Err(timeout_error());
         };
         match answer? {
             (DoorReply::Pinned, mut files) if files.len() == 1 => Ok(files.remove(0)),
@@ -189,15 +189,15 @@ impl Near {
         file: FileIndex,
         first: BlockIndex,
         count: u32,
-    ) -> Result<Fetched> {
+    ) -> Result<BlockDelivery> {
         let request = DoorRequest::ReadBlocks { file, first, count };
         match self.connection.call(request).await? {
-            (DoorReply::Here, files) if files.is_empty() => Ok(Fetched::Here),
+            (DoorReply::Here, files) if files.is_empty() => Ok(BlockDelivery::Local),
             (DoorReply::Blocks(digests), mut files) if files.len() == 1 => {
-                let bytes = contents(&OsFile::from(files.remove(0)));
+                let bytes = read_contents(&OsFile::from(files.remove(0)));
                 let text = |error| format!("blocks in memory cannot be read: {error}");
                 let bytes = bytes.map_err(|error| Error::new(ErrorCode::Malformed, text(error)))?;
-                Ok(Fetched::Bytes(digests, bytes))
+                Ok(BlockDelivery::Bytes(digests, bytes))
             }
             _ => {
                 let text = "the node's answer does not fit the question";
@@ -207,7 +207,7 @@ impl Near {
     }
 
     /// Gives a file back. Waits for nothing.
-    pub(super) fn let_go(&self, file: FileIndex) {
+    pub(super) fn unpin_file(&self, file: FileIndex) {
         let connection = Arc::clone(&self.connection);
         self.runtime.spawn(async move {
             let told = connection.call(DoorRequest::ReleaseFile { file }).await;
@@ -223,7 +223,7 @@ impl Near {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn blocks(&self) -> Option<Arc<NearBlocks>> {
+    fn blocks(&self) -> Option<Arc<LocalBlockStore>> {
         self.blocks
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -231,28 +231,28 @@ impl Near {
     }
 }
 
-fn silent() -> Error {
+fn timeout_error() -> Error {
     let text = "the node does not answer at its door; files are read block by block";
     Error::new(ErrorCode::DeadlineExceeded, text)
 }
 
 /// Bytes of a file that a node made in memory, at most as many as one call may carry.
-fn contents(file: &OsFile) -> std::io::Result<Bytes> {
+fn read_contents(file: &OsFile) -> std::io::Result<Bytes> {
     let length = file.metadata()?.len().min(u64::from(BODY_BYTES_MAX));
     let mut bytes = Buffer::of_any(usize::try_from(length).unwrap_or(0));
     file.read_exact_at(&mut bytes, 0)?;
     Ok(bytes.freeze())
 }
 
-impl Drop for Near {
+impl Drop for LocalBlocks {
     fn drop(&mut self) {
         // It holds the connection, whose end gives everything back.
-        self.watch.abort();
+        self.revocation_task.abort();
     }
 }
 
-impl NearBlocks {
-    fn read(&self, file: File, range: &Range<u64>, buffer: &mut Vec<u8>) -> Option<Range<usize>> {
+impl LocalBlockStore {
+    fn read(&self, file: ManifestFile, range: &Range<u64>, buffer: &mut Vec<u8>) -> Option<Range<usize>> {
         let index = file.index.0;
         let blocks = range.start / self.block_bytes..range.end.div_ceil(self.block_bytes);
         if !blocks.clone().all(|block| self.map.has(index, block)) {
@@ -295,14 +295,14 @@ impl NearBlocks {
         self.map.while_there(file.0, blocks.clone(), read)
     }
 
-    fn files(&self) -> MutexGuard<'_, Files> {
+    fn files(&self) -> MutexGuard<'_, OpenBlockFiles> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn file(&self, file: FileIndex) -> Option<Arc<OsFile>> {
         let mut files = self.files();
-        files.uses += 1;
-        let uses = files.uses;
+        files.use_count += 1;
+        let uses = files.use_count;
         if let Some((opened, used)) = files.open.get_mut(&file) {
             *used = uses;
             return Some(Arc::clone(opened));
@@ -310,7 +310,7 @@ impl NearBlocks {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let opened = openat(&self.directory, file.to_string(), flags, Mode::empty()).ok()?;
         let opened = Arc::new(OsFile::from(opened));
-        if files.open.len() >= NEAR_FILES_MAX {
+        if files.open.len() >= LOCAL_BLOCK_FILES_MAX {
             let oldest = files.open.iter().min_by_key(|(_, (_, used))| *used);
             if let Some(oldest) = oldest.map(|(file, _)| *file) {
                 files.open.remove(&oldest);
@@ -345,13 +345,13 @@ mod tests {
         let places = || BlockPlaces::of(std::slice::from_ref(&entry), BLOCK).expect("places");
         let (told, files) = BlockMap::create(places()).expect("map");
         let [present, used] = [files[0].as_fd(), files[1].as_fd()];
-        let near = NearBlocks {
+        let near = LocalBlockStore {
             map: BlockMap::open(places(), [present, used]).expect("map"),
             block_bytes: u64::from(BLOCK),
             directory: OsFile::open(directory.path()).expect("open").into(),
             files: Mutex::default(),
             read_bytes: AtomicU64::new(0),
-            _users: OsFile::open(directory.path()).expect("open").into(),
+            _users_lock: OsFile::open(directory.path()).expect("open").into(),
         };
         let (path, index) = (directory.path().join("0"), FileIndex(0));
         let size = u64::from(BLOCK);
@@ -360,7 +360,7 @@ mod tests {
             std::fs::write(&path, &bytes).expect("write");
             told.set(0, 0, Some((u32::from(life), Digest::of(&bytes))));
             let mut buffer = Vec::new();
-            let read = near.read(File { index, size }, &(10..20), &mut buffer);
+            let read = near.read(ManifestFile { index, size }, &(10..20), &mut buffer);
             assert_eq!(buffer[read.expect("it is here")], [life; 10]);
             told.set(0, 0, None);
             std::fs::remove_file(&path).expect("remove");

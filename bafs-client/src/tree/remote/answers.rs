@@ -5,13 +5,13 @@ use bafs_proto::file_op::{Attr, FileOp, FileReply, FileResult};
 use bafs_proto::ids::Epoch;
 use nix::libc;
 
-use super::Session;
-use crate::logic::known::{Known, Opening};
+use super::RemoteSession;
+use crate::logic::known::{InodeMap, OpenParameters};
 
-impl Session {
+impl RemoteSession {
     /// Takes in what an answer says about names, numbers and handles, and puts it into the
     /// kernel's numbers. `None` when its own numbers mean nothing any more.
-    pub(super) fn absorb(
+    pub(super) fn translate_result(
         &self,
         epoch: Epoch,
         op: &FileOp,
@@ -20,7 +20,7 @@ impl Session {
         let Ok(mut reply) = result else {
             return Some(result);
         };
-        let mut known = self.known();
+        let mut known = self.inode_map();
         let is_present = known.epoch() == epoch;
         match (op, &mut reply) {
             (FileOp::Release { handle } | FileOp::ReleaseDirectory { handle }, _) => {
@@ -29,7 +29,7 @@ impl Session {
             (
                 FileOp::Unlink { parent, name } | FileOp::RemoveDirectory { parent, name },
                 FileReply::Done,
-            ) => known.unname(*parent, name),
+            ) => known.remove_name(*parent, name),
             (
                 FileOp::Rename {
                     parent,
@@ -51,14 +51,14 @@ impl Session {
             {
                 return None;
             }
-            (op, reply) => meet(&mut known, op, reply),
+            (op, reply) => record_reply(&mut known, op, reply),
         }
         Some(Ok(reply))
     }
 }
 
 /// Takes note of what the present session has shown.
-fn meet(known: &mut Known, op: &FileOp, reply: &mut FileReply) {
+fn record_reply(inodes: &mut InodeMap, op: &FileOp, reply: &mut FileReply) {
     match (op, reply) {
         (
             FileOp::Lookup { parent, name }
@@ -67,7 +67,7 @@ fn meet(known: &mut Known, op: &FileOp, reply: &mut FileReply) {
             | FileOp::MakeSymlink { parent, name, .. }
             | FileOp::MakeLink { parent, name, .. },
             FileReply::Attr(attr),
-        ) => attr.ino = known.admit(*parent, name, attr),
+        ) => attr.ino = inodes.record_lookup(*parent, name, attr),
         (
             FileOp::Create {
                 parent,
@@ -77,24 +77,24 @@ fn meet(known: &mut Known, op: &FileOp, reply: &mut FileReply) {
             },
             FileReply::Opened { handle, attr },
         ) => {
-            attr.ino = known.admit(*parent, name, attr);
-            *handle = known.open(opening(attr, *flags, false), *handle);
+            attr.ino = inodes.record_lookup(*parent, name, attr);
+            *handle = inodes.add_handle(open_parameters_of(attr, *flags, false), *handle);
         }
         (FileOp::Open { ino, flags }, FileReply::Opened { handle, attr }) => {
             attr.ino = *ino;
-            *handle = known.open(opening(attr, *flags, false), *handle);
+            *handle = inodes.add_handle(open_parameters_of(attr, *flags, false), *handle);
         }
         (FileOp::OpenDirectory { ino }, FileReply::Opened { handle, attr }) => {
             attr.ino = *ino;
-            *handle = known.open(opening(attr, 0, true), *handle);
+            *handle = inodes.add_handle(open_parameters_of(attr, 0, true), *handle);
         }
         (FileOp::ReadDirectory { handle, .. }, FileReply::Entries(entries)) => {
-            let directory = known.opening(*handle).map(|opening| opening.ino);
+            let directory = inodes.open_parameters(*handle).map(|opening| opening.ino);
             for entry in entries {
                 if let (Some(parent), Some(attr)) = (directory, &mut entry.attr) {
-                    attr.ino = known.admit(parent, &entry.name, attr);
+                    attr.ino = inodes.record_lookup(parent, &entry.name, attr);
                     entry.ino = attr.ino;
-                } else if let Some(ino) = known.of_server(entry.ino) {
+                } else if let Some(ino) = inodes.inode_by_server(entry.ino) {
                     entry.ino = ino;
                 }
             }
@@ -103,8 +103,8 @@ fn meet(known: &mut Known, op: &FileOp, reply: &mut FileReply) {
     }
 }
 
-fn opening(attr: &Attr, flags: i32, is_directory: bool) -> Opening {
-    Opening {
+fn open_parameters_of(attr: &Attr, flags: i32, is_directory: bool) -> OpenParameters {
+    OpenParameters {
         ino: attr.ino,
         flags,
         is_directory,

@@ -9,14 +9,14 @@ use bafs_proto::time::{Deadline, Patience};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::{Server, Session, lock};
+use super::{Server, RemoteSession, lock};
 use crate::clock;
-use crate::limits::{PAUSE_MS_MAX, PAUSE_MS_MIN};
+use crate::limits::{RETRY_PAUSE_MS_MAX, RETRY_PAUSE_MS_MIN};
 
-impl Session {
+impl RemoteSession {
     /// Calls until there is an answer that is no transient error. `maybe_ran` tells then whether
     /// an attempt may have reached the server whose answer did not reach us.
-    pub(super) async fn call(
+    pub(super) async fn call_with_retries(
         &self,
         call: RunFileOps,
         data: &Bytes,
@@ -29,7 +29,7 @@ impl Session {
             token,
             ..
         } = &self.server;
-        let mut pause_ms = PAUSE_MS_MIN;
+        let mut pause_ms = RETRY_PAUSE_MS_MIN;
         let mut patience = Patience::until(deadline);
         loop {
             let deadline = patience.deadline();
@@ -38,7 +38,7 @@ impl Session {
                 Ok(connection) => {
                     let (call, data, end) = (call.clone(), data.clone(), patience.end());
                     let calling = connection.call_with_body(token, call, data, end);
-                    match self.unless_silent(&mut patience, calling).await {
+                    match self.wait_for_reply(&mut patience, calling).await {
                         Ok(answer) => return Ok(answer),
                         Err(error) => {
                             let told =
@@ -52,30 +52,30 @@ impl Session {
             if patience.goes_on(&error) {
                 // It is one batch, whose answer this call waits for. A server that says so at once
                 // must not make us spin.
-                tokio::time::sleep(Duration::from_millis(PAUSE_MS_MIN)).await;
+                tokio::time::sleep(Duration::from_millis(RETRY_PAUSE_MS_MIN)).await;
                 continue;
             }
             let again = error.is_transient() && error.code != ErrorCode::SessionUnknown;
             // The time that is left counts from what was heard last, whenever that is looked at.
-            patience.renew_since(self.silent_for());
+            patience.renew_since(self.time_since_reply());
             let deadline = patience.deadline();
             if !again || deadline.left() <= Duration::from_millis(pause_ms) {
                 return Err(error);
             }
             tracing::debug!(address, %error, "operations will be sent again");
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-            pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
+            pause_ms = (pause_ms * 2).min(RETRY_PAUSE_MS_MAX);
         }
     }
 
     /// How long ago the server answered anything of this session.
-    fn silent_for(&self) -> Duration {
-        clock::now().saturating_duration_since(*lock(&self.heard))
+    fn time_since_reply(&self) -> Duration {
+        clock::now().saturating_duration_since(*lock(&self.last_reply_at))
     }
 
     /// The answer to a call, if the server is not silent until the deadline: whoever waits behind
     /// others on a slow link waits on, as long as it answers anything.
-    async fn unless_silent<T>(
+    async fn wait_for_reply<T>(
         &self,
         patience: &mut Patience,
         calling: impl Future<Output = Result<T>>,
@@ -85,13 +85,13 @@ impl Session {
             let deadline = patience.deadline().instant().into();
             match tokio::time::timeout_at(deadline, &mut calling).await {
                 Ok(answer) => {
-                    if answer.as_ref().map_or_else(is_told, |_| true) {
-                        *lock(&self.heard) = clock::now();
+                    if answer.as_ref().map_or_else(is_server_reply, |_| true) {
+                        *lock(&self.last_reply_at) = clock::now();
                     }
                     return answer;
                 }
                 Err(_) => {
-                    if !patience.renew_since(self.silent_for()) {
+                    if !patience.renew_since(self.time_since_reply()) {
                         let text = format!("{} did not answer in time", self.server.address);
                         return Err(Error::new(ErrorCode::DeadlineExceeded, text));
                     }
@@ -102,6 +102,6 @@ impl Session {
 }
 
 /// Whether it is the server that says this, and not who waited for it.
-fn is_told(error: &Error) -> bool {
+fn is_server_reply(error: &Error) -> bool {
     matches!(error.code, ErrorCode::Busy | ErrorCode::Running)
 }

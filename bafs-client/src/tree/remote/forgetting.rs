@@ -8,24 +8,24 @@ use bafs_proto::ids::{Epoch, InodeNo};
 use bafs_proto::limits::OPS_MAX;
 use bytes::Bytes;
 
-use super::{Session, Trouble, lock};
-use crate::limits::{FORGET_MS, RENEW_MS_MAX};
+use super::{RemoteSession, SessionFailure, lock};
+use crate::limits::{FORGET_INTERVAL_MS, LEASE_RENEWAL_INTERVAL_MS_MAX};
 
-impl Session {
+impl RemoteSession {
     /// Takes note of what the kernel forgot; the answer is how much the server is to be told.
     pub(super) fn forget(&self, ino: InodeNo, count: u64) -> usize {
-        let mut known = self.known();
+        let mut known = self.inode_map();
         let epoch = known.epoch();
         let dropped = known.forget(ino, count);
         drop(known);
         match dropped {
-            Some((ino, count)) => self.queue(epoch, FileOp::Forget { ino, count }),
+            Some((ino, count)) => self.queue_forget(epoch, FileOp::Forget { ino, count }),
             None => 0,
         }
     }
 
     /// Has an operation sent to which nobody needs the answer.
-    pub(super) fn queue(&self, epoch: Epoch, op: FileOp) -> usize {
+    pub(super) fn queue_forget(&self, epoch: Epoch, op: FileOp) -> usize {
         let mut forgets = lock(&self.forgets);
         if forgets.0 != epoch {
             // A new session holds nothing of what the old one held.
@@ -36,16 +36,16 @@ impl Session {
     }
 
     /// Shows interest before the lease ends, as long as the session lasts.
-    pub(super) async fn renew(self: Arc<Self>) {
-        let lease_ms = self.link().opened.lease_ms;
-        let pause_ms = (lease_ms / 3).clamp(1, RENEW_MS_MAX);
-        let look_ms = pause_ms.min(FORGET_MS);
+    pub(super) async fn renew_lease(self: Arc<Self>) {
+        let lease_ms = self.link().tree_session.lease_ms;
+        let pause_ms = (lease_ms / 3).clamp(1, LEASE_RENEWAL_INTERVAL_MS_MAX);
+        let look_ms = pause_ms.min(FORGET_INTERVAL_MS);
         let mut silent_ms = 0;
-        while self.fate.loss().is_none() {
+        while self.health.loss().is_none() {
             tokio::time::sleep(Duration::from_millis(look_ms)).await;
             silent_ms += look_ms;
             // The server keeps what was removed until it hears that nobody knows it any more.
-            let epoch = self.link().opened.epoch;
+            let epoch = self.link().tree_session.epoch;
             let has_news = {
                 let forgets = lock(&self.forgets);
                 forgets.0 == epoch && !forgets.1.is_empty()
@@ -62,7 +62,7 @@ impl Session {
         let link = self.link();
         let forgets = {
             let mut forgets = lock(&self.forgets);
-            if forgets.0 == link.opened.epoch {
+            if forgets.0 == link.tree_session.epoch {
                 let count = forgets.1.len().min(OPS_MAX);
                 let rest = forgets.1.split_off(count);
                 std::mem::replace(&mut forgets.1, rest)
@@ -72,11 +72,11 @@ impl Session {
         };
         let (caller, deadline) = (Caller::default(), self.server.deadline());
         let nothing = Bytes::new();
-        let batch = (forgets, link.number());
+        let batch = (forgets, link.unordered_numbers());
         let sent = self.run_batch(&link, caller, batch, &nothing, deadline);
         // A loss is recorded where it is found; nothing else can be done about it here.
-        if let Err(Trouble::Forgotten { .. }) = sent.await {
-            let _ = self.resume(&link, deadline).await;
+        if let Err(SessionFailure::SessionForgotten { .. }) = sent.await {
+            let _ = self.reopen_session(&link, deadline).await;
         }
     }
 }

@@ -28,15 +28,15 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use self::again::Renaming;
-pub use self::delegated::Promise;
-use self::delegated::{Delegated, errno_of_trouble};
-use super::Done;
+use self::again::InflightRename;
+pub use self::delegated::Durability;
+use self::delegated::{SessionDelegation, errno_of_failure};
+use super::Completion;
 use crate::clock;
-use crate::fate::{Fate, is_fatal};
-use crate::limits::{CLOSE_MS, FORGETS_MAX, KEEP_MS, PAUSE_MS_MIN};
-use crate::logic::known::Known;
-use crate::logic::learning::changes;
+use crate::fate::{VolumeHealth, is_fatal};
+use crate::limits::{CLOSE_TIMEOUT_MS, FORGET_BATCH_MAX, CLOSE_AND_EXTEND_TIMEOUT_MS, RETRY_PAUSE_MS_MIN};
+use crate::logic::known::InodeMap;
+use crate::logic::learning::is_change;
 
 /// How to call the server that holds a volume.
 #[derive(Debug, Clone)]
@@ -61,65 +61,65 @@ impl Server {
 /// A session with a tree of a server.
 #[derive(Debug)]
 pub struct RemoteTree {
-    session: Arc<Session>,
+    session: Arc<RemoteSession>,
     runtime: Handle,
-    renewal: JoinHandle<()>,
-    shipping: OnceLock<JoinHandle<()>>,
+    renewal_task: JoinHandle<()>,
+    shipping_task: OnceLock<JoinHandle<()>>,
 }
 
 /// What the agent does with a tree, over all lives of its server.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct RemoteSession {
     pub(super) server: Server,
     pub(super) tree: TreeRef,
     pub(super) agent: AgentId,
-    pub(super) writable: bool,
-    pub(super) fate: Fate,
-    link: Mutex<Link>,
-    known: Mutex<Known>,
+    pub(super) is_writable: bool,
+    pub(super) health: VolumeHealth,
+    link: Mutex<SessionLink>,
+    inode_map: Mutex<InodeMap>,
     /// Who makes the session again, or finds a file again, does so alone.
-    pub(super) turn: tokio::sync::Mutex<()>,
+    pub(super) recovery_lock: tokio::sync::Mutex<()>,
     /// Operations under way that take names away: what is not found may be found when they end.
-    pub(super) renaming: AtomicUsize,
+    pub(super) inflight_renames: AtomicUsize,
     /// When the server last answered anything.
-    pub(super) heard: Mutex<Instant>,
+    pub(super) last_reply_at: Mutex<Instant>,
     /// References that the kernel dropped; nobody waits for them, so they travel together.
     pub(super) forgets: Mutex<(Epoch, Vec<FileOp>)>,
     /// Set before the session is ended on purpose.
     is_closing: AtomicBool,
     /// What the one writer of a volume may answer by itself.
-    delegated: OnceLock<Delegated>,
+    delegation: OnceLock<SessionDelegation>,
 }
 
 /// A session as one life of the server knows it.
 #[derive(Debug, Clone)]
-pub(super) struct Link {
-    pub(super) opened: TreeSession,
+pub(super) struct SessionLink {
+    pub(super) tree_session: TreeSession,
     /// The last number given to a batch.
     sequence: Arc<AtomicU64>,
 }
 
 /// The number of a batch, that of the batch that must run before it, and how it calls what it
 /// makes.
-pub(super) type Numbers = (u64, Option<u64>, Vec<GivenNumbers>);
+pub(super) type BatchNumbers = (u64, Option<u64>, Vec<GivenNumbers>);
 
 /// Why operations have no result.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum SessionFailure {
     /// The server does not know the session any more. Whether the operations may have run in it.
-    Forgotten { maybe_ran: bool },
+    SessionForgotten { maybe_ran: bool },
     /// A file is not where it was; the text says which.
-    NotThere(String),
+    FileMissing(String),
     /// An operation fails by itself.
-    Refused(Errno),
+    OperationRefused(Errno),
     /// The call failed for good; what that means for the volume is done.
-    Failed(ErrorCode),
+    CallFailed(ErrorCode),
 }
 
-impl Link {
+impl SessionLink {
     pub(super) fn new(opened: TreeSession) -> Self {
         Self {
-            opened,
+            tree_session: opened,
             sequence: Arc::default(),
         }
     }
@@ -130,7 +130,7 @@ impl Link {
     }
 
     /// The numbers of a batch that may run at any time.
-    pub(super) fn number(&self) -> Numbers {
+    pub(super) fn unordered_numbers(&self) -> BatchNumbers {
         (self.next_sequence(), None, Vec::new())
     }
 }
@@ -146,7 +146,7 @@ impl RemoteTree {
         tree: TreeRef,
         agent: AgentId,
         writable: bool,
-        fate: Fate,
+        health: VolumeHealth,
     ) -> Result<Self> {
         let call = OpenTree {
             tree: tree.clone(),
@@ -159,47 +159,47 @@ impl RemoteTree {
             .pool
             .call_until(&server.address, &server.token, call, Bytes::new(), deadline)
             .await?;
-        let mut known = Known::new(opened.epoch);
-        known.allow_early(opened.early_handles);
-        let session = Arc::new(Session {
+        let mut known = InodeMap::new(opened.epoch);
+        known.set_early_handles_max(opened.early_handles);
+        let session = Arc::new(RemoteSession {
             server,
             tree,
             agent,
-            writable,
-            fate,
-            link: Mutex::new(Link::new(opened)),
-            known: Mutex::new(known),
-            turn: tokio::sync::Mutex::default(),
-            renaming: AtomicUsize::new(0),
-            heard: Mutex::new(clock::now()),
+            is_writable: writable,
+            health,
+            link: Mutex::new(SessionLink::new(opened)),
+            inode_map: Mutex::new(known),
+            recovery_lock: tokio::sync::Mutex::default(),
+            inflight_renames: AtomicUsize::new(0),
+            last_reply_at: Mutex::new(clock::now()),
             forgets: Mutex::new((opened.epoch, Vec::new())),
             is_closing: AtomicBool::new(false),
-            delegated: OnceLock::new(),
+            delegation: OnceLock::new(),
         });
-        let renewal = tokio::spawn(Arc::clone(&session).renew());
+        let renewal = tokio::spawn(Arc::clone(&session).renew_lease());
         Ok(Self {
             session,
             runtime: Handle::current(),
-            renewal,
-            shipping: OnceLock::new(),
+            renewal_task: renewal,
+            shipping_task: OnceLock::new(),
         })
     }
 
     /// From now on answers what is sure to succeed before the server has run it, if this session
     /// is the one writer of a volume; an agent's death loses nothing that is promised. Must be
     /// called within a tokio runtime.
-    pub async fn delegate(&self, promise: Promise) {
-        if !self.session.is_sole_writer() || self.session.delegated.get().is_some() {
+    pub async fn delegate(&self, durability: Durability) {
+        if !self.session.is_sole_writer() || self.session.delegation.get().is_some() {
             return;
         }
-        let delegated = self.session.begin_delegation(promise).await;
-        if self.session.delegated.set(delegated).is_ok() {
-            let shipping = tokio::spawn(Arc::clone(&self.session).ship());
-            let _ = self.shipping.set(shipping);
+        let delegated = self.session.begin_delegation(durability).await;
+        if self.session.delegation.set(delegated).is_ok() {
+            let shipping = tokio::spawn(Arc::clone(&self.session).ship_log());
+            let _ = self.shipping_task.set(shipping);
         }
     }
 
-    pub(super) fn session(&self) -> Arc<Session> {
+    pub(super) fn session(&self) -> Arc<RemoteSession> {
         Arc::clone(&self.session)
     }
 
@@ -212,35 +212,35 @@ impl RemoteTree {
     }
 
     pub(super) fn epoch(&self) -> Epoch {
-        self.session.link().opened.epoch
+        self.session.link().tree_session.epoch
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        self.session.fate.loss().is_some()
+        self.session.health.loss().is_some()
     }
 
-    pub(super) fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Done) {
+    pub(super) fn run(&self, caller: Caller, op: FileOp, data: &[u8], done: Completion) {
         if let FileOp::Forget { ino, count } = op {
             self.forget(ino, count);
             return done(Ok(FileReply::Done), &[]);
         }
         let session = Arc::clone(&self.session);
-        let Some(own) = self.session.delegated.get() else {
+        let Some(own) = self.session.delegation.get() else {
             let data = Buffer::copy_of(data).freeze();
             self.runtime.spawn(async move {
-                let (result, data) = session.run_one(caller, op, data).await;
+                let (result, data) = session.run_operation(caller, op, data).await;
                 done(result, &data);
             });
             return;
         };
-        let Some((decision, done)) = session.answer(own, caller, &op, data, done) else {
+        let Some((decision, done)) = session.answer_early(own, caller, &op, data, done) else {
             return;
         };
         let asked = (caller, op, Buffer::copy_of(data).freeze());
         let session = Arc::clone(&self.session);
         self.runtime.spawn(async move {
-            if let Some(own) = session.delegated.get() {
-                let (result, data) = session.answer_later(own, asked, decision).await;
+            if let Some(own) = session.delegation.get() {
+                let (result, data) = session.answer_with_server(own, asked, decision).await;
                 done(result, &data);
             }
         });
@@ -248,25 +248,25 @@ impl RemoteTree {
 
     /// What the volume held, and its disk, when the latest of its operations was told.
     pub(super) fn latest_stat(&self) -> Option<TreeStat> {
-        let own = self.session.delegated.get()?;
-        own.state().latest
+        let own = self.session.delegation.get()?;
+        own.lock_state().latest_stat
     }
 
     /// Whether changes were answered that have not reached the server.
-    pub(super) fn owes(&self) -> bool {
-        let own = self.session.delegated.get();
-        own.is_some_and(|own| own.state().delegation.log.has(changes))
+    pub(super) fn has_unsent_changes(&self) -> bool {
+        let own = self.session.delegation.get();
+        own.is_some_and(|own| own.lock_state().delegation.log.has_operation(is_change))
     }
 
     /// Whether [`Self::close_file`] has something to wait for.
-    pub(super) fn close_waits(&self) -> bool {
-        let own = self.session.delegated.get();
-        own.is_some_and(Delegated::close_waits)
+    pub(super) fn has_blocking_close(&self) -> bool {
+        let own = self.session.delegation.get();
+        own.is_some_and(SessionDelegation::has_blocking_close)
     }
 
     /// A program closes a file; answers when that may be told.
-    pub(super) fn close_file(&self, ino: InodeNo, done: Done) {
-        match self.session.delegated.get() {
+    pub(super) fn close_file(&self, ino: InodeNo, done: Completion) {
+        match self.session.delegation.get() {
             Some(own) => self.session.close_file(own, ino, done),
             None => done(Ok(FileReply::Done), &[]),
         }
@@ -275,24 +275,24 @@ impl RemoteTree {
     /// Ends the session politely, and asks the server to keep what was written so long. A server
     /// that does not answer ends it by its lease.
     pub(crate) async fn close(&self, keep_ms: u64) {
-        if let Some(own) = self.session.delegated.get() {
-            self.session.wait_for_all(own).await;
+        if let Some(own) = self.session.delegation.get() {
+            self.session.wait_for_log(own).await;
         }
-        self.renewal.abort();
+        self.renewal_task.abort();
         self.session.is_closing.store(true, Ordering::Release);
-        let Session {
-            server, tree, fate, ..
+        let RemoteSession {
+            server, tree, health: fate, ..
         } = &*self.session;
         if fate.loss().is_some() {
             return;
         }
-        let keep_ms = if self.session.writable { keep_ms } else { 0 };
+        let keep_ms = if self.session.is_writable { keep_ms } else { 0 };
         let call = CloseTree {
             tree: tree.clone(),
-            epoch: self.session.link().opened.epoch,
+            epoch: self.session.link().tree_session.epoch,
             keep_ms,
         };
-        let ms = if keep_ms == 0 { CLOSE_MS } else { KEEP_MS };
+        let ms = if keep_ms == 0 { CLOSE_TIMEOUT_MS } else { CLOSE_AND_EXTEND_TIMEOUT_MS };
         let deadline = Deadline::after_ms(ms);
         let closed = server
             .pool
@@ -310,11 +310,11 @@ impl RemoteTree {
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
-        let queued = match self.session.delegated.get() {
+        let queued = match self.session.delegation.get() {
             Some(own) => self.session.forget_later(own, ino, count),
             None => self.session.forget(ino, count),
         };
-        if queued >= FORGETS_MAX {
+        if queued >= FORGET_BATCH_MAX {
             let session = Arc::clone(&self.session);
             self.runtime
                 .spawn(async move { session.send_forgets().await });
@@ -324,42 +324,42 @@ impl RemoteTree {
 
 impl Drop for RemoteTree {
     fn drop(&mut self) {
-        self.renewal.abort();
-        if let Some(shipping) = self.shipping.get() {
+        self.renewal_task.abort();
+        if let Some(shipping) = self.shipping_task.get() {
             shipping.abort();
         }
     }
 }
 
-impl Session {
+impl RemoteSession {
     /// Runs an operation, over restarts of the server if there are any.
-    pub(super) async fn run_one(
+    pub(super) async fn run_operation(
         &self,
         caller: Caller,
         op: FileOp,
         data: Bytes,
     ) -> (FileResult, Bytes) {
         let mut patience = Patience::until(self.server.deadline());
-        let _renaming = Renaming::of(self, &op);
+        let _renaming = InflightRename::begin(self, &op);
         let mut maybe_ran = false;
         let trouble = loop {
             if self.wait_for_missing(&op).await {
                 patience = Patience::until(self.server.deadline());
             }
             let deadline = patience.deadline();
-            if !maybe_ran && let Err(errno) = self.open_unseen(&op).await {
+            if !maybe_ran && let Err(errno) = self.open_deferred_handles(&op).await {
                 return (Err(errno), Bytes::new());
             }
             let link = self.link();
             let attempt = async {
-                if maybe_ran && let Some(reply) = self.look(&link, &op, deadline).await? {
+                if maybe_ran && let Some(reply) = self.find_outcome(&link, &op, deadline).await? {
                     return Ok((Ok(reply), Bytes::new()));
                 }
                 maybe_ran = false;
-                self.attempt(&link, caller, &op, &data, deadline).await
+                self.try_operation(&link, caller, &op, &data, deadline).await
             };
             match attempt.await {
-                Ok((result, body)) => match self.absorb(link.opened.epoch, &op, result) {
+                Ok((result, body)) => match self.translate_result(link.tree_session.epoch, &op, result) {
                     Some(result) => return (result, body),
                     // An answer in numbers of a session that ended meanwhile.
                     None => {
@@ -367,70 +367,70 @@ impl Session {
                         patience.renew();
                     }
                 },
-                Err(Trouble::Forgotten { maybe_ran: ran }) => {
+                Err(SessionFailure::SessionForgotten { maybe_ran: ran }) => {
                     maybe_ran |= ran;
                     // It is there again, however long the one before it was at it.
                     patience.renew();
-                    if let Err(trouble) = self.resume(&link, patience.deadline()).await {
+                    if let Err(trouble) = self.reopen_session(&link, patience.deadline()).await {
                         break trouble;
                     }
                 }
                 Err(trouble) => break trouble,
             }
         };
-        (Err(errno_of_trouble(trouble)), Bytes::new())
+        (Err(errno_of_failure(trouble)), Bytes::new())
     }
 
     /// What an operation names may have to be made again in a restarted server first. Not so where
     /// it changes something: then all before it had run, and what is behind may wait for it.
     async fn wait_for_missing(&self, op: &FileOp) -> bool {
-        let own = self.delegated.get().filter(|_| !changes(op));
-        let Some(own) = own.filter(|_| self.known().translate(op).is_err()) else {
+        let own = self.delegation.get().filter(|_| !is_change(op));
+        let Some(own) = own.filter(|_| self.inode_map().translate(op).is_err()) else {
             return false;
         };
-        self.wait_for_all(own).await;
+        self.wait_for_log(own).await;
         true
     }
 
-    async fn attempt(
+    async fn try_operation(
         &self,
-        link: &Link,
+        link: &SessionLink,
         caller: Caller,
         op: &FileOp,
         data: &Bytes,
         deadline: Deadline,
-    ) -> Result<(FileResult, Bytes), Trouble> {
+    ) -> Result<(FileResult, Bytes), SessionFailure> {
         if let FileOp::Release { handle } | FileOp::ReleaseDirectory { handle } = op
-            && self.known().is_stale(*handle)
+            && self.inode_map().is_stale(*handle)
         {
             return Ok((Ok(FileReply::Done), Bytes::new()));
         }
         let asked = self.translate(link, op, deadline).await?;
-        let (result, body) = self.ask(link, caller, asked, data, deadline).await?;
+        let (result, body) = self.run_in_session(link, caller, asked, data, deadline).await?;
         match result {
             Ok(FileReply::Read { length }) if length as usize != body.len() => {
                 let text = "the server's data are shorter or longer than it says";
-                Err(self.fail(Error::new(ErrorCode::Malformed, text), false))
+                Err(self.fail_call(Error::new(ErrorCode::Malformed, text), false))
             }
             result => Ok((result, body)),
         }
     }
 
     /// Runs one operation, in numbers of the session.
-    pub(super) async fn ask(
+    pub(super) async fn run_in_session(
         &self,
-        link: &Link,
+        link: &SessionLink,
         caller: Caller,
         op: FileOp,
         data: &Bytes,
         deadline: Deadline,
-    ) -> Result<(FileResult, Bytes), Trouble> {
+    ) -> Result<(FileResult, Bytes), SessionFailure> {
         let (mut results, body) = self
-            .run_batch(link, caller, (vec![op], link.number()), data, deadline)
+            .run_batch(link, caller, (vec![op], link.unordered_numbers()), data, deadline)
             .await?;
         match results.pop() {
             Some(result) => Ok((result, body)),
-            None => Err(Trouble::Failed(ErrorCode::Malformed)),
+            None => Err(SessionFailure::CallFailed(ErrorCode::Malformed)),
         }
     }
 
@@ -438,16 +438,16 @@ impl Session {
     /// volume too; whoever waits for it gets the code.
     pub(super) async fn run_batch(
         &self,
-        link: &Link,
+        link: &SessionLink,
         caller: Caller,
-        (ops, (sequence, after, given)): (Vec<FileOp>, Numbers),
+        (ops, (sequence, after, given)): (Vec<FileOp>, BatchNumbers),
         data: &Bytes,
         deadline: Deadline,
-    ) -> Result<(Vec<FileResult>, Bytes), Trouble> {
+    ) -> Result<(Vec<FileResult>, Bytes), SessionFailure> {
         let count = ops.len();
         let call = RunFileOps {
             tree: self.tree.clone(),
-            epoch: link.opened.epoch,
+            epoch: link.tree_session.epoch,
             sequence,
             after,
             caller,
@@ -455,9 +455,9 @@ impl Session {
             given,
         };
         let mut maybe_ran = false;
-        let calling = self.call(call, data, deadline, &mut maybe_ran);
-        let Some(answer) = self.fate.while_there(calling).await else {
-            return Err(Trouble::Failed(ErrorCode::VolumeLost));
+        let calling = self.call_with_retries(call, data, deadline, &mut maybe_ran);
+        let Some(answer) = self.health.run_unless_lost(calling).await else {
+            return Err(SessionFailure::CallFailed(ErrorCode::VolumeLost));
         };
         let answer = answer.and_then(|(FileResults { results }, body)| {
             if results.len() == count {
@@ -470,65 +470,65 @@ impl Session {
             Ok(answer) => Ok(answer),
             // It was this agent that opened another session, and then the operations did not run.
             Err(error) if error.code == ErrorCode::Fenced && self.is_replaced(link).await => {
-                Err(Trouble::Forgotten { maybe_ran })
+                Err(SessionFailure::SessionForgotten { maybe_ran })
             }
-            Err(error) => Err(self.fail(error, maybe_ran)),
+            Err(error) => Err(self.fail_call(error, maybe_ran)),
         }
     }
 
     /// Whether the session of a link is not the present one; waits a moment for one that is
     /// being opened.
-    async fn is_replaced(&self, link: &Link) -> bool {
-        let deadline = Deadline::after_ms(CLOSE_MS);
+    async fn is_replaced(&self, link: &SessionLink) -> bool {
+        let deadline = Deadline::after_ms(CLOSE_TIMEOUT_MS);
         loop {
-            let nobody_opens = self.turn.try_lock().is_ok();
-            if self.link().opened.epoch != link.opened.epoch {
+            let nobody_opens = self.recovery_lock.try_lock().is_ok();
+            if self.link().tree_session.epoch != link.tree_session.epoch {
                 return true;
             }
             if nobody_opens || deadline.left().is_zero() {
                 return false;
             }
-            tokio::time::sleep(Duration::from_millis(PAUSE_MS_MIN)).await;
+            tokio::time::sleep(Duration::from_millis(RETRY_PAUSE_MS_MIN)).await;
         }
     }
 
-    fn fail(&self, error: Error, maybe_ran: bool) -> Trouble {
+    fn fail_call(&self, error: Error, maybe_ran: bool) -> SessionFailure {
         let code = error.code;
         if code == ErrorCode::SessionUnknown {
             if !self.is_closing.load(Ordering::Acquire) {
-                return Trouble::Forgotten { maybe_ran };
+                return SessionFailure::SessionForgotten { maybe_ran };
             }
             // The mount is gone, so only a `Release` can be under way: the session's end, which
             // overtook it, has closed its file.
             tracing::debug!(tree = ?self.tree, "an operation came after the end of its session");
         } else if is_fatal(&error) {
-            self.fate.lose(error);
+            self.health.mark_lost(error);
         }
-        Trouble::Failed(code)
+        SessionFailure::CallFailed(code)
     }
 
-    pub(super) fn link(&self) -> Link {
+    pub(super) fn link(&self) -> SessionLink {
         lock(&self.link).clone()
     }
 
     /// A new life of the server knows the session; files and handles are found when needed.
-    pub(super) fn relink(&self, opened: TreeSession) {
+    pub(super) fn set_link(&self, opened: TreeSession) {
         // The table first: whoever has the new link finds the table of the new session.
         {
-            let mut known = self.known();
-            known.begin(opened.epoch);
-            known.allow_early(opened.early_handles);
+            let mut known = self.inode_map();
+            known.begin_session(opened.epoch);
+            known.set_early_handles_max(opened.early_handles);
         }
-        *lock(&self.link) = Link::new(opened);
+        *lock(&self.link) = SessionLink::new(opened);
     }
 
     /// Whether names are being taken away.
-    pub(super) fn is_renaming(&self) -> bool {
-        self.renaming.load(Ordering::Acquire) > 0
+    pub(super) fn has_inflight_renames(&self) -> bool {
+        self.inflight_renames.load(Ordering::Acquire) > 0
     }
 
-    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
-        lock(&self.known)
+    pub(super) fn inode_map(&self) -> MutexGuard<'_, InodeMap> {
+        lock(&self.inode_map)
     }
 }
 

@@ -9,38 +9,38 @@ use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode};
 use bytes::Bytes;
 
-use super::delegated::Delegated;
-use super::shipping::Sent;
-use super::{Link, Session, Trouble};
-use crate::logic::log::Entry;
-use crate::logic::settling::Search;
+use super::delegated::SessionDelegation;
+use super::shipping::SentBatch;
+use super::{SessionLink, RemoteSession, SessionFailure};
+use crate::logic::log::LogEntry;
+use crate::logic::settling::RecoverySearch;
 
-impl Session {
+impl RemoteSession {
     /// Goes on after a batch did not come through; the rest goes to the session that it gives.
     /// `sent` begins with the oldest that is not settled if `from_oldest`.
-    pub(super) async fn recover(
+    pub(super) async fn recover_log(
         &self,
-        own: &Delegated,
-        (sent, mut from_oldest): (&mut VecDeque<Sent>, bool),
-        mut trouble: Trouble,
-    ) -> Link {
+        own: &SessionDelegation,
+        (sent, mut from_oldest): (&mut VecDeque<SentBatch>, bool),
+        mut trouble: SessionFailure,
+    ) -> SessionLink {
         // They went to the same session, or they would not be on their way.
         for mut batch in sent.drain(..) {
             match (&mut batch.answer).await {
-                Ok(Ok(results)) if from_oldest => self.settle(own, &batch, results),
+                Ok(Ok(results)) if from_oldest => self.acknowledge_batch(own, &batch, results),
                 // It is found again what has run, but not what has failed.
-                Ok(Ok(results)) => self.note_failure(own, &batch, &results),
+                Ok(Ok(results)) => self.check_batch(own, &batch, &results),
                 _ => from_oldest = false,
             }
         }
         let deadline = self.server.deadline();
-        while let Trouble::Forgotten { .. } = trouble {
+        while let SessionFailure::SessionForgotten { .. } = trouble {
             let link = self.link();
-            match self.go_on(own, &link, deadline).await {
+            match self.acknowledge_executed(own, &link, deadline).await {
                 Ok(()) => return link,
-                Err(Trouble::Forgotten { maybe_ran }) => {
-                    trouble = match self.resume(&link, deadline).await {
-                        Ok(()) => Trouble::Forgotten { maybe_ran },
+                Err(SessionFailure::SessionForgotten { maybe_ran }) => {
+                    trouble = match self.reopen_session(&link, deadline).await {
+                        Ok(()) => SessionFailure::SessionForgotten { maybe_ran },
                         Err(trouble) => trouble,
                     };
                 }
@@ -50,53 +50,53 @@ impl Session {
         // The loss is recorded where it was found; this is for what was only refused.
         let text = "operations that were answered cannot be brought to the restarted server";
         let refused = Error::new(ErrorCode::SessionUnknown, format!("{text}: {trouble:?}"));
-        self.fate.lose(refused);
+        self.health.mark_lost(refused);
         self.link()
     }
 
     /// Settles what has run in sessions before this one.
-    async fn go_on(&self, own: &Delegated, link: &Link, deadline: Deadline) -> Result<(), Trouble> {
+    async fn acknowledge_executed(&self, own: &SessionDelegation, link: &SessionLink, deadline: Deadline) -> Result<(), SessionFailure> {
         let (first, entries) = {
-            let state = own.state();
+            let state = own.lock_state();
             let log = &state.delegation.log;
-            let positions = log.settled()..log.sent();
-            let entries: Vec<Entry> = positions.filter_map(|at| log.entry(at).cloned()).collect();
-            (log.settled(), entries)
+            let positions = log.acknowledged_position()..log.sent_position();
+            let entries: Vec<LogEntry> = positions.filter_map(|at| log.entry(at).cloned()).collect();
+            (log.acknowledged_position(), entries)
         };
         // The session that answers must be a new one, or nothing was forgotten.
         let probe = FileOp::StatFs;
         let nothing = Bytes::new();
         let (told, _) = self
-            .ask(link, Caller::default(), probe, &nothing, deadline)
+            .run_in_session(link, Caller::default(), probe, &nothing, deadline)
             .await?;
         tracing::debug!(entries = entries.len(), ?told, "settling after a restart");
-        let ran = self.how_many_ran(link, &entries, deadline).await?;
-        let mut state = own.state();
+        let ran = self.count_executed(link, &entries, deadline).await?;
+        let mut state = own.lock_state();
         for _ in first..first + ran as u64 {
-            state.delegation.settle(&mut self.known(), None);
+            state.delegation.acknowledge(&mut self.inode_map(), None);
         }
-        state.delegation.log.rewind();
-        self.after_settling(own, state);
+        state.delegation.log.rewind_sent();
+        self.publish_acknowledged(own, state);
         Ok(())
     }
 
     /// How many of the first entries surely ran.
-    async fn how_many_ran(
+    async fn count_executed(
         &self,
-        link: &Link,
-        entries: &[Entry],
+        link: &SessionLink,
+        entries: &[LogEntry],
         deadline: Deadline,
-    ) -> Result<usize, Trouble> {
-        let mut search = Search::new(entries);
+    ) -> Result<usize, SessionFailure> {
+        let mut search = RecoverySearch::new(entries);
         let mut last = None;
-        while let Some(look) = search.next_look() {
-            let found = self.find(link, look.parent, look.name, deadline).await?;
-            search.tell(look, found.is_some());
-            if let Some(attr) = found.filter(|_| look.makes) {
-                last = Some((search.ran(), attr));
+        while let Some(look) = search.next_probe() {
+            let found = self.find_name(link, look.parent, look.name, deadline).await?;
+            search.record_probe(look, found.is_some());
+            if let Some(attr) = found.filter(|_| look.is_creation) {
+                last = Some((search.executed_count(), attr));
             }
         }
-        let ran = search.ran();
+        let ran = search.executed_count();
         let Some(at) = ran.checked_sub(1) else {
             return Ok(0);
         };
@@ -104,19 +104,19 @@ impl Session {
         let may_be_half_made = last.is_some_and(|(behind, attr)| {
             behind == ran && (attr.is_directory() || attr.is_regular() && attr.size == 0)
         });
-        if may_be_half_made && self.take_away(link, &entries[at], deadline).await? {
+        if may_be_half_made && self.remove_unfinished_entry(link, &entries[at], deadline).await? {
             return Ok(at);
         }
         Ok(ran)
     }
 
     /// Removes what may lack its owner and mode, so that it is made again; not if it has content.
-    async fn take_away(
+    async fn remove_unfinished_entry(
         &self,
-        link: &Link,
-        entry: &Entry,
+        link: &SessionLink,
+        entry: &LogEntry,
         deadline: Deadline,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, SessionFailure> {
         let op = match &entry.op {
             FileOp::MakeDirectory { parent, name, .. } => FileOp::RemoveDirectory {
                 parent: *parent,
@@ -131,7 +131,7 @@ impl Session {
         let op = self.translate(link, &op, deadline).await?;
         let nothing = Bytes::new();
         let (result, _) = self
-            .ask(link, Caller::default(), op, &nothing, deadline)
+            .run_in_session(link, Caller::default(), op, &nothing, deadline)
             .await?;
         Ok(result.is_ok())
     }

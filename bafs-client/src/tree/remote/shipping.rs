@@ -13,40 +13,40 @@ use bytes::{Bytes, BytesMut};
 use nix::libc;
 use tokio::task::JoinHandle;
 
-use super::delegated::{Delegated, Held, State, room_of};
-use super::{Link, Session, Trouble};
+use super::delegated::{SessionDelegation, PendingAnswer, DelegationState, free_space};
+use super::{SessionLink, RemoteSession, SessionFailure};
 use crate::limits::{BATCH_BYTES, BATCH_OPS_MAX};
-use crate::logic::log::Entry;
+use crate::logic::log::LogEntry;
 
 /// A batch on its way.
-pub(super) struct Sent {
+pub(super) struct SentBatch {
     /// The session that it went to, and the position of its first entry in the log.
     epoch: Epoch,
-    first: u64,
+    first_position: u64,
     /// For each entry whether it was left out, because nothing of it is left to do.
-    left_out: Vec<bool>,
+    is_skipped: Vec<bool>,
     /// The count of operations that had taken space without the log.
-    spent: u64,
-    pub(super) answer: JoinHandle<Result<Vec<FileResult>, Trouble>>,
+    query_count: u64,
+    pub(super) answer: JoinHandle<Result<Vec<FileResult>, SessionFailure>>,
 }
 
-impl Session {
+impl RemoteSession {
     /// Sends what is in the log for as long as the volume is there.
-    pub(super) async fn ship(self: Arc<Self>) {
-        let Some(own) = self.delegated.get() else {
+    pub(super) async fn ship_log(self: Arc<Self>) {
+        let Some(own) = self.delegation.get() else {
             return;
         };
-        let mut sent = VecDeque::<Sent>::new();
+        let mut sent = VecDeque::<SentBatch>::new();
         // The session that all of them go to, and the last of them.
         let (mut link, mut last) = (self.link(), 0);
-        while self.fate.loss().is_none() {
-            own.state().under_way = sent.len();
+        while self.health.loss().is_none() {
+            own.lock_state().inflight_batches = sent.len();
             let mut trouble = None;
-            if link.opened.epoch != self.link().opened.epoch {
+            if link.tree_session.epoch != self.link().tree_session.epoch {
                 // Somebody else has found out.
-                trouble = Some(Trouble::Forgotten { maybe_ran: true });
-            } else if own.state().should_send() {
-                match self.send(own, &link, &mut last).await {
+                trouble = Some(SessionFailure::SessionForgotten { maybe_ran: true });
+            } else if own.lock_state().is_batch_due() {
+                match self.send_batch(own, &link, &mut last).await {
                     Ok(batch) => sent.push_back(batch),
                     Err(other) => trouble = Some(other),
                 }
@@ -55,11 +55,11 @@ impl Session {
                 }
             }
             if let Some(trouble) = trouble {
-                (link, last) = (self.recover(own, (&mut sent, true), trouble).await, 0);
+                (link, last) = (self.recover_log(own, (&mut sent, true), trouble).await, 0);
                 continue;
             }
             let Some(oldest) = sent.front_mut() else {
-                self.fate.while_there(own.wake.notified()).await;
+                self.health.run_unless_lost(own.wake.notified()).await;
                 continue;
             };
             let answer = tokio::select! {
@@ -70,31 +70,31 @@ impl Session {
                 continue;
             };
             match answer {
-                Ok(Ok(results)) => self.settle(own, &batch, results),
+                Ok(Ok(results)) => self.acknowledge_batch(own, &batch, results),
                 Ok(Err(trouble)) => {
-                    (link, last) = (self.recover(own, (&mut sent, false), trouble).await, 0);
+                    (link, last) = (self.recover_log(own, (&mut sent, false), trouble).await, 0);
                 }
                 Err(error) => {
                     let text = format!("a batch was not sent: {error}");
-                    self.fate.lose(Error::new(ErrorCode::ServerFault, text));
+                    self.health.mark_lost(Error::new(ErrorCode::ServerFault, text));
                 }
             }
         }
-        self.refuse_held(own);
+        self.fail_pending_answers(own);
     }
 
     /// Puts the next batch on its way.
-    async fn send(
+    async fn send_batch(
         self: &Arc<Self>,
-        own: &Delegated,
-        link: &Link,
+        own: &SessionDelegation,
+        link: &SessionLink,
         last: &mut u64,
-    ) -> Result<Sent, Trouble> {
+    ) -> Result<SentBatch, SessionFailure> {
         let (first, entries, spent) = {
-            let delegation = &mut own.state().delegation;
-            let first = delegation.log.sent();
-            let entries = delegation.log.take(BATCH_OPS_MAX, BATCH_BYTES);
-            (first, entries, delegation.spent())
+            let delegation = &mut own.lock_state().delegation;
+            let first = delegation.log.sent_position();
+            let entries = delegation.log.take_unsent(BATCH_OPS_MAX, BATCH_BYTES);
+            (first, entries, delegation.query_count())
         };
         let count = entries.len();
         let caller = entries
@@ -115,7 +115,7 @@ impl Session {
             body.reserve(total);
         }
         for entry in &entries {
-            let op = self.in_session(link, entry).await?;
+            let op = self.translate_entry(link, entry).await?;
             left_out.push(op.is_none());
             let Some(mut op) = op else { continue };
             if let FileOp::Write { data, .. } = &mut op {
@@ -129,11 +129,11 @@ impl Session {
                     whole = entry.data.clone();
                 }
             }
-            if entry.made != (None, None) {
+            if entry.created != (None, None) {
                 given.push(GivenNumbers {
                     op: ops.len() as u32,
-                    ino: entry.made.0,
-                    handle: entry.made.1,
+                    ino: entry.created.0,
+                    handle: entry.created.1,
                 });
             }
             ops.push(op);
@@ -143,84 +143,84 @@ impl Session {
         let sequence = link.next_sequence();
         let after = std::mem::replace(last, sequence);
         let (session, link) = (Arc::clone(self), link.clone());
-        let epoch = link.opened.epoch;
+        let epoch = link.tree_session.epoch;
         let answer = tokio::spawn(async move {
             let deadline = session.server.deadline();
             let numbers = (sequence, Some(after), given);
             let ran = session.run_batch(&link, caller, (ops, numbers), &body, deadline);
             ran.await.map(|(results, _)| results)
         });
-        Ok(Sent {
+        Ok(SentBatch {
             epoch,
-            first,
-            left_out,
-            spent,
+            first_position: first,
+            is_skipped: left_out,
+            query_count: spent,
             answer,
         })
     }
 
     /// Takes in the answers of the oldest batch.
-    pub(super) fn settle(&self, own: &Delegated, batch: &Sent, results: Vec<FileResult>) {
-        self.note_failure(own, batch, &results);
+    pub(super) fn acknowledge_batch(&self, own: &SessionDelegation, batch: &SentBatch, results: Vec<FileResult>) {
+        self.check_batch(own, batch, &results);
         let mut results = results.into_iter();
-        let mut state = own.state();
-        for left_out in &batch.left_out {
+        let mut state = own.lock_state();
+        for left_out in &batch.is_skipped {
             let result = if *left_out { None } else { results.next() };
-            let mut known = self.known();
+            let mut known = self.inode_map();
             // Numbers of a session that ended meanwhile mean nothing.
             let reply = result
                 .and_then(Result::ok)
                 .filter(|_| known.epoch() == batch.epoch);
-            state.delegation.settle(&mut known, reply.as_ref());
+            state.delegation.acknowledge(&mut known, reply.as_ref());
         }
         if let Some(Ok(stat @ FileReply::StatFs(_))) = results.next() {
-            state.delegation.has_free(room_of(Some(&stat)), batch.spent);
+            state.delegation.set_free_space(free_space(Some(&stat)), batch.query_count);
         }
-        self.after_settling(own, state);
+        self.publish_acknowledged(own, state);
     }
 
     /// Ends the volume if an operation of a batch, which was answered, was not done.
-    pub(super) fn note_failure(&self, own: &Delegated, batch: &Sent, results: &[FileResult]) {
+    pub(super) fn check_batch(&self, own: &SessionDelegation, batch: &SentBatch, results: &[FileResult]) {
         let failed = {
-            let mut state = own.state();
+            let mut state = own.lock_state();
             if let Some(Ok(FileReply::StatFs(stat))) = results.last() {
-                state.latest = Some(*stat);
+                state.latest_stat = Some(*stat);
             }
-            let ran = (batch.first..).zip(&batch.left_out);
+            let ran = (batch.first_position..).zip(&batch.is_skipped);
             let ran = ran.filter(|(_, left_out)| !**left_out).zip(results);
             let mut entries =
                 ran.filter_map(|((at, _), result)| Some((state.delegation.log.entry(at)?, result)));
-            entries.find_map(|(entry, result)| Some((entry.op.clone(), failure(entry, result)?)))
+            entries.find_map(|(entry, result)| Some((entry.op.clone(), entry_failure(entry, result)?)))
         };
         if let Some((op, errno)) = failed {
-            self.fail_late(&op, errno);
+            self.fail_answered(&op, errno);
         }
     }
 
     /// Tells everybody how far the log is settled.
-    pub(super) fn after_settling(&self, own: &Delegated, mut state: MutexGuard<'_, State>) {
-        let settled = state.delegation.log.settled();
+    pub(super) fn publish_acknowledged(&self, own: &SessionDelegation, mut state: MutexGuard<'_, DelegationState>) {
+        let settled = state.delegation.log.acknowledged_position();
         let mut queued = 0;
-        while let Some(&(position, ino, count)) = state.forgets.front() {
+        while let Some(&(position, ino, count)) = state.pending_forgets.front() {
             if position > settled {
                 break;
             }
-            state.forgets.pop_front();
-            queued = self.forget_now(&mut state, ino, count).max(queued);
+            state.pending_forgets.pop_front();
+            queued = self.queue_forgets(&mut state, ino, count).max(queued);
         }
-        let answers = state.let_go();
+        let answers = state.take_ready_answers();
         drop(state);
-        own.settled.send_replace(settled);
+        own.acknowledged.send_replace(settled);
         // What has run may have failed.
-        let tell = match self.fate.loss() {
-            None => Held::answer,
-            Some(_) => Held::refuse,
+        let tell = match self.health.loss() {
+            None => PendingAnswer::send,
+            Some(_) => PendingAnswer::send_failure,
         };
         answers.into_iter().for_each(tell);
     }
 
     /// An operation that was answered has failed: what the program believes is not true.
-    fn fail_late(&self, op: &FileOp, errno: Errno) {
+    fn fail_answered(&self, op: &FileOp, errno: Errno) {
         let code = match errno.0 {
             libc::ENOSPC => ErrorCode::NoSpaceBytes,
             _ => ErrorCode::ServerFault,
@@ -234,51 +234,51 @@ impl Session {
             "the server could not do what the program was told is done ({op}): {why}; look after \
              the server's disk, and run the program again"
         );
-        self.fate.lose(Error::new(code, text));
+        self.health.mark_lost(Error::new(code, text));
     }
 
     /// An entry in numbers of the session; `None` when nothing of it is left to do.
-    async fn in_session(&self, link: &Link, entry: &Entry) -> Result<Option<FileOp>, Trouble> {
-        if entry.asked.0 == link.opened.epoch {
-            return Ok(Some(entry.asked.1.clone()));
+    async fn translate_entry(&self, link: &SessionLink, entry: &LogEntry) -> Result<Option<FileOp>, SessionFailure> {
+        if entry.translated.0 == link.tree_session.epoch {
+            return Ok(Some(entry.translated.1.clone()));
         }
         // A restarted server knows none of the numbers any more.
-        if let (FileOp::Open { .. }, Some(given)) = (&entry.op, entry.made.1)
-            && !self.known().is_awaited(given)
+        if let (FileOp::Open { .. }, Some(given)) = (&entry.op, entry.created.1)
+            && !self.inode_map().is_numbered_open(given)
         {
             // It is opened again when somebody needs it.
             return Ok(None);
         }
         if let FileOp::Release { handle } = entry.op
-            && self.known().is_stale(handle)
+            && self.inode_map().is_stale(handle)
         {
             return Ok(None);
         }
         let deadline = self.server.deadline();
-        if let (FileOp::Rename { .. }, Some(ino)) = (&entry.op, entry.about[2]) {
+        if let (FileOp::Rename { .. }, Some(ino)) = (&entry.op, entry.files[2]) {
             // What comes later may need the file, which cannot be found by its names meanwhile.
             let needed = FileOp::GetAttr { ino, handle: None };
             self.translate(link, &needed, deadline).await?;
         }
         let op = self.translate(link, &entry.op, deadline).await?;
-        let mut known = self.known();
-        if known.epoch() != link.opened.epoch {
-            return Err(Trouble::Forgotten { maybe_ran: false });
+        let mut known = self.inode_map();
+        if known.epoch() != link.tree_session.epoch {
+            return Err(SessionFailure::SessionForgotten { maybe_ran: false });
         }
-        let before = entry.made.0.and_then(|ino| known.make_again(ino));
-        if let Some(given) = entry.made.1 {
-            known.open_given_again(given);
+        let before = entry.created.0.and_then(|ino| known.recreate_inode(ino));
+        if let Some(given) = entry.created.1 {
+            known.reopen_numbered(given);
         }
         drop(known);
         if let Some((ino, count)) = before {
-            self.queue(link.opened.epoch, FileOp::Forget { ino, count });
+            self.queue_forget(link.tree_session.epoch, FileOp::Forget { ino, count });
         }
         Ok(Some(op))
     }
 }
 
 /// How an operation fell short of what was answered, if it did.
-fn failure(entry: &Entry, result: &FileResult) -> Option<Errno> {
+fn entry_failure(entry: &LogEntry, result: &FileResult) -> Option<Errno> {
     let length = entry.data.len() as u64;
     match result {
         Err(errno) => Some(*errno),
@@ -295,7 +295,7 @@ mod tests {
     use bafs_proto::ids::HandleId;
 
     use super::*;
-    use crate::logic::log::{NO_SESSION, Room};
+    use crate::logic::log::{NO_SESSION, Space};
 
     #[test]
     fn a_write_that_was_answered_must_be_written_as_a_whole() {
@@ -308,19 +308,19 @@ mod tests {
             },
             append: false,
         };
-        let entry = Entry {
+        let entry = LogEntry {
             caller: Caller::default(),
-            asked: (NO_SESSION, op.clone()),
+            translated: (NO_SESSION, op.clone()),
             op,
             data: Bytes::from_static(b"four"),
-            made: (None, None),
-            about: [None, None, None],
-            cost: Room::default(),
+            created: (None, None),
+            files: [None, None, None],
+            cost: Space::default(),
         };
-        let written = |length| failure(&entry, &Ok(FileReply::Written { length }));
+        let written = |length| entry_failure(&entry, &Ok(FileReply::Written { length }));
         assert_eq!(written(4), None);
         assert_eq!(written(3), Some(Errno(libc::ENOSPC)));
         let other = Errno(libc::EIO);
-        assert_eq!(failure(&entry, &Err(other)), Some(other));
+        assert_eq!(entry_failure(&entry, &Err(other)), Some(other));
     }
 }

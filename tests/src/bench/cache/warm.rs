@@ -11,7 +11,7 @@ use crate::api::CacheSpec;
 use crate::bench::machine::{CacheDropScope, drop_caches};
 use crate::bench::measure::{Samples, BenchmarkVariant, run_interleaved};
 use crate::bench::shell::Shell;
-use crate::bench::smallest::passing::PassingShown;
+use crate::bench::smallest::passing::PassthroughMount;
 use crate::bench::{Options, BenchmarkReport};
 use crate::content::Content;
 use crate::stage::{DATA_FILE, CacheCluster};
@@ -91,7 +91,7 @@ fn measure(
     let [native, control] =
         ["warm", "as-warm"].map(|it| stage.test_cluster.home.path().join(it).join(DATA_FILE));
     // Jobs see what is mounted before they begin.
-    let smallest = PassingShown::start(&native);
+    let smallest = PassthroughMount::start(&native);
     report.print_section(&format!(
         "{} MiB on this node, read by fio in a job: MB/s through the mount, natively, and through \
          the smallest file system that has the kernel read its file by itself",
@@ -102,7 +102,7 @@ fn measure(
             &stage.test_cluster,
             &format!("{}:/data:ro", volumes[0].id),
         )?)),
-        minimal: smallest.as_ref().ok().map(PassingShown::path),
+        minimal: smallest.as_ref().ok().map(PassthroughMount::path),
         native,
         control,
         set,

@@ -49,7 +49,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     let volumes = stage.create_caches(&stage.node_addresses(), &wish)?;
     let mount = format!("{}:/data:ro", volumes[0].id);
     // Jobs see what is mounted before they begin.
-    let smallest = kept::start(&native)?;
+    let smallest = kept::start_immutable(&native)?;
     let shell = RefCell::new(Shell::start_in_job(&stage.test_cluster, &mount)?);
     report.print_section(&format!(
         "{files} files of 4 KiB of a cache on this node, in a job, beside the directory that they \

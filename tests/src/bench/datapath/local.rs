@@ -13,7 +13,7 @@ use super::{MIB, table_row};
 use crate::bench::machine::SpreadDirectories;
 use crate::bench::measure::{Samples, BenchmarkVariant, run_interleaved};
 use crate::bench::shell::Shell;
-use crate::bench::smallest::least::{Kind, LeastShown};
+use crate::bench::smallest::least::{ForwardingMode, ForwardingMount};
 use crate::bench::{Options, BenchmarkReport};
 
 const PATTERNS: [FioPattern; 9] = [
@@ -149,8 +149,8 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     let shown = MountedScratch::start_local("20GB")?;
     let native = SpreadDirectories::new()?;
     let (bare, strict) = (
-        LeastShown::start(Kind::Bare)?,
-        LeastShown::start(Kind::Strict)?,
+        ForwardingMount::start(ForwardingMode::Bare)?,
+        ForwardingMount::start(ForwardingMode::Strict)?,
     );
     let ring = MountedScratch::start_with_rings("20GB");
     let ring = ring.inspect_err(|reason| {

@@ -14,7 +14,7 @@ use super::{MIB, table_row};
 use crate::bench::machine::SpreadDirectories;
 use crate::bench::measure::{BenchmarkVariant, run_interleaved};
 use crate::bench::shell::Shell;
-use crate::bench::smallest::least::{Kind, LeastShown};
+use crate::bench::smallest::least::{ForwardingMode, ForwardingMount};
 use crate::bench::{Options, BenchmarkReport};
 
 const PATTERNS: [FioPattern; 7] = [
@@ -78,7 +78,7 @@ const PATTERNS: [FioPattern; 7] = [
 
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let shown = MountedScratch::start_local("4GB")?;
-    let least = LeastShown::start(Kind::Bare)?;
+    let least = ForwardingMount::start(ForwardingMode::Bare)?;
     let native = SpreadDirectories::new()?;
     let directory = native.create_directory("directory")?;
     let ring = MountedScratch::start_with_rings("4GB");

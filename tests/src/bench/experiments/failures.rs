@@ -6,7 +6,7 @@
 use anyhow::{Context, Result};
 
 use bafs_proto::time::Time;
-use bafs_sched::dice::Dice;
+use bafs_sched::dice::SeededRng;
 use bafs_sched::logic::{CheckpointPolicy, Order};
 use bafs_sched::planner::NodeClass;
 use bafs_sched::sim::Run;
@@ -113,7 +113,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
 fn report_simulated(model: &SimulationModel, seeds: u64, report: &mut BenchmarkReport) -> Result<()> {
     let mut sums = [0.0; 3];
     for seed in 1..=seeds {
-        let mut dice = Dice::new(seed);
+        let mut dice = SeededRng::new(seed);
         let (mut failures, mut at_s) = (Vec::new(), 0.0);
         for _ in 0..FAILURES_MAX {
             at_s += draw_failure_gap(&mut dice);
@@ -152,7 +152,7 @@ fn run_once(
     let mut field = TestBed::start(&vec![TestNodeSpec::new(node_bytes, 2); NODES as usize], HOME_RATE)?;
     let text = workflow_text(width, bytes)?;
     let watch = Stopwatch::start();
-    let mut dice = Dice::new(seed.unwrap_or(0));
+    let mut dice = SeededRng::new(seed.unwrap_or(0));
     let mut next_s = draw_failure_gap(&mut dice);
     let mut failed: Vec<(Time, u32)> = Vec::new();
     let took = field.run_while(&text, &["--checkpoint", policy], |world| {
@@ -192,7 +192,7 @@ fn run_once(
 }
 
 /// Time to the next failure, in seconds.
-fn draw_failure_gap(dice: &mut Dice) -> f64 {
+fn draw_failure_gap(dice: &mut SeededRng) -> f64 {
     let part = (dice.below(1_000_000) + 1) as f64 / 1e6;
     -part.ln() * MTBF_S
 }

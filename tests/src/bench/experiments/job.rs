@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use bafs_sched::dice::Dice;
+use bafs_sched::dice::SeededRng;
 
 /// First argument of the process.
 pub(crate) const JOB_PROCESS: &str = "synthetic-job";
@@ -23,7 +23,7 @@ fn run_step(text: &str) -> Result<()> {
             Ok(())
         }
         ["read", path, bytes] => read_file(path, bytes.parse()?, None),
-        ["random", path, bytes] => read_file(path, bytes.parse()?, Some(Dice::new(path.len() as u64))),
+        ["random", path, bytes] => read_file(path, bytes.parse()?, Some(SeededRng::new(path.len() as u64))),
         ["write", path, bytes, unique] => write_file(path, bytes.parse()?, unique.parse()?),
         _ => bail!("a job cannot do '{text}'"),
     }
@@ -42,7 +42,7 @@ pub(crate) fn run_job_process(steps: &[String]) -> Result<()> {
 /// Bytes of one read or write.
 const BLOCK_BYTES: usize = 64 << 10;
 
-fn read_file(path: &str, bytes: u64, mut random: Option<Dice>) -> Result<()> {
+fn read_file(path: &str, bytes: u64, mut random: Option<SeededRng>) -> Result<()> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     ensure!(size > 0 || bytes == 0, "{path} is empty");

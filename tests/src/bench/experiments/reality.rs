@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bafs_proto::time::Time;
-use bafs_sched::dice::Dice;
+use bafs_sched::dice::SeededRng;
 use bafs_sched::io::journal;
 use bafs_sched::logic::{CheckpointPolicy, Order};
 use bafs_sched::past::{self, Past};
@@ -88,7 +88,7 @@ impl SimulationModel {
     /// or shorter.
     pub(super) fn simulate_variants(&self, order: Order) -> Result<SimulatedResults> {
         let runs = (1..=SIMULATIONS).map(|seed| {
-            let mut dice = Dice::new(seed);
+            let mut dice = SeededRng::new(seed);
             let mut measured = self.past.measured.clone();
             for job in &mut measured.jobs {
                 let scattered = job.compute_us + dice.below(JITTER_US);

@@ -10,18 +10,18 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 
-use super::case::Running;
+use super::case::RunningCase;
 use crate::TestCluster;
 
 /// The node that holds all volumes.
-const NODE: &str = "n1";
+const NODE_NAME: &str = "n1";
 
 /// Size of the disk that gets full.
-const SMALL_DISK: &str = "256m";
+const SMALL_DISK_SIZE: &str = "256m";
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum FaultScenario {
     /// The server is stopped (SIGSTOP), and stays so.
     ServerStop,
     /// The server is killed (SIGKILL), and stays away.
@@ -38,7 +38,7 @@ pub enum Fault {
     AgentStop,
 }
 
-impl Fault {
+impl FaultScenario {
     /// All of them.
     pub const ALL: [Self; 7] = [
         Self::ServerStop,
@@ -64,75 +64,75 @@ impl Fault {
     }
 
     /// Whether programs may go on for good once it has happened, so that nobody need wait.
-    pub(super) fn passes(self) -> bool {
+    pub(super) fn is_transient(self) -> bool {
         matches!(self, Self::ServerRestart | Self::DiskFull)
     }
 
     /// What must be there before anything runs.
-    pub(super) fn prepare(self, world: &mut TestCluster) -> Result<()> {
+    pub(super) fn set_up(self, world: &mut TestCluster) -> Result<()> {
         if self != Self::DiskFull {
             return Ok(());
         }
-        world.cluster.kill(NODE)?;
-        let store = store(world);
+        world.cluster.kill(NODE_NAME)?;
+        let store = store_path(world);
         std::fs::remove_dir_all(&store)?;
         std::fs::create_dir(&store)?;
-        make_small(&store, SMALL_DISK)?;
-        world.cluster.restart(NODE)
+        mount_small_disk(&store, SMALL_DISK_SIZE)?;
+        world.cluster.restart(NODE_NAME)
     }
 
     /// Makes it happen.
-    pub(super) fn happen(self, world: &mut TestCluster, running: &[Running]) -> Result<()> {
+    pub(super) fn inject(self, world: &mut TestCluster, running: &[RunningCase]) -> Result<()> {
         match self {
-            Self::ServerStop => world.cluster.signal(NODE, Signal::SIGSTOP),
-            Self::ServerKill => world.cluster.kill(NODE),
+            Self::ServerStop => world.cluster.signal(NODE_NAME, Signal::SIGSTOP),
+            Self::ServerKill => world.cluster.kill(NODE_NAME),
             Self::ServerRestart => {
-                world.cluster.kill(NODE)?;
-                world.cluster.restart(NODE)
+                world.cluster.kill(NODE_NAME)?;
+                world.cluster.restart(NODE_NAME)
             }
-            Self::LinkCut => cut(NODE, world.cluster.address(NODE)),
-            Self::DiskFull => fill(&filler(world)),
+            Self::LinkCut => cut_link(NODE_NAME, world.cluster.address(NODE_NAME)),
+            Self::DiskFull => fill_disk(&filler_path(world)),
             Self::AgentKill => running.iter().try_for_each(|it| it.signal(Signal::SIGKILL)),
             Self::AgentStop => running.iter().try_for_each(|it| it.signal(Signal::SIGSTOP)),
         }
     }
 
     /// Keeps it so: what makes room on a full disk is not to help.
-    pub(super) fn stay(self, world: &TestCluster) -> Result<()> {
+    pub(super) fn sustain(self, world: &TestCluster) -> Result<()> {
         match self {
-            Self::DiskFull => fill(&filler(world)),
+            Self::DiskFull => fill_disk(&filler_path(world)),
             _ => Ok(()),
         }
     }
 
     /// Puts right what can be put right.
-    pub(super) fn heal(self, world: &mut TestCluster) -> Result<()> {
+    pub(super) fn revert(self, world: &mut TestCluster) -> Result<()> {
         match self {
-            Self::ServerStop => world.cluster.signal(NODE, Signal::SIGCONT),
-            Self::ServerKill => world.cluster.restart(NODE),
-            Self::LinkCut => heal(NODE),
-            Self::DiskFull => Ok(std::fs::remove_file(filler(world))?),
+            Self::ServerStop => world.cluster.signal(NODE_NAME, Signal::SIGCONT),
+            Self::ServerKill => world.cluster.restart(NODE_NAME),
+            Self::LinkCut => restore_link(NODE_NAME),
+            Self::DiskFull => Ok(std::fs::remove_file(filler_path(world))?),
             Self::ServerRestart | Self::AgentKill | Self::AgentStop => Ok(()),
         }
     }
 
     /// Takes away what [`Self::prepare`] made.
-    pub(super) fn clear(self, world: &TestCluster) -> Result<()> {
+    pub(super) fn tear_down(self, world: &TestCluster) -> Result<()> {
         if self == Self::DiskFull {
-            take_small(&store(world))?;
+            unmount_small_disk(&store_path(world))?;
         }
         Ok(())
     }
 }
 
 /// Why links cannot be cut here and disks not be small, if so.
-pub(crate) fn cannot_live_apart() -> Option<String> {
-    let tried = run("nft", &["list", "ruleset"]).and_then(|()| run("ip", &["link"]));
+pub(crate) fn isolation_obstacle() -> Option<String> {
+    let tried = run_program("nft", &["list", "ruleset"]).and_then(|()| run_program("ip", &["link"]));
     tried.err().map(|error| format!("{error:#}"))
 }
 
 /// Gives this thread, and what it starts, a network and a table of mounts of its own.
-pub(crate) fn live_apart() -> Result<()> {
+pub(crate) fn enter_private_namespaces() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)?;
     let nothing: Option<&str> = None;
     mount(
@@ -142,37 +142,37 @@ pub(crate) fn live_apart() -> Result<()> {
         MsFlags::MS_REC | MsFlags::MS_PRIVATE,
         nothing,
     )?;
-    run("ip", &["link", "set", "lo", "up"])
+    run_program("ip", &["link", "set", "lo", "up"])
 }
 
 /// Has agents that come now take the way over the network.
-pub(super) fn close_door(world: &TestCluster) -> Result<()> {
-    let door = store(world).join(bafs_proto::door::DOOR_NAME);
+pub(super) fn disable_fd_passing(world: &TestCluster) -> Result<()> {
+    let door = store_path(world).join(bafs_proto::door::DOOR_NAME);
     std::fs::remove_file(&door).with_context(|| door.display().to_string())
 }
 
-fn store(world: &TestCluster) -> PathBuf {
-    world.cluster.directory().join(NODE)
+fn store_path(world: &TestCluster) -> PathBuf {
+    world.cluster.directory().join(NODE_NAME)
 }
 
-fn filler(world: &TestCluster) -> PathBuf {
-    store(world).join("filler")
+fn filler_path(world: &TestCluster) -> PathBuf {
+    store_path(world).join("filler")
 }
 
 /// Puts a file system of a few bytes, such as `256m`, in the place of a directory.
-pub(crate) fn make_small(directory: &Path, size: &str) -> Result<()> {
+pub(crate) fn mount_small_disk(directory: &Path, size: &str) -> Result<()> {
     let (kind, size) = (Some("tmpfs"), format!("size={size}"));
     mount(kind, directory, kind, MsFlags::empty(), Some(size.as_str()))?;
     Ok(())
 }
 
 /// Takes away what [`make_small`] made, also while somebody uses it.
-pub(crate) fn take_small(directory: &Path) -> Result<()> {
+pub(crate) fn unmount_small_disk(directory: &Path) -> Result<()> {
     Ok(umount2(directory, MntFlags::MNT_DETACH)?)
 }
 
 /// No packet to the server of this name, or from where it listens, arrives any more.
-pub(crate) fn cut(name: &str, address: &str) -> Result<()> {
+pub(crate) fn cut_link(name: &str, address: &str) -> Result<()> {
     let port = address
         .rsplit(':')
         .next()
@@ -182,19 +182,19 @@ pub(crate) fn cut(name: &str, address: &str) -> Result<()> {
          udp dport {port} drop;\nudp sport {port} drop;\n\
          tcp dport {port} drop;\ntcp sport {port} drop;\n}}\n}}"
     );
-    nft(&[&rules])
+    run_nft(&[&rules])
 }
 
 /// Packets to this server arrive again.
-pub(crate) fn heal(name: &str) -> Result<()> {
-    nft(&["delete", "table", "inet", &format!("cut_{name}")])
+pub(crate) fn restore_link(name: &str) -> Result<()> {
+    run_nft(&["delete", "table", "inet", &format!("cut_{name}")])
 }
 
-fn nft(arguments: &[&str]) -> Result<()> {
-    run("nft", arguments)
+fn run_nft(arguments: &[&str]) -> Result<()> {
+    run_program("nft", arguments)
 }
 
-fn run(program: &str, arguments: &[&str]) -> Result<()> {
+fn run_program(program: &str, arguments: &[&str]) -> Result<()> {
     let output = Command::new(program).args(arguments).output();
     let output = output.with_context(|| format!("{program} does not start"))?;
     ensure!(
@@ -206,7 +206,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<()> {
 }
 
 /// Writes to a file until its disk is full.
-pub(crate) fn fill(path: &Path) -> Result<()> {
+pub(crate) fn fill_disk(path: &Path) -> Result<()> {
     let mut file = File::options().create(true).append(true).open(path)?;
     for size in [1 << 20, 4096] {
         while file.write_all(&vec![0; size]).is_ok() {}

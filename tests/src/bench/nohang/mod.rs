@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use self::case::{Case, Found, Place, Running, Way};
-pub use self::fault::Fault;
-use self::probe::Work;
-pub use self::probe::{CHECK, PROBE};
+use self::case::{FaultCase, CaseResult, ProgramLocation, RunningCase, VolumeLocality};
+pub use self::fault::FaultScenario;
+use self::probe::ProbeVolume;
+pub use self::probe::{CHECK_COMMAND, PROBE_COMMAND};
 use super::measure::{Stopwatch, format_number};
 use super::{Options, BenchmarkReport};
 use crate::TestCluster;
@@ -32,11 +32,11 @@ const PROGRESS_CALLS: u64 = 50;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-const CASES: [(Work, Place); 4] = [
-    (Work::Scratch, Place::Job),
-    (Work::Scratch, Place::Host),
-    (Work::Cache, Place::Job),
-    (Work::Cache, Place::Host),
+const CASES: [(ProbeVolume, ProgramLocation); 4] = [
+    (ProbeVolume::Scratch, ProgramLocation::Job),
+    (ProbeVolume::Scratch, ProgramLocation::Host),
+    (ProbeVolume::Cache, ProgramLocation::Job),
+    (ProbeVolume::Cache, ProgramLocation::Host),
 ];
 
 /// What the cases of one fault came to.
@@ -45,13 +45,13 @@ pub struct FaultResult {
     /// Programs that met the fault.
     pub case_count: usize,
     /// Of these, those that neither went on nor ended.
-    pub hung: usize,
+    pub hung_count: usize,
     /// Processes, mounts and files that were left.
     pub leftovers: Vec<String>,
     /// Bytes that were read wrong, or kept and lost.
     pub wrong_bytes: u64,
     /// The longest time until one went on or was gone.
-    pub worst: Duration,
+    pub longest: Duration,
     /// A line for each case: its name, what it saw, seconds, leftovers.
     pub lines: Vec<[String; 4]>,
 }
@@ -61,10 +61,10 @@ pub struct FaultResult {
 ///
 /// # Errors
 /// What kept the programs from running; not what they met.
-pub fn meet(fault: Fault, tools: &str) -> Result<FaultResult> {
+pub fn run_scenario(fault: FaultScenario, tools: &str) -> Result<FaultResult> {
     std::thread::scope(|scope| {
         // A thread: what is its own ends with it.
-        let apart = scope.spawn(|| fault::live_apart().and_then(|()| meet_here(fault, tools)));
+        let apart = scope.spawn(|| fault::enter_private_namespaces().and_then(|()| run_scenario_here(fault, tools)));
         apart
             .join()
             .unwrap_or_else(|_| anyhow::bail!("it panicked"))
@@ -73,62 +73,62 @@ pub fn meet(fault: Fault, tools: &str) -> Result<FaultResult> {
 }
 
 /// The longest time until a program goes on, or everything of it is gone.
-pub fn longest() -> Duration {
+pub fn time_to_resolve_max() -> Duration {
     Duration::from_secs(OPERATION_TIMEOUT_S) + END_MARGIN
 }
 
-fn meet_here(fault: Fault, tools: &str) -> Result<FaultResult> {
+fn run_scenario_here(fault: FaultScenario, tools: &str) -> Result<FaultResult> {
     let mut world = TestCluster::start(&["3GB"])?;
     world.wait_for_servers(2)?;
-    fault.prepare(&mut world)?;
+    fault.set_up(&mut world)?;
     world.wait_for_servers(2)?;
     let mut running = Vec::new();
-    for way in [Way::Near, Way::Far] {
-        if way == Way::Far {
-            fault::close_door(&world)?;
+    for way in [VolumeLocality::Local, VolumeLocality::Remote] {
+        if way == VolumeLocality::Remote {
+            fault::disable_fd_passing(&world)?;
         }
         for (work, place) in CASES {
-            let case = Case { work, place, way };
-            running.push(Running::start(&world, tools, case, OPERATION_TIMEOUT_S)?);
+            let case = FaultCase { work, location: place, locality: way };
+            running.push(RunningCase::start(&world, tools, case, OPERATION_TIMEOUT_S)?);
         }
     }
     let watch = Stopwatch::start();
-    fault.happen(&mut world, &running)?;
-    running.iter_mut().for_each(Running::mark);
-    let hung = watch_all(fault, &world, &mut running, &watch)?;
-    fault.heal(&mut world)?;
+    fault.inject(&mut world, &running)?;
+    running.iter_mut().for_each(RunningCase::mark_fault);
+    let hung = watch_cases(fault, &world, &mut running, &watch)?;
+    fault.revert(&mut world)?;
     world.wait_for_servers(2)?;
     let mut verdict = FaultResult::default();
     for (running, hung) in running.into_iter().zip(hung) {
-        verdict.add(running.end(&world, tools, hung)?);
+        verdict.add_case(running.finish(&world, tools, hung)?);
     }
-    fault.clear(&world)?;
+    fault.tear_down(&world)?;
     Ok(verdict)
 }
 
 /// Watches until each program has ended, or is known to go on; tells which did neither.
-fn watch_all(
-    fault: Fault,
+fn watch_cases(
+    fault: FaultScenario,
     world: &TestCluster,
-    running: &mut [Running],
+    running: &mut [RunningCase],
     watch: &Stopwatch,
 ) -> Result<Vec<bool>> {
     loop {
-        fault.stay(world)?;
+        fault.sustain(world)?;
         let elapsed = watch.elapsed();
         let (mut all_ended, mut all_well, mut stuck) = (true, true, Vec::new());
         for it in running.iter_mut() {
-            let ended = it.look(watch)?;
+            let ended = it.poll(watch)?;
             all_ended &= ended;
-            all_well &= ended || it.goes_on(PROGRESS_CALLS);
-            stuck.push(!ended && (it.is_stuck(POLL_INTERVAL * 10) || !it.goes_on(1)));
+            all_well &= ended || it.has_progressed(PROGRESS_CALLS);
+            stuck.push(!ended && (it.is_stuck(POLL_INTERVAL * 10) || !it.has_progressed(1)));
         }
-        let passed = fault.passes() && all_well;
-        let waited = elapsed > longest() && !stuck.contains(&true);
+        let passed = fault.is_transient() && all_well;
+        let waited = elapsed > time_to_resolve_max() && !stuck.contains(&true);
         if all_ended || passed || waited {
             return Ok(vec![false; running.len()]);
         }
-        if elapsed > longest() + HANG_MARGIN {
+        if elapsed > time_to_resolve_max() + HANG_MARGIN {
             return Ok(stuck);
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -136,18 +136,18 @@ fn watch_all(
 }
 
 impl FaultResult {
-    fn add(&mut self, found: Found) {
-        let took = Duration::from_millis(found.took_ms);
+    fn add_case(&mut self, found: CaseResult) {
+        let took = Duration::from_millis(found.duration_ms);
         self.case_count += 1;
-        self.hung += usize::from(found.hung);
+        self.hung_count += usize::from(found.has_hung);
         self.wrong_bytes += found.wrong_bytes;
-        self.worst = self.worst.max(took);
+        self.longest = self.longest.max(took);
         let seconds = format_number(took.as_secs_f64());
         let left = found.leftovers.len().to_string();
-        let saw = if found.hung {
+        let saw = if found.has_hung {
             "HUNG".to_owned()
         } else {
-            found.saw
+            found.observation
         };
         self.lines.push([found.case, saw, seconds, left]);
         self.leftovers.extend(found.leftovers);
@@ -156,7 +156,7 @@ impl FaultResult {
 
 /// Runs the wanted faults.
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
-    let names: Vec<_> = Fault::ALL.iter().map(|fault| fault.name()).collect();
+    let names: Vec<_> = FaultScenario::ALL.iter().map(|fault| fault.name()).collect();
     let known = |name: &String| names.contains(&name.as_str());
     ensure!(
         options.only.iter().all(known),
@@ -173,8 +173,8 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     ));
     let tools = std::env::current_exe()?.to_string_lossy().into_owned();
     let mut all = FaultResult::default();
-    for fault in Fault::ALL.into_iter().filter(|it| options.is_part_selected(it.name())) {
-        let verdict = meet(fault, &tools)?;
+    for fault in FaultScenario::ALL.into_iter().filter(|it| options.is_part_selected(it.name())) {
+        let verdict = run_scenario(fault, &tools)?;
         let head = [fault.name(), "what the program saw", "seconds", "left"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         rows.extend(verdict.lines.iter().map(|line| line.to_vec()));
@@ -183,29 +183,29 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
             report.print_line(&format!("  LEFT: {left}"));
         }
         all.case_count += verdict.case_count;
-        all.hung += verdict.hung;
+        all.hung_count += verdict.hung_count;
         all.wrong_bytes += verdict.wrong_bytes;
-        all.worst = all.worst.max(verdict.worst);
+        all.longest = all.longest.max(verdict.longest);
         all.leftovers.extend(verdict.leftovers);
     }
     report.add_figure("cases", all.case_count as f64);
-    report.add_figure("hung", all.hung as f64);
+    report.add_figure("hung", all.hung_count as f64);
     report.add_figure("leftovers", all.leftovers.len() as f64);
     report.add_figure("wrong_data", all.wrong_bytes as f64);
-    report.add_figure("worst_seconds", all.worst.as_secs_f64());
-    let is_well = all.hung == 0 && all.leftovers.is_empty() && all.wrong_bytes == 0;
+    report.add_figure("worst_seconds", all.longest.as_secs_f64());
+    let is_well = all.hung_count == 0 && all.leftovers.is_empty() && all.wrong_bytes == 0;
     ensure!(
-        is_well && all.worst <= longest(),
+        is_well && all.longest <= time_to_resolve_max(),
         "the promise is broken: see above"
     );
     Ok(())
 }
 
 /// What [`PROBE`] and [`CHECK`] stand for.
-pub(super) fn tool(name: &str, arguments: &[String]) -> Option<Result<()>> {
+pub(super) fn run_tool(name: &str, arguments: &[String]) -> Option<Result<()>> {
     match name {
-        PROBE => Some(probe::probe(arguments)),
-        CHECK => Some(probe::check(arguments)),
+        PROBE_COMMAND => Some(probe::run_probe(arguments)),
+        CHECK_COMMAND => Some(probe::run_check(arguments)),
         _ => None,
     }
 }

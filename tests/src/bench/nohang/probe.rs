@@ -17,18 +17,18 @@ use crate::dice::SeededRng;
 use crate::stage::DATA_FILE;
 
 /// What the command line of the benchmarks calls it.
-pub const PROBE: &str = "nohang-probe";
+pub const PROBE_COMMAND: &str = "nohang-probe";
 
 /// As [`PROBE`], for the one that looks afterwards.
-pub const CHECK: &str = "nohang-check";
+pub const CHECK_COMMAND: &str = "nohang-check";
 
 /// The file that grows on a scratch volume, in records of this size.
-const LOG: &str = "log";
+const LOG_FILE: &str = "log";
 const RECORD_BYTES: usize = 4096;
-const RECORDS_AT_ONCE: u64 = 8;
+const RECORDS_PER_WRITE: u64 = 8;
 
 /// Every so many rounds there is an fsync, and names change.
-const ROUNDS: u64 = 4;
+const ROUNDS_PER_SYNC: u64 = 4;
 
 /// What a cache volume shows.
 pub(super) const SET_BYTES: usize = 8 << 20;
@@ -36,16 +36,16 @@ const SET_SEED: u64 = 77;
 const READ_BYTES: u64 = 64 << 10;
 
 /// Pause between two rounds: others want to work as well.
-const PAUSE: Duration = Duration::from_millis(5);
+const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
 /// What a program works on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum ProbeVolume {
     Scratch,
     Cache,
 }
 
-impl Work {
+impl ProbeVolume {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Scratch => "scratch",
@@ -56,41 +56,41 @@ impl Work {
 
 /// What a program is promised of its records on a scratch volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Keeps {
+pub(super) enum Durability {
     /// Those that it synced: its agent's death ends it too.
-    Synced,
+    WhenSynced,
     /// Those of files that it closed.
-    Closed,
+    WhenClosed,
 }
 
-impl Keeps {
+impl Durability {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Synced => "synced",
-            Self::Closed => "closed",
+            Self::WhenSynced => "synced",
+            Self::WhenClosed => "closed",
         }
     }
 }
 
 /// What a probe tells: where it is, and what it met.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct ProbeState {
     /// Records that are in a file which was closed, or synced as [`Keeps`] says: nothing may lose
     /// them.
-    pub(super) kept: u64,
+    pub(super) durable_records: u64,
     /// Calls that returned.
-    pub(super) calls: u64,
+    pub(super) calls_returned: u64,
     /// When the call under way began, in nanoseconds of the machine's clock; 0 without one.
-    pub(super) began_ns: u64,
+    pub(super) call_began_ns: u64,
     /// The longest call so far.
-    pub(super) longest_ns: u64,
+    pub(super) call_ns_max: u64,
     /// The error that ended it; 0 without one.
     pub(super) errno: u64,
     /// Bytes that it read and that were wrong.
     pub(super) wrong_bytes: u64,
 }
 
-impl State {
+impl ProbeState {
     /// What a probe said last; nothing before it began.
     pub(super) fn read(path: &Path) -> Self {
         let mut bytes = [0; 48];
@@ -105,10 +105,10 @@ impl State {
         });
         let mut next = || numbers.next().unwrap_or(0);
         Self {
-            kept: next(),
-            calls: next(),
-            began_ns: next(),
-            longest_ns: next(),
+            durable_records: next(),
+            calls_returned: next(),
+            call_began_ns: next(),
+            call_ns_max: next(),
             errno: next(),
             wrong_bytes: next(),
         }
@@ -116,10 +116,10 @@ impl State {
 
     fn bytes(&self) -> Vec<u8> {
         let numbers = [
-            self.kept,
-            self.calls,
-            self.began_ns,
-            self.longest_ns,
+            self.durable_records,
+            self.calls_returned,
+            self.call_began_ns,
+            self.call_ns_max,
             self.errno,
             self.wrong_bytes,
         ];
@@ -134,18 +134,18 @@ pub(super) fn now_ns() -> u64 {
 }
 
 /// What home has for cache volumes.
-pub(super) fn set() -> Content {
+pub(super) fn cache_content() -> Content {
     Content::new(SET_SEED, SET_BYTES)
 }
 
 /// `nohang-probe KIND DIRECTORY STATE synced|closed`: works until an error, or a signal, ends it.
-pub(super) fn probe(arguments: &[String]) -> Result<()> {
+pub(super) fn run_probe(arguments: &[String]) -> Result<()> {
     let (arguments, keeps) = match arguments.split_last() {
-        Some((last, rest)) if last == Keeps::Synced.name() => (rest, Keeps::Synced),
-        Some((_, rest)) => (rest, Keeps::Closed),
-        None => (arguments, Keeps::Closed),
+        Some((last, rest)) if last == Durability::WhenSynced.name() => (rest, Durability::WhenSynced),
+        Some((_, rest)) => (rest, Durability::WhenClosed),
+        None => (arguments, Durability::WhenClosed),
     };
-    let (work, directory, state) = parse(arguments)?;
+    let (work, directory, state) = parse_arguments(arguments)?;
     let file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -154,29 +154,29 @@ pub(super) fn probe(arguments: &[String]) -> Result<()> {
     // As a program that was started there: should the mount go, it does not find what is below.
     std::env::set_current_dir(&directory)?;
     let mut probe = Probe {
-        told: file,
-        state: State::default(),
+        state_file: file,
+        state: ProbeState::default(),
         dice: SeededRng::new(u64::from(std::process::id())),
     };
     let ended = match work {
-        Work::Scratch => probe.write_for_ever(keeps),
-        Work::Cache => probe.read_for_ever(),
+        ProbeVolume::Scratch => probe.write_for_ever(keeps),
+        ProbeVolume::Cache => probe.read_until_error(),
     };
     let error = ended.err().context("it goes on for ever")?;
     probe.state.errno = u64::from(error.raw_os_error().unwrap_or(255).unsigned_abs());
-    probe.tell();
+    probe.write_state();
     Err(error.into())
 }
 
 /// `nohang-check KIND DIRECTORY STATE`: prints how many bytes of what a probe had kept are wrong.
-pub(super) fn check(arguments: &[String]) -> Result<()> {
-    let (_, directory, state) = parse(arguments)?;
-    let state = State::read(&state);
-    let log = fs::read(directory.join(LOG)).unwrap_or_default();
-    let mut wrong = (state.kept as usize * RECORD_BYTES).saturating_sub(log.len());
+pub(super) fn run_check(arguments: &[String]) -> Result<()> {
+    let (_, directory, state) = parse_arguments(arguments)?;
+    let state = ProbeState::read(&state);
+    let log = fs::read(directory.join(LOG_FILE)).unwrap_or_default();
+    let mut wrong = (state.durable_records as usize * RECORD_BYTES).saturating_sub(log.len());
     for (index, found) in log.chunks(RECORD_BYTES).enumerate() {
-        let is_kept = (index as u64) < state.kept;
-        let expected = record(index as u64);
+        let is_kept = (index as u64) < state.durable_records;
+        let expected = record_bytes(index as u64);
         // The rest may be missing, or cut anywhere; nothing else may stand in its place.
         let is_right =
             found == &expected[..found.len()] || (!is_kept && found.iter().all(|b| *b == 0));
@@ -186,111 +186,111 @@ pub(super) fn check(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn parse(arguments: &[String]) -> Result<(Work, PathBuf, PathBuf)> {
+fn parse_arguments(arguments: &[String]) -> Result<(ProbeVolume, PathBuf, PathBuf)> {
     ensure!(arguments.len() == 3, "a probe needs KIND DIRECTORY STATE");
     let work = match arguments[0].as_str() {
-        "scratch" => Work::Scratch,
-        _ => Work::Cache,
+        "scratch" => ProbeVolume::Scratch,
+        _ => ProbeVolume::Cache,
     };
     Ok((work, (&arguments[1]).into(), (&arguments[2]).into()))
 }
 
-fn record(index: u64) -> Vec<u8> {
+fn record_bytes(index: u64) -> Vec<u8> {
     Content::new(index + 1, RECORD_BYTES).bytes().to_vec()
 }
 
 struct Probe {
-    told: File,
-    state: State,
+    state_file: File,
+    state: ProbeState,
     dice: SeededRng,
 }
 
 impl Probe {
-    fn write_for_ever(&mut self, keeps: Keeps) -> io::Result<()> {
-        let log = PathBuf::from(LOG);
+    fn write_for_ever(&mut self, keeps: Durability) -> io::Result<()> {
+        let log = PathBuf::from(LOG_FILE);
         let mut written = 0;
         for round in 0.. {
             let first = written;
-            let records: Vec<u8> = (first..first + RECORDS_AT_ONCE).flat_map(record).collect();
+            let records: Vec<u8> = (first..first + RECORDS_PER_WRITE).flat_map(record_bytes).collect();
             let mut options = OpenOptions::new();
             options.create(true).append(true);
-            let mut file = self.call(|| options.open(&log))?;
-            self.call(|| file.write_all(&records))?;
-            if round % ROUNDS == 0 {
-                self.call(|| file.sync_all())?;
+            let mut file = self.time_call(|| options.open(&log))?;
+            self.time_call(|| file.write_all(&records))?;
+            if round % ROUNDS_PER_SYNC == 0 {
+                self.time_call(|| file.sync_all())?;
             }
-            self.call(|| close(file))?;
-            written += RECORDS_AT_ONCE;
-            if keeps == Keeps::Closed || round % ROUNDS == 0 {
-                self.state.kept = written;
+            self.time_call(|| close_file(file))?;
+            written += RECORDS_PER_WRITE;
+            if keeps == Durability::WhenClosed || round % ROUNDS_PER_SYNC == 0 {
+                self.state.durable_records = written;
             }
             let at = self.dice.next_below(written);
-            let found = self.read(&log, at * RECORD_BYTES as u64, RECORD_BYTES)?;
-            self.state.wrong_bytes += different(&found, &record(at));
-            if round % ROUNDS == 0 {
-                self.change_names(round)?;
+            let found = self.read_uncached(&log, at * RECORD_BYTES as u64, RECORD_BYTES)?;
+            self.state.wrong_bytes += count_different(&found, &record_bytes(at));
+            if round % ROUNDS_PER_SYNC == 0 {
+                self.rename_files(round)?;
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(ROUND_PAUSE);
         }
         Ok(())
     }
 
-    fn change_names(&mut self, round: u64) -> io::Result<()> {
+    fn rename_files(&mut self, round: u64) -> io::Result<()> {
         let (one, two) = (format!("one-{round}"), "two");
-        let mut file = self.call(|| File::create(&one))?;
-        self.call(|| file.write_all(b"one"))?;
-        self.call(|| close(file))?;
-        self.call(|| fs::rename(&one, two))?;
-        self.call(|| fs::remove_file(two))
+        let mut file = self.time_call(|| File::create(&one))?;
+        self.time_call(|| file.write_all(b"one"))?;
+        self.time_call(|| close_file(file))?;
+        self.time_call(|| fs::rename(&one, two))?;
+        self.time_call(|| fs::remove_file(two))
     }
 
-    fn read_for_ever(&mut self) -> io::Result<()> {
+    fn read_until_error(&mut self) -> io::Result<()> {
         let path = PathBuf::from(DATA_FILE);
-        let set = set();
+        let set = cache_content();
         loop {
             let at = self.dice.next_below(SET_BYTES as u64 - READ_BYTES);
-            let found = self.read(&path, at, READ_BYTES as usize)?;
+            let found = self.read_uncached(&path, at, READ_BYTES as usize)?;
             self.state.wrong_bytes += set.count_wrong_bytes(at, &found);
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(ROUND_PAUSE);
         }
     }
 
     /// Reads past what the kernel keeps: it shall ask.
-    fn read(&mut self, path: &Path, at: u64, length: usize) -> io::Result<Vec<u8>> {
-        let file = self.call(|| File::open(path))?;
+    fn read_uncached(&mut self, path: &Path, at: u64, length: usize) -> io::Result<Vec<u8>> {
+        let file = self.time_call(|| File::open(path))?;
         // Advice: what is not clean stays, and is as good.
         let _ = posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         let mut found = vec![0; length];
-        self.call(|| file.read_exact_at(&mut found, at))?;
-        self.call(|| close(file))?;
+        self.time_call(|| file.read_exact_at(&mut found, at))?;
+        self.time_call(|| close_file(file))?;
         Ok(found)
     }
 
     /// One call, which may take long.
-    fn call<T>(&mut self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        self.state.began_ns = now_ns();
-        self.tell();
+    fn time_call<T>(&mut self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        self.state.call_began_ns = now_ns();
+        self.write_state();
         let result = call();
-        let took = now_ns().saturating_sub(self.state.began_ns);
-        self.state.began_ns = 0;
-        self.state.calls += 1;
-        self.state.longest_ns = self.state.longest_ns.max(took);
-        self.tell();
+        let took = now_ns().saturating_sub(self.state.call_began_ns);
+        self.state.call_began_ns = 0;
+        self.state.calls_returned += 1;
+        self.state.call_ns_max = self.state.call_ns_max.max(took);
+        self.write_state();
         result
     }
 
-    fn tell(&self) {
+    fn write_state(&self) {
         // The host's own disk; should that fail, whoever watches sees a probe that stands still.
-        let _ = self.told.write_all_at(&self.state.bytes(), 0);
+        let _ = self.state_file.write_all_at(&self.state.bytes(), 0);
     }
 }
 
 /// Errors of `close` are errors.
-fn close(file: File) -> io::Result<()> {
+fn close_file(file: File) -> io::Result<()> {
     nix::unistd::close(file.into_raw_fd()).map_err(io::Error::from)
 }
 
-fn different(found: &[u8], expected: &[u8]) -> u64 {
+fn count_different(found: &[u8], expected: &[u8]) -> u64 {
     let pairs = found.iter().zip(expected);
     pairs.filter(|(a, b)| a != b).count() as u64
 }

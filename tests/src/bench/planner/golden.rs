@@ -7,7 +7,7 @@ use bafs_sched::sim::study::{self, Compared, Point, compare, thesis_environment}
 
 use super::super::{Options, BenchmarkReport};
 
-fn point(workload: &str) -> Result<Point> {
+fn thesis_point(workload: &str) -> Result<Point> {
     let mut all = study::baselines().into_iter();
     let found = all.find(|(name, _)| *name == workload);
     let (_, canonical) = found.context("the baselines have names")?;
@@ -20,7 +20,7 @@ fn point(workload: &str) -> Result<Point> {
 }
 
 /// The possible sets of the thesis' table, and the concurrency of the mixed baseline.
-pub(super) fn golden(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
+pub(super) fn check_thesis_table(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
     use Strategy::{AllBatch, Minimal, Slice};
     let expected: [(&str, &[Strategy]); 3] = [
         ("batch", &[Slice, Minimal]),
@@ -33,7 +33,7 @@ pub(super) fn golden(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
             canonical,
             environment,
             ..
-        } = point(workload)?;
+        } = thesis_point(workload)?;
         let shape = canonical.shape();
         let found = Strategy::EACH.into_iter().filter(|strategy| {
             *strategy != Strategy::Remote && strategy.allocate(&shape, &environment).is_possible()
@@ -41,7 +41,7 @@ pub(super) fn golden(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
         wrong += u32::from(!found.eq(possible.iter().copied()));
     }
     report.add_figure("possible_sets_wrong", f64::from(wrong));
-    let mixed = point("mixed")?;
+    let mixed = thesis_point("mixed")?;
     let shape = mixed.canonical.shape();
     for (strategy, figure, thesis) in [
         (AllBatch, "concurrency_all_batch", 25),
@@ -68,7 +68,7 @@ pub(super) fn golden(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
 }
 
 /// Each baseline under each strategy, simulated.
-pub(super) fn baselines_of(report: &mut BenchmarkReport) -> Result<[Compared; 3]> {
+pub(super) fn simulate_baselines(report: &mut BenchmarkReport) -> Result<[Compared; 3]> {
     let mut rows = vec![
         [
             "workload",
@@ -82,7 +82,7 @@ pub(super) fn baselines_of(report: &mut BenchmarkReport) -> Result<[Compared; 3]
     ];
     let mut all = Vec::new();
     for workload in ["batch", "private", "mixed"] {
-        let compared = compare(&point(workload)?, 1)?;
+        let compared = compare(&thesis_point(workload)?, 1)?;
         for timed in &compared.timed {
             let is_chosen = compared.chosen == Some(timed.strategy);
             rows.push(vec![
@@ -102,9 +102,9 @@ pub(super) fn baselines_of(report: &mut BenchmarkReport) -> Result<[Compared; 3]
 
 /// By how much the winners lead, in per cent of the time of others: the thesis says 20, 15 and 25,
 /// give or take ten, and nothing of the private-intensive one.
-pub(super) fn baselines(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
+pub(super) fn compare_baselines(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
     use Strategy::{AllBatch, Minimal, Slice};
-    let [batch, private, mixed] = baselines_of(report)?;
+    let [batch, private, mixed] = simulate_baselines(report)?;
     let saved = |compared: &Compared, faster: Strategy, slower: Strategy| {
         let seconds = |strategy| {
             let timed = compared

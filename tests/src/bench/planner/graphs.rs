@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, ensure};
-use bafs_sched::dice::Dice;
+use bafs_sched::dice::SeededRng;
 use bafs_sched::planner::{Environment, Shape, Strategy, plan};
 use bafs_sched::sim::study::thesis_environment;
 use bafs_sched::sim::{Doubt, Doubts, Load, Policy, Run, Scenario, Simulation, decide};
@@ -27,7 +27,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     let environment = thesis_environment();
     let mut failing = Vec::new();
     for seed in 0..options.choose(10, 3) {
-        let workflow = graph(seed)?;
+        let workflow = build_graph(seed)?;
         let load = Load::Declared {
             variability_ppm: 100_000,
         };
@@ -45,8 +45,8 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
             Ok(())
         })?;
         whole.push(taken + simulating);
-        failing.push(plan_where_nodes_fail(&workflow, &load)?);
-        let found = trials(&workflow, &shape, &environment, &load, seed)?;
+        failing.push(time_plan_with_failures(&workflow, &load)?);
+        let found = run_trials(&workflow, &shape, &environment, &load, seed)?;
         // No choice, or one that does not end, takes forever.
         let taken_s = |policy: Option<Policy>| {
             let run = found.iter().find(|(other, _)| Some(*other) == policy);
@@ -83,7 +83,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
 }
 
 /// Runs without a plan, and under every strategy that its bottleneck allows but remote I/O.
-fn trials(
+fn run_trials(
     workflow: &Workflow,
     shape: &Shape,
     environment: &Environment,
@@ -103,7 +103,7 @@ fn trials(
 }
 
 /// How long it takes where nodes fail, so that each candidate is simulated with several seeds.
-fn plan_where_nodes_fail(workflow: &Workflow, load: &Load) -> Result<f64> {
+fn time_plan_with_failures(workflow: &Workflow, load: &Load) -> Result<f64> {
     let environment = Environment {
         mtbf_s: Some(MTBF_S),
         ..thesis_environment()
@@ -119,8 +119,8 @@ fn plan_where_nodes_fail(workflow: &Workflow, load: &Load) -> Result<f64> {
 }
 
 /// A hundred parts of ten jobs: a first one, eight beside each other, a last one that reads all.
-fn graph(seed: u64) -> Result<Workflow> {
-    let mut dice = Dice::new(seed);
+fn build_graph(seed: u64) -> Result<Workflow> {
+    let mut dice = SeededRng::new(seed);
     let mut text = String::new();
     for cache in 0..4 {
         let size = 1 + dice.below(40);
@@ -130,7 +130,7 @@ fn graph(seed: u64) -> Result<Workflow> {
         )?;
     }
     for part in 0..100 {
-        let size = |dice: &mut Dice| 10 + dice.below(500);
+        let size = |dice: &mut SeededRng| 10 + dice.below(500);
         writeln!(
             text,
             "volume in{part} scratch {} MB from bafs://home/in{part}",

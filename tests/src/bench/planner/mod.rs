@@ -9,13 +9,13 @@ use anyhow::{Result, ensure};
 
 use super::{Options, BenchmarkReport};
 
-type Part = (&'static str, fn(&Options, &mut BenchmarkReport) -> Result<()>);
+type PlannerPart = (&'static str, fn(&Options, &mut BenchmarkReport) -> Result<()>);
 
-const PARTS: &[Part] = &[
-    ("golden", golden::golden),
-    ("baselines", golden::baselines),
-    ("regret", regret::studies),
-    ("validation", regret::validation),
+const PARTS: &[PlannerPart] = &[
+    ("golden", golden::check_thesis_table),
+    ("baselines", golden::compare_baselines),
+    ("regret", regret::run_studies),
+    ("validation", regret::run_validation),
     ("graphs", graphs::run),
 ];
 

@@ -16,31 +16,31 @@ use super::super::measure::Stopwatch;
 use super::super::{Options, BenchmarkReport};
 
 /// Strategies closer than this are as good as each other: seeds move them by more.
-const TIE: f64 = 1.01;
+const TIE_RATIO: f64 = 1.01;
 
 /// The first seed of random points by which nothing was corrected.
-const UNSEEN: u64 = 1_000_000;
+const UNSEEN_SEED_MIN: u64 = 1_000_000;
 
 /// Points that take longer are told, as the whole takes long.
-const SLOW: Duration = Duration::from_secs(20);
+const SLOW_POINT: Duration = Duration::from_secs(20);
 
 /// What the choice is meant to keep: mean, 99th percentile and most.
-const AIMS: [(&str, f64); 3] = [("mean", 1.005), ("p99", 1.03), ("max", 1.05)];
+const TARGETS: [(&str, f64); 3] = [("mean", 1.005), ("p99", 1.03), ("max", 1.05)];
 
-struct Task {
+struct ComparisonTask {
     label: String,
     point: Point,
     seeds: u64,
 }
 
 /// The nine studies with three workloads each.
-pub(super) fn studies(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+pub(super) fn run_studies(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let (steps, seeds) = options.choose((20, 30), (6, 3));
     let mut tasks = Vec::new();
     for varied in Varied::EACH {
         for (workload, base) in baselines() {
             for step in 0..steps {
-                tasks.push(Task {
+                tasks.push(ComparisonTask {
                     label: format!("{}/{workload}", varied.name()),
                     point: varied.point(&base, step, steps),
                     seeds: if varied == Varied::Failures { seeds } else { 1 },
@@ -49,7 +49,7 @@ pub(super) fn studies(options: &Options, report: &mut BenchmarkReport) -> Result
         }
     }
     let found = compare_all(&tasks)?;
-    tell(report, "regret", &found)?;
+    report_regret(report, "regret", &found)?;
     let (mut crossovers, mut predicted) = (0, 0);
     for row in found.chunks(steps as usize) {
         let (all, seen) = count_crossovers(row, report);
@@ -63,21 +63,21 @@ pub(super) fn studies(options: &Options, report: &mut BenchmarkReport) -> Result
 }
 
 /// Workloads and machines drawn at random.
-pub(super) fn validation(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
-    let seeds = UNSEEN..UNSEEN + options.choose(400, 60);
-    let tasks: Vec<Task> = seeds
-        .map(|seed| Task {
+pub(super) fn run_validation(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
+    let seeds = UNSEEN_SEED_MIN..UNSEEN_SEED_MIN + options.choose(400, 60);
+    let tasks: Vec<ComparisonTask> = seeds
+        .map(|seed| ComparisonTask {
             label: "random".to_owned(),
             point: random_point(seed),
             seeds: 1,
         })
         .collect();
-    tell(report, "validation_regret", &compare_all(&tasks)?)
+    report_regret(report, "validation_regret", &compare_all(&tasks)?)
 }
 
 /// Compares all points, as many at once as there are processors. Tells each study when it is done,
 /// as all of them take long.
-fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
+fn compare_all(tasks: &[ComparisonTask]) -> Result<Vec<(&ComparisonTask, Compared)>> {
     let next = AtomicUsize::new(0);
     let found = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -87,7 +87,7 @@ fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
                     let compared = compare_one(task);
                     if let Ok(mut found) = found.lock() {
                         found.push(compared);
-                        tell_if_done(task, tasks, &found);
+                        print_finished_study(task, tasks, &found);
                     }
                 }
             });
@@ -103,11 +103,11 @@ fn compare_all(tasks: &[Task]) -> Result<Vec<(&Task, Compared)>> {
     Ok(found)
 }
 
-fn compare_one(task: &Task) -> Result<(&Task, Compared)> {
+fn compare_one(task: &ComparisonTask) -> Result<(&ComparisonTask, Compared)> {
     let watch = Stopwatch::start();
     let compared = compare(&task.point, task.seeds);
     let took = watch.elapsed();
-    if took > SLOW {
+    if took > SLOW_POINT {
         let seconds = took.as_secs();
         println!("  {} at {}: {seconds} s", task.label, task.point.x);
     }
@@ -117,8 +117,8 @@ fn compare_one(task: &Task) -> Result<(&Task, Compared)> {
 }
 
 /// Tells of a study of which all points have been compared.
-fn tell_if_done(task: &Task, tasks: &[Task], found: &[Result<(&Task, Compared)>]) {
-    let of_study = |other: &Task| other.label == task.label;
+fn print_finished_study(task: &ComparisonTask, tasks: &[ComparisonTask], found: &[Result<(&ComparisonTask, Compared)>]) {
+    let of_study = |other: &ComparisonTask| other.label == task.label;
     let done = found.iter().flatten().filter(|(other, _)| of_study(other));
     let regrets: Vec<f64> = done
         .clone()
@@ -133,15 +133,15 @@ fn tell_if_done(task: &Task, tasks: &[Task], found: &[Result<(&Task, Compared)>]
 }
 
 /// A point with more than one strategy.
-struct Row<'f> {
-    task: &'f Task,
+struct RegretRow<'f> {
+    task: &'f ComparisonTask,
     compared: &'f Compared,
-    model: f64,
-    decided: f64,
-    guided: f64,
+    model_regret: f64,
+    simulated_regret: f64,
+    adaptive_regret: f64,
 }
 
-impl Row<'_> {
+impl RegretRow<'_> {
     /// Of the slowest strategy that ends.
     fn worst_regret(&self) -> f64 {
         let seconds = |timed: Option<Timed>| timed.map_or(1.0, |timed| timed.seconds());
@@ -149,35 +149,35 @@ impl Row<'_> {
     }
 }
 
-fn tell(report: &mut BenchmarkReport, figure: &str, found: &[(&Task, Compared)]) -> Result<()> {
+fn report_regret(report: &mut BenchmarkReport, figure: &str, found: &[(&ComparisonTask, Compared)]) -> Result<()> {
     let with_several = found
         .iter()
         .filter(|(_, compared)| compared.timed.len() > 1);
     // Where no strategy ever ends, no choice is better than another.
     let rows = with_several.filter_map(|(task, compared)| {
-        Some(Row {
+        Some(RegretRow {
             task,
             compared,
-            model: compared.regret()?,
-            decided: compared.decided_regret()?,
-            guided: compared.guided_regret()?,
+            model_regret: compared.regret()?,
+            simulated_regret: compared.decided_regret()?,
+            adaptive_regret: compared.guided_regret()?,
         })
     });
-    let rows: Vec<Row<'_>> = rows.collect();
+    let rows: Vec<RegretRow<'_>> = rows.collect();
     ensure!(!rows.is_empty(), "no point has two strategies");
     report.add_figure(&format!("{figure}_points"), rows.len() as f64);
     let is_endless = |compared: &Compared| !compared.timed.is_empty() && compared.best().is_none();
     let endless = found.iter().filter(|(_, compared)| is_endless(compared));
     report.add_figure(&format!("{figure}_points_endless"), endless.count() as f64);
-    let model = rows.iter().map(|row| (row.model, row.compared.chosen));
+    let model = rows.iter().map(|row| (row.model_regret, row.compared.chosen));
     let (told, aimed) = (false, true);
     let name = format!("{figure}_model");
-    summary(report, &name, &rows, model.collect(), told);
-    let decided = rows.iter().map(|row| (row.decided, row.compared.decided));
-    summary(report, figure, &rows, decided.collect(), aimed);
-    let guided = rows.iter().map(|row| (row.guided, row.compared.decided));
+    report_summary(report, &name, &rows, model.collect(), told);
+    let decided = rows.iter().map(|row| (row.simulated_regret, row.compared.decided));
+    report_summary(report, figure, &rows, decided.collect(), aimed);
+    let guided = rows.iter().map(|row| (row.adaptive_regret, row.compared.decided));
     let name = format!("{figure}_guided");
-    summary(report, &name, &rows, guided.collect(), aimed);
+    report_summary(report, &name, &rows, guided.collect(), aimed);
     let mut table = vec![
         [
             "study",
@@ -195,19 +195,19 @@ fn tell(report: &mut BenchmarkReport, figure: &str, found: &[(&Task, Compared)])
         .to_vec(),
     ];
     for group in rows.chunk_by(|a, b| a.task.label == b.task.label) {
-        let mean = |of: fn(&Row<'_>) -> f64| group.iter().map(of).sum::<f64>() / group.len() as f64;
-        let most = |of: fn(&Row<'_>) -> f64| group.iter().map(of).fold(1.0, f64::max);
-        let by_regret = group.iter().max_by(|a, b| a.decided.total_cmp(&b.decided));
+        let mean = |of: fn(&RegretRow<'_>) -> f64| group.iter().map(of).sum::<f64>() / group.len() as f64;
+        let most = |of: fn(&RegretRow<'_>) -> f64| group.iter().map(of).fold(1.0, f64::max);
+        let by_regret = group.iter().max_by(|a, b| a.simulated_regret.total_cmp(&b.simulated_regret));
         if let Some(worst) = by_regret {
             let name = |strategy: Option<_>| strategy.map_or(String::new(), |s| format!("{s}"));
             table.push(vec![
                 worst.task.label.clone(),
-                format!("{:.4}", mean(|row| row.model)),
-                format!("{:.4}", most(|row| row.model)),
-                format!("{:.4}", mean(|row| row.guided)),
-                format!("{:.4}", most(|row| row.guided)),
-                format!("{:.4}", mean(|row| row.decided)),
-                format!("{:.4}", worst.decided),
+                format!("{:.4}", mean(|row| row.model_regret)),
+                format!("{:.4}", most(|row| row.model_regret)),
+                format!("{:.4}", mean(|row| row.adaptive_regret)),
+                format!("{:.4}", most(|row| row.adaptive_regret)),
+                format!("{:.4}", mean(|row| row.simulated_regret)),
+                format!("{:.4}", worst.simulated_regret),
                 format!("{:.4}", worst.task.point.x),
                 name(worst.compared.decided),
                 name(worst.compared.best().map(|best| best.strategy)),
@@ -219,10 +219,10 @@ fn tell(report: &mut BenchmarkReport, figure: &str, found: &[(&Task, Compared)])
 }
 
 /// Mean, tail and worst choices of one way to choose, and whether they are as they are meant to be.
-fn summary(
+fn report_summary(
     report: &mut BenchmarkReport,
     figure: &str,
-    rows: &[Row<'_>],
+    rows: &[RegretRow<'_>],
     choices: Vec<(f64, Option<Strategy>)>,
     is_aimed: bool,
 ) {
@@ -249,12 +249,12 @@ fn summary(
     let count = regrets.len();
     let mean = regrets.iter().sum::<f64>() / count as f64;
     let p99 = regrets[(count * 99 / 100).min(count - 1)];
-    for ((name, aim), found) in AIMS.into_iter().zip([mean, p99, regrets[count - 1]]) {
+    for ((name, aim), found) in TARGETS.into_iter().zip([mean, p99, regrets[count - 1]]) {
         tell(name, found, aim);
     }
-    let is_worst = |(row, (regret, chosen)): &(&Row<'_>, &(f64, Option<Strategy>))| {
+    let is_worst = |(row, (regret, chosen)): &(&RegretRow<'_>, &(f64, Option<Strategy>))| {
         let worst = row.compared.worst().map(|worst| worst.strategy);
-        is_never(regret) || *regret > TIE && worst == *chosen
+        is_never(regret) || *regret > TIE_RATIO && worst == *chosen
     };
     let worst = rows.iter().zip(&choices).filter(is_worst).count();
     tell("worst_choices", worst as f64, 0.0);
@@ -263,7 +263,7 @@ fn summary(
 /// Changes of the best strategy along a study, and those that the choice makes too, at most one
 /// point away. Changes between strategies that are as good as each other do not count. Says which
 /// the choice does not make.
-fn count_crossovers(row: &[(&Task, Compared)], report: &mut BenchmarkReport) -> (u32, u32) {
+fn count_crossovers(row: &[(&ComparisonTask, Compared)], report: &mut BenchmarkReport) -> (u32, u32) {
     let best = |at: usize| row[at].1.best().map(|best| best.strategy);
     let chosen = |at: usize| row[at].1.decided;
     let is_clear = |at: usize, over: Option<_>| {
@@ -274,7 +274,7 @@ fn count_crossovers(row: &[(&Task, Compared)], report: &mut BenchmarkReport) -> 
             .iter()
             .find(|timed| Some(timed.strategy) == over);
         match (best, other) {
-            (Some(best), Some(other)) => other.seconds() > TIE * best.seconds(),
+            (Some(best), Some(other)) => other.seconds() > TIE_RATIO * best.seconds(),
             _ => true,
         }
     };

@@ -13,20 +13,20 @@ use super::measure::Stopwatch;
 use super::{Options, BenchmarkReport};
 
 /// Jobs, and nodes in clusters of a hundred.
-const SIZES: [(u32, u32); 3] = [(10_000, 100), (100_000, 1_000), (1_000_000, 10_000)];
+const JOBS_AND_NODES: [(u32, u32); 3] = [(10_000, 100), (100_000, 1_000), (1_000_000, 10_000)];
 /// What a million jobs may take, and so fewer too, in seconds.
 const SECONDS_MAX: f64 = 120.0;
 const DECISIONS_PER_S_MIN: f64 = 50_000.0;
 /// What 99 of a hundred decisions may take, in milliseconds.
 const DECISION_MS_MAX: f64 = 5.0;
 /// Decisions at the beginning of a run, while nearly all jobs wait.
-const EARLY: usize = 100_000;
+const EARLY_DECISIONS: usize = 100_000;
 
 /// Takes the time of each decision, in nanoseconds.
 #[derive(Default)]
-struct Times(Vec<u32>);
+struct DecisionTimes(Vec<u32>);
 
-impl sim::Watch for Times {
+impl sim::Watch for DecisionTimes {
     fn step(&mut self, step: impl FnOnce()) {
         let watch = Stopwatch::start();
         step();
@@ -35,7 +35,7 @@ impl sim::Watch for Times {
     }
 }
 
-impl Times {
+impl DecisionTimes {
     fn total_s(&self) -> f64 {
         self.0.iter().map(|time| f64::from(*time)).sum::<f64>() / 1e9
     }
@@ -52,17 +52,17 @@ impl Times {
 /// Simulates each size under both policies.
 pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     ensure!(options.only.is_empty(), "this benchmark has no parts");
-    let sizes = options.choose(&SIZES[..], &SIZES[..2]);
+    let sizes = options.choose(&JOBS_AND_NODES[..], &JOBS_AND_NODES[..2]);
     report.print_section("by the rules of the strategy `all`");
-    series(sizes, Policy::Strategy(Strategy::All), "", report)?;
+    simulate_series(sizes, Policy::Strategy(Strategy::All), "", report)?;
     report.print_section("by need: each start is checked for pipelines that would wait for each other");
-    series(sizes, Policy::Need, "need_", report)?;
-    report.add_figure_with_target("peak_mib", peak_mib(), 0.0..=4_096.0);
+    simulate_series(sizes, Policy::Need, "need_", report)?;
+    report.add_figure_with_target("peak_mib", read_peak_mib(), 0.0..=4_096.0);
     Ok(())
 }
 
 /// Simulates each size; the names of all figures begin with `prefix`.
-fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut BenchmarkReport) -> Result<()> {
+fn simulate_series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut BenchmarkReport) -> Result<()> {
     let mut rows = vec![[
         "jobs",
         "nodes",
@@ -76,7 +76,7 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Bench
     let mut lines: Vec<[String; 8]> = Vec::new();
     let mut taken: Vec<(u32, f64, f64)> = Vec::new();
     for &(jobs, nodes) in sizes {
-        let mut times = Times::default();
+        let mut times = DecisionTimes::default();
         let watch = Stopwatch::start();
         let run = simulate(jobs, nodes, policy, &mut times)?;
         let seconds = watch.elapsed().as_secs_f64();
@@ -95,7 +95,7 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Bench
         report.add_figure_with_target(&key, per_s, DECISIONS_PER_S_MIN..=f64::INFINITY);
         let key = format!("{prefix}jobs_{jobs}_decision_p99_ms");
         report.add_figure_with_target(&key, p99, 0.0..=DECISION_MS_MAX);
-        let early = times.quantile_ms(990, EARLY);
+        let early = times.quantile_ms(990, EARLY_DECISIONS);
         let key = format!("{prefix}jobs_{jobs}_early_decision_p99_ms");
         report.add_figure_with_target(&key, early, 0.0..=DECISION_MS_MAX);
         report.add_figure(&format!("{prefix}jobs_{jobs}_decision_max_ms"), max);
@@ -133,7 +133,7 @@ fn series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &mut Bench
     Ok(())
 }
 
-fn simulate(jobs: u32, nodes: u32, policy: Policy, times: &mut Times) -> Result<Run> {
+fn simulate(jobs: u32, nodes: u32, policy: Policy, times: &mut DecisionTimes) -> Result<Run> {
     let clusters = nodes / 100;
     let class = |cluster| NodeClass {
         cluster: format!("c{cluster}"),
@@ -161,7 +161,7 @@ fn simulate(jobs: u32, nodes: u32, policy: Policy, times: &mut Times) -> Result<
 }
 
 /// The most memory that this process had, in MiB.
-fn peak_mib() -> f64 {
+fn read_peak_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());

@@ -18,59 +18,59 @@ use fuser::{
     Request, Session,
 };
 
-use super::{BELIEVE, GENERATION, Smallest, absence, config};
+use super::{ATTRIBUTE_TTL, GENERATION, MinimalFileSystem, negative_attributes, session_config};
 
 /// Hidden first argument: this process shows a directory that does not change.
-pub(in crate::bench) const KEPT_PROCESS: &str = "--datapath-kept";
+pub(in crate::bench) const IMMUTABLE_PROCESS: &str = "--datapath-kept";
 
 /// A file or directory, with the numbers of what is in it.
-struct Node {
+struct ImmutableNode {
     path: PathBuf,
     attributes: FileAttr,
-    names: Vec<(OsString, usize)>,
+    entries: Vec<(OsString, usize)>,
 }
 
 /// All that there is; a number is a place in the list, from 1.
-struct Kept {
-    nodes: Vec<Node>,
+struct ImmutableFileSystem {
+    nodes: Vec<ImmutableNode>,
     by_name: HashMap<(usize, OsString), usize>,
 }
 
-impl Kept {
-    fn read(root: PathBuf) -> io::Result<Self> {
+impl ImmutableFileSystem {
+    fn read_tree(root: PathBuf) -> io::Result<Self> {
         let mut kept = Self {
             nodes: Vec::new(),
             by_name: HashMap::new(),
         };
-        kept.add(root)?;
+        kept.add_node(root)?;
         Ok(kept)
     }
 
-    fn add(&mut self, path: PathBuf) -> io::Result<usize> {
+    fn add_node(&mut self, path: PathBuf) -> io::Result<usize> {
         let own = self.nodes.len() + 1;
         let found = fs::symlink_metadata(&path)?;
-        self.nodes.push(Node {
-            attributes: attributes(own as u64, &found),
+        self.nodes.push(ImmutableNode {
+            attributes: file_attributes(own as u64, &found),
             path: path.clone(),
-            names: Vec::new(),
+            entries: Vec::new(),
         });
         if found.is_dir() {
             for entry in fs::read_dir(path)? {
                 let entry = entry?;
-                let child = self.add(entry.path())?;
+                let child = self.add_node(entry.path())?;
                 self.by_name.insert((own, entry.file_name()), child);
-                self.nodes[own - 1].names.push((entry.file_name(), child));
+                self.nodes[own - 1].entries.push((entry.file_name(), child));
             }
         }
         Ok(own)
     }
 
-    fn node(&self, ino: INodeNo) -> Option<&Node> {
+    fn find_node(&self, ino: INodeNo) -> Option<&ImmutableNode> {
         self.nodes.get((ino.0 as usize).checked_sub(1)?)
     }
 }
 
-fn attributes(ino: u64, found: &fs::Metadata) -> FileAttr {
+fn file_attributes(ino: u64, found: &fs::Metadata) -> FileAttr {
     FileAttr {
         ino: INodeNo(ino),
         size: found.len(),
@@ -93,7 +93,7 @@ fn attributes(ino: u64, found: &fs::Metadata) -> FileAttr {
     }
 }
 
-impl Filesystem for Kept {
+impl Filesystem for ImmutableFileSystem {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let wanted = InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
@@ -106,15 +106,15 @@ impl Filesystem for Kept {
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let found = self.by_name.get(&(parent.0 as usize, name.to_owned()));
-        match found.and_then(|number| self.node(INodeNo(*number as u64))) {
-            Some(node) => reply.entry(&BELIEVE, &node.attributes, GENERATION),
-            None => reply.entry(&BELIEVE, &absence(), GENERATION),
+        match found.and_then(|number| self.find_node(INodeNo(*number as u64))) {
+            Some(node) => reply.entry(&ATTRIBUTE_TTL, &node.attributes, GENERATION),
+            None => reply.entry(&ATTRIBUTE_TTL, &negative_attributes(), GENERATION),
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.node(ino) {
-            Some(node) => reply.attr(&BELIEVE, &node.attributes),
+        match self.find_node(ino) {
+            Some(node) => reply.attr(&ATTRIBUTE_TTL, &node.attributes),
             None => reply.error(Errno::ESTALE),
         }
     }
@@ -139,7 +139,7 @@ impl Filesystem for Kept {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let Some(node) = self.node(ino) else {
+        let Some(node) = self.find_node(ino) else {
             return reply.error(Errno::ESTALE);
         };
         let mut bytes = vec![0; size as usize];
@@ -157,16 +157,16 @@ impl Filesystem for Kept {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let Some(node) = self.node(ino) else {
+        let Some(node) = self.find_node(ino) else {
             return reply.error(Errno::ESTALE);
         };
-        for (at, (name, number)) in node.names.iter().enumerate().skip(offset as usize) {
+        for (at, (name, number)) in node.entries.iter().enumerate().skip(offset as usize) {
             let number = INodeNo(*number as u64);
-            let Some(child) = self.node(number) else {
+            let Some(child) = self.find_node(number) else {
                 continue;
             };
             let shown = &child.attributes;
-            if reply.add(number, at as u64 + 1, name, &BELIEVE, shown, GENERATION) {
+            if reply.add(number, at as u64 + 1, name, &ATTRIBUTE_TTL, shown, GENERATION) {
                 break;
             }
         }
@@ -175,17 +175,17 @@ impl Filesystem for Kept {
 }
 
 /// Shows a directory, in a process that lives until this is dropped.
-pub(in crate::bench) fn start(source: &Path) -> Result<Smallest> {
-    Smallest::start(KEPT_PROCESS, source, &[])
+pub(in crate::bench) fn start_immutable(source: &Path) -> Result<MinimalFileSystem> {
+    MinimalFileSystem::start(IMMUTABLE_PROCESS, source, &[])
 }
 
 /// Shows a directory until it is unmounted. Arguments: the directory, and where to show it.
-pub(in crate::bench) fn kept_process(arguments: &[String]) -> Result<()> {
+pub(in crate::bench) fn run_immutable_process(arguments: &[String]) -> Result<()> {
     let [source, shown] = arguments else {
         bail!("a directory and a place to show it are needed");
     };
-    let kept = Kept::read(PathBuf::from(source))?;
-    let mut config = config();
+    let kept = ImmutableFileSystem::read_tree(PathBuf::from(source))?;
+    let mut config = session_config();
     // As caches are: else the kernel would ask for the time of the last access after each read.
     config.mount_options = vec![MountOption::RO, MountOption::DefaultPermissions];
     Session::new(kept, shown, &config)?.run()?;

@@ -25,50 +25,50 @@ use fuser::{
 };
 use rustix::fs::{lgetxattr, statvfs};
 
-use super::{BELIEVE, GENERATION, Smallest, absence, config};
+use super::{ATTRIBUTE_TTL, GENERATION, MinimalFileSystem, negative_attributes, session_config};
 use crate::bench::machine::SpreadDirectories;
 
 /// Hidden first argument: this process passes a directory through.
-pub(in crate::bench) const LEAST_PROCESS: &str = "--datapath-least";
+pub(in crate::bench) const FORWARDING_PROCESS: &str = "--datapath-least";
 
 /// Longest extended attribute that is passed on.
 const XATTR_BYTES_MAX: usize = 256;
 /// Last argument of a process that passes through strictly.
-const STRICT: &str = "strict";
+const STRICT_ARGUMENT: &str = "strict";
 
 /// What a handle stands for.
 #[derive(Clone)]
-enum Open {
+enum OpenObject {
     File(Arc<File>),
     Directory(Arc<Vec<(OsString, Option<FileAttr>)>>),
 }
 
 /// What the file system does beside passing files through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::bench) enum Kind {
+pub(in crate::bench) enum ForwardingMode {
     /// Nothing.
     Bare,
     /// The kernel asks it for permissions, and for extended attributes.
     Strict,
 }
 
-struct Least {
-    kind: Kind,
+struct ForwardingFileSystem {
+    mode: ForwardingMode,
     /// Where each known number is.
     paths: Mutex<HashMap<u64, PathBuf>>,
-    open: Mutex<HashMap<u64, Open>>,
-    next: AtomicU64,
+    open_objects: Mutex<HashMap<u64, OpenObject>>,
+    next_number: AtomicU64,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn errno(error: &io::Error) -> Errno {
+fn to_errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_i32)
 }
 
-fn attributes(ino: u64, found: &Metadata) -> FileAttr {
+fn file_attributes(ino: u64, found: &Metadata) -> FileAttr {
     let time = |seconds: i64, nanoseconds: i64| {
         UNIX_EPOCH + Duration::new(seconds.max(0) as u64, nanoseconds as u32)
     };
@@ -94,48 +94,48 @@ fn attributes(ino: u64, found: &Metadata) -> FileAttr {
     }
 }
 
-impl Least {
-    fn path(&self, ino: INodeNo) -> io::Result<PathBuf> {
-        let found = locked(&self.paths).get(&ino.0).cloned();
+impl ForwardingFileSystem {
+    fn path_of(&self, ino: INodeNo) -> io::Result<PathBuf> {
+        let found = lock(&self.paths).get(&ino.0).cloned();
         found.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn below(&self, parent: INodeNo, name: &OsStr) -> io::Result<PathBuf> {
-        Ok(self.path(parent)?.join(name))
+    fn child_path(&self, parent: INodeNo, name: &OsStr) -> io::Result<PathBuf> {
+        Ok(self.path_of(parent)?.join(name))
     }
 
-    fn look(&self, path: PathBuf) -> io::Result<FileAttr> {
+    fn insert_path(&self, path: PathBuf) -> io::Result<FileAttr> {
         let found = fs::symlink_metadata(&path)?;
-        locked(&self.paths).insert(found.ino(), path);
-        Ok(attributes(found.ino(), &found))
+        lock(&self.paths).insert(found.ino(), path);
+        Ok(file_attributes(found.ino(), &found))
     }
 
-    fn keep(&self, open: Open) -> FileHandle {
-        let handle = self.next.fetch_add(1, Ordering::Relaxed);
-        locked(&self.open).insert(handle, open);
+    fn insert_open(&self, open: OpenObject) -> FileHandle {
+        let handle = self.next_number.fetch_add(1, Ordering::Relaxed);
+        lock(&self.open_objects).insert(handle, open);
         FileHandle(handle)
     }
 
-    fn file(&self, handle: FileHandle) -> io::Result<Arc<File>> {
-        match locked(&self.open).get(&handle.0) {
-            Some(Open::File(file)) => Ok(Arc::clone(file)),
+    fn open_file(&self, handle: FileHandle) -> io::Result<Arc<File>> {
+        match lock(&self.open_objects).get(&handle.0) {
+            Some(OpenObject::File(file)) => Ok(Arc::clone(file)),
             _ => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
-    fn list(&self, ino: INodeNo) -> io::Result<Vec<(OsString, Option<FileAttr>)>> {
-        let path = self.path(ino)?;
+    fn list_directory(&self, ino: INodeNo) -> io::Result<Vec<(OsString, Option<FileAttr>)>> {
+        let path = self.path_of(ino)?;
         let mut all = vec![(OsString::from("."), None), (OsString::from(".."), None)];
         for entry in fs::read_dir(path)? {
             let entry = entry?;
-            all.push((entry.file_name(), Some(self.look(entry.path())?)));
+            all.push((entry.file_name(), Some(self.insert_path(entry.path())?)));
         }
         Ok(all)
     }
 }
 
 /// Answers, or says the error.
-macro_rules! answer {
+macro_rules! reply_or_error {
     ($reply:ident, $result:expr, $done:expr) => {
         match $result {
             Ok(value) => $done(value),
@@ -144,7 +144,7 @@ macro_rules! answer {
     };
 }
 
-impl Filesystem for Least {
+impl Filesystem for ForwardingFileSystem {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let wanted = InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
@@ -156,19 +156,19 @@ impl Filesystem for Least {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.below(parent, name).and_then(|path| self.look(path)) {
-            Ok(found) => reply.entry(&BELIEVE, &found, GENERATION),
+        match self.child_path(parent, name).and_then(|path| self.insert_path(path)) {
+            Ok(found) => reply.entry(&ATTRIBUTE_TTL, &found, GENERATION),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                reply.entry(&BELIEVE, &absence(), GENERATION);
+                reply.entry(&ATTRIBUTE_TTL, &negative_attributes(), GENERATION);
             }
-            Err(error) => reply.error(errno(&error)),
+            Err(error) => reply.error(to_errno(&error)),
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let found = self.path(ino).and_then(fs::symlink_metadata);
-        answer!(reply, found, |found| {
-            reply.attr(&BELIEVE, &attributes(ino.0, &found));
+        let found = self.path_of(ino).and_then(fs::symlink_metadata);
+        reply_or_error!(reply, found, |found| {
+            reply.attr(&ATTRIBUTE_TTL, &file_attributes(ino.0, &found));
         });
     }
 
@@ -190,23 +190,23 @@ impl Filesystem for Least {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let done = self.path(ino).and_then(|path| {
+        let done = self.path_of(ino).and_then(|path| {
             if let Some(size) = size {
                 OpenOptions::new().write(true).open(&path)?.set_len(size)?;
             }
             fs::symlink_metadata(path)
         });
-        answer!(reply, done, |found| {
-            reply.attr(&BELIEVE, &attributes(ino.0, &found));
+        reply_or_error!(reply, done, |found| {
+            reply.attr(&ATTRIBUTE_TTL, &file_attributes(ino.0, &found));
         });
     }
 
     fn mkdir(&self, _: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
-        let made = self.below(parent, name).and_then(|path| {
+        let made = self.child_path(parent, name).and_then(|path| {
             fs::create_dir(&path)?;
-            self.look(path)
+            self.insert_path(path)
         });
-        answer!(reply, made, |made| reply.entry(&BELIEVE, &made, GENERATION));
+        reply_or_error!(reply, made, |made| reply.entry(&ATTRIBUTE_TTL, &made, GENERATION));
     }
 
     fn create(
@@ -219,7 +219,7 @@ impl Filesystem for Least {
         _: i32,
         reply: ReplyCreate,
     ) {
-        let made = self.below(parent, name).and_then(|path| {
+        let made = self.child_path(parent, name).and_then(|path| {
             let options = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -227,22 +227,22 @@ impl Filesystem for Least {
                 .mode(mode)
                 .clone();
             let file = options.open(&path)?;
-            Ok((self.look(path)?, self.keep(Open::File(Arc::new(file)))))
+            Ok((self.insert_path(path)?, self.insert_open(OpenObject::File(Arc::new(file)))))
         });
-        answer!(reply, made, |(made, handle)| {
+        reply_or_error!(reply, made, |(made, handle)| {
             let flags = FopenFlags::FOPEN_KEEP_CACHE;
-            reply.created(&BELIEVE, &made, GENERATION, handle, flags);
+            reply.created(&ATTRIBUTE_TTL, &made, GENERATION, handle, flags);
         });
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let done = self.below(parent, name).and_then(fs::remove_file);
-        answer!(reply, done, |()| reply.ok());
+        let done = self.child_path(parent, name).and_then(fs::remove_file);
+        reply_or_error!(reply, done, |()| reply.ok());
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let done = self.below(parent, name).and_then(fs::remove_dir);
-        answer!(reply, done, |()| reply.ok());
+        let done = self.child_path(parent, name).and_then(fs::remove_dir);
+        reply_or_error!(reply, done, |()| reply.ok());
     }
 
     fn rename(
@@ -255,24 +255,24 @@ impl Filesystem for Least {
         _: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let done = self.below(parent, name).and_then(|from| {
-            let to = self.below(new_parent, new_name)?;
+        let done = self.child_path(parent, name).and_then(|from| {
+            let to = self.child_path(new_parent, new_name)?;
             fs::rename(from, &to)?;
-            self.look(to)
+            self.insert_path(to)
         });
-        answer!(reply, done, |_| reply.ok());
+        reply_or_error!(reply, done, |_| reply.ok());
     }
 
     fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let opened = self.path(ino).and_then(|path| {
+        let opened = self.path_of(ino).and_then(|path| {
             let is_read_only = flags.0 & rustix::fs::OFlags::ACCMODE.bits() as i32 == 0;
             OpenOptions::new()
                 .read(true)
                 .write(!is_read_only)
                 .open(path)
         });
-        answer!(reply, opened, |file| {
-            let handle = self.keep(Open::File(Arc::new(file)));
+        reply_or_error!(reply, opened, |file| {
+            let handle = self.insert_open(OpenObject::File(Arc::new(file)));
             reply.opened(handle, FopenFlags::FOPEN_KEEP_CACHE);
         });
     }
@@ -288,13 +288,13 @@ impl Filesystem for Least {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let read = self.file(handle).and_then(|file| {
+        let read = self.open_file(handle).and_then(|file| {
             let mut bytes = vec![0; size as usize];
             let count = file.read_at(&mut bytes, offset)?;
             bytes.truncate(count);
             Ok(bytes)
         });
-        answer!(reply, read, |bytes: Vec<u8>| reply.data(&bytes));
+        reply_or_error!(reply, read, |bytes: Vec<u8>| reply.data(&bytes));
     }
 
     fn write(
@@ -310,9 +310,9 @@ impl Filesystem for Least {
         reply: ReplyWrite,
     ) {
         let written = self
-            .file(handle)
+            .open_file(handle)
             .and_then(|file| file.write_all_at(data, offset));
-        answer!(reply, written, |()| reply.written(data.len() as u32));
+        reply_or_error!(reply, written, |()| reply.written(data.len() as u32));
     }
 
     fn release(
@@ -325,13 +325,13 @@ impl Filesystem for Least {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        locked(&self.open).remove(&handle.0);
+        lock(&self.open_objects).remove(&handle.0);
         reply.ok();
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        answer!(reply, self.list(ino), |all| {
-            let handle = self.keep(Open::Directory(Arc::new(all)));
+        reply_or_error!(reply, self.list_directory(ino), |all| {
+            let handle = self.insert_open(OpenObject::Directory(Arc::new(all)));
             let flags = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR;
             reply.opened(handle, flags);
         });
@@ -345,17 +345,17 @@ impl Filesystem for Least {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let open = locked(&self.open).get(&handle.0).cloned();
-        let Some(Open::Directory(all)) = open else {
+        let open = lock(&self.open_objects).get(&handle.0).cloned();
+        let Some(OpenObject::Directory(all)) = open else {
             return reply.error(Errno::EBADF);
         };
-        let mut own = absence();
+        let mut own = negative_attributes();
         own.kind = FileType::Directory;
         for (at, (name, found)) in all.iter().enumerate().skip(offset as usize) {
             // Of the first two the kernel wants no attributes.
             let shown = found.as_ref().unwrap_or(&own);
             let number = if shown.ino.0 == 0 { ino } else { shown.ino };
-            if reply.add(number, at as u64 + 1, name, &BELIEVE, shown, GENERATION) {
+            if reply.add(number, at as u64 + 1, name, &ATTRIBUTE_TTL, shown, GENERATION) {
                 break;
             }
         }
@@ -370,22 +370,22 @@ impl Filesystem for Least {
         _: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        locked(&self.open).remove(&handle.0);
+        lock(&self.open_objects).remove(&handle.0);
         reply.ok();
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        if self.kind == Kind::Bare {
+        if self.mode == ForwardingMode::Bare {
             // The kernel does not ask again.
             return reply.error(Errno::ENOSYS);
         }
         let mut value = vec![0; XATTR_BYTES_MAX];
-        let read = self.path(ino).and_then(|path| {
+        let read = self.path_of(ino).and_then(|path| {
             let length = lgetxattr(path, name, value.as_mut_slice())?;
             value.truncate(length);
             Ok(value)
         });
-        answer!(reply, read, |value: Vec<u8>| match value.len() as u32 {
+        reply_or_error!(reply, read, |value: Vec<u8>| match value.len() as u32 {
             length if size == 0 => reply.size(length),
             length if length > size => reply.error(Errno::ERANGE),
             _ => reply.data(&value),
@@ -393,8 +393,8 @@ impl Filesystem for Least {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let found = self.path(INodeNo::ROOT).and_then(|path| Ok(statvfs(path)?));
-        answer!(reply, found, |found: rustix::fs::StatVfs| {
+        let found = self.path_of(INodeNo::ROOT).and_then(|path| Ok(statvfs(path)?));
+        reply_or_error!(reply, found, |found: rustix::fs::StatVfs| {
             let size = found.f_bsize as u32;
             let (blocks, free) = (found.f_blocks, found.f_bfree);
             reply.statfs(
@@ -412,21 +412,21 @@ impl Filesystem for Least {
 }
 
 /// The process with an empty directory, until it is dropped.
-pub(in crate::bench) struct LeastShown {
-    process: Smallest,
+pub(in crate::bench) struct ForwardingMount {
+    process: MinimalFileSystem,
     _source: SpreadDirectories,
 }
 
-impl LeastShown {
-    pub(in crate::bench) fn start(kind: Kind) -> Result<Self> {
+impl ForwardingMount {
+    pub(in crate::bench) fn start(kind: ForwardingMode) -> Result<Self> {
         let source = SpreadDirectories::new()?;
         let shown = source.create_directory("shown")?;
         let more: &[&str] = match kind {
-            Kind::Strict => &[STRICT],
-            Kind::Bare => &[],
+            ForwardingMode::Strict => &[STRICT_ARGUMENT],
+            ForwardingMode::Bare => &[],
         };
         Ok(Self {
-            process: Smallest::start(LEAST_PROCESS, &shown, more)?,
+            process: MinimalFileSystem::start(FORWARDING_PROCESS, &shown, more)?,
             _source: source,
         })
     }
@@ -438,21 +438,21 @@ impl LeastShown {
 
 /// Passes a directory through until it is unmounted. Arguments: the directory, where to show it,
 /// and whether strictly.
-pub(in crate::bench) fn least_process(arguments: &[String]) -> Result<()> {
+pub(in crate::bench) fn run_forwarding_process(arguments: &[String]) -> Result<()> {
     let (source, shown, kind) = match arguments {
-        [source, shown] => (source, shown, Kind::Bare),
-        [source, shown, kind] if kind == STRICT => (source, shown, Kind::Strict),
+        [source, shown] => (source, shown, ForwardingMode::Bare),
+        [source, shown, kind] if kind == STRICT_ARGUMENT => (source, shown, ForwardingMode::Strict),
         _ => bail!("a directory and a place to show it are needed"),
     };
     let root = (INodeNo::ROOT.0, PathBuf::from(source));
-    let least = Least {
-        kind,
+    let least = ForwardingFileSystem {
+        mode: kind,
         paths: Mutex::new(HashMap::from([root])),
-        open: Mutex::default(),
-        next: AtomicU64::new(1),
+        open_objects: Mutex::default(),
+        next_number: AtomicU64::new(1),
     };
-    let mut config = config();
-    if kind == Kind::Strict {
+    let mut config = session_config();
+    if kind == ForwardingMode::Strict {
         config.mount_options.push(MountOption::DefaultPermissions);
     }
     Session::new(least, shown, &config)?.run()?;

@@ -19,12 +19,12 @@ use super::machine;
 use crate::mounts_matching;
 
 /// As long as agents let the kernel believe attributes and names.
-const BELIEVE: Duration = Duration::from_secs(24 * 3600);
+const ATTRIBUTE_TTL: Duration = Duration::from_secs(24 * 3600);
 const GENERATION: Generation = Generation(0);
 
 /// What all of them have: as many threads as serve a volume of an agent here, and everybody may use
 /// them.
-fn config() -> Config {
+fn session_config() -> Config {
     let mut config = Config::default();
     config.acl = SessionACL::All;
     config.n_threads = Some(machine::count_processors().clamp(2, 16));
@@ -32,7 +32,7 @@ fn config() -> Config {
 }
 
 /// Tells the kernel that a name is not there: with a number of none, so that it believes it.
-fn absence() -> FileAttr {
+fn negative_attributes() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
         size: 0,
@@ -53,12 +53,12 @@ fn absence() -> FileAttr {
 }
 
 /// The process, until it is dropped.
-pub(super) struct Smallest {
+pub(super) struct MinimalFileSystem {
     process: Child,
-    shown: TempDir,
+    mount_point: TempDir,
 }
 
-impl Smallest {
+impl MinimalFileSystem {
     /// Starts the process with a hidden first argument, what it shows and where, and what else it
     /// is to know; waits for its mount. Jobs see it that begin afterwards.
     pub(super) fn start(kind: &str, source: &Path, more: &[&str]) -> Result<Self> {
@@ -68,7 +68,7 @@ impl Smallest {
             .arg(shown.path())
             .args(more)
             .spawn()?;
-        let started = Self { process, shown };
+        let started = Self { process, mount_point: shown };
         let mut looks = 400;
         while mounts_matching(&started.path().to_string_lossy()).is_empty() {
             looks -= 1;
@@ -80,13 +80,13 @@ impl Smallest {
 
     /// Where it is shown.
     pub(super) fn path(&self) -> &Path {
-        self.shown.path()
+        self.mount_point.path()
     }
 }
 
-impl Drop for Smallest {
+impl Drop for MinimalFileSystem {
     fn drop(&mut self) {
-        let _ = umount2(self.shown.path(), MntFlags::MNT_DETACH);
+        let _ = umount2(self.mount_point.path(), MntFlags::MNT_DETACH);
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -15,24 +15,24 @@ use fuser::{
     Request, Session,
 };
 
-use super::{BELIEVE, GENERATION, Smallest, config};
+use super::{ATTRIBUTE_TTL, GENERATION, MinimalFileSystem, session_config};
 
 /// Hidden first argument: this process shows a file, which the kernel reads by itself.
-pub(in crate::bench) const PASSING_PROCESS: &str = "--passing";
+pub(in crate::bench) const PASSTHROUGH_PROCESS: &str = "--passing";
 
-const NAME: &str = "file";
-const FILE: INodeNo = INodeNo(2);
+const FILE_NAME: &str = "file";
+const FILE_INODE: INodeNo = INodeNo(2);
 
-struct Passing {
+struct PassthroughFileSystem {
     file: File,
     size: u64,
     /// What the kernel has open, and how often.
-    open: Mutex<(u32, Option<BackingId>)>,
+    backing: Mutex<(u32, Option<BackingId>)>,
 }
 
-impl Passing {
-    fn attributes(&self, ino: INodeNo) -> FileAttr {
-        let is_file = ino == FILE;
+impl PassthroughFileSystem {
+    fn file_attributes(&self, ino: INodeNo) -> FileAttr {
+        let is_file = ino == FILE_INODE;
         let time: SystemTime = UNIX_EPOCH;
         FileAttr {
             ino,
@@ -57,7 +57,7 @@ impl Passing {
     }
 }
 
-impl Filesystem for Passing {
+impl Filesystem for PassthroughFileSystem {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let refused = |_| io::Error::from(io::ErrorKind::Unsupported);
         config
@@ -71,19 +71,19 @@ impl Filesystem for Passing {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if parent == INodeNo::ROOT && name == NAME {
-            reply.entry(&BELIEVE, &self.attributes(FILE), GENERATION);
+        if parent == INodeNo::ROOT && name == FILE_NAME {
+            reply.entry(&ATTRIBUTE_TTL, &self.file_attributes(FILE_INODE), GENERATION);
         } else {
             reply.error(Errno::ENOENT);
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&BELIEVE, &self.attributes(ino));
+        reply.attr(&ATTRIBUTE_TTL, &self.file_attributes(ino));
     }
 
     fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
         if open.1.is_none() {
             open.1 = match reply.open_backing(&self.file) {
                 Ok(backing) => Some(backing),
@@ -106,7 +106,7 @@ impl Filesystem for Passing {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
         open.0 -= 1;
         if open.0 == 0 {
             open.1 = None;
@@ -116,12 +116,12 @@ impl Filesystem for Passing {
 }
 
 /// The process with its file, until it is dropped.
-pub(in crate::bench) struct PassingShown(Smallest);
+pub(in crate::bench) struct PassthroughMount(MinimalFileSystem);
 
-impl PassingShown {
+impl PassthroughMount {
     /// Shows a file to everybody.
     pub(in crate::bench) fn start(file: &Path) -> Result<Self> {
-        let started = Self(Smallest::start(PASSING_PROCESS, file, &[])?);
+        let started = Self(MinimalFileSystem::start(PASSTHROUGH_PROCESS, file, &[])?);
         // The kernel takes files of root only.
         File::open(started.path()).context("the kernel does not read files by itself")?;
         Ok(started)
@@ -129,21 +129,21 @@ impl PassingShown {
 
     /// Where the file is.
     pub(in crate::bench) fn path(&self) -> PathBuf {
-        self.0.path().join(NAME)
+        self.0.path().join(FILE_NAME)
     }
 }
 
 /// Shows a file until it is unmounted. Arguments: the file, and where to show it.
-pub(in crate::bench) fn passing_process(arguments: &[String]) -> Result<()> {
+pub(in crate::bench) fn run_passthrough_process(arguments: &[String]) -> Result<()> {
     let [file, shown] = arguments else {
         bail!("a file and a place to show it are needed");
     };
-    let passing = Passing {
+    let passing = PassthroughFileSystem {
         file: File::open(file)?,
         size: fs::metadata(file)?.len(),
-        open: Mutex::default(),
+        backing: Mutex::default(),
     };
-    let mut config = config();
+    let mut config = session_config();
     // As caches are: else the kernel would ask for the time of the last access after each read.
     config.mount_options.push(MountOption::RO);
     Session::new(passing, shown, &config)?.run()?;
