@@ -174,12 +174,12 @@ pub async fn run_job(
 
 /// Why a job did not come to its own end.
 enum JobInterruption {
-    Lost(VolumeLoss),
+    VolumeLost(VolumeLoss),
     Environment(Error),
 }
 
 /// A volume that the job will see: the mount, and the file system path to bind.
-struct Bound {
+struct JobVolume {
     volume: Arc<Volume>,
     /// `None` where a directory of this machine is shown as it is.
     mount: Option<FuseMount>,
@@ -193,7 +193,7 @@ async fn mount_volumes(
     sandbox: &Sandbox,
     spec: &JobSpec,
     losses: mpsc::UnboundedSender<VolumeLoss>,
-) -> Result<Vec<Bound>, VolumeLoss> {
+) -> Result<Vec<JobVolume>, VolumeLoss> {
     let mut bound = Vec::new();
     for mount in &spec.mounts {
         let failed = |error| VolumeLoss {
@@ -233,7 +233,7 @@ async fn mount_volumes(
             path,
             access,
         };
-        bound.push(Bound {
+        bound.push(JobVolume {
             volume,
             mount: mounted,
             binding: bind,
@@ -261,7 +261,7 @@ async fn mount_volume(volume: &Arc<Volume>, directory: PathBuf) -> Result<FuseMo
 fn start_job(
     sandbox: &Sandbox,
     spec: &JobSpec,
-    mounts: &[Bound],
+    mounts: &[JobVolume],
     temporary: Option<&TemporaryLocation>,
     io: JobIo,
     silence: Duration,
@@ -358,10 +358,10 @@ fn job_streams(command: &JobCommand, io: JobIo) -> std::io::Result<(JobStreams, 
 
 /// The files of volumes that took standard output and standard error of a job that is over. What is
 /// read of them from here on is no use that the job made of its volumes.
-fn output_files(command: &JobCommand, mounts: &[Bound]) -> [Option<OutputFile>; 2] {
+fn output_files(command: &JobCommand, mounts: &[JobVolume]) -> [Option<OutputFile>; 2] {
     let named = |path: &Option<String>| {
         let path = Path::new(path.as_deref()?);
-        let is_there = |bound: &&Bound| path.starts_with(&bound.binding.path);
+        let is_there = |bound: &&JobVolume| path.starts_with(&bound.binding.path);
         let inner = mounts.iter().filter(is_there);
         let bound = inner.max_by_key(|bound| bound.binding.path.as_os_str().len())?;
         let is_lost = bound.volume.health().loss().is_some();
@@ -382,7 +382,7 @@ async fn supervise(
     running: RunningJob,
     lost: &mut mpsc::UnboundedReceiver<VolumeLoss>,
     mut request: watch::Receiver<StopRequest>,
-    mounts: &[Bound],
+    mounts: &[JobVolume],
 ) -> Result<sandbox::SandboxReport, JobInterruption> {
     let control = running.control();
     let finished = running.wait_async();
@@ -410,7 +410,7 @@ async fn supervise(
     end_job(control, reason, mounts).await;
     let report = finished.await;
     match loss {
-        Some(loss) => Err(JobInterruption::Lost(loss)),
+        Some(loss) => Err(JobInterruption::VolumeLost(loss)),
         None => Ok(report),
     }
 }
@@ -433,7 +433,7 @@ fn forward_signal(control: &JobControl, signal: StopSignal) {
     }
 }
 
-async fn end_job(control: JobControl, reason: String, mounts: &[Bound]) {
+async fn end_job(control: JobControl, reason: String, mounts: &[JobVolume]) {
     // A process in the middle of an operation cannot be killed.
     for bound in mounts {
         bound.volume.stop_waiting();
@@ -459,7 +459,7 @@ fn is_success(ended: &Result<sandbox::SandboxReport, JobInterruption>) -> bool {
 }
 
 /// Takes all mounts away, ends the sessions, and tells what the job did to its volumes.
-async fn release_volumes(mut mounts: Vec<Bound>, is_success: bool) -> Vec<VolumeUse> {
+async fn release_volumes(mut mounts: Vec<JobVolume>, is_success: bool) -> Vec<VolumeUse> {
     // Results live longer than what is half done, from before anybody hears of them.
     for bound in mounts.iter_mut().filter(|_| !is_success) {
         bound.keep_ms = 0;
@@ -479,7 +479,7 @@ async fn release_volumes(mut mounts: Vec<Bound>, is_success: bool) -> Vec<Volume
     volumes
 }
 
-async fn release_volume(job_volume: Bound) -> VolumeUse {
+async fn release_volume(job_volume: JobVolume) -> VolumeUse {
     let volume = job_volume.volume;
     if let Some(mounted) = job_volume.mount {
         // Both bring what the kernel still has: collected writes, then mapped pages.
@@ -502,7 +502,7 @@ async fn release_volume(job_volume: Bound) -> VolumeUse {
 fn classify_end(ended: Result<sandbox::SandboxReport, JobInterruption>, late_loss: Option<VolumeLoss>) -> JobEnd {
     let (ended, loss) = match ended {
         Ok(report) => (report, late_loss),
-        Err(JobInterruption::Lost(loss)) => return JobEnd::environment_failure(loss.error, Some(loss.volume)),
+        Err(JobInterruption::VolumeLost(loss)) => return JobEnd::environment_failure(loss.error, Some(loss.volume)),
         Err(JobInterruption::Environment(error)) => return JobEnd::environment_failure(error, None),
     };
     let usage = ended.usage.unwrap_or_default();

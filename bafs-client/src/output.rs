@@ -172,7 +172,7 @@ struct CollectedOutput {
 
 #[derive(Debug, Default)]
 struct CollectedStreams {
-    each: [HeadTail; STREAM_COUNT],
+    streams: [HeadTail; STREAM_COUNT],
     /// The end of both together, as they came.
     tail: VecDeque<u8>,
 }
@@ -228,7 +228,7 @@ impl OutputCollector {
     fn push(&self, stream: usize, bytes: &[u8]) {
         let kept = self.0.streams.lock();
         let mut kept = kept.unwrap_or_else(PoisonError::into_inner);
-        kept.each[stream].push(bytes);
+        kept.streams[stream].push(bytes);
         push_bounded(&mut kept.tail, bytes, OUTPUT_TAIL_BYTES);
     }
 
@@ -257,7 +257,7 @@ impl OutputCollector {
         let _ = tokio::time::timeout(OUTPUT_END_TIMEOUT, whole.wait_for(|is_whole| *is_whole)).await;
         let kept = self.0.streams.lock();
         let kept = kept.unwrap_or_else(PoisonError::into_inner);
-        let each = files.iter().zip(&kept.each);
+        let each = files.iter().zip(&kept.streams);
         let each: Vec<Vec<u8>> = each
             .map(|(file, piped)| file.as_ref().unwrap_or(piped).bytes())
             .collect();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bafs_proto::file_op::{Errno, FileOp, Name, TreeStat};
+use bafs_proto::file_op::{Errno, FileOp, ByName, TreeStat};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::path::from_bytes;
 use bafs_proto::report::{TouchedPages, VolumeUse};
@@ -54,18 +54,18 @@ struct CallWaiting {
 struct TouchedFiles {
     files: BTreeMap<InodeNo, TouchedFile>,
     /// Where files were seen last; only the files of `files` are worth a path.
-    names: BTreeMap<InodeNo, (InodeNo, Name)>,
+    names: BTreeMap<InodeNo, (InodeNo, ByName)>,
 }
 
 #[derive(Debug, Default)]
 struct FirstPaths {
     first_read: Option<String>,
     first_change: Option<String>,
-    names: BTreeMap<InodeNo, (InodeNo, Name)>,
+    names: BTreeMap<InodeNo, (InodeNo, ByName)>,
 }
 
 impl FirstPaths {
-    fn path_in(&self, parent: InodeNo, name: &Name) -> String {
+    fn path_in(&self, parent: InodeNo, name: &ByName) -> String {
         let name = from_bytes(name);
         if parent == InodeNo::ROOT {
             return name;
@@ -176,7 +176,7 @@ impl VolumeUsage {
     }
 
     /// A name led to a file.
-    pub fn record_lookup(&self, ino: InodeNo, parent: InodeNo, name: &Name) {
+    pub fn record_lookup(&self, ino: InodeNo, parent: InodeNo, name: &ByName) {
         self.note_first(|firsts| {
             if firsts.names.len() >= REMEMBERED_NAMES_MAX {
                 firsts.names.clear();
@@ -186,7 +186,7 @@ impl VolumeUsage {
     }
 
     /// A listing told of a name: it takes the place of none that was looked up.
-    pub fn record_listing(&self, ino: InodeNo, parent: InodeNo, name: &Name) {
+    pub fn record_listing(&self, ino: InodeNo, parent: InodeNo, name: &ByName) {
         self.note_first(|firsts| {
             if firsts.names.len() < REMEMBERED_NAMES_MAX {
                 firsts.names.insert(ino, (parent, name.clone()));
@@ -260,7 +260,7 @@ impl VolumeUsage {
     }
 
     /// A file was seen at a name, with this size.
-    pub fn record_name(&self, ino: InodeNo, parent: InodeNo, name: &Name, size: u64) {
+    pub fn record_name(&self, ino: InodeNo, parent: InodeNo, name: &ByName, size: u64) {
         let Some(mut touched) = self.lock_touched() else {
             return;
         };
@@ -367,7 +367,7 @@ fn is_inode_path(path: &str) -> bool {
 }
 
 /// The path that the seen names give; a file whose way to the root is unknown is named by number.
-fn path_of(names: &BTreeMap<InodeNo, (InodeNo, Name)>, ino: InodeNo) -> String {
+fn path_of(names: &BTreeMap<InodeNo, (InodeNo, ByName)>, ino: InodeNo) -> String {
     let mut path = Vec::new();
     let mut at = ino;
     // A rename may have made a circle of stale names: no path is deeper than there are names.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{HandleId, InodeNo};
 
 /// A file name: any bytes but `/` and zero, as the kernel passes it.
-pub type Name = Vec<u8>;
+pub type ByName = Vec<u8>;
 
 /// A Linux errno, as a system call would set it.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,7 +147,7 @@ pub struct BodyRange {
 #[allow(missing_docs)] // fields carry the names of the system call's arguments
 pub enum FileOp {
     /// Finds a name in a directory. Each success counts one reference until [`FileOp::Forget`].
-    Lookup { parent: InodeNo, name: Name },
+    Lookup { parent: InodeNo, name: ByName },
     /// Drops references that lookups and creations gave.
     Forget { ino: InodeNo, count: u64 },
     /// Reads attributes, through the handle if there is one.
@@ -166,38 +166,38 @@ pub enum FileOp {
     /// Makes a regular file, FIFO, socket or device file. The umask is already applied.
     MakeNode {
         parent: InodeNo,
-        name: Name,
+        name: ByName,
         mode: u32,
         rdev: u32,
     },
     /// Makes a directory. The umask is already applied.
     MakeDirectory {
         parent: InodeNo,
-        name: Name,
+        name: ByName,
         mode: u32,
     },
     /// Makes a symbolic link.
     MakeSymlink {
         parent: InodeNo,
-        name: Name,
+        name: ByName,
         target: Vec<u8>,
     },
     /// Makes a hard link to `ino`.
     MakeLink {
         ino: InodeNo,
         parent: InodeNo,
-        name: Name,
+        name: ByName,
     },
     /// Removes a name that is no directory.
-    Unlink { parent: InodeNo, name: Name },
+    Unlink { parent: InodeNo, name: ByName },
     /// Removes an empty directory.
-    RemoveDirectory { parent: InodeNo, name: Name },
+    RemoveDirectory { parent: InodeNo, name: ByName },
     /// Renames, with the flags of `renameat2(2)`.
     Rename {
         parent: InodeNo,
-        name: Name,
+        name: ByName,
         new_parent: InodeNo,
-        new_name: Name,
+        new_name: ByName,
         flags: u32,
     },
     /// Opens a file with the flags of `open(2)`, without `O_CREAT`, `O_EXCL`, `O_NOFOLLOW`.
@@ -205,7 +205,7 @@ pub enum FileOp {
     /// Creates and opens a file. The umask is already applied.
     Create {
         parent: InodeNo,
-        name: Name,
+        name: ByName,
         mode: u32,
         flags: i32,
     },
@@ -246,16 +246,16 @@ pub enum FileOp {
     /// Sets an extended attribute, with the flags of `setxattr(2)`.
     SetXattr {
         ino: InodeNo,
-        name: Name,
+        name: ByName,
         value: Vec<u8>,
         flags: i32,
     },
     /// Reads an extended attribute.
-    GetXattr { ino: InodeNo, name: Name },
+    GetXattr { ino: InodeNo, name: ByName },
     /// Lists extended attributes, each name followed by a zero byte.
     ListXattr { ino: InodeNo },
     /// Removes an extended attribute.
-    RemoveXattr { ino: InodeNo, name: Name },
+    RemoveXattr { ino: InodeNo, name: ByName },
     /// `fallocate(2)`.
     Allocate {
         handle: HandleId,
@@ -283,7 +283,7 @@ pub enum FileOp {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryEntry {
     /// Name in the directory.
-    pub name: Name,
+    pub name: ByName,
     /// File number.
     pub ino: InodeNo,
     /// Type bits of `st_mode`.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
-use bafs_proto::file_op::Name;
+use bafs_proto::file_op::ByName;
 use rustix::fs::{FileType, RawDir, SeekFrom, fsync, seek};
 
 use crate::errno::{self, Outcome};
@@ -15,7 +15,7 @@ const BUFFER_BYTES: usize = 32 << 10;
 /// One name as the host's file system gives it.
 #[derive(Debug, Clone)]
 pub(crate) struct RawEntry {
-    pub(crate) name: Name,
+    pub(crate) name: ByName,
     pub(crate) ino: u64,
     pub(crate) kind: FileType,
     /// The position behind the entry.

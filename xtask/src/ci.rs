@@ -10,9 +10,9 @@ use crate::programs::BuildProfile;
 use crate::{demo, shell, test, tidy};
 
 /// The sizes at which the demo is a check rather than a show.
-const SMALL_DEMO: &[&str] = &["--small"];
+const SMALL_DEMO_ARGUMENTS: &[&str] = &["--small"];
 /// How long to try for the database of advisories, which lies outside the registry.
-const ADVISORY_SECONDS_MAX: &str = "60";
+const ADVISORY_TIMEOUT_S: &str = "60";
 
 /// How a step that did not fail went.
 enum StepOutcome {
@@ -38,18 +38,18 @@ impl StepLog {
         clippy::disallowed_methods,
         reason = "how long a step takes is measured, not decided"
     )]
-    fn run_step(&mut self, name: &'static str, run: impl FnOnce() -> Result<StepOutcome>) -> Result<()> {
+    fn run_step(&mut self, name: &'static str, run_ci: impl FnOnce() -> Result<StepOutcome>) -> Result<()> {
         println!("\n==== {name} ====");
         let start = Instant::now();
-        let outcome = run();
-        let took = start.elapsed();
+        let outcome = run_ci();
+        let duration = start.elapsed();
         let result = match &outcome {
             Ok(StepOutcome::Passed) => "ok".to_owned(),
             Ok(StepOutcome::Incomplete(what)) => format!("ok, but INCOMPLETE: {what}"),
             Err(_) => "FAILED".to_owned(),
         };
-        println!("==== {name}: {result} ({:.1} s) ====", took.as_secs_f64());
-        self.records.push(StepRecord { name, result, duration: took });
+        println!("==== {name}: {result} ({:.1} s) ====", duration.as_secs_f64());
+        self.records.push(StepRecord { name, result, duration });
         outcome.map(|_| ())
     }
 
@@ -92,7 +92,7 @@ fn run_steps(log: &mut StepLog, account: &mut Option<test::TestSummary>) -> Resu
         done.check_success().map(|()| StepOutcome::Passed)
     })?;
     log.run_step("demo", || {
-        let arguments: Vec<String> = SMALL_DEMO.iter().map(|&argument| argument.into()).collect();
+        let arguments: Vec<String> = SMALL_DEMO_ARGUMENTS.iter().map(|&argument| argument.into()).collect();
         // From nothing, an optimised build takes as long as all tests.
         demo::run(BuildProfile::Tests, &arguments).map(|()| StepOutcome::Passed)
     })
@@ -141,7 +141,7 @@ fn fetch_advisories() -> bool {
     let fetch = shell::cargo_command(&["deny", "fetch", "db"]);
     let mut limited = Command::new("timeout");
     limited
-        .arg(ADVISORY_SECONDS_MAX)
+        .arg(ADVISORY_TIMEOUT_S)
         .arg(fetch.get_program())
         .args(fetch.get_args());
     shell::has_succeeded(

@@ -26,11 +26,11 @@ use clap::{Parser, Subcommand};
 #[command(bin_name = "cargo xtask", disable_help_subcommand = true)]
 struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: XtaskCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum XtaskCommand {
     /// Install what is missing, build, and run the main job on this machine.
     Demo {
         /// Handed to `bafs demo` as they are.
@@ -79,15 +79,15 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Demo { arguments } => demo::replace_this_process(&arguments),
-        Command::Test { arguments } => test::run_and_print(&arguments),
-        Command::Ci => ci::run_ci(),
-        Command::Tidy => tidy::run_tidy(),
-        Command::Prose { arguments } => tidy::run_prose(&arguments),
-        Command::Reference => tidy::reference(tidy::Reference::Written),
-        Command::Setup { purpose } => setup::ensure_packages(purpose),
-        Command::Bench { name, arguments } => bench::run_benchmark(name.as_deref(), &arguments),
-        Command::Soak { arguments } => soak::run_long_tests(&arguments),
+        XtaskCommand::Demo { arguments } => demo::replace_this_process(&arguments),
+        XtaskCommand::Test { arguments } => test::run_and_print(&arguments),
+        XtaskCommand::Ci => ci::run_ci(),
+        XtaskCommand::Tidy => tidy::run_tidy(),
+        XtaskCommand::Prose { arguments } => tidy::run_prose(&arguments),
+        XtaskCommand::Reference => tidy::reference(tidy::Reference::Written),
+        XtaskCommand::Setup { purpose } => setup::ensure_packages(purpose),
+        XtaskCommand::Bench { name, arguments } => bench::run_benchmark(name.as_deref(), &arguments),
+        XtaskCommand::Soak { arguments } => soak::run_long_tests(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

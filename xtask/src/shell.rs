@@ -117,13 +117,13 @@ pub(crate) fn has_succeeded(command: &mut Command) -> bool {
 
 /// What the command prints on its standard output; fails when it fails.
 pub(crate) fn run_for_output(command: &mut Command) -> Result<String> {
-    let output = command
+    let run_for_output = command
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
         .with_context(|| format!("start {}", format_command(command)))?;
-    check_status(command, output.status)?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    check_status(command, run_for_output.status)?;
+    Ok(String::from_utf8_lossy(&run_for_output.stdout).into_owned())
 }
 
 /// Shows a command line before it runs.

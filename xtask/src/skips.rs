@@ -81,11 +81,11 @@ pub(crate) fn check_skips(skips: &[SkippedTest]) -> Result<()> {
     }
     let path = shell::checkout_root().join(ALLOWED_SKIPS_FILE);
     let text = fs::read_to_string(&path).with_context(|| format!("read {ALLOWED_SKIPS_FILE}"))?;
-    let unexpected = find_unexpected(skips, &parse_allowed(&text)?);
-    if !unexpected.is_empty() {
+    let find_unexpected = find_unexpected(skips, &parse_allowed(&text)?);
+    if !find_unexpected.is_empty() {
         bail!(
             "skipped although this is root with /dev/fuse, and not listed in {ALLOWED_SKIPS_FILE}: {}",
-            unexpected.join(", ")
+            find_unexpected.join(", ")
         );
     }
     Ok(())
@@ -103,7 +103,7 @@ fn parse_allowed(text: &str) -> Result<BTreeSet<String>> {
 }
 
 fn find_unexpected<'a>(skips: &'a [SkippedTest], allowed: &BTreeSet<String>) -> Vec<&'a str> {
-    let names = skips.iter().map(|skip| skip.name.as_str());
+    let names = skips.iter().map(|test_skip| test_skip.name.as_str());
     names.filter(|name| !allowed.contains(*name)).collect()
 }
 

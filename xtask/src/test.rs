@@ -33,7 +33,7 @@ impl TestSummary {
     /// Fails if a test failed or was skipped where it must not be.
     pub(crate) fn check_success(&self) -> Result<()> {
         match &self.failure {
-            Some(fault) => bail!("{fault}"),
+            Some(failure) => bail!("{failure}"),
             None => Ok(()),
         }
     }
@@ -63,20 +63,20 @@ pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
     let target = shell::target_directory()?;
     let log = reset_skip_log(&target)?;
 
-    let mut closing = Vec::new();
+    let mut closing_lines = Vec::new();
     let mut fault = None;
     let mut commands = vec![runner_command(arguments)];
     if arguments.is_empty() {
         // Arguments choose among the tests of the runner; doc tests have no say in that.
         commands.push(shell::cargo_command(&["test", "--doc", "--workspace"]));
     }
-    for mut command in commands {
-        command
+    for mut run_and_print in commands {
+        run_and_print
             .env(skips::SKIP_LOG_VARIABLE, &log)
             .env("BAFS_BIN", &program)
             .env(suites::TOOLS_VARIABLE, &suites);
-        let (status, lines) = shell::run_and_capture(&mut command, totals::closing_line_filter)?;
-        closing.extend(lines);
+        let (status, lines) = shell::run_and_capture(&mut run_and_print, totals::closing_line_filter)?;
+        closing_lines.extend(lines);
         if !status.success() && fault.is_none() {
             fault = Some(format!("a test runner ended with {status}"));
         }
@@ -84,7 +84,7 @@ pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
 
     let skipped = skips::read_log(&log)?;
     skips::print_skips(&skipped);
-    let mut totals = TestTotals::from_lines(&closing);
+    let mut totals = TestTotals::from_lines(&closing_lines);
     totals.move_to_skipped(skipped.len() as u64);
     let other = totals.skipped - skipped.len() as u64;
     if other > 0 {
@@ -94,7 +94,7 @@ pub(crate) fn run_tests(arguments: &[String]) -> Result<TestSummary> {
         fault = fault.or_else(|| Some(format!("{error:#}")));
     }
     Ok(TestSummary {
-        closing_lines: closing,
+        closing_lines,
         totals,
         failure: fault,
     })

@@ -150,13 +150,13 @@ impl SharedReaders {
             let key = event.data.u64();
             let served = lock(&self.volumes).get(&key).cloned();
             if let Some(served) = served {
-                self.read_one(key, &served, &mut buffer);
+                self.serve_request(key, &served, &mut buffer);
             }
         }
     }
 
     /// Reads one request, lets others read the next, and handles it.
-    fn read_one(&self, key: u64, volume: &ServedVolume, buffer: &mut [u8]) {
+    fn serve_request(&self, key: u64, volume: &ServedVolume, buffer: &mut [u8]) {
         let read = nix::unistd::read(&*volume.device, buffer);
         let length = match read {
             Ok(length) => Some(length),

@@ -137,7 +137,7 @@ mod tests {
         filter.classify_read(FILE, &range, (WINDOW, BLOCK), || is_here)
     }
 
-    fn note(filter: &mut ReadAheadFilter, start: u64, length: u64) -> bool {
+    fn is_refused(filter: &mut ReadAheadFilter, start: u64, length: u64) -> bool {
         purpose(filter, start, length, false) == ReadPurpose::Speculative
     }
 
@@ -146,8 +146,8 @@ mod tests {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert_eq!(purpose(&mut around, first, WINDOW, true), ReadPurpose::Demand);
-        assert!(!note(&mut around, first + WINDOW, WINDOW));
-        assert!(!note(&mut around, first - 40 * PAGE, 40 * PAGE));
+        assert!(!is_refused(&mut around, first + WINDOW, WINDOW));
+        assert!(!is_refused(&mut around, first - 40 * PAGE, 40 * PAGE));
     }
 
     #[test]
@@ -155,8 +155,8 @@ mod tests {
         let mut around = ReadAheadFilter::default();
         for page in [10_001, 70_001, 20_003] {
             let start = page * PAGE - WINDOW / 2;
-            assert!(note(&mut around, start, WINDOW), "{page}");
-            assert!(!note(&mut around, page * PAGE, PAGE), "the page itself");
+            assert!(is_refused(&mut around, start, WINDOW), "{page}");
+            assert!(!is_refused(&mut around, page * PAGE, PAGE), "the page itself");
         }
         let other = purpose(&mut around, 5 * PAGE, 128 << 10, false);
         assert_eq!(other, ReadPurpose::Demand, "windows have another length here");
@@ -165,15 +165,15 @@ mod tests {
     #[test]
     fn who_reads_in_order_is_refused_nothing() {
         let mut around = ReadAheadFilter::default();
-        assert!(!note(&mut around, 0, 128 << 10));
+        assert!(!is_refused(&mut around, 0, 128 << 10));
         let mut at = 128 << 10;
         for _ in 0..20 {
-            assert!(!note(&mut around, at, WINDOW), "{at}");
+            assert!(!is_refused(&mut around, at, WINDOW), "{at}");
             at += WINDOW;
         }
         // Two windows may come in the other order.
-        assert!(!note(&mut around, at + WINDOW, WINDOW));
-        assert!(!note(&mut around, at, WINDOW));
+        assert!(!is_refused(&mut around, at + WINDOW, WINDOW));
+        assert!(!is_refused(&mut around, at, WINDOW));
     }
 
     /// As the kernel asks: for the next window when three quarters of the first were read, then
@@ -182,19 +182,19 @@ mod tests {
     fn who_goes_through_mapped_memory_is_refused_once() {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
-        assert!(note(&mut around, first - WINDOW / 2, WINDOW));
+        assert!(is_refused(&mut around, first - WINDOW / 2, WINDOW));
         let next = first + WINDOW / 2;
         let mut at = first;
         while at < next {
-            assert!(!note(&mut around, at, PAGE));
+            assert!(!is_refused(&mut around, at, PAGE));
             if at == first + WINDOW / 4 {
-                assert!(!note(&mut around, next, WINDOW));
+                assert!(!is_refused(&mut around, next, WINDOW));
             }
             at += PAGE;
         }
         for number in 1..9 {
             assert!(
-                !note(&mut around, next + number * WINDOW, WINDOW),
+                !is_refused(&mut around, next + number * WINDOW, WINDOW),
                 "{number}"
             );
         }
@@ -204,7 +204,7 @@ mod tests {
     fn who_reads_from_any_place_on_gets_all_of_the_window_that_was_refused() {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
-        assert!(note(&mut around, first, WINDOW));
+        assert!(is_refused(&mut around, first, WINDOW));
         let all = first..first + WINDOW;
         let begun = purpose(&mut around, first, PAGE, false);
         assert_eq!(begun, ReadPurpose::DemandWindow(all));
@@ -212,7 +212,7 @@ mod tests {
             let goes_on = purpose(&mut around, first + page * PAGE, PAGE, false);
             assert_eq!(goes_on, ReadPurpose::Demand, "{page}");
             if page == WINDOW / PAGE / 2 {
-                assert!(!note(&mut around, first + WINDOW, WINDOW));
+                assert!(!is_refused(&mut around, first + WINDOW, WINDOW));
             }
         }
         // Once.
@@ -223,28 +223,28 @@ mod tests {
     #[test]
     fn reads_of_whole_pieces_and_of_other_lengths_are_wanted() {
         let mut around = ReadAheadFilter::default();
-        assert!(!note(&mut around, 50 * WINDOW, WINDOW));
-        assert!(!note(&mut around, 9 * WINDOW + 3 * BLOCK, WINDOW));
-        assert!(!note(&mut around, 70 * WINDOW + PAGE, WINDOW - PAGE));
+        assert!(!is_refused(&mut around, 50 * WINDOW, WINDOW));
+        assert!(!is_refused(&mut around, 9 * WINDOW + 3 * BLOCK, WINDOW));
+        assert!(!is_refused(&mut around, 70 * WINDOW + PAGE, WINDOW - PAGE));
     }
 
     #[test]
     fn what_is_left_of_a_window_beside_refused_ones_is_refused() {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
-        assert!(note(&mut around, first, WINDOW));
-        assert!(note(&mut around, first - 40 * PAGE, 40 * PAGE), "before");
-        assert!(note(&mut around, first + WINDOW, 40 * PAGE), "behind");
+        assert!(is_refused(&mut around, first, WINDOW));
+        assert!(is_refused(&mut around, first - 40 * PAGE, 40 * PAGE), "before");
+        assert!(is_refused(&mut around, first + WINDOW, 40 * PAGE), "behind");
     }
 
     #[test]
     fn what_the_kernel_must_have_is_never_refused() {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
-        assert!(note(&mut around, first, WINDOW));
-        assert!(!note(&mut around, first - PAGE, PAGE));
-        assert!(!note(&mut around, first + WINDOW, PAGE));
-        assert!(!note(&mut around, 64 * WINDOW, WINDOW));
+        assert!(is_refused(&mut around, first, WINDOW));
+        assert!(!is_refused(&mut around, first - PAGE, PAGE));
+        assert!(!is_refused(&mut around, first + WINDOW, PAGE));
+        assert!(!is_refused(&mut around, 64 * WINDOW, WINDOW));
     }
 
     #[test]
@@ -253,6 +253,6 @@ mod tests {
         let (other, range) = (FileIndex(2), PAGE..5 * PAGE);
         let read = around.classify_read(other, &range, (WINDOW, BLOCK), || false);
         assert_eq!(read, ReadPurpose::Demand);
-        assert!(note(&mut around, 5 * PAGE, WINDOW));
+        assert!(is_refused(&mut around, 5 * PAGE, WINDOW));
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use bafs_proto::file_op::{
-    Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult, FileTime, Name, S_IFMT, SetTime,
+    Attr, AttrChange, Caller, Errno, FileOp, FileReply, FileResult, FileTime, ByName, S_IFMT, SetTime,
 };
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
 use bafs_proto::limits::NAME_BYTES_MAX;
@@ -189,7 +189,7 @@ impl Delegation {
         &mut self,
         inodes: &mut InodeMap,
         parent: InodeNo,
-        name: &Name,
+        name: &ByName,
         may_list: bool,
     ) -> Decision {
         let absent = || Decision::Answer(Err(Errno(libc::ENOENT)));
@@ -232,13 +232,13 @@ impl Delegation {
 
     /// Whether an operation on this name is sure to find its directory as it is known here, and the
     /// name as it was before the log.
-    pub(super) fn unchanged_directory(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
+    pub(super) fn unchanged_directory(&self, parent: InodeNo, name: &ByName) -> Option<Attr> {
         let is_as_before = self.log.name(parent, name).is_none();
         self.writable_directory(parent, name).filter(|_| is_as_before)
     }
 
     /// The same, whatever the log does to the name.
-    pub(super) fn writable_directory(&self, parent: InodeNo, name: &Name) -> Option<Attr> {
+    pub(super) fn writable_directory(&self, parent: InodeNo, name: &ByName) -> Option<Attr> {
         let is_fit = name.len() <= NAME_BYTES_MAX && !matches!(&name[..], b"" | b"." | b"..");
         let attr = self.metadata.approximate_attr(parent).filter(Attr::is_directory)?;
         let is_alive = attr.nlink >= 2 && attr.nlink < LINKS_MAX;
@@ -251,7 +251,7 @@ impl Delegation {
         &mut self,
         inodes: &mut InodeMap,
         request: DelegatedRequest<'_>,
-        (parent, name): (InodeNo, &Name),
+        (parent, name): (InodeNo, &ByName),
         mode: u32,
         flags: Option<i32>,
     ) -> Option<Decision> {
@@ -320,7 +320,7 @@ impl Delegation {
         inodes: &mut InodeMap,
         request: DelegatedRequest<'_>,
         parent: InodeNo,
-        name: &Name,
+        name: &ByName,
     ) -> Option<Decision> {
         self.unchanged_directory(parent, name)?;
         let ino = inodes.inode_by_name(parent, name)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bafs_proto::file_op::{
-    Attr, DirectoryEntry, FileTime, Name, S_IFDIR, S_IFLNK, S_IFREG, TreeStat,
+    Attr, DirectoryEntry, FileTime, ByName, S_IFDIR, S_IFLNK, S_IFREG, TreeStat,
 };
 use bafs_proto::ids::{FileIndex, InodeNo};
 use bafs_proto::message::{SourceEntry, SourceKind};
@@ -52,7 +52,7 @@ struct ManifestNode {
 
 #[derive(Debug)]
 enum NodeContent {
-    Directory(BTreeMap<Name, usize>),
+    Directory(BTreeMap<ByName, usize>),
     /// A directory that the home may not read.
     Unreadable,
     File(FileIndex),

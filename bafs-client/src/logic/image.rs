@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::file_op::{Attr, FileTime, Name};
+use bafs_proto::file_op::{Attr, FileTime, ByName};
 use bafs_proto::ids::InodeNo;
 
 use crate::limits::CACHED_NAMES_MAX;
@@ -16,7 +16,7 @@ const STAT_BLOCK_BYTES: u64 = 512;
 pub struct MetadataCache {
     files: BTreeMap<InodeNo, CachedFile>,
     /// Every name in these directories.
-    complete_directories: BTreeMap<InodeNo, BTreeSet<Name>>,
+    complete_directories: BTreeMap<InodeNo, BTreeSet<ByName>>,
     /// Names in all of them,
     name_count: usize,
     /// and how many there may be.
@@ -127,9 +127,9 @@ impl MetadataCache {
     }
 
     /// Attributes that do not touch the content were changed.
-    pub fn update_attr(&mut self, ino: InodeNo, change: impl FnOnce(&mut Attr)) {
+    pub fn update_attr(&mut self, ino: InodeNo, update_attr: impl FnOnce(&mut Attr)) {
         if let Some(file) = self.files.get_mut(&ino) {
-            change(&mut file.attr);
+            update_attr(&mut file.attr);
         }
     }
 
@@ -190,7 +190,7 @@ impl MetadataCache {
     }
 
     /// Whether a directory has a name; `None` if that is not known.
-    pub fn has_name(&self, directory: InodeNo, name: &Name) -> Option<bool> {
+    pub fn has_name(&self, directory: InodeNo, name: &ByName) -> Option<bool> {
         self.complete_directories.get(&directory).map(|names| names.contains(name))
     }
 
@@ -208,7 +208,7 @@ impl MetadataCache {
 
     /// A directory was listed whole, or has too many names for that. They count if none of them
     /// changed since the listing began.
-    pub fn end_listing(&mut self, directory: InodeNo, begun: u64, names: Option<BTreeSet<Name>>) {
+    pub fn end_listing(&mut self, directory: InodeNo, begun: u64, names: Option<BTreeSet<ByName>>) {
         let mut changes = begun;
         if let Some(listings) = self.inflight_listings.get_mut(&directory) {
             changes = listings.change_count;
@@ -237,10 +237,10 @@ impl MetadataCache {
     }
 
     /// A name was made.
-    pub fn add_name(&mut self, directory: InodeNo, name: &Name) {
+    pub fn add_name(&mut self, directory: InodeNo, add_name: &ByName) {
         self.count_name_change(directory);
         if let Some(names) = self.complete_directories.get_mut(&directory)
-            && names.insert(name.clone())
+            && names.insert(add_name.clone())
         {
             self.name_count += 1;
         }
@@ -252,7 +252,7 @@ impl MetadataCache {
     }
 
     /// A name was removed.
-    pub fn remove_name(&mut self, directory: InodeNo, name: &Name) {
+    pub fn remove_name(&mut self, directory: InodeNo, name: &ByName) {
         self.count_name_change(directory);
         if let Some(names) = self.complete_directories.get_mut(&directory)
             && names.remove(name)

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::file_op::{Attr, FileOp, Name};
+use bafs_proto::file_op::{Attr, FileOp, ByName};
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
 use bafs_proto::limits::{EARLY_HANDLES_MAX, GIVEN_FIRST};
 
@@ -18,7 +18,7 @@ const NAMES_PER_FILE_MAX: usize = 8;
 pub struct InodeMap {
     epoch: Epoch,
     files: BTreeMap<InodeNo, InodeEntry>,
-    inodes_by_name: BTreeMap<(InodeNo, Name), InodeNo>,
+    inodes_by_name: BTreeMap<(InodeNo, ByName), InodeNo>,
     /// The files that the present session knows, by its numbers.
     inodes_by_server: BTreeMap<InodeNo, InodeNo>,
     handles: BTreeMap<HandleId, OpenHandle>,
@@ -32,7 +32,7 @@ pub struct InodeMap {
 struct InodeEntry {
     /// As the kernel counts.
     references: u64,
-    names: Vec<(InodeNo, Name)>,
+    names: Vec<(InodeNo, ByName)>,
     born_ns: u64,
     session_inode: Option<SessionInode>,
 }
@@ -69,7 +69,7 @@ pub enum InodeRoute {
     /// The present session has it under this number.
     Present(InodeNo),
     /// Look this name up in this directory, whose own way comes first.
-    ByName(InodeNo, Name),
+    ByName(InodeNo, ByName),
     /// No name leads to it any more.
     Unreachable,
 }
@@ -154,7 +154,7 @@ impl InodeMap {
             return InodeRoute::Present(place.ino);
         }
         let names = self.files.get(&ino).map_or(&[][..], |file| &file.names);
-        let leads = |name: &&(InodeNo, Name)| self.files.contains_key(&name.0);
+        let leads = |name: &&(InodeNo, ByName)| self.files.contains_key(&name.0);
         match names.iter().find(leads) {
             Some((parent, name)) => InodeRoute::ByName(*parent, name.clone()),
             None => InodeRoute::Unreachable,
@@ -162,7 +162,7 @@ impl InodeMap {
     }
 
     /// The file that a name was last seen to lead to.
-    pub fn inode_by_name(&self, parent: InodeNo, name: &Name) -> Option<InodeNo> {
+    pub fn inode_by_name(&self, parent: InodeNo, name: &ByName) -> Option<InodeNo> {
         self.inodes_by_name.get(&(parent, name.clone())).copied()
     }
 
@@ -193,7 +193,7 @@ impl InodeMap {
 
     /// The kernel learns that a name leads to what the session calls `attr.ino`; the answer is
     /// the kernel's number.
-    pub fn record_lookup(&mut self, parent: InodeNo, name: &Name, attr: &Attr) -> InodeNo {
+    pub fn record_lookup(&mut self, parent: InodeNo, name: &ByName, attr: &Attr) -> InodeNo {
         let ino = match self.inodes_by_server.get(&attr.ino) {
             Some(ino) => *ino,
             None => match self.find_renumbered(parent, name, attr) {
@@ -214,7 +214,7 @@ impl InodeMap {
 
     /// A file that has a number of ours or of an earlier session's, and that the present one has
     /// under another number: its name and its birth tell.
-    fn find_renumbered(&self, parent: InodeNo, name: &Name, attr: &Attr) -> Option<InodeNo> {
+    fn find_renumbered(&self, parent: InodeNo, name: &ByName, attr: &Attr) -> Option<InodeNo> {
         let ino = self.inode_by_name(parent, name)?;
         let file = self.files.get(&ino)?;
         let is_of_before = file.session_inode.is_none_or(|place| place.epoch != self.epoch);
@@ -283,8 +283,8 @@ impl InodeMap {
         }
     }
 
-    fn add_name(&mut self, parent: InodeNo, name: &Name, ino: InodeNo) {
-        let key = (parent, name.clone());
+    fn add_name(&mut self, parent: InodeNo, add_name: &ByName, ino: InodeNo) {
+        let key = (parent, add_name.clone());
         match self.inodes_by_name.insert(key.clone(), ino) {
             Some(before) if before == ino => return,
             Some(before) => self.drop_name(before, &key),
@@ -299,14 +299,14 @@ impl InodeMap {
         }
     }
 
-    fn drop_name(&mut self, ino: InodeNo, key: &(InodeNo, Name)) {
+    fn drop_name(&mut self, ino: InodeNo, key: &(InodeNo, ByName)) {
         if let Some(file) = self.files.get_mut(&ino) {
             file.names.retain(|name| name != key);
         }
     }
 
     /// A name was removed.
-    pub fn remove_name(&mut self, parent: InodeNo, name: &Name) {
+    pub fn remove_name(&mut self, parent: InodeNo, name: &ByName) {
         let key = (parent, name.clone());
         if let Some(ino) = self.inodes_by_name.remove(&key) {
             self.drop_name(ino, &key);
@@ -316,8 +316,8 @@ impl InodeMap {
     /// A name became another one, which it replaced or changed places with.
     pub fn rename(
         &mut self,
-        (parent, name): (InodeNo, &Name),
-        (new_parent, new_name): (InodeNo, &Name),
+        (parent, name): (InodeNo, &ByName),
+        (new_parent, new_name): (InodeNo, &ByName),
         exchanges: bool,
     ) {
         let (moved, other) = (self.inode_by_name(parent, name), self.inode_by_name(new_parent, new_name));
@@ -369,7 +369,7 @@ impl InodeMap {
     }
 
     /// A file was made that the session will know by the number that it gets here.
-    pub fn create_inode(&mut self, parent: InodeNo, name: &Name) -> InodeNo {
+    pub fn create_inode(&mut self, parent: InodeNo, name: &ByName) -> InodeNo {
         let ino = self.allocate_inode();
         let file = InodeEntry {
             references: 1,
@@ -613,7 +613,7 @@ mod tests {
         }
     }
 
-    fn name(text: &str) -> Name {
+    fn name(text: &str) -> ByName {
         text.as_bytes().to_vec()
     }
 

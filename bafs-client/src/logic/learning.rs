@@ -1,7 +1,7 @@
 //! What the writer of a volume learns from answers that it did not give itself, and what it must
 //! not count on while the server is asked.
 
-use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, FileResult, Name};
+use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, FileResult, ByName};
 use bafs_proto::ids::{HandleId, InodeNo};
 use nix::libc;
 
@@ -183,7 +183,7 @@ impl Delegation {
     fn invalidate(&mut self, inodes: &InodeMap, op: &FileOp) -> Vec<InodeNo> {
         let mut changed = Vec::new();
         let mut directories = Vec::new();
-        let named = |parent: &InodeNo, name: &Name| inodes.inode_by_name(*parent, name);
+        let named = |parent: &InodeNo, name: &ByName| inodes.inode_by_name(*parent, name);
         let opened = |handle: &HandleId| inodes.open_parameters(*handle).map(|opening| opening.ino);
         if let FileOp::SetXattr { ino, .. } = op {
             self.metadata.set_no_capabilities(*ino, false);
@@ -234,7 +234,7 @@ impl Delegation {
 }
 
 /// The name of a file that an operation takes away.
-fn removed_name(op: &FileOp) -> Option<(InodeNo, &Name)> {
+fn removed_name(op: &FileOp) -> Option<(InodeNo, &ByName)> {
     match op {
         FileOp::Unlink { parent, name } => Some((*parent, name)),
         FileOp::Rename {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use bafs_proto::file_op::{Caller, FileOp, Name};
+use bafs_proto::file_op::{Caller, FileOp, ByName};
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
 use bytes::Bytes;
 
@@ -50,7 +50,7 @@ pub struct OperationLog {
     /// Names that entries make (`true`) or remove, by the last entry about each and the position
     /// behind it. An entry makes or removes a name that no other has, so that whether it has run
     /// can be seen by the name; but what one makes a later one may rename.
-    pending_names: BTreeMap<(InodeNo, Name), (bool, u64)>,
+    pending_names: BTreeMap<(InodeNo, ByName), (bool, u64)>,
     /// The position behind the last entry about a file.
     last_positions: BTreeMap<InodeNo, u64>,
 }
@@ -97,13 +97,13 @@ impl OperationLog {
     }
 
     /// What an entry does to a name.
-    pub fn name(&self, parent: InodeNo, name: &Name) -> Option<bool> {
+    pub fn name(&self, parent: InodeNo, name: &ByName) -> Option<bool> {
         let last = self.pending_names.get(&(parent, name.clone()));
         last.map(|(makes, _)| *makes)
     }
 
     /// The file that an entry gave a name which nobody else knows yet.
-    pub fn pending_rename(&self, parent: InodeNo, name: &Name) -> Option<InodeNo> {
+    pub fn pending_rename(&self, parent: InodeNo, name: &ByName) -> Option<InodeNo> {
         let (_, end) = self.pending_names.get(&(parent, name.clone()))?;
         let entry = self.entry(end.checked_sub(1)?)?;
         let FileOp::Rename {
@@ -209,7 +209,7 @@ fn is_same_caller(one: &LogEntry, other: &LogEntry) -> bool {
 }
 
 /// All names that an operation makes (`true`) or removes.
-fn changed_names(op: &FileOp) -> impl Iterator<Item = (InodeNo, &Name, bool)> {
+fn changed_names(op: &FileOp) -> impl Iterator<Item = (InodeNo, &ByName, bool)> {
     let moved = match op {
         FileOp::Rename { parent, name, .. } => Some((*parent, name, false)),
         _ => None,
@@ -218,7 +218,7 @@ fn changed_names(op: &FileOp) -> impl Iterator<Item = (InodeNo, &Name, bool)> {
 }
 
 /// The name that tells whether an operation has run: it makes (`true`) or removes it.
-pub fn marker_name(op: &FileOp) -> Option<(InodeNo, &Name, bool)> {
+pub fn marker_name(op: &FileOp) -> Option<(InodeNo, &ByName, bool)> {
     match op {
         FileOp::Rename {
             new_parent,

@@ -1,7 +1,7 @@
 //! When the one writer of a volume may be told that a file has another name before the server has
 //! given it that: only for a file of one name and a name that is free.
 
-use bafs_proto::file_op::{FileOp, FileReply, Name};
+use bafs_proto::file_op::{FileOp, FileReply, ByName};
 use bafs_proto::ids::InodeNo;
 use nix::libc;
 
@@ -15,7 +15,7 @@ impl Delegation {
         &mut self,
         inodes: &mut InodeMap,
         request: DelegatedRequest<'_>,
-        ((parent, name), (new_parent, new_name)): ((InodeNo, &Name), (InodeNo, &Name)),
+        ((parent, name), (new_parent, new_name)): ((InodeNo, &ByName), (InodeNo, &ByName)),
         flags: u32,
     ) -> Option<Decision> {
         // What the log makes under the old name is there when this runs.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::file_op::{FileOp, Name};
+use bafs_proto::file_op::{FileOp, ByName};
 use bafs_proto::ids::InodeNo;
 
 use super::log::{LogEntry, marker_name};
@@ -19,7 +19,7 @@ pub struct RecoverySearch<'a> {
     /// What makes the files that entries make.
     creators: BTreeMap<InodeNo, usize>,
     /// What renames the names that entries make.
-    renamers: BTreeMap<(InodeNo, &'a Name), usize>,
+    renamers: BTreeMap<(InodeNo, &'a ByName), usize>,
     /// All before this one have run,
     executed: usize,
     /// and none from here on.
@@ -35,7 +35,7 @@ pub struct NameProbe<'a> {
     /// The directory.
     pub parent: InodeNo,
     /// The name.
-    pub name: &'a Name,
+    pub name: &'a ByName,
 }
 
 impl<'a> RecoverySearch<'a> {
@@ -144,7 +144,7 @@ mod tests {
 
     /// Directories below each other, files in them, names that go or become others, and operations
     /// on none.
-    fn random_log(rng: &mut SeededNumbers, length: usize) -> (Vec<LogEntry>, BTreeSet<(InodeNo, Name)>) {
+    fn random_log(rng: &mut SeededNumbers, length: usize) -> (Vec<LogEntry>, BTreeSet<(InodeNo, ByName)>) {
         let mut directories = vec![InodeNo::ROOT];
         let (mut entries, mut there) = (Vec::new(), BTreeSet::new());
         // Files under names that may still become others.

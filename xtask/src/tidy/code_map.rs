@@ -17,14 +17,14 @@ pub(super) fn check_code_map(files: &[SourceFile]) -> Vec<RuleViolation> {
     let Some(document) = files.iter().find(|file| file.path == DOCUMENT) else {
         return Vec::new();
     };
-    let Some((first_line, section)) = find_section(&document.text) else {
+    let Some((first_line, find_section)) = find_section(&document.text) else {
         return vec![RuleViolation::new(DOCUMENT, 0, "no section `Code map`")];
     };
     let crates = crate_directories(files);
     let mut findings = Vec::new();
     let mut named = BTreeSet::new();
     let mut current = None;
-    for (index, line) in section.lines().enumerate() {
+    for (index, line) in find_section.lines().enumerate() {
         let heading = line.starts_with('#');
         for (position, word) in path_words(line).into_iter().enumerate() {
             // Deeper in a line, a crate's name is part of what is said about something else.
@@ -91,8 +91,8 @@ fn crate_directories(files: &[SourceFile]) -> BTreeSet<&str> {
 /// Words with the marks of a path; the `│├└─` of a tree and Markdown's own marks separate them.
 fn path_words(line: &str) -> Vec<&str> {
     let belongs = |c: char| c.is_alphanumeric() || "_-./`*".contains(c);
-    let words = line.split(|c| !belongs(c)).filter(|word| !word.is_empty());
-    words
+    let path_words = line.split(|c| !belongs(c)).filter(|word| !word.is_empty());
+    path_words
         .filter(|word| !word.trim_matches('`').contains('*'))
         .collect()
 }
@@ -146,7 +146,7 @@ fn exists(path: &str, files: &[SourceFile]) -> bool {
 
 /// Top-level modules of every crate: files and directories in `src/`, but for its roots.
 fn list_modules(files: &[SourceFile], crates: &BTreeSet<&str>) -> BTreeSet<String> {
-    let mut modules = BTreeSet::new();
+    let mut list_modules = BTreeSet::new();
     for file in files.iter().filter(|file| file.has_extension("rs")) {
         let Some((directory, rest)) = file.path.split_once("/src/") else {
             continue;
@@ -158,14 +158,14 @@ fn list_modules(files: &[SourceFile], crates: &BTreeSet<&str>) -> BTreeSet<Strin
             // Programs of their own are no modules.
             Some(("bin", _)) => {}
             Some((module, _)) => {
-                modules.insert(format!("{directory}/src/{module}/"));
+                list_modules.insert(format!("{directory}/src/{module}/"));
             }
             None => {
-                modules.insert(file.path.clone());
+                list_modules.insert(file.path.clone());
             }
         }
     }
-    modules
+    list_modules
 }
 
 /// Whether the map names the module, something in it, or the file or directory of the same name.

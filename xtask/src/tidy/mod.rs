@@ -6,7 +6,7 @@ mod documents;
 mod files;
 mod layers;
 mod modules;
-mod prose;
+mod run_prose;
 mod source;
 mod style;
 mod words;
@@ -30,11 +30,11 @@ struct RuleViolation {
 }
 
 impl RuleViolation {
-    fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
+    fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
         Self {
             path: path.to_owned(),
             line,
-            message: what.into(),
+            message: message.into(),
         }
     }
 }
@@ -53,14 +53,14 @@ impl fmt::Display for RuleViolation {
 pub(crate) fn run_tidy() -> Result<()> {
     let root = shell::checkout_root();
     let files = files::read_all(&root)?;
-    let findings = find_violations(&files, &shell::read_metadata()?, &files::find_machine_paths(&root));
-    for finding in &findings {
+    let find_violations = find_violations(&files, &shell::read_metadata()?, &files::find_machine_paths(&root));
+    for finding in &find_violations {
         println!("{finding}");
     }
-    if !findings.is_empty() {
+    if !find_violations.is_empty() {
         bail!(
             "{} breaches of the house rules (docs/contributing/style.md)",
-            findings.len()
+            find_violations.len()
         );
     }
     reference(Reference::Compared)?;
@@ -70,7 +70,7 @@ pub(crate) fn run_tidy() -> Result<()> {
 
 /// The command `prose`: how long the sentences of the documents are.
 pub(crate) fn run_prose(arguments: &[String]) -> Result<()> {
-    prose::print_sentence_lengths(&files::read_all(&shell::checkout_root())?, arguments);
+    run_prose::print_sentence_lengths(&files::read_all(&shell::checkout_root())?, arguments);
     Ok(())
 }
 
@@ -104,7 +104,7 @@ fn find_violations(
         findings.extend(files::check_machine_names(file, machine_paths));
         findings.extend(layers::check_file(file));
         findings.extend(documents::check_links(file, files));
-        findings.extend(prose::check_lengths(file));
+        findings.extend(run_prose::check_lengths(file));
         findings.extend(words::check_retired(file));
     }
     findings.extend(layers::check_file_counts(files));

@@ -44,9 +44,9 @@ fn crate_roots(metadata: &serde_json::Value) -> BTreeSet<&str> {
 }
 
 /// Where the modules that a file names are: beside a root or a `mod.rs`, else below the file.
-fn modules_directory<'a>(path: &'a str, roots: &BTreeSet<&str>) -> &'a str {
+fn modules_directory<'a>(path: &'a str, crate_roots: &BTreeSet<&str>) -> &'a str {
     let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
-    if roots.contains(path) || name == "mod.rs" {
+    if crate_roots.contains(path) || name == "mod.rs" {
         return directory;
     }
     module_path(path)

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::RuleViolation;
 use super::files::SourceFile;
-use super::prose;
+use super::run_prose;
 use super::source::blank_non_code;
 
 /// Each retired word and the standard term that took its place.
@@ -78,8 +78,8 @@ pub(super) fn check_retired(file: &SourceFile) -> Vec<RuleViolation> {
             .flat_map(|(at, line)| retired_in(&file.path, at + 1, line))
             .collect();
     }
-    if prose::is_document(file) {
-        let sentences = prose::find_sentences(&file.text).into_iter();
+    if run_prose::is_document(file) {
+        let sentences = run_prose::find_sentences(&file.text).into_iter();
         return sentences
             .flat_map(|sentence| retired_in(&file.path, sentence.line, &sentence.text))
             .collect();

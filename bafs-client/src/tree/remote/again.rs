@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, Name};
+use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, ByName};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::message::{GivenNumbers, OpenTree, TreeRef};
 use bafs_proto::time::Deadline;
@@ -178,7 +178,7 @@ impl RemoteSession {
         link: &SessionLink,
         ino: InodeNo,
         parent: InodeNo,
-        name: Name,
+        name: ByName,
         deadline: Deadline,
     ) -> Result<(), SessionFailure> {
         let shown = String::from_utf8_lossy(&name).into_owned();
@@ -327,7 +327,7 @@ impl RemoteSession {
         &self,
         link: &SessionLink,
         parent: InodeNo,
-        name: &Name,
+        name: &ByName,
         deadline: Deadline,
     ) -> Result<(), SessionFailure> {
         let Some(found) = self.find_name(link, parent, name, deadline).await? else {
@@ -441,7 +441,7 @@ impl RemoteSession {
         &self,
         link: &SessionLink,
         parent: InodeNo,
-        name: &Name,
+        name: &ByName,
         deadline: Deadline,
     ) -> Result<Option<Attr>, SessionFailure> {
         match self.look_up(link, parent, name, deadline).await? {
@@ -458,7 +458,7 @@ impl RemoteSession {
         &self,
         link: &SessionLink,
         parent: InodeNo,
-        name: &Name,
+        name: &ByName,
         deadline: Deadline,
     ) -> Result<Option<FileReply>, SessionFailure> {
         if !self.is_sole_writer() {

@@ -159,7 +159,7 @@ pub(super) fn run_probe(arguments: &[String]) -> Result<()> {
         dice: SeededRng::new(u64::from(std::process::id())),
     };
     let ended = match work {
-        ProbeVolume::Scratch => probe.write_for_ever(keeps),
+        ProbeVolume::Scratch => probe.write_until_error(keeps),
         ProbeVolume::Cache => probe.read_until_error(),
     };
     let error = ended.err().context("it goes on for ever")?;
@@ -206,7 +206,7 @@ struct Probe {
 }
 
 impl Probe {
-    fn write_for_ever(&mut self, keeps: Durability) -> io::Result<()> {
+    fn write_until_error(&mut self, keeps: Durability) -> io::Result<()> {
         let log = PathBuf::from(LOG_FILE);
         let mut written = 0;
         for round in 0.. {
@@ -267,10 +267,10 @@ impl Probe {
     }
 
     /// One call, which may take long.
-    fn time_call<T>(&mut self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    fn time_call<T>(&mut self, time_call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.state.call_began_ns = now_ns();
         self.write_state();
-        let result = call();
+        let result = time_call();
         let took = now_ns().saturating_sub(self.state.call_began_ns);
         self.state.call_began_ns = 0;
         self.state.calls_returned += 1;

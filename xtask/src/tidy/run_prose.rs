@@ -24,8 +24,8 @@ pub(super) struct Sentence {
 impl Sentence {
     /// Words are what white space separates and has a letter or a digit.
     fn count_words(&self) -> usize {
-        let words = self.text.split_whitespace();
-        words
+        let count_words = self.text.split_whitespace();
+        count_words
             .filter(|word| word.contains(char::is_alphanumeric))
             .count()
     }
@@ -114,7 +114,7 @@ pub(super) fn check_lengths(file: &SourceFile) -> Vec<RuleViolation> {
 
 /// The sentences of paragraphs and list items; headings, tables and code have none.
 pub(super) fn find_sentences(text: &str) -> Vec<Sentence> {
-    let mut sentences = Vec::new();
+    let mut find_sentences = Vec::new();
     let mut block: Vec<(usize, String)> = Vec::new();
     let mut in_fence = false;
     for (at, line) in text.lines().enumerate() {
@@ -124,15 +124,15 @@ pub(super) fn find_sentences(text: &str) -> Vec<Sentence> {
         let is_apart = is_fence || in_fence || bare.is_empty() || bare.starts_with(['|', '#', '<']);
         let item = strip_item_mark(bare);
         if is_apart || item.is_some() {
-            split_sentences(&block, &mut sentences);
+            split_sentences(&block, &mut find_sentences);
             block.clear();
         }
         if !is_apart {
             block.push((at + 1, strip_marks(item.unwrap_or(bare))));
         }
     }
-    split_sentences(&block, &mut sentences);
-    sentences
+    split_sentences(&block, &mut find_sentences);
+    find_sentences
 }
 
 /// What follows the mark of a list item or of a quotation.
