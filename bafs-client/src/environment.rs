@@ -61,8 +61,8 @@ pub(crate) fn collect_temporary_directories(
     TemporaryDirectories {
         directory: location.directory.clone(),
         memory_bytes: location.memory_bytes,
-        shared: command.share.iter().cloned().collect(),
-        named: find_named_paths(words, Path::is_dir),
+        shared_directories: command.share.iter().cloned().collect(),
+        named_paths: find_named_paths(words, Path::is_dir),
     }
 }
 
@@ -104,10 +104,10 @@ mod tests {
             directory: TEMPORARY_DIRECTORY.into(),
             ..JobCommand::default()
         };
-        let named = collect_temporary_directories(&temporary_location(), &command, &[]).named;
+        let named = collect_temporary_directories(&temporary_location(), &command, &[]).named_paths;
         assert!(named.contains(&"/tmp/./tool".into()), "{named:?}");
         let mounted = [("BAFS_V".into(), "/tmp/work".into())];
-        let named = collect_temporary_directories(&temporary_location(), &JobCommand::default(), &mounted).named;
+        let named = collect_temporary_directories(&temporary_location(), &JobCommand::default(), &mounted).named_paths;
         assert!(named.is_empty(), "{named:?}");
     }
 }

@@ -82,8 +82,8 @@ pub(super) trait DirectoryPlusReply: ErrorReply {
 /// fuser's replies tell an error all in the same way.
 macro_rules! impl_error_reply {
     ($($reply:ident),*) => {
-        $(impl Refuse for fuser::$reply {
-            fn refuse(self, errno: Errno) {
+        $(impl ErrorReply for fuser::$reply {
+            fn send_error(self, errno: Errno) {
                 self.error(errno);
             }
         })*

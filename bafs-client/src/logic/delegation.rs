@@ -193,7 +193,7 @@ impl Delegation {
         may_list: bool,
     ) -> Decision {
         let absent = || Decision::Answer(Err(Errno(libc::ENOENT)));
-        let in_log = self.log.name(parent, name);
+        let in_log = self.log.pending_name(parent, name);
         if in_log == Some(false) {
             return absent();
         }
@@ -233,7 +233,7 @@ impl Delegation {
     /// Whether an operation on this name is sure to find its directory as it is known here, and the
     /// name as it was before the log.
     pub(super) fn unchanged_directory(&self, parent: InodeNo, name: &ByName) -> Option<Attr> {
-        let is_as_before = self.log.name(parent, name).is_none();
+        let is_as_before = self.log.pending_name(parent, name).is_none();
         self.writable_directory(parent, name).filter(|_| is_as_before)
     }
 

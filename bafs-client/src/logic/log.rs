@@ -97,7 +97,7 @@ impl OperationLog {
     }
 
     /// What an entry does to a name.
-    pub fn name(&self, parent: InodeNo, name: &ByName) -> Option<bool> {
+    pub fn pending_name(&self, parent: InodeNo, name: &ByName) -> Option<bool> {
         let last = self.pending_names.get(&(parent, name.clone()));
         last.map(|(makes, _)| *makes)
     }
@@ -298,9 +298,9 @@ mod tests {
             },
             0,
         ));
-        assert_eq!(log.name(parent, &name), Some(false));
+        assert_eq!(log.pending_name(parent, &name), Some(false));
         log.acknowledge();
-        assert_eq!(log.name(parent, &name), None);
+        assert_eq!(log.pending_name(parent, &name), None);
     }
 
     #[test]
@@ -323,7 +323,7 @@ mod tests {
             flags: 0,
         };
         log.append(entry(1, rename, 0));
-        let both = |log: &OperationLog| (log.name(parent, &name), log.name(parent, &new_name));
+        let both = |log: &OperationLog| (log.pending_name(parent, &name), log.pending_name(parent, &new_name));
         assert_eq!(both(&log), (Some(false), Some(true)));
         log.acknowledge();
         assert_eq!(

@@ -72,7 +72,7 @@ impl InflightQueries {
             begun_at: self.change_count,
             awaited_position: None,
             changing_files: changing,
-            can_change_any: changes_any: can_change_any,
+            can_change_any,
         }
     }
 

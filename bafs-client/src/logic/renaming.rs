@@ -19,7 +19,7 @@ impl Delegation {
         flags: u32,
     ) -> Option<Decision> {
         // What the log makes under the old name is there when this runs.
-        let in_log = self.log.name(parent, name);
+        let in_log = self.log.pending_name(parent, name);
         let is_there = in_log.or_else(|| self.metadata.has_name(parent, name));
         self.writable_directory(parent, name)?;
         let directory = self.unchanged_directory(new_parent, new_name)?;

@@ -17,7 +17,7 @@ use super::mount_points::{MountPoints, is_needed};
 use super::plan::{JobPlan, VolumeBind};
 use super::root::HostRoot;
 use super::stages::{HOLDER, REMOVER, OWN_EXECUTABLE, SUBCOMMAND};
-use super::temporary::{Private, MaskedHostTree, TemporaryDirectories};
+use super::temporary::{PrivateDirectory, MaskedHostTree, TemporaryDirectories};
 
 /// How often, and after what pause, a directory is removed that is not empty yet.
 const REMOVE_ATTEMPTS: u32 = 40;
@@ -149,7 +149,7 @@ pub(super) fn holder_main() -> io::Result<()> {
 }
 
 impl HolderTask {
-    fn private_directories(&self) -> io::Result<Vec<Private>> {
+    fn private_directories(&self) -> io::Result<Vec<PrivateDirectory>> {
         let privates = self.temporary.as_ref().map(|temporary| {
             temporary.create_directories()?;
             temporary.private_directories(&HostRoot)
@@ -159,7 +159,7 @@ impl HolderTask {
 
     /// Whether mount points in a directory need nothing on the host: it is the job's own, or what
     /// the agent sees there is.
-    fn is_ready(&self, private_directories: &[Private], path: &Path) -> bool {
+    fn is_ready(&self, private_directories: &[PrivateDirectory], path: &Path) -> bool {
         path.starts_with(Path::new(&self.base))
             || private_directories.iter().any(|private| private.target == path)
     }

@@ -19,7 +19,7 @@ use super::mounts;
 use super::outcome::{NotStarted, NotStartedReason};
 use super::plan::{VolumeBind, check_overlaps};
 use super::privilege::errno_of;
-use super::temporary::{Private, SHARED_MEMORY, MaskedHostTree, TemporaryDirectories};
+use super::temporary::{PrivateDirectory, SHARED_MEMORY, MaskedHostTree, TemporaryDirectories};
 
 /// While the root is being built, a tree in memory is `/` and holds these three.
 const HOST_ROOT: &str = "/host";
@@ -106,7 +106,7 @@ pub(super) fn enter_root(
 }
 
 /// The host directories that the job does not see, from before the root is left.
-fn private_directories(temporary: Option<&TemporaryDirectories>) -> Result<Vec<Private>, NotStarted> {
+fn private_directories(temporary: Option<&TemporaryDirectories>) -> Result<Vec<PrivateDirectory>, NotStarted> {
     let found = temporary.map(|temporary| {
         temporary.create_directories()?;
         temporary.private_directories(&HostRoot)
@@ -124,7 +124,7 @@ fn private_directories(temporary: Option<&TemporaryDirectories>) -> Result<Vec<P
 
 /// Shows the job its own directory in place of a host's, with those entries of the host's that its
 /// description names.
-fn cover_directory(private: &Private, notes: &mut RootNotes) -> Result<(), NotStarted> {
+fn cover_directory(private: &PrivateDirectory, notes: &mut RootNotes) -> Result<(), NotStarted> {
     let (host, target) = (path_below(HOST_ROOT, &private.target), path_below(NEW_ROOT, &private.target));
     mounts::bind_mount(&path_below(HOST_ROOT, &private.source), &target)
         .map_err(refusal_at("cover", &private.target))?;

@@ -35,14 +35,14 @@ pub struct TemporaryDirectories {
     /// The most bytes of shared memory.
     pub memory_bytes: u64,
     /// Which of the directories are the host's.
-    pub shared: BTreeSet<String>,
+    pub shared_directories: BTreeSet<String>,
     /// Paths of the host that the job's own description names.
-    pub named: Vec<OsString>,
+    pub named_paths: Vec<OsString>,
 }
 
 /// A directory of the host that the job does not see, and what it sees instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Private {
+pub(super) struct PrivateDirectory {
     /// The directory, free of symbolic links.
     pub(super) target: PathBuf,
     /// The job's own.
@@ -63,23 +63,23 @@ impl TemporaryDirectories {
     }
 
     pub(super) fn has_private_memory(&self) -> bool {
-        !self.shared.contains(SHARED_MEMORY)
+        !self.shared_directories.contains(SHARED_MEMORY)
     }
 
     /// The directories on disk that the job has for itself.
-    pub(super) fn private_directories(&self, host: &impl HostTree) -> io::Result<Vec<Private>> {
-        let mut privates: Vec<Private> = Vec::new();
+    pub(super) fn private_directories(&self, host: &impl HostTree) -> io::Result<Vec<PrivateDirectory>> {
+        let mut privates: Vec<PrivateDirectory> = Vec::new();
         for (path, name) in ON_DISK {
             let Some((target, PathKind::Directory)) = host.resolve(Path::new(path)) else {
                 continue;
             };
-            let is_known = |known: &Private| known.target == target;
-            if self.shared.contains(path) || privates.iter().any(is_known) {
+            let is_known = |known: &PrivateDirectory| known.target == target;
+            if self.shared_directories.contains(path) || privates.iter().any(is_known) {
                 continue;
             }
             let entries = self.visible_entries(host, Path::new(path), &target);
             let source = fs::canonicalize(self.directory.join(name))?;
-            privates.push(Private {
+            privates.push(PrivateDirectory {
                 target,
                 source,
                 entries,
@@ -91,7 +91,7 @@ impl TemporaryDirectories {
     /// Entries of a directory on the way to what is named, also by links.
     fn visible_entries(&self, host: &impl HostTree, path: &Path, target: &Path) -> BTreeSet<OsString> {
         let mut entries = BTreeSet::new();
-        for named in self.named.iter().map(Path::new) {
+        for named in self.named_paths.iter().map(Path::new) {
             let Some((real, _)) = host.resolve(named) else {
                 continue;
             };
@@ -110,12 +110,12 @@ impl TemporaryDirectories {
 }
 
 /// The host without what private directories take the place of.
-pub(super) struct MaskedHostTree<'a, H>(pub(super) &'a H, pub(super) &'a [Private]);
+pub(super) struct MaskedHostTree<'a, H>(pub(super) &'a H, pub(super) &'a [PrivateDirectory]);
 
 impl<H: HostTree> HostTree for MaskedHostTree<'_, H> {
     fn resolve(&self, path: &Path) -> Option<(PathBuf, PathKind)> {
         let (real, kind) = self.0.resolve(path)?;
-        let is_shown = |private: &Private| match real.strip_prefix(&private.target) {
+        let is_shown = |private: &PrivateDirectory| match real.strip_prefix(&private.target) {
             Ok(below) => match below.components().next() {
                 Some(Component::Normal(first)) => private.entries.contains(first),
                 _ => true,

@@ -221,8 +221,8 @@ fn use_is_measured(user: AgentUser) {
     assert!(report.notes.is_empty(), "{report:?}");
 }
 
-fn streams_go_where_they_should(who: AgentUser) {
-    let mut world = SandboxFixture::new(who, "cat; echo more; echo oops >&2; echo last").with_agent_directory();
+fn streams_go_where_they_should(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "cat; echo more; echo oops >&2; echo last").with_agent_directory();
     fs::write(world.path("input"), "from the file\n").unwrap();
     world.task.input = Some(world.path("input"));
     world.task.outputs = Some(("/bafs-t/both".into(), "/bafs-t//both".into()));
@@ -230,11 +230,11 @@ fn streams_go_where_they_should(who: AgentUser) {
     assert_eq!(world.read("both"), "from the file\nmore\noops\nlast\n");
 
     // Without an input the job reads an empty file and does not wait.
-    assert_eq!(SandboxFixture::new(who, "wc -c").expect_output().trim(), "0");
+    assert_eq!(SandboxFixture::new(user, "wc -c").expect_output().trim(), "0");
 }
 
-fn a_stream_that_cannot_be_opened_is_told(who: AgentUser) {
-    let mut world = SandboxFixture::new(who, "true");
+fn a_stream_that_cannot_be_opened_is_told(user: AgentUser) {
+    let mut world = SandboxFixture::new(user, "true");
     world.task.outputs = Some(("/no/such/out".into(), "/dev/null".into()));
     let refusal = refusal(&world);
     assert_eq!(refusal.reason, Reason::StreamUnusable, "{refusal}");

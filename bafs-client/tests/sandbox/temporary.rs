@@ -108,7 +108,7 @@ fn named_paths_are_the_hosts(user: AgentUser) {
     world.task.plan.working_directory = world.path("");
     let named = world.path("own/file").into_os_string();
     let temporary = world.task.plan.temporary.as_mut().unwrap();
-    temporary.named.push(named);
+    temporary.named_paths.push(named);
     assert_eq!(world.expect_output(), "of the host\n1\n");
     assert_eq!(world.read("own/new"), "new\n");
 }
@@ -118,7 +118,7 @@ fn shared_tmp_is_the_hosts(user: AgentUser) {
     fs::write(world.path("file"), "of the host\n").unwrap();
     let mut world = world.with_temporary();
     let temporary = world.task.plan.temporary.as_mut().unwrap();
-    temporary.shared.insert("/tmp".to_owned());
+    temporary.shared_directories.insert("/tmp".to_owned());
     let here = ("HERE".into(), world.path("").into_os_string());
     world.task.plan.environment.push(here);
     assert_eq!(world.expect_output(), "of the host\n");
@@ -152,7 +152,7 @@ fn mount_points_below_named_paths_work(user: AgentUser) {
     world.task.plan.working_directory = world.path("");
     let named = world.path("").into_os_string();
     let temporary = world.task.plan.temporary.as_mut().unwrap();
-    temporary.named.push(named);
+    temporary.named_paths.push(named);
     assert_eq!(world.expect_output(), "volume 0\n");
     assert!(world.path("beside").exists() && !world.path("work").exists());
 }

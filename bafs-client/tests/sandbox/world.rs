@@ -151,8 +151,8 @@ impl SandboxFixture {
         self.task.plan.temporary = Some(TemporaryDirectories {
             directory: self.path("temporary"),
             memory_bytes: 1 << 20,
-            shared: BTreeSet::new(),
-            named: Vec::new(),
+            shared_directories: BTreeSet::new(),
+            named_paths: Vec::new(),
         });
         self
     }
@@ -180,8 +180,8 @@ impl SandboxFixture {
         self.task.plan.volumes.push(volume);
     }
 
-    pub(crate) fn with_action(mut self, then: JobAction) -> Self {
-        self.task.action = then;
+    pub(crate) fn with_action(mut self, with_action: JobAction) -> Self {
+        self.task.action = with_action;
         self
     }
 

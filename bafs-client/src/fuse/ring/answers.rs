@@ -320,7 +320,7 @@ impl DirectoryListing {
         Self {
             reply: answer,
             bytes: Vec::new(),
-            bytes_max: room: bytes_max,
+            bytes_max,
         }
     }
 
