@@ -202,7 +202,7 @@ impl Agent {
         // Mostly the connection by which the volume was opened.
         let deadline = Deadline::after_ms(self.op_deadline_ms);
         match self.pool.connection(server, deadline).await {
-            Ok(connection) => format!("; {server} is reached over {}", connection.carrier()),
+            Ok(connection) => format!("; {server} is reached over {}", connection.transport_name()),
             Err(error) => format!("; {server} is not reached any more: {error}"),
         }
     }

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::door::{
-    DoorCall, DoorReply, DoorRequest, DoorWord, HandOver, HandOverOf, HandOverTicket, HandedOver,
-    Knock, Opening, Ticket,
+    HandoffCall, HandoffReply, HandoffRequest, HandoffMessage, GetHandoffTicket, HandoffTarget, HandoffTicket, HandoffHeader,
+    HandoffHello, HandoffHelloReply, TicketSecret,
 };
-use bafs_proto::net::packets::Packets;
+use bafs_proto::net::packets::PacketSocket;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, Result, codec};
 use tokio::sync::{oneshot, watch};
@@ -24,7 +24,7 @@ use crate::tree::Server;
 #[derive(Debug)]
 pub struct ReceivedHandoff {
     /// What it is.
-    pub header: HandedOver,
+    pub header: HandoffHeader,
     /// The open files that came with it.
     pub files: Vec<OwnedFd>,
     /// The way to speak with the node while it is kept.
@@ -52,13 +52,13 @@ impl From<HandoffError> for Error {
 ///
 /// # Errors
 /// [`NotOpened`].
-pub async fn fetch_handoff(server: &Server, what: HandOverOf) -> Result<ReceivedHandoff, HandoffError> {
-    let (call, deadline) = (HandOver { what }, Deadline::after_ms(HANDOFF_TIMEOUT_MS));
+pub async fn fetch_handoff(server: &Server, what: HandoffTarget) -> Result<ReceivedHandoff, HandoffError> {
+    let (call, deadline) = (GetHandoffTicket { target: what }, Deadline::after_ms(HANDOFF_TIMEOUT_MS));
     let Server { pool, address, .. } = server;
-    let asked = pool.call_patiently(address, &server.token, call, deadline);
-    let HandOverTicket { socket, ticket } = asked.await.map_err(HandoffError::Refused)?;
+    let asked = pool.call_with_keepalives(address, &server.token, call, deadline);
+    let HandoffTicket { socket, secret: ticket } = asked.await.map_err(HandoffError::Refused)?;
     let packets =
-        Packets::connect(Path::new(&socket)).map_err(|error| HandoffError::Refused(connection_error(&error)))?;
+        PacketSocket::connect(Path::new(&socket)).map_err(|error| HandoffError::Refused(connection_error(&error)))?;
     let limit = Duration::from_millis(HANDOFF_TIMEOUT_MS);
     let opened = tokio::time::timeout(limit, present_ticket(&packets, ticket)).await;
     let (opening, files) = opened
@@ -71,10 +71,10 @@ pub async fn fetch_handoff(server: &Server, what: HandOverOf) -> Result<Received
     })
 }
 
-async fn present_ticket(packets: &Packets, ticket: Ticket) -> Result<(Opening, Vec<OwnedFd>)> {
-    let knock = Knock {
+async fn present_ticket(packets: &PacketSocket, ticket: TicketSecret) -> Result<(HandoffHelloReply, Vec<OwnedFd>)> {
+    let knock = HandoffHello {
         version: PROTOCOL_VERSION,
-        ticket,
+        secret: ticket,
     };
     let bytes = codec::encode(&knock)?;
     packets.send(&bytes, &[]).await.map_err(|e| connection_error(&e))?;
@@ -93,13 +93,13 @@ pub struct HandoffConnection {
 
 #[derive(Debug)]
 struct HandoffConnectionState {
-    packets: Packets,
+    packets: PacketSocket,
     pending_calls: Mutex<PendingCalls>,
     revoked: watch::Sender<Option<Error>>,
 }
 
 /// What the node answers, with the open files beside it.
-type HandoffResult = Result<(DoorReply, Vec<OwnedFd>)>;
+type HandoffResult = Result<(HandoffReply, Vec<OwnedFd>)>;
 
 #[derive(Debug, Default)]
 struct PendingCalls {
@@ -109,7 +109,7 @@ struct PendingCalls {
 }
 
 impl HandoffConnection {
-    fn new(packets: Packets) -> Self {
+    fn new(packets: PacketSocket) -> Self {
         let shared = Arc::new(HandoffConnectionState {
             packets,
             pending_calls: Mutex::default(),
@@ -123,7 +123,7 @@ impl HandoffConnection {
     ///
     /// # Errors
     /// What it answers; `Unreachable` when it is gone, `DeadlineExceeded` when it is silent.
-    pub async fn call(&self, request: DoorRequest) -> Result<(DoorReply, Vec<OwnedFd>)> {
+    pub async fn call(&self, request: HandoffRequest) -> Result<(HandoffReply, Vec<OwnedFd>)> {
         let limit = Duration::from_millis(HANDOFF_CALL_TIMEOUT_MS);
         let asked = tokio::time::timeout(limit, self.shared.call(request)).await;
         asked.unwrap_or_else(|_| Err(timeout_error()))
@@ -146,7 +146,7 @@ impl Drop for HandoffConnection {
 }
 
 impl HandoffConnectionState {
-    async fn call(&self, request: DoorRequest) -> Result<(DoorReply, Vec<OwnedFd>)> {
+    async fn call(&self, request: HandoffRequest) -> Result<(HandoffReply, Vec<OwnedFd>)> {
         let (answered, answer) = oneshot::channel();
         let number = {
             let mut calls = self.pending_calls();
@@ -159,7 +159,7 @@ impl HandoffConnectionState {
             number
         };
         let _forgotten = PendingCallGuard(self, number);
-        let bytes = codec::encode(&DoorCall { number, request })?;
+        let bytes = codec::encode(&HandoffCall { number, request })?;
         let sent = self.packets.send(&bytes, &[]).await;
         sent.map_err(|error| connection_error(&error))?;
         answer.await.unwrap_or_else(|_| Err(ended_error()))
@@ -169,13 +169,13 @@ impl HandoffConnectionState {
         let why = loop {
             match self.packets.receive().await {
                 Ok(Some((bytes, files))) => match codec::decode(&bytes) {
-                    Ok(DoorWord::Answer { number, answer }) => {
+                    Ok(HandoffMessage::Reply { number, result: answer }) => {
                         if let Some(waiting) = self.pending_calls().reply_senders.remove(&number) {
                             // Whoever asked may have given up.
                             let _ = waiting.send(answer.map(|reply| (reply, files)));
                         }
                     }
-                    Ok(DoorWord::Stop { why }) => {
+                    Ok(HandoffMessage::Revoke { reason: why }) => {
                         self.revoked
                             .send_if_modified(|over| over.replace(why).is_none());
                     }
@@ -230,12 +230,12 @@ mod tests {
 
     use super::*;
 
-    async fn receive_call(node: &Packets) -> DoorCall {
+    async fn receive_call(node: &PacketSocket) -> HandoffCall {
         let (bytes, _) = node.receive().await.unwrap().unwrap();
         codec::decode(&bytes).unwrap()
     }
 
-    async fn send_message(node: &Packets, word: &DoorWord, files: &[OwnedFd]) {
+    async fn send_message(node: &PacketSocket, word: &HandoffMessage, files: &[OwnedFd]) {
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         let bytes = codec::encode(word).unwrap();
         node.send(&bytes, &files).await.unwrap();
@@ -243,29 +243,29 @@ mod tests {
 
     #[tokio::test]
     async fn answers_find_their_calls_and_the_end_finds_everybody() {
-        let (node, packets) = Packets::pair().unwrap();
+        let (node, packets) = PacketSocket::pair().unwrap();
         let connection = HandoffConnection::new(packets);
-        let used = |bytes| DoorRequest::Used { bytes, files: 0 };
+        let used = |bytes| HandoffRequest::ReportUse { bytes, files: 0 };
         let answering = async {
             let (mut first, mut second) = (receive_call(&node).await, receive_call(&node).await);
             if first.request == used(2) {
                 std::mem::swap(&mut first, &mut second);
             }
             let file = OwnedFd::from(tempfile::tempfile().unwrap());
-            let (number, answer) = (second.number, Ok(DoorReply::Pinned));
-            send_message(&node, &DoorWord::Answer { number, answer }, &[file]).await;
-            let (number, answer) = (first.number, Ok(DoorReply::Done));
-            send_message(&node, &DoorWord::Answer { number, answer }, &[]).await;
+            let (number, answer) = (second.number, Ok(HandoffReply::Pinned));
+            send_message(&node, &HandoffMessage::Reply { number, result }, &[file]).await;
+            let (number, answer) = (first.number, Ok(HandoffReply::Done));
+            send_message(&node, &HandoffMessage::Reply { number, result }, &[]).await;
         };
         let (first, second, ()) = tokio::join!(
             connection.call(used(1)),
             connection.call(used(2)),
             answering
         );
-        assert!(matches!(first.unwrap(), (DoorReply::Done, files) if files.is_empty()));
-        assert!(matches!(second.unwrap(), (DoorReply::Pinned, files) if files.len() == 1));
+        assert!(matches!(first.unwrap(), (HandoffReply::Done, files) if files.is_empty()));
+        assert!(matches!(second.unwrap(), (HandoffReply::Pinned, files) if files.len() == 1));
         let why = Error::new(ErrorCode::Fenced, "another writer");
-        send_message(&node, &DoorWord::Stop { why: why.clone() }, &[]).await;
+        send_message(&node, &HandoffMessage::Revoke { reason: why.clone() }, &[]).await;
         assert_eq!(connection.wait_until_revoked().await, why);
         let (third, ()) = tokio::join!(connection.call(used(3)), async {
             receive_call(&node).await;
@@ -279,7 +279,7 @@ mod tests {
 
     #[tokio::test]
     async fn dropping_the_connection_is_seen_by_the_node() {
-        let (node, packets) = Packets::pair().unwrap();
+        let (node, packets) = PacketSocket::pair().unwrap();
         let connection = HandoffConnection::new(packets);
         node.send(&[1, 2, 3], &[]).await.unwrap();
         assert_eq!(connection.wait_until_revoked().await.code, ErrorCode::Malformed);

@@ -167,7 +167,7 @@ pub fn exec_main(
                 _ => EXIT_NOT_EXECUTABLE,
             })
         }
-        JobOutcome::Environment(error) => report_environment_failure(&error, end.lost_volume.as_deref()),
+        JobOutcome::EnvironmentFailed(error) => report_environment_failure(&error, end.lost_volume.as_deref()),
     }
 }
 
@@ -278,7 +278,7 @@ async fn serve_mount(
     let used = volume.usage();
     print_error(&format!(
         "bafs: volume {}: {} bytes read, {} written; the longest call took {} ms",
-        used.name, used.read_bytes, used.written_bytes, used.longest_call_ms
+        used.name, used.read_bytes, used.written_bytes, used.call_ms_max
     ));
     result
 }
@@ -358,7 +358,7 @@ fn build_pool(identity: &Identity) -> Result<Pool> {
     // Who has connections serves volumes.
     memory::lower_oom_score();
     // A job reads and writes where it began to, or nowhere.
-    Ok(Pool::new(Arc::new(Dialer::new(identity)?)).faithful())
+    Ok(Pool::new(Arc::new(Dialer::new(identity)?)).with_pinned_servers())
 }
 
 /// Runs where the volumes are served, so that it falls silent when they do.
@@ -386,7 +386,7 @@ fn watch_stop_signals() -> Result<watch::Receiver<StopRequest>> {
         let (mut haste, mut asked) = (Deadline::after_ms(0), None);
         loop {
             let (signal, by) = requests.next_signal().await;
-            let is_hasty = !haste.left().is_zero();
+            let is_hasty = !haste.remaining().is_zero();
             let next = match (asked, by) {
                 (None, SignalOrigin::Other) => {
                     asked = Some(signal);

@@ -20,7 +20,7 @@ pub(crate) fn build_environment(
     temporary: Option<&TemporaryLocation>,
 ) -> Vec<(OsString, OsString)> {
     let mut environment = job_environment(std::env::vars_os(), job, volumes);
-    if temporary.is_some() && !command.share.iter().any(|path| path == TEMPORARY_DIRECTORY) {
+    if temporary.is_some() && !command.shared_directories.iter().any(|path| path == TEMPORARY_DIRECTORY) {
         // What this process inherited names a directory that jobs would share.
         let is_ours = |name: &OsString| TEMPORARY_VARIABLES.iter().any(|known| name == known);
         environment.retain(|(name, _)| !is_ours(name));
@@ -61,7 +61,7 @@ pub(crate) fn collect_temporary_directories(
     TemporaryDirectories {
         directory: location.directory.clone(),
         memory_bytes: location.memory_bytes,
-        shared_directories: command.share.iter().cloned().collect(),
+        shared_directories: command.shared_directories.iter().cloned().collect(),
         named_paths: find_named_paths(words, Path::is_dir),
     }
 }
@@ -91,7 +91,7 @@ mod tests {
         own.environment.insert("TMPDIR".into(), "/scratch".into());
         assert_eq!(tmpdir(&own), Some("/scratch".into()));
         let shared = JobCommand {
-            share: vec![TEMPORARY_DIRECTORY.to_owned()],
+            shared_directories: vec![TEMPORARY_DIRECTORY.to_owned()],
             ..JobCommand::default()
         };
         assert_eq!(tmpdir(&shared), std::env::var_os("TMPDIR"));

@@ -18,7 +18,7 @@ pub(crate) fn errno_of(code: ErrorCode) -> Errno {
         | Code::HomeUnreachable
         | Code::DeadlineExceeded
         | Code::Busy
-        | Code::Running
+        | Code::InProgress
         | Code::SessionUnknown
         | Code::ServerFault => libc::EIO,
         Code::VolumeLost | Code::SourceChanged | Code::Fenced | Code::StoreLost => libc::EIO,

@@ -82,7 +82,7 @@ impl JobEnd {
     /// The end of a job whose environment failed before it could start.
     pub fn environment_failure(error: Error, volume: Option<String>) -> Self {
         let report = JobReport {
-            outcome: JobOutcome::Environment(error),
+            outcome: JobOutcome::EnvironmentFailed(error),
             wall_ms: 0,
             cpu_ms: 0,
             output_tail: String::new(),
@@ -237,7 +237,7 @@ async fn mount_volumes(
             volume,
             mount: mounted,
             binding: bind,
-            keep_ms: mount.keep_ms,
+            keep_ms: mount.lifetime_ms_min,
         });
     }
     Ok(bound)
@@ -520,7 +520,7 @@ fn classify_end(ended: Result<sandbox::SandboxReport, JobInterruption>, late_los
             not_started_outcome(refusal)
         }
         sandbox::SandboxOutcome::Interrupted(why) => {
-            JobOutcome::Environment(Error::new(ErrorCode::ServerFault, why))
+            JobOutcome::EnvironmentFailed(Error::new(ErrorCode::ServerFault, why))
         }
     };
     let mut end = JobEnd::environment_failure(interrupted_error(), None);
@@ -551,7 +551,7 @@ fn not_started_outcome(refusal: NotStarted) -> JobOutcome {
         | Reason::Refused => JobOutcome::NotStarted(refusal.message),
         Reason::VolumeUnusable | Reason::NameSpaceRefused | Reason::IdentityRefused => {
             let code = environment_code(refusal.errno);
-            JobOutcome::Environment(Error::new(code, refusal.message))
+            JobOutcome::EnvironmentFailed(Error::new(code, refusal.message))
         }
     }
 }
@@ -592,7 +592,7 @@ mod tests {
             })
         };
         let code = |outcome| match outcome {
-            JobOutcome::Environment(error) => error.code,
+            JobOutcome::EnvironmentFailed(error) => error.code,
             other => panic!("{other:?}"),
         };
         assert_eq!(code(outcome(nix::libc::EPERM)), ErrorCode::Unsupported);

@@ -10,11 +10,11 @@ use crate::logic::pages::join_runs;
 pub(crate) fn limit_pages(volumes: &mut [VolumeUse]) {
     let pages = || volumes.iter().flat_map(|volume| &volume.pages);
     let files = pages().count();
-    let runs: usize = pages().map(|pages| pages.runs.len()).sum();
+    let runs: usize = pages().map(|pages| pages.page_runs.len()).sum();
     if runs > REPORT_RUNS_MAX {
         let share = (REPORT_RUNS_MAX / files.max(1)).max(1);
         for pages in volumes.iter_mut().flat_map(|volume| &mut volume.pages) {
-            pages.runs = join_runs(std::mem::take(&mut pages.runs), share);
+            pages.page_runs = join_runs(std::mem::take(&mut pages.page_runs), share);
         }
     }
     let mut left = REPORT_PAGES_BYTES_MAX;
@@ -44,7 +44,7 @@ mod tests {
         let pages = |path: &str, files| {
             let path = path.to_owned();
             let (size, runs) = (1, vec![(0, 1), (5, 1)]);
-            vec![TouchedPages { path, size, runs }; files]
+            vec![TouchedPages { path, size, page_runs }; files]
         };
         let used = |pages| VolumeUse {
             pages,
@@ -53,7 +53,7 @@ mod tests {
         let long = "\n".repeat(2_000);
         let mut volumes = vec![used(pages("a", 15_000)), used(pages(&long, 3_000))];
         limit_pages(&mut volumes);
-        assert_eq!(volumes[0].pages[0].runs, [(0, 6)], "detail is lost first");
+        assert_eq!(volumes[0].pages[0].page_runs, [(0, 6)], "detail is lost first");
         assert_eq!(volumes[0].pages.len(), 15_000);
         assert_eq!(volumes[1].pages, []);
     }

@@ -299,7 +299,7 @@ impl VolumeUsage {
                 }
                 let (path, size) =
                     describe(*ino).unwrap_or_else(|| (path_of(&touched.names, *ino), file.size));
-                pages.push(TouchedPages { path, size, runs });
+                pages.push(TouchedPages { path, size, page_runs: runs });
             }
         }
         let firsts = self.first_paths.lock().unwrap_or_else(PoisonError::into_inner);
@@ -308,23 +308,23 @@ impl VolumeUsage {
         let mut named = pages.iter().filter(|page| !is_inode_path(&page.path));
         let first_page = named.next().map(|page| page.path.clone());
         VolumeUse {
-            opened: self.opened_for_reading.load(Ordering::Relaxed),
+            read_opens: self.opened_for_reading.load(Ordering::Relaxed),
             changes: self.changes.load(Ordering::Relaxed),
-            looked: self.lookups.load(Ordering::Relaxed),
-            is_uncounted: false,
-            first_read: firsts.first_read.clone().or(first_page).unwrap_or_default(),
-            first_changed: firsts.first_change.clone().unwrap_or_default(),
-            held_bytes: final_stat.map_or(0, |stat| used(stat.size_bytes, stat.free_bytes)),
-            held_files: final_stat.map_or(0, |stat| used(stat.size_files, stat.free_files)),
-            disk_bytes: final_stat.and_then(|stat| stat.disk_bytes),
-            disk_files: final_stat.and_then(|stat| stat.disk_files),
+            metadata_ops: self.lookups.load(Ordering::Relaxed),
+            has_no_counts: false,
+            first_read_path: firsts.first_read.clone().or(first_page).unwrap_or_default(),
+            first_changed_path: firsts.first_change.clone().unwrap_or_default(),
+            used_bytes: final_stat.map_or(0, |stat| used(stat.size_bytes, stat.free_bytes)),
+            used_files: final_stat.map_or(0, |stat| used(stat.size_files, stat.free_files)),
+            disk_free_bytes: final_stat.and_then(|stat| stat.disk_free_bytes),
+            disk_free_files: final_stat.and_then(|stat| stat.disk_free_files),
             name: name.to_owned(),
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             written_bytes: self.written_bytes.load(Ordering::Relaxed),
             pages,
-            longest_call_ms: self.longest_call_ms.load(Ordering::Relaxed),
-            waited_ms: to_ms(self.lock_waiting().total),
-            refused_for_space: self.refused_for_space.load(Ordering::Relaxed),
+            call_ms_max: self.longest_call_ms.load(Ordering::Relaxed),
+            wait_ms: to_ms(self.lock_waiting().total),
+            no_space_errors: self.refused_for_space.load(Ordering::Relaxed),
         }
     }
 
@@ -346,7 +346,7 @@ impl VolumeUsage {
 pub fn without_counts(used: VolumeUse, is_changed: Option<bool>) -> VolumeUse {
     match is_changed {
         Some(is_changed) => VolumeUse {
-            is_uncounted: true,
+            has_no_counts: true,
             changes: u64::from(is_changed),
             ..used
         },
@@ -400,7 +400,7 @@ mod tests {
         let ino = InodeNo(6);
         usage.record_operation(&FileOp::Open { ino, flags });
         let used = usage.report("v", None, |_| None);
-        assert_eq!(used.first_read, "d/f");
+        assert_eq!(used.first_read_path, "d/f");
     }
 
     #[test]
@@ -409,8 +409,8 @@ mod tests {
             let usage = VolumeUsage::new();
             usage.record_operation(&op);
             let used = usage.report("v", None, |_| None);
-            assert_eq!((used.opened, used.changes), (0, 0), "{op:?}");
-            used.looked
+            assert_eq!((used.read_opens, used.changes), (0, 0), "{op:?}");
+            used.metadata_ops
         };
         let (ino, root) = (InodeNo(5), InodeNo::ROOT);
         let xattr = |name: &[u8]| FileOp::GetXattr {
@@ -440,8 +440,8 @@ mod tests {
         usage.record_write(3);
         let used = usage.report("v", None, |_| None);
         assert_eq!((used.read_bytes, used.written_bytes), (0, 3));
-        assert_eq!((used.opened, used.pages.len()), (0, 0));
-        assert_eq!(used.first_read, "");
+        assert_eq!((used.read_opens, used.pages.len()), (0, 0));
+        assert_eq!(used.first_read_path, "");
     }
 
     #[test]
@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(report.pages.len(), 2);
         assert_eq!(report.pages[0].path, "db/a.phr");
         assert_eq!(
-            (report.pages[0].size, &*report.pages[0].runs),
+            (report.pages[0].size, &*report.pages[0].page_runs),
             (10_000, &[(0, 2)][..])
         );
         assert_eq!(report.pages[1].path, "inode 9");
@@ -475,7 +475,7 @@ mod tests {
         usage.record_whole_read(InodeNo(2), 9_000);
         let report = usage.report("v", None, |_| None);
         assert_eq!(report.read_bytes, 9_001);
-        assert_eq!(report.pages[0].runs, [(0, 3)]);
+        assert_eq!(report.pages[0].page_runs, [(0, 3)]);
         let of_scratch = VolumeUsage::new();
         of_scratch.record_whole_read(InodeNo(2), 9_000);
         of_scratch.record_whole_read(InodeNo(2), 9_000);
@@ -495,7 +495,7 @@ mod tests {
         usage.end_call(at(100), at(101));
         usage.begin_call(at(200));
         let report = usage.report("v", None, |_| None);
-        assert_eq!((report.longest_call_ms, report.waited_ms), (40, 51));
+        assert_eq!((report.call_ms_max, report.wait_ms), (40, 51));
     }
 
     #[test]
@@ -506,7 +506,7 @@ mod tests {
         usage.record_read(InodeNo(2), 0, 1);
         let report = usage.report("v", None, |_| None);
         assert_eq!(report.pages[0].path, "inode 2");
-        assert_eq!(report.first_read, "", "a number says nothing to a user");
+        assert_eq!(report.first_read_path, "", "a number says nothing to a user");
     }
 
     #[test]
@@ -520,8 +520,8 @@ mod tests {
         };
         usage.record_operation(&open(libc::O_RDONLY));
         let report = usage.report("v", None, |_| None);
-        assert_eq!((report.opened, report.changes), (1, 0));
-        assert_eq!((&*report.first_read, &*report.first_changed), ("out/a", ""));
+        assert_eq!((report.read_opens, report.changes), (1, 0));
+        assert_eq!((&*report.first_read_path, &*report.first_changed_path), ("out/a", ""));
         assert!(usage.is_collecting_names());
         let (parent, name) = (InodeNo(5), b"b".to_vec());
         usage.record_operation(&FileOp::Unlink { parent, name });
@@ -532,14 +532,14 @@ mod tests {
             free_bytes: 3,
             size_files: 5,
             free_files: 4,
-            disk_bytes: Some(2),
-            disk_files: None,
+            disk_free_bytes: Some(2),
+            disk_free_files: None,
         };
         let report = usage.report("v", Some(stat), |_| None);
-        assert_eq!((report.opened, report.changes), (2, 2));
-        assert_eq!(report.first_changed, "out/b");
-        assert_eq!((report.held_bytes, report.held_files), (7, 1));
-        assert_eq!((report.disk_bytes, report.disk_files), (Some(2), None));
+        assert_eq!((report.read_opens, report.changes), (2, 2));
+        assert_eq!(report.first_changed_path, "out/b");
+        assert_eq!((report.used_bytes, report.used_files), (7, 1));
+        assert_eq!((report.disk_free_bytes, report.disk_free_files), (Some(2), None));
     }
 
     #[test]
@@ -548,7 +548,7 @@ mod tests {
         for errno in [libc::ENOSPC, libc::ENOENT, libc::EDQUOT] {
             usage.record_failure(Errno(errno));
         }
-        assert_eq!(usage.report("v", None, |_| None).refused_for_space, 2);
+        assert_eq!(usage.report("v", None, |_| None).no_space_errors, 2);
     }
 
     #[test]

@@ -173,7 +173,7 @@ async fn a_close_fails_if_what_was_answered_first_did() {
         let code = world.volume.health().loss().map(|loss| loss.code);
         assert_eq!(code, Some(ErrorCode::NoSpaceBytes));
         let held = world.volume.current_stat().await.expect("it was told last");
-        assert!(held.disk_bytes.is_some(), "or nobody knew that it was full");
+        assert!(held.disk_free_bytes.is_some(), "or nobody knew that it was full");
     }
 }
 

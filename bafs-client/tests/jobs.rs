@@ -112,7 +112,7 @@ impl JobFixture {
             writable,
             write_back: false,
             token: Token::none(),
-            keep_ms: if writable { LIFETIME_MS } else { 0 },
+            lifetime_ms_min: if writable { LIFETIME_MS } else { 0 },
         };
         let scratch = MountTarget::Scratch {
             server: server.clone(),
@@ -147,7 +147,7 @@ impl JobFixture {
         assert_eq!(end.report.output_tail.trim(), "5000");
         let (work, db) = (&end.report.volumes[0], &end.report.volumes[1]);
         assert_eq!((work.name.as_str(), work.written_bytes), ("work", 23));
-        assert_eq!(db.pages[0].runs, [(0, 2)]);
+        assert_eq!(db.pages[0].page_runs, [(0, 2)]);
         let kept_ms = || self.server.kept_ms.swap(0, Ordering::Relaxed);
         assert_eq!(kept_ms(), LIFETIME_MS, "what succeeded leaves results");
         let end = self.run("sh", "exit 3", never.clone()).await;
@@ -230,5 +230,5 @@ impl JobFixture {
 }
 
 fn has_failed_with(end: &JobEnd, code: ErrorCode) -> bool {
-    matches!(&end.report.outcome, JobOutcome::Environment(error) if error.code == code)
+    matches!(&end.report.outcome, JobOutcome::EnvironmentFailed(error) if error.code == code)
 }

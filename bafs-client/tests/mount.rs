@@ -358,7 +358,7 @@ fn a_cache_volume_is_read_with_its_names_in_memory() {
         .iter()
         .find(|pages| pages.path == "db/deep/a.phr")
         .unwrap();
-    assert_eq!(touched.runs, [(0, 74)]);
+    assert_eq!(touched.page_runs, [(0, 74)]);
     assert_eq!(usage.read_bytes, 300_000 + 20);
 }
 
@@ -383,7 +383,7 @@ fn remote_io_keeps_nothing_and_counts_pages_once() {
         (usage.pages[0].path.as_str(), usage.pages[0].size),
         ("in/q", 9_000)
     );
-    assert_eq!(usage.pages[0].runs, [(0, 3)]);
+    assert_eq!(usage.pages[0].page_runs, [(0, 3)]);
     // What others change is seen at once.
     fs::write(shown.store.path().join("in/q"), b"other").unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"other");

@@ -216,7 +216,7 @@ async fn a_deadline_ends_the_volume_and_all_that_waits_for_it() {
     let ops = world.server.ops_run.load(Ordering::Relaxed);
     assert_eq!(world.append(handle, b"y").await, EIO);
     assert_eq!(world.server.ops_run.load(Ordering::Relaxed), ops);
-    assert!(world.volume.usage().longest_call_ms >= 300);
+    assert!(world.volume.usage().call_ms_max >= 300);
 }
 
 #[tokio::test]
@@ -312,7 +312,7 @@ async fn cache_reads_fetch_each_block_once() {
     let touched: Vec<_> = usage
         .pages
         .iter()
-        .map(|p| (p.path.as_str(), p.runs.clone()))
+        .map(|p| (p.path.as_str(), p.page_runs.clone()))
         .collect();
     assert_eq!(touched, [("a", vec![(0, 41)]), ("b", vec![(0, 1)])]);
     assert_eq!(

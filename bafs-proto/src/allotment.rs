@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// A part of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
+pub struct NodeQuota {
     /// Space for volumes, in bytes.
     pub bytes: u64,
     /// Space for volumes, in files.
@@ -14,7 +14,7 @@ pub struct Share {
     pub slots: u32,
 }
 
-impl Share {
+impl NodeQuota {
     /// Nothing.
     pub const ZERO: Self = Self {
         bytes: 0,
@@ -24,7 +24,7 @@ impl Share {
 
     /// Of each part the larger.
     #[must_use]
-    pub fn most(self, other: Self) -> Self {
+    pub fn component_max(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.max(other.bytes),
             files: self.files.max(other.files),
@@ -34,7 +34,7 @@ impl Share {
 
     /// Of each part the smaller.
     #[must_use]
-    pub fn least(self, other: Self) -> Self {
+    pub fn component_min(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.min(other.bytes),
             files: self.files.min(other.files),
@@ -44,7 +44,7 @@ impl Share {
 
     /// What is left when `other` is taken away, zero where that is more.
     #[must_use]
-    pub fn minus(self, other: Self) -> Self {
+    pub fn saturating_sub(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_sub(other.bytes),
             files: self.files.saturating_sub(other.files),
@@ -53,7 +53,7 @@ impl Share {
     }
 
     /// Whether every part of `other` fits.
-    pub fn holds(self, other: Self) -> bool {
+    pub fn can_hold(self, other: Self) -> bool {
         self.bytes >= other.bytes && self.files >= other.files && self.slots >= other.slots
     }
 }
@@ -61,47 +61,47 @@ impl Share {
 /// Asks for a part of a node, in place of what was asked for before; harmless to repeat. All zero
 /// gives it back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Allot {
+pub struct SetNodeQuota {
     /// Who asks, as [`crate::volume::VolumeSpec::owner`]: volumes of this owner lie in it.
     pub owner: String,
     /// The person for whom it asks.
     pub user: String,
     /// Grows from one asking to the next: what comes late changes nothing.
-    pub serial: u64,
+    pub sequence: u64,
     /// What it could use, if nobody else wanted any.
-    pub want: Share,
+    pub desired: NodeQuota,
     /// The least with which it can begin anything.
-    pub unit: Share,
+    pub start_minimum: NodeQuota,
     /// What it needs to bring to an end what it has begun: kept for it before all others.
-    pub keep: Share,
+    pub committed: NodeQuota,
     /// What it asks for now.
-    pub ask: Share,
+    pub requested: NodeQuota,
     /// The allotment is forgotten so long after it was last asked for, in milliseconds.
     pub lifetime_ms: u64,
 }
 
 /// What an owner has of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Allotment {
+pub struct NodeQuotaStatus {
     /// Whose it is.
     pub owner: String,
     /// The person.
     pub user: String,
     /// What the owner could use.
-    pub want: Share,
+    pub desired: NodeQuota,
     /// The least with which it can begin anything.
-    pub unit: Share,
+    pub start_minimum: NodeQuota,
     /// What it was given.
-    pub granted: Share,
+    pub granted: NodeQuota,
 }
 
 /// All that is given of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Allotments {
+pub struct NodeQuotaList {
     /// What the caller was given: no more than it asked for, and less while others hold more.
-    pub granted: Share,
+    pub granted: NodeQuota,
     /// All of the node.
-    pub capacity: Share,
+    pub capacity: NodeQuota,
     /// Who else has a part or wants one.
-    pub others: Vec<Allotment>,
+    pub other_owners: Vec<NodeQuotaStatus>,
 }

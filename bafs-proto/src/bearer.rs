@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
-use crate::door::HandOverOf;
+use crate::door::HandoffTarget;
 use crate::error::{Error, ErrorCode, Result};
 use crate::ids::{RunId, VolumeId};
 use crate::message::{CacheRef, CreateVolume, Request, TreeRef};
@@ -13,18 +13,18 @@ use crate::token::{Resource, Right, Token, Verifier};
 
 /// What is shown is good for so long after the call's end, in milliseconds. Clocks of two machines
 /// may differ by half of that.
-const SHOWN_MS: u64 = 3_600_000;
+const NARROWED_TOKEN_LIFETIME_MS: u64 = 3_600_000;
 
 /// Most tokens that are kept to be shown again: to make one takes two signatures.
-const KEPT_MAX: usize = 4_096;
+const CACHED_TOKENS_MAX: usize = 4_096;
 
 const READ: &[Right] = &[Right::Read];
-const BOTH: &[Right] = &[Right::Read, Right::Write];
+const READ_WRITE: &[Right] = &[Right::Read, Right::Write];
 const MANAGE: &[Right] = &[Right::Manage];
 
 /// What a call needs, and whether a server that is not the one called could use it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Need {
+struct RequiredRights {
     resources: Vec<Resource>,
     rights: &'static [Right],
     /// The address, where what is shown is good for this server only.
@@ -36,7 +36,7 @@ struct Need {
 pub struct Bearer {
     token: Token,
     verifier: Verifier,
-    shown: Mutex<BTreeMap<Need, (Token, Time)>>,
+    narrowed_tokens: Mutex<BTreeMap<RequiredRights, (Token, Time)>>,
 }
 
 impl Bearer {
@@ -45,7 +45,7 @@ impl Bearer {
         Self {
             token,
             verifier,
-            shown: Mutex::default(),
+            narrowed_tokens: Mutex::default(),
         }
     }
 
@@ -53,22 +53,22 @@ impl Bearer {
     ///
     /// # Errors
     /// As [`Verifier::narrow`]; `Unsupported` for a call that no bearer makes.
-    pub fn show(&self, address: &str, request: &Request, now: Time, ms: u64) -> Result<Token> {
-        let need = need(address, request)?;
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn token_for_call(&self, address: &str, request: &Request, now: Time, ms: u64) -> Result<Token> {
+        let need = required_rights(address, request)?;
+        let mut shown = self.narrowed_tokens.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((token, expires)) = shown.get(&need)
-            && expires.ms_since(now.plus_ms(ms)) > SHOWN_MS / 2
+            && expires.ms_since(now.plus_ms(ms)) > NARROWED_TOKEN_LIFETIME_MS / 2
         {
             return Ok(token.clone());
         }
-        if shown.len() >= KEPT_MAX {
+        if shown.len() >= CACHED_TOKENS_MAX {
             shown.clear();
         }
         let (token, verifier) = (&self.token, &self.verifier);
-        let expires = now.plus_ms(ms).plus_ms(SHOWN_MS);
+        let expires = now.plus_ms(ms).plus_ms(NARROWED_TOKEN_LIFETIME_MS);
         let narrow = match &need.server {
             Some(server) => {
-                verifier.narrow_at(token, server, &need.resources, need.rights, expires)?
+                verifier.narrow_for_server(token, server, &need.resources, need.rights, expires)?
             }
             None => verifier.narrow(token, &need.resources, need.rights, expires)?,
         };
@@ -80,21 +80,21 @@ impl Bearer {
     ///
     /// # Errors
     /// As [`Verifier::narrow`].
-    pub fn give(&self, resource: Resource, rights: &[Right], expires: Time) -> Result<Token> {
+    pub fn delegate_token(&self, resource: Resource, rights: &[Right], expires: Time) -> Result<Token> {
         self.verifier
             .narrow(&self.token, &[resource], rights, expires)
     }
 }
 
-fn need(address: &str, request: &Request) -> Result<Need> {
+fn required_rights(address: &str, request: &Request) -> Result<RequiredRights> {
     let (resource, rights) = match request {
-        Request::RenewVolumes(call) => return Ok(need_to_renew(address, &call.volumes)),
+        Request::RenewVolumes(call) => return Ok(required_rights_to_renew(address, &call.volumes)),
         Request::CreateVolume(CreateVolume {
             spec,
             base: Some(base),
             ..
         }) => {
-            return Ok(Need {
+            return Ok(RequiredRights {
                 resources: vec![Resource::Volume(spec.id), Resource::Volume(*base)],
                 rights: MANAGE,
                 server: Some(address.to_owned()),
@@ -107,11 +107,11 @@ fn need(address: &str, request: &Request) -> Result<Need> {
         Request::ReadSources(call) => (Resource::Home(call.path.clone()), READ),
         Request::CreateVolume(call) => (Resource::Volume(call.spec.id), MANAGE),
         Request::ListVolumes(_) => (Resource::Volumes, READ),
-        Request::ShowVolume(call) => (Resource::Volume(call.volume), MANAGE),
+        Request::GetVolume(call) => (Resource::Volume(call.volume), MANAGE),
         Request::DeleteVolume(call) => (Resource::Volume(call.volume), MANAGE),
         Request::InvalidateVolume(call) => (Resource::Volume(call.volume), MANAGE),
         Request::ExtractFile(call) => (Resource::Volume(call.volume), MANAGE),
-        Request::ShowCache(call) => (Resource::Volume(call.volume), MANAGE),
+        Request::GetCache(call) => (Resource::Volume(call.volume), MANAGE),
         Request::WarmCache(call) => (Resource::Volume(call.volume), MANAGE),
         Request::ListVolumeTree(call) => (Resource::Volume(call.volume), READ),
         Request::ReadVolumeFile(call) => (Resource::Volume(call.volume), READ),
@@ -122,18 +122,18 @@ fn need(address: &str, request: &Request) -> Result<Need> {
             CacheRef::Volume(id) => (Resource::Volume(*id), READ),
             CacheRef::Cooperative(name) => (Resource::Cooperative(name.clone()), READ),
         },
-        Request::OpenTree(call) => (tree(&call.tree), if call.writable { BOTH } else { READ }),
-        Request::RunFileOps(call) => (tree(&call.tree), BOTH),
-        Request::CloseTree(call) => (tree(&call.tree), BOTH),
-        Request::HandOver(call) => match &call.what {
-            HandOverOf::Tree { tree: of, .. } => (tree(of), BOTH),
-            HandOverOf::Cache { volume, .. } => (Resource::Volume(*volume), READ),
+        Request::OpenTree(call) => (tree_resource(&call.tree), if call.writable { READ_WRITE } else { READ }),
+        Request::RunFileOps(call) => (tree_resource(&call.tree), READ_WRITE),
+        Request::CloseTree(call) => (tree_resource(&call.tree), READ_WRITE),
+        Request::GetHandoffTicket(call) => match &call.target {
+            HandoffTarget::Tree { tree: of, .. } => (tree_resource(of), READ_WRITE),
+            HandoffTarget::Cache { volume, .. } => (Resource::Volume(*volume), READ),
         },
         Request::StartJob(_)
         | Request::WatchJobs(_)
         | Request::ReadJobOutput(_)
         | Request::KillJob(_)
-        | Request::Allot(_) => (Resource::Jobs, MANAGE),
+        | Request::SetNodeQuota(_) => (Resource::Jobs, MANAGE),
         Request::Advertise(_)
         | Request::BeginPut(_)
         | Request::PutRange(_)
@@ -148,7 +148,7 @@ fn need(address: &str, request: &Request) -> Result<Need> {
     // Only nodes are many and of many owners; a home is reached by several names, and what is
     // shown to it is of no use at a node.
     let is_of_node = !matches!(resource, Resource::Catalog | Resource::Home(_));
-    Ok(Need {
+    Ok(RequiredRights {
         server: is_of_node.then(|| address.to_owned()),
         resources: vec![resource],
         rights,
@@ -156,16 +156,16 @@ fn need(address: &str, request: &Request) -> Result<Need> {
 }
 
 /// A run renews hundreds of volumes at once, more than a token has room to name.
-fn need_to_renew(address: &str, volumes: &[VolumeId]) -> Need {
-    let runs: BTreeSet<RunId> = volumes.iter().map(|id| RunId::of(id.0)).collect();
-    Need {
+fn required_rights_to_renew(address: &str, volumes: &[VolumeId]) -> RequiredRights {
+    let runs: BTreeSet<RunId> = volumes.iter().map(|id| RunId::from_derived(id.0)).collect();
+    RequiredRights {
         resources: runs.into_iter().map(Resource::RunVolumes).collect(),
         rights: MANAGE,
         server: Some(address.to_owned()),
     }
 }
 
-fn tree(tree: &TreeRef) -> Resource {
+fn tree_resource(tree: &TreeRef) -> Resource {
     match tree {
         TreeRef::Volume(id) => Resource::Volume(*id),
         TreeRef::Home(path) => Resource::Home(path.clone()),
@@ -182,12 +182,12 @@ mod tests {
     const NOW: Time = Time(1_000_000);
     const RIGHTS: [Right; 3] = [Right::Read, Right::Write, Right::Manage];
 
-    struct Stage {
+    struct BearerFixture {
         bearer: Bearer,
         verifier: Verifier,
     }
 
-    impl Stage {
+    impl BearerFixture {
         fn new() -> Self {
             let signer = Signer::generate();
             let token = signer
@@ -200,13 +200,13 @@ mod tests {
             }
         }
 
-        fn show(&self, request: impl Into<Request>) -> Token {
-            let shown = self.bearer.show("a:1", &request.into(), NOW, 0);
+        fn token_for_request(&self, request: impl Into<Request>) -> Token {
+            let shown = self.bearer.token_for_call("a:1", &request.into(), NOW, 0);
             shown.expect("a token")
         }
 
         /// What of `resources` the token is good for, at a server.
-        fn good_for(
+        fn granted_rights(
             &self,
             token: &Token,
             server: Option<&str>,
@@ -215,7 +215,7 @@ mod tests {
             let all = (0..resources.len()).flat_map(|one| RIGHTS.map(|right| (one, right)));
             all.filter(|(one, right)| {
                 let (verifier, resource) = (&self.verifier, &resources[*one]);
-                let asked = verifier.verify_at(token, server, resource, *right, NOW);
+                let asked = verifier.verify_for_server(token, server, resource, *right, NOW);
                 asked.is_ok()
             })
             .collect()
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_call_shows_what_it_needs_to_the_server_that_it_goes_to() {
-        let stage = Stage::new();
+        let fixture = BearerFixture::new();
         let volumes = vec![volume(1, 1), volume(1, 2)];
         let execution = ExecutionId(1);
         let cases: [(Request, &[usize]); 3] = [
@@ -258,12 +258,12 @@ mod tests {
         ];
         for (request, expected) in cases {
             let name = request.name();
-            let token = stage.show(request);
+            let token = fixture.token_for_request(request);
             let expected: Vec<_> = expected.iter().map(|one| (*one, Right::Manage)).collect();
-            let here = stage.good_for(&token, Some("a:1"), &resources());
+            let here = fixture.granted_rights(&token, Some("a:1"), &resources());
             assert_eq!(here, expected, "{name}");
             for elsewhere in [Some("b:1"), None] {
-                let there = stage.good_for(&token, elsewhere, &resources());
+                let there = fixture.granted_rights(&token, elsewhere, &resources());
                 assert_eq!(there, vec![], "{name} at {elsewhere:?}");
             }
         }
@@ -271,37 +271,37 @@ mod tests {
 
     #[test]
     fn catalog_and_home_see_only_what_is_theirs() {
-        let stage = Stage::new();
-        let token = stage.show(QueryServers::default());
-        let found = stage.good_for(&token, None, &resources());
+        let fixture = BearerFixture::new();
+        let token = fixture.token_for_request(QueryServers::default());
+        let found = fixture.granted_rights(&token, None, &resources());
         assert_eq!(found, vec![(4, Right::Read)]);
         let path = "data".to_owned();
-        let token = stage.show(StatSource { path });
-        let found = stage.good_for(&token, None, &resources());
+        let token = fixture.token_for_request(StatSource { path });
+        let found = fixture.granted_rights(&token, None, &resources());
         assert_eq!(found, vec![(5, Right::Read)]);
     }
 
     #[test]
     fn a_token_is_shown_again_until_it_is_old() {
-        let stage = Stage::new();
+        let fixture = BearerFixture::new();
         let execution = ExecutionId(1);
         let kill = Request::from(KillJob { execution });
-        let show = |address, now, ms| stage.bearer.show(address, &kill, now, ms).expect("a token");
+        let show = |address, now, ms| fixture.bearer.token_for_call(address, &kill, now, ms).expect("a token");
         let first = show("a:1", NOW, 20);
-        let soon = NOW.plus_ms(SHOWN_MS / 4);
+        let soon = NOW.plus_ms(NARROWED_TOKEN_LIFETIME_MS / 4);
         assert_eq!(show("a:1", soon, 20), first);
         assert_ne!(show("b:1", soon, 20), first);
         // A long call must not outlive what it shows.
-        assert_ne!(show("a:1", soon, SHOWN_MS), first);
-        let late = NOW.plus_ms(SHOWN_MS);
+        assert_ne!(show("a:1", soon, NARROWED_TOKEN_LIFETIME_MS), first);
+        let late = NOW.plus_ms(NARROWED_TOKEN_LIFETIME_MS);
         let second = show("a:1", late, 20);
         let ask = |token, now| {
             let (server, right) = (Some("a:1"), Right::Manage);
-            let verifier = &stage.verifier;
-            verifier.verify_at(token, server, &Resource::Jobs, right, now)
+            let verifier = &fixture.verifier;
+            verifier.verify_for_server(token, server, &Resource::Jobs, right, now)
         };
-        assert_eq!(ask(&second, late.plus_ms(SHOWN_MS)), Ok(()));
-        let expired = ask(&first, late.plus_ms(SHOWN_MS)).expect_err("it is old");
+        assert_eq!(ask(&second, late.plus_ms(NARROWED_TOKEN_LIFETIME_MS)), Ok(()));
+        let expired = ask(&first, late.plus_ms(NARROWED_TOKEN_LIFETIME_MS)).expect_err("it is old");
         assert_eq!(expired.code, ErrorCode::TokenExpired);
     }
 }

@@ -21,7 +21,7 @@ pub struct InvalidateVolume {
 
 /// Shows what a cache volume holds and what it did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShowCache {
+pub struct GetCache {
     /// Which.
     pub volume: VolumeId,
 }
@@ -51,11 +51,11 @@ pub struct CacheStatus {
     /// Blocks that never leave.
     pub pinned_bytes: u64,
     /// Paths below which blocks are pinned; the empty path is the whole source.
-    pub pins: Vec<String>,
+    pub pinned_paths: Vec<String>,
     /// The last warming, if there was one since the server started.
-    pub warming: Option<Warming>,
+    pub warming: Option<WarmingStatus>,
     /// What it did since the server started; the names are in `docs/CACHE.md`.
-    pub counts: BTreeMap<String, u64>,
+    pub counters: BTreeMap<String, u64>,
     /// The others that share it, as this server believes.
     pub peers: Vec<CachePeer>,
 }
@@ -64,7 +64,7 @@ impl CacheStatus {
     /// How often home sent each byte that this server had as its primary, of those that it had
     /// when it started and those that it wanted since. Nothing when there are none.
     pub fn home_ratio(&self) -> Option<f64> {
-        let count = |name: &str| self.counts.get(name).copied().unwrap_or(0);
+        let count = |name: &str| self.counters.get(name).copied().unwrap_or(0);
         let kept = count("cache_kept_bytes");
         let (sent, wanted) = (count("cache_home_bytes"), count("cache_wanted_bytes"));
         let needed = kept.saturating_add(wanted);
@@ -84,9 +84,9 @@ pub struct CachePeer {
     /// Bytes that it kept when it last told the catalog; `None` when it has not yet.
     pub used_bytes: Option<u64>,
     /// Whether it failed lately and is passed over for a while.
-    pub suspect: bool,
+    pub is_unresponsive: bool,
     /// What was asked of it since this server started; the names are in `docs/CACHE.md`.
-    pub counts: BTreeMap<String, u64>,
+    pub counters: BTreeMap<String, u64>,
 }
 
 /// What becomes of the blocks below a path when they are warmed.
@@ -95,7 +95,7 @@ pub struct CachePeer {
 pub enum Pinning {
     /// They are fetched, and may leave again.
     #[default]
-    Leave,
+    FetchOnly,
     /// They are fetched and stay.
     Pin,
     /// They may leave from now on; nothing is fetched.
@@ -117,13 +117,13 @@ pub struct WarmCache {
 
 /// How far the warming of a cache volume is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Warming {
+pub struct WarmingStatus {
     /// What is warmed: a path, or several with a comma between them.
     pub path: String,
     /// Where it is.
-    pub state: WarmState,
+    pub state: WarmingState,
     /// Size of this server's share, in bytes.
-    pub wanted_bytes: u64,
+    pub total_bytes: u64,
     /// Bytes of it that are here.
     pub present_bytes: u64,
 }
@@ -131,7 +131,7 @@ pub struct Warming {
 /// Where a warming is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum WarmState {
+pub enum WarmingState {
     /// Blocks are on their way.
     Running,
     /// All are here.
@@ -156,15 +156,15 @@ pub struct JoinCache {
 
 /// A cooperative cache, as the server shares it that was told of another one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JoinedCache {
+pub struct JoinCacheReply {
     /// The server itself.
     pub member: CacheMember,
     /// Others that share the cache, as it believes: the catalog may not name them yet.
-    pub others: Vec<CacheMember>,
+    pub other_members: Vec<CacheMember>,
     /// Paths that are pinned in the cache.
-    pub pins: Vec<String>,
+    pub pinned_paths: Vec<String>,
     /// Servers, with the most bytes that each kept, among which its blocks were placed before.
-    pub former: Vec<Vec<(ServerId, u64)>>,
+    pub former_placements: Vec<Vec<(ServerId, u64)>>,
 }
 
 /// A server that shares a cooperative cache.
@@ -180,12 +180,12 @@ pub struct CacheMember {
 
 /// Blocks, in the body, each of the block size but the last of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Blocks {
+pub struct BlockData {
     /// Digest of each, made at the origin.
     pub digests: Vec<Digest>,
     /// To an heir: others that may have those which are absent.
-    pub others: Vec<CacheMember>,
+    pub other_holders: Vec<CacheMember>,
     /// To another server: how long ago home last sent something to this one, in milliseconds, if
     /// it ever did. Whoever waits for this one may wait for home.
-    pub home_ago_ms: Option<u64>,
+    pub home_silence_ms: Option<u64>,
 }

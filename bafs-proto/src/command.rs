@@ -10,12 +10,12 @@ use crate::error::Result;
 use crate::message::JobCommand;
 
 /// Arguments and environment.
-type Words = (Vec<String>, BTreeMap<String, String>);
+type ArgumentsAndEnvironment = (Vec<String>, BTreeMap<String, String>);
 
 /// What a command with too many words is told: the limits are those of Linux, with the stack that
 /// processes commonly may have.
 #[must_use]
-pub fn too_long(executable: &str) -> String {
+pub fn too_long_message(executable: &str) -> String {
     format!(
         "the arguments and the environment of {executable} are too long: Linux takes 128 KiB for \
          each and commonly 2 MiB for all, with 9 bytes more for each; put them into a file of a \
@@ -28,8 +28,8 @@ impl JobCommand {
     ///
     /// # Errors
     /// `Malformed` when they are longer than a body, which is more than Linux commonly takes.
-    pub fn take_words(&mut self) -> Result<Bytes> {
-        let words: Words = (
+    pub fn move_arguments_to_body(&mut self) -> Result<Bytes> {
+        let words: ArgumentsAndEnvironment = (
             std::mem::take(&mut self.arguments),
             std::mem::take(&mut self.environment),
         );
@@ -40,9 +40,9 @@ impl JobCommand {
     ///
     /// # Errors
     /// `Malformed` when the body is no such words.
-    pub fn put_words(&mut self, body: &[u8]) -> Result<()> {
+    pub fn read_arguments_from_body(&mut self, body: &[u8]) -> Result<()> {
         if !body.is_empty() {
-            (self.arguments, self.environment) = codec::decode_body::<Words>(body)?;
+            (self.arguments, self.environment) = codec::decode_body::<ArgumentsAndEnvironment>(body)?;
         }
         Ok(())
     }
@@ -62,11 +62,11 @@ mod tests {
             ..JobCommand::default()
         };
         let mut sent = command.clone();
-        let body = sent.take_words().expect("words");
+        let body = sent.move_arguments_to_body().expect("words");
         assert!(codec::encode(&sent).is_ok() && codec::encode(&command).is_err());
-        sent.put_words(&body).expect("body");
+        sent.read_arguments_from_body(&body).expect("body");
         assert_eq!(sent, command);
-        assert!(sent.put_words(&body[1..]).is_err());
+        assert!(sent.read_arguments_from_body(&body[1..]).is_err());
     }
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
             arguments: vec!["x".repeat(100_000); 50],
             ..JobCommand::default()
         };
-        let refused = command.take_words().expect_err("5 MB");
+        let refused = command.move_arguments_to_body().expect_err("5 MB");
         assert_eq!(refused.code, ErrorCode::Malformed);
     }
 }

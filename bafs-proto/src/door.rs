@@ -15,20 +15,20 @@ use crate::ids::{BlockIndex, Epoch, FileIndex, VolumeId};
 use crate::message::TreeRef;
 
 /// Longest message at the door, in bytes; it travels as one packet.
-pub const DOOR_BYTES_MAX: usize = 64 << 10;
+pub const HANDOFF_MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 /// Most open files that one message carries.
-pub const DOOR_FILES_MAX: usize = 16;
+pub const HANDOFF_FILES_MAX: usize = 16;
 
 /// A ticket is good for so long, in milliseconds: its holder is on the same machine.
-pub const TICKET_MS: u64 = 10_000;
+pub const HANDOFF_TICKET_LIFETIME_MS: u64 = 10_000;
 
 /// Name of the socket in a node's directory.
-pub const DOOR_NAME: &str = "door.sock";
+pub const HANDOFF_SOCKET_NAME: &str = "door.sock";
 
 /// What an agent wants to have handed over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum HandOverOf {
+pub enum HandoffTarget {
     /// The directory of a scratch volume.
     Tree {
         /// Which.
@@ -47,25 +47,25 @@ pub enum HandOverOf {
 
 /// Asks a node to hand something over; an agent on another machine cannot use the answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HandOver {
+pub struct GetHandoffTicket {
     /// What.
-    pub what: HandOverOf,
+    pub target: HandoffTarget,
 }
 
 /// Where to fetch it, and with what.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HandOverTicket {
+pub struct HandoffTicket {
     /// Absolute path of the node's socket on its machine.
     pub socket: String,
     /// To be shown there once, within [`TICKET_MS`].
-    pub ticket: Ticket,
+    pub secret: TicketSecret,
 }
 
 /// A secret that is good once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Ticket(pub [u8; 32]);
+pub struct TicketSecret(pub [u8; 32]);
 
-impl fmt::Debug for Ticket {
+impl fmt::Debug for TicketSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Ticket")
     }
@@ -73,32 +73,32 @@ impl fmt::Debug for Ticket {
 
 /// First words of an agent at the door.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Knock {
+pub struct HandoffHello {
     /// [`crate::PROTOCOL_VERSION`] of the agent.
     pub version: u32,
     /// Its ticket.
-    pub ticket: Ticket,
+    pub secret: TicketSecret,
 }
 
 /// Answer to a [`Knock`].
-pub type Opening = Result<HandedOver>;
+pub type HandoffHelloReply = Result<HandoffHeader>;
 
 /// What was handed over; the open files come beside it, in the order told here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum HandedOver {
+pub enum HandoffHeader {
     /// A scratch volume.
-    Tree(HandedTree),
+    Tree(TreeHandoff),
     /// A cache volume.
-    Cache(HandedCache),
+    Cache(CacheHandoff),
 }
 
 /// A scratch volume whose directory comes as the first open file. A writer gets a second one: it
 /// is locked, and as long as anybody has it open nobody else is given the volume to write.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HandedTree {
+pub struct TreeHandoff {
     /// Where the directory is on this machine, if it may be shown to a job itself: then nobody
     /// accounts for operations, and the server watches what it holds.
-    pub bind: Option<String>,
+    pub bind_path: Option<String>,
     /// Most bytes that it may hold.
     pub size_bytes: u64,
     /// Most files and directories that it may hold.
@@ -111,25 +111,25 @@ pub struct HandedTree {
 
 /// A cache volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HandedCache {
+pub struct CacheHandoff {
     /// State of the source that is shown.
     pub manifest: Digest,
 }
 
 /// What an agent says after the hand-over; each call is answered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DoorCall {
+pub struct HandoffCall {
     /// Names the call in its answer.
     pub number: u64,
     /// What it asks.
-    pub request: DoorRequest,
+    pub request: HandoffRequest,
 }
 
 /// What an agent asks after the hand-over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DoorRequest {
+pub enum HandoffRequest {
     /// Tells what a handed-over tree holds now.
-    Used {
+    ReportUse {
         /// In bytes.
         bytes: u64,
         /// In files and directories.
@@ -158,7 +158,7 @@ pub enum DoorRequest {
 
 /// Answer to a [`DoorRequest`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DoorReply {
+pub enum HandoffReply {
     /// Done, nothing to say.
     Done,
     /// The file, which comes as the open file beside this.
@@ -167,23 +167,23 @@ pub enum DoorReply {
     /// in memory; and the digest of each.
     Blocks(Vec<Digest>),
     /// The blocks are on this machine now, and the map says so.
-    Here,
+    NowLocal,
 }
 
 /// What a node says after the hand-over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DoorWord {
+pub enum HandoffMessage {
     /// Answers a call.
-    Answer {
+    Reply {
         /// The call's number.
         number: u64,
         /// What it is told.
-        answer: Result<DoorReply>,
+        result: Result<HandoffReply>,
     },
     /// What was handed over must be given back: stop using it, then close the connection.
-    Stop {
+    Revoke {
         /// Why.
-        why: Error,
+        reason: Error,
     },
 }
 
@@ -194,16 +194,16 @@ mod tests {
 
     #[test]
     fn a_ticket_is_not_printed() {
-        assert_eq!(format!("{:?}", Ticket([7; 32])), "Ticket");
+        assert_eq!(format!("{:?}", TicketSecret([7; 32])), "Ticket");
     }
 
     proptest::proptest! {
         #[test]
         fn garbage_never_panics(bytes: Vec<u8>) {
-            let _ = codec::decode::<Knock>(&bytes);
-            let _ = codec::decode::<Opening>(&bytes);
-            let _ = codec::decode::<DoorCall>(&bytes);
-            let _ = codec::decode::<DoorWord>(&bytes);
+            let _ = codec::decode::<HandoffHello>(&bytes);
+            let _ = codec::decode::<HandoffHelloReply>(&bytes);
+            let _ = codec::decode::<HandoffCall>(&bytes);
+            let _ = codec::decode::<HandoffMessage>(&bytes);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::ERROR_DETAIL_BYTES_MAX;
-use crate::path::shown;
+use crate::path::printable;
 
 /// Result of a call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -74,7 +74,7 @@ error_codes! {
     /// The server could not do it for a local reason that may pass (an I/O error of its disk).
     ServerFault = 104, Transient;
     /// What was asked for is under way and takes longer: ask again for its result.
-    Running = 105, Transient;
+    InProgress = 105, Transient;
     /// Home does not answer the server that was asked in its place.
     HomeUnreachable = 106, Transient;
 
@@ -154,8 +154,8 @@ impl Error {
     /// names that are no text are shown as numbers.
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
         let mut detail = detail.into();
-        if let Cow::Owned(shown) = shown(&detail) {
-            detail = shown;
+        if let Cow::Owned(shown) = printable(&detail) {
+            detail = printable;
         }
         if detail.len() > ERROR_DETAIL_BYTES_MAX {
             let mut end = ERROR_DETAIL_BYTES_MAX;

@@ -77,7 +77,7 @@ pub struct Attr {
     pub block_size: u32,
     /// When the file was made, in nanoseconds since the Unix epoch: with its number it tells the
     /// file from a later one. 0 where it is not told; answers that name a file tell it.
-    pub born_ns: u64,
+    pub btime_ns: u64,
 }
 
 /// Bits of [`Attr::mode`] that tell the type of a file, and the types that are told apart
@@ -306,9 +306,9 @@ pub struct TreeStat {
     /// Free files.
     pub free_files: u64,
     /// Bytes that the disk below has free, for whoever comes first; nothing where none is known.
-    pub disk_bytes: Option<u64>,
+    pub disk_free_bytes: Option<u64>,
     /// Files, in the same way.
-    pub disk_files: Option<u64>,
+    pub disk_free_files: Option<u64>,
 }
 
 /// Answer to one operation.

@@ -14,7 +14,7 @@ impl Digest {
 
     /// In answers to servers: a block that is not to be had there, but was read from home by that
     /// server as its primary. No bytes have this digest.
-    pub const GONE: Self = Self([0xff; 32]);
+    pub const EVICTED: Self = Self([0xff; 32]);
 
     /// The digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
@@ -39,9 +39,9 @@ impl fmt::Debug for Digest {
 
 /// Digest of data that comes in pieces.
 #[derive(Default)]
-pub struct Hasher(blake3::Hasher);
+pub struct DigestHasher(blake3::Hasher);
 
-impl Hasher {
+impl DigestHasher {
     /// A hasher that has seen nothing.
     pub fn new() -> Self {
         Self::default()
@@ -59,7 +59,7 @@ impl Hasher {
     }
 }
 
-impl fmt::Debug for Hasher {
+impl fmt::Debug for DigestHasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Hasher")
     }
@@ -86,7 +86,7 @@ impl DigestKey {
 
     /// Whether `digest` is [`Self::digest`] of `bytes`, in a time that does not tell where it
     /// differs.
-    pub(crate) fn made(&self, digest: &[u8], bytes: &[u8]) -> bool {
+    pub(crate) fn is_digest_of(&self, digest: &[u8], bytes: &[u8]) -> bool {
         let made = blake3::keyed_hash(&self.0, bytes);
         blake3::Hash::from_slice(digest).is_ok_and(|digest| digest == made)
     }
@@ -94,7 +94,7 @@ impl DigestKey {
 
 /// A 64-bit weight that is the same on every machine for the same parts: the score of rendezvous
 /// hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998).
-pub fn score(parts: &[&[u8]]) -> u64 {
+pub fn rendezvous_score(parts: &[&[u8]]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
         hasher.update(&(part.len() as u64).to_le_bytes());
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn pieces_hash_as_the_whole() {
-        let mut hasher = Hasher::new();
+        let mut hasher = DigestHasher::new();
         hasher.update(b"ab").update(b"c");
         assert_eq!(hasher.digest(), Digest::of(b"abc"));
     }
@@ -123,8 +123,8 @@ mod tests {
         };
         let ours = key("reset", "ab", "c");
         let digest = ours.digest(b"id");
-        assert!(key("reset", "ab", "c").made(&digest.0, b"id"));
-        assert!(!ours.made(&digest.0, b"other") && !ours.made(&digest.0[..16], b"id"));
+        assert!(key("reset", "ab", "c").is_digest_of(&digest.0, b"id"));
+        assert!(!ours.is_digest_of(&digest.0, b"other") && !ours.is_digest_of(&digest.0[..16], b"id"));
         for other in [key("else", "ab", "c"), key("reset", "a", "bc")] {
             assert_ne!(other.digest(b"id"), digest);
         }
@@ -132,6 +132,6 @@ mod tests {
 
     #[test]
     fn score_keeps_parts_apart() {
-        assert_ne!(score(&[b"ab", b"c"]), score(&[b"a", b"bc"]));
+        assert_ne!(rendezvous_score(&[b"ab", b"c"]), rendezvous_score(&[b"a", b"bc"]));
     }
 }

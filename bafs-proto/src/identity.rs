@@ -80,14 +80,14 @@ impl Authority {
     /// # Errors
     /// `ServerFault` when keys cannot be made.
     pub fn generate() -> Result<Self> {
-        let key = KeyPair::generate().map_err(|e| fault(&e))?;
-        let mut params = CertificateParams::new(Vec::new()).map_err(|e| fault(&e))?;
+        let key = KeyPair::generate().map_err(|e| identity_error(&e))?;
+        let mut params = CertificateParams::new(Vec::new()).map_err(|e| identity_error(&e))?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params
             .distinguished_name
             .push(DnType::CommonName, "BAFS cluster authority");
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let certificate = params.self_signed(&key).map_err(|e| fault(&e))?;
+        let certificate = params.self_signed(&key).map_err(|e| identity_error(&e))?;
         Ok(Self {
             certificate_pem: certificate.pem(),
             certificate_der: certificate.der().to_vec(),
@@ -133,13 +133,13 @@ impl Authority {
     /// # Errors
     /// `ServerFault` when keys cannot be made.
     pub fn issue(&self, role: Role, token: Token) -> Result<Identity> {
-        let key = KeyPair::generate().map_err(|e| fault(&e))?;
+        let key = KeyPair::generate().map_err(|e| identity_error(&e))?;
         let name = match role {
             Role::Server => SERVER_NAME,
             Role::Scheduler => "scheduler.bafs.internal",
             Role::Agent => "agent.bafs.internal",
         };
-        let mut params = CertificateParams::new(vec![name.to_owned()]).map_err(|e| fault(&e))?;
+        let mut params = CertificateParams::new(vec![name.to_owned()]).map_err(|e| identity_error(&e))?;
         params.distinguished_name.push(DnType::CommonName, name);
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -150,8 +150,8 @@ impl Authority {
                 .push(ExtendedKeyUsagePurpose::ServerAuth);
         }
         let issuer =
-            Issuer::from_ca_cert_pem(&self.certificate_pem, &self.key).map_err(|e| fault(&e))?;
-        let certificate = params.signed_by(&key, &issuer).map_err(|e| fault(&e))?;
+            Issuer::from_ca_cert_pem(&self.certificate_pem, &self.key).map_err(|e| identity_error(&e))?;
+        let certificate = params.signed_by(&key, &issuer).map_err(|e| identity_error(&e))?;
         Ok(Identity {
             role,
             cluster: cluster_of(&self.certificate_der),
@@ -171,7 +171,7 @@ impl Identity {
     /// `NotFound` or `Malformed`, with the file named.
     pub fn load(directory: &Path, role: Role) -> Result<Self> {
         let path = directory.join(CA);
-        let first = read_text(&path).map_err(|e| missing(e, directory, role))?;
+        let first = read_text(&path).map_err(|e| missing_identity_error(e, directory, role))?;
         let authority_der = parse_certificate(&path, &first)?;
         let path = directory.join(CERTIFICATE);
         let certificate_der = parse_certificate(&path, &read_text(&path)?)?;
@@ -301,7 +301,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Says what to do where the identity of a role is not in its directory.
-fn missing(error: Error, directory: &Path, role: Role) -> Error {
+fn missing_identity_error(error: Error, directory: &Path, role: Role) -> Error {
     let above = directory.parent().unwrap_or(directory);
     let what_to_do = if above.join(CA).is_file() {
         format!(
@@ -342,7 +342,7 @@ fn malformed(path: &Path, error: &dyn std::fmt::Display) -> Error {
     )
 }
 
-fn fault(error: &dyn std::fmt::Display) -> Error {
+fn identity_error(error: &dyn std::fmt::Display) -> Error {
     Error::new(
         ErrorCode::ServerFault,
         format!("cannot make an identity: {error}"),

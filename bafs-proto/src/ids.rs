@@ -77,7 +77,7 @@ hex_id!(
 );
 hex_id!(
     /// One extraction of one file to home; the key of exactly-once delivery.
-    ExtractId, u128
+    ExtractionId, u128
 );
 hex_id!(
     /// A server, as recorded in its store: it keeps the id over restarts.
@@ -99,7 +99,7 @@ impl RunId {
     }
 
     /// The run from whose id another was derived.
-    pub fn of(derived: u128) -> Self {
+    pub fn from_derived(derived: u128) -> Self {
         Self((derived >> 64) as u64)
     }
 }
@@ -152,6 +152,6 @@ mod tests {
         let run = RunId(7);
         assert_ne!(run.derive(1), run.derive(2));
         assert_ne!(run.derive(1), RunId(8).derive(1));
-        assert_eq!(RunId::of(run.derive(u64::MAX)), run);
+        assert_eq!(RunId::from_derived(run.derive(u64::MAX)), run);
     }
 }

@@ -14,11 +14,11 @@ pub const IO_BYTES_MAX: u32 = 1 << 20;
 
 /// Most bytes by which a piece of an upload may come before its turn: fills a link of 1 Gbit/s at
 /// 60 ms.
-pub const PUT_AHEAD_BYTES_MAX: u32 = 8 << 20;
+pub const PUT_REORDER_BYTES_MAX: u32 = 8 << 20;
 
 /// Most bytes of entries in one answer of a directory stream: a listing of a large directory comes
 /// in pages.
-pub const DIRECTORY_BYTES_MAX: u32 = 256 << 10;
+pub const DIRECTORY_PAGE_BYTES_MAX: u32 = 256 << 10;
 
 /// Smallest block of a cache volume, in bytes.
 pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
@@ -64,7 +64,7 @@ pub const ERROR_DETAIL_BYTES_MAX: usize = 1024;
 pub const EARLY_HANDLES_MAX: u32 = 2048;
 
 /// Most file operations in one batch.
-pub const OPS_MAX: usize = 4096;
+pub const BATCH_OPS_MAX: usize = 4096;
 
 /// Largest capability token, in bytes.
 pub const TOKEN_BYTES_MAX: usize = 8 << 10;
@@ -74,7 +74,7 @@ pub const TOKEN_BYTES_MAX: usize = 8 << 10;
 pub const TOKEN_BLOCKS_MAX: usize = 9;
 
 /// Most files that go home with one call: each has a path and a token in the head.
-pub const PACK_FILES_MAX: usize = 64;
+pub const PUT_FILES_MAX: usize = 64;
 
 /// Most entries in one page of a listing.
 pub const PAGE_ENTRIES_MAX: usize = 2048;
@@ -93,21 +93,21 @@ pub const OP_DEADLINE_MS_DEFAULT: u64 = 30_000;
 
 /// Numbers of files and handles from here on are given by agents, to what their operations make
 /// before a server has answered; servers count theirs from 1.
-pub const GIVEN_FIRST: u64 = 1 << 61;
+pub const AGENT_NUMBER_FIRST: u64 = 1 << 61;
 
 /// Numbers of files from here on are given by servers, to files whose own number is taken. No file
 /// system in use reaches them by itself.
-pub const SPARE_FIRST: u64 = 1 << 62;
+pub const SUBSTITUTE_NUMBER_FIRST: u64 = 1 << 62;
 
-const _: () = assert!(GIVEN_FIRST < SPARE_FIRST);
+const _: () = assert!(AGENT_NUMBER_FIRST < SUBSTITUTE_NUMBER_FIRST);
 const _: () = assert!(IO_BYTES_MAX <= BODY_BYTES_MAX);
-const _: () = assert!(DIRECTORY_BYTES_MAX <= HEAD_BYTES_MAX / 4);
+const _: () = assert!(DIRECTORY_PAGE_BYTES_MAX <= HEAD_BYTES_MAX / 4);
 const _: () = assert!(BLOCK_BYTES_MAX <= BODY_BYTES_MAX);
 const _: () = assert!(BLOCK_BYTES_MIN <= BLOCK_BYTES_DEFAULT);
 const _: () = assert!(BLOCK_BYTES_DEFAULT <= BLOCK_BYTES_MAX);
 const _: () = {
     let more = ERROR_DETAIL_BYTES_MAX + 256;
     let file = TOKEN_BYTES_MAX + PATH_BYTES_MAX + more;
-    assert!(PACK_FILES_MAX * file < HEAD_BYTES_MAX as usize);
+    assert!(PUT_FILES_MAX * file < HEAD_BYTES_MAX as usize);
 };
 const _: () = assert!(PAGE_ENTRIES_MAX * NAME_BYTES_MAX < HEAD_BYTES_MAX as usize);

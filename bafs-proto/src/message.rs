@@ -8,17 +8,17 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::allotment::{Allot, Allotments};
-pub use crate::cache::{Blocks, InvalidateVolume};
+use crate::allotment::{SetNodeQuota, NodeQuotaList};
+pub use crate::cache::{BlockData, InvalidateVolume};
 use crate::cache::{
-    CacheMember, CacheStatus, JoinCache, JoinedCache, ShowCache, WarmCache, Warming,
+    CacheMember, CacheStatus, JoinCache, JoinCacheReply, GetCache, WarmCache, WarmingStatus,
 };
-use crate::door::{HandOver, HandOverTicket};
+use crate::door::{GetHandoffTicket, HandoffTicket};
 use crate::error::{Error, ErrorCode, Result};
 use crate::file_op::{Caller, FileOp, FileResult};
 use crate::hash::Digest;
 use crate::ids::{
-    AgentId, BlockIndex, Epoch, ExecutionId, ExtractId, FileIndex, HandleId, InodeNo, ServerId,
+    AgentId, BlockIndex, Epoch, ExecutionId, ExtractionId, FileIndex, HandleId, InodeNo, ServerId,
     VolumeId,
 };
 use crate::replica::{
@@ -137,7 +137,7 @@ fn wrong_reply(call: &str, reply: &Reply) -> Error {
 
 calls! {
     // catalog
-    Advertise => Advertised,
+    Advertise => AdvertiseReply,
     QueryServers => ServerList,
     // home
     ListSource => SourcePage,
@@ -149,9 +149,9 @@ calls! {
     // volumes of a storage server
     CreateVolume => VolumeStatus,
     ListVolumes => VolumeList,
-    ShowVolume => VolumeStatus,
+    GetVolume => VolumeStatus,
     DeleteVolume => Done,
-    RenewVolumes => RenewedVolumes,
+    RenewVolumes => RenewVolumesReply,
     InvalidateVolume => VolumeStatus,
     ListVolumeTree => TreePage,
     ReadVolumeFile => SourceData,
@@ -162,10 +162,10 @@ calls! {
     CloseTree => Done,
     // blocks of a cache volume
     ReadManifest => ManifestPage,
-    ReadBlocks => Blocks,
-    JoinCache => JoinedCache,
-    ShowCache => CacheStatus,
-    WarmCache => Warming,
+    ReadBlocks => BlockData,
+    JoinCache => JoinCacheReply,
+    GetCache => CacheStatus,
+    WarmCache => WarmingStatus,
     // jobs on a node
     StartJob => Done,
     WatchJobs => JobReports,
@@ -173,9 +173,9 @@ calls! {
     // every server
     ReadCounters => Counters,
     // on the same machine
-    HandOver => HandOverTicket,
+    GetHandoffTicket => HandoffTicket,
     // parts of a node
-    Allot => Allotments,
+    SetNodeQuota => NodeQuotaList,
     // many small files in one call, and sparse ones without their holes
     ReadVolumeFiles => SourceData,
     MapVolumeFile => FileMap,
@@ -257,9 +257,9 @@ pub struct Advertise {
 
 /// The catalog heard it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Advertised {
+pub struct AdvertiseReply {
     /// Servers known now.
-    pub servers: u32,
+    pub server_count: u32,
 }
 
 /// Asks for live servers.
@@ -308,7 +308,7 @@ pub struct SourceData {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BeginPut {
     /// The upload; repeating it resumes or shows that it is done.
-    pub extract: ExtractId,
+    pub extraction: ExtractionId,
     /// Where the file shall be, below the export.
     pub path: String,
     /// Permission bits.
@@ -319,7 +319,7 @@ pub struct BeginPut {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutRange {
     /// The upload.
-    pub extract: ExtractId,
+    pub extraction: ExtractionId,
     /// Where the bytes go; must equal what was received so far.
     pub offset: u64,
 }
@@ -337,7 +337,7 @@ pub struct PutProgress {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommitPut {
     /// The upload.
-    pub extract: ExtractId,
+    pub extraction: ExtractionId,
     /// Size that it must have.
     pub size: u64,
     /// Digest that it must have.
@@ -349,7 +349,7 @@ pub struct CommitPut {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutFile {
     /// The upload; repeating it shows that it is done.
-    pub extract: ExtractId,
+    pub extraction: ExtractionId,
     /// Where the file shall be, below the export.
     pub path: String,
     /// Permission bits.
@@ -363,12 +363,12 @@ pub struct PutFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutFiles {
     /// At most [`PACK_FILES_MAX`](crate::limits::PACK_FILES_MAX).
-    pub files: Vec<PackedFile>,
+    pub files: Vec<PutFilesEntry>,
 }
 
 /// A file of a [`PutFiles`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PackedFile {
+pub struct PutFilesEntry {
     /// The call that it would be alone.
     pub put: PutFile,
     /// Its size in bytes.
@@ -388,7 +388,7 @@ pub struct PutResults {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutReceipt {
     /// The upload.
-    pub extract: ExtractId,
+    pub extraction: ExtractionId,
     /// Where the file is, below the export.
     pub path: String,
     /// Its size in bytes.
@@ -432,7 +432,7 @@ pub struct VolumeList {
 
 /// Shows a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShowVolume {
+pub struct GetVolume {
     /// Which.
     pub volume: VolumeId,
 }
@@ -455,9 +455,9 @@ pub struct RenewVolumes {
 
 /// Which of the asked volumes are not there (any more).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RenewedVolumes {
+pub struct RenewVolumesReply {
     /// Lost volumes.
-    pub lost: Vec<VolumeId>,
+    pub lost_volumes: Vec<VolumeId>,
 }
 
 /// Sends a file of a scratch volume home, exactly once, and answers with the receipt.
@@ -468,13 +468,13 @@ pub struct ExtractFile {
     /// this file,
     pub path: String,
     /// as this upload,
-    pub extract: ExtractId,
+    pub extraction: ExtractionId,
     /// to the home server at this address,
-    pub home: String,
+    pub home_address: String,
     /// which is this one; `None`: whoever is there,
     pub home_id: Option<ServerId>,
     /// to this path,
-    pub target: String,
+    pub target_path: String,
     /// with this capability.
     pub home_token: Token,
 }
@@ -502,7 +502,7 @@ pub struct OpenTree {
     /// Goes on with an earlier session of the same agent that the server no longer knows: what
     /// [`TreeSession::machine`] was then. Refused when data may be missing since, or when another
     /// agent has written since.
-    pub resumes: Option<u64>,
+    pub resumed_incarnation: Option<u64>,
 }
 
 /// A session of an agent with a tree.
@@ -514,12 +514,12 @@ pub struct TreeSession {
     pub lease_ms: u64,
     /// Names the present life of the server's machine: what was written and not yet synced is
     /// there as long as it is the same.
-    pub machine: u64,
+    pub machine_incarnation: u64,
     /// So many files the agent may have open of which it says so before the server has opened
     /// them: all writers together may open half as many early as the server has descriptors. Those
     /// are kept for them: what is opened in time fails rather than take them. 0 for a home. At most
     /// [`EARLY_HANDLES_MAX`](crate::limits::EARLY_HANDLES_MAX).
-    pub early_handles: u32,
+    pub early_handles_max: u32,
 }
 
 /// Runs operations in order; each answers for itself. Also renews the lease (no operations).
@@ -534,20 +534,20 @@ pub struct RunFileOps {
     pub sequence: u64,
     /// If given, the batch runs when the batch of this number has run; 0 for the first. Batches
     /// that are given an order are each other's neighbours in one chain.
-    pub after: Option<u64>,
+    pub after_sequence: Option<u64>,
     /// On whose behalf.
     pub caller: Caller,
     /// What to do.
     pub ops: Vec<FileOp>,
     /// Numbers for what operations make, so that later ones can name it before it is made.
-    pub given: Vec<GivenNumbers>,
+    pub assigned_numbers: Vec<AssignedNumbers>,
 }
 
 /// How an agent calls what one of its operations makes; the session uses these numbers then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GivenNumbers {
+pub struct AssignedNumbers {
     /// Place of the operation in its batch.
-    pub op: u32,
+    pub op_index: u32,
     /// The file that it makes; `None` if it makes none.
     pub ino: Option<InodeNo>,
     /// The handle that it opens; `None` if it opens none.
@@ -582,7 +582,7 @@ pub struct CloseTree {
     pub epoch: Epoch,
     /// When the session may write a volume: the volume's lifetime is at least this from now on, in
     /// milliseconds, also after restarts, as it holds what nobody wants to lose.
-    pub keep_ms: u64,
+    pub lifetime_ms_min: u64,
 }
 
 // ------------------------------------------------------------------------------ cache blocks
@@ -604,17 +604,17 @@ pub struct ManifestPage {
     /// Block size in bytes.
     pub block_bytes: u32,
     /// The directory that the volume is at its top; its path is empty.
-    pub top: SourceEntry,
+    pub root: SourceEntry,
     /// Entries from `first` on, in path order; the place in the whole is the [`FileIndex`].
     pub entries: Vec<SourceEntry>,
     /// Whether entries follow.
-    pub more: bool,
+    pub has_more: bool,
 }
 
 /// Who asks for blocks. It decides where the server may look: a peer must never be sent on to
 /// another peer, or stale beliefs could chase each other in circles.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reader {
+pub enum ReadKind {
     /// An agent: local copy, else the primary peer, else home.
     Agent,
     /// Another server: local copy, else home.
@@ -623,21 +623,21 @@ pub enum Reader {
     /// Of two such servers the one with the larger id waits for the other. The digest
     /// of a block that is not to be had so is [`Digest::ABSENT`] or [`Digest::GONE`], and it has no
     /// bytes in the body.
-    Heir(CacheMember),
+    PeerProbe(CacheMember),
     /// Another server that reads ahead of its readers: as a peer, but home is asked only when
     /// nobody waits for it.
-    Ahead,
+    ReadAhead,
     /// A server that cannot reach the primary: local copy, else the primary, else home.
-    Detour,
+    Relay,
     /// Another server that asked ahead of its readers, of whom one waits now: what of the blocks
     /// is on its way from home is urgent from here on. The answer is empty.
-    Hurry,
+    Expedite,
     /// Another server that was their primary: which of the blocks are here? The answer has their
     /// digests, [`Digest::ABSENT`] for those that are not, and no bytes.
-    Look,
+    CheckPresence,
     /// Another server, one of whose readers is about to come to the blocks: what of them is here
     /// counts as used now. The answer is empty.
-    Soon,
+    Touch,
 }
 
 /// Reads blocks of a cache volume; they follow each other in the body of the reply.
@@ -654,10 +654,10 @@ pub struct ReadBlocks {
     /// Number of blocks; the reply must fit a body.
     pub count: u32,
     /// Who asks.
-    pub reader: Reader,
+    pub kind: ReadKind,
     /// What came before did not match its digests: the server compares what it has of the blocks
     /// with them before it sends any, and brings good ones in place of those that are damaged.
-    pub doubted: bool,
+    pub must_verify: bool,
 }
 
 /// Names a cache to a server.
@@ -687,7 +687,7 @@ pub struct JobCommand {
     /// File in the job's name space that takes standard error; `None` keeps only its end.
     pub stderr: Option<String>,
     /// Which of `/tmp`, `/var/tmp` and `/dev/shm` are the host's; the others are the job's own.
-    pub share: Vec<String>,
+    pub shared_directories: Vec<String>,
 }
 
 /// A volume in a job's name space.
@@ -706,7 +706,7 @@ pub struct MountSpec {
     /// Capability for it.
     pub token: Token,
     /// The lifetime of the volume is at least this after a job that ended with 0, in milliseconds.
-    pub keep_ms: u64,
+    pub lifetime_ms_min: u64,
 }
 
 /// What a mount shows.
@@ -807,7 +807,7 @@ pub enum JobOutcome {
     /// The program could not be started: missing, not executable, wrong format.
     NotStarted(String),
     /// The environment failed (exit code 75 of `bafs exec`).
-    Environment(Error),
+    EnvironmentFailed(Error),
     /// It was killed by request.
     Killed,
 }

@@ -13,18 +13,18 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 
 /// Stand for the bytes 0x80 to 0xFF: private characters that MirBSD uses for the same.
-const BYTES: RangeInclusive<char> = '\u{ef80}'..='\u{efff}';
+const ESCAPED_BYTES: RangeInclusive<char> = '\u{ef80}'..='\u{efff}';
 
 /// The byte 0x80 stands so far above itself.
-const BYTES_OFFSET: u32 = 0xef00;
+const ESCAPED_BYTES_OFFSET: u32 = 0xef00;
 
 /// The text of a path or name that is these bytes.
 pub fn from_bytes(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
-    let stand_in = |byte: u8| char::from_u32(BYTES_OFFSET + u32::from(byte));
+    let stand_in = |byte: u8| char::from_u32(ESCAPED_BYTES_OFFSET + u32::from(byte));
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if BYTES.contains(&c) {
+            if ESCAPED_BYTES.contains(&c) {
                 text.extend(c.encode_utf8(&mut [0; 4]).bytes().filter_map(stand_in));
             } else {
                 text.push(c);
@@ -37,13 +37,13 @@ pub fn from_bytes(bytes: &[u8]) -> String {
 
 /// The bytes of the path or name whose text this is.
 pub fn to_bytes(text: &str) -> Cow<'_, [u8]> {
-    if !text.contains(is_byte) {
+    if !text.contains(is_escaped_byte) {
         return Cow::Borrowed(text.as_bytes());
     }
     let mut bytes = Vec::with_capacity(text.len());
     for c in text.chars() {
-        match u8::try_from(u32::from(c).wrapping_sub(BYTES_OFFSET)) {
-            Ok(byte) if is_byte(c) => bytes.push(byte),
+        match u8::try_from(u32::from(c).wrapping_sub(ESCAPED_BYTES_OFFSET)) {
+            Ok(byte) if is_escaped_byte(c) => bytes.push(byte),
             _ => bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
         }
     }
@@ -51,28 +51,28 @@ pub fn to_bytes(text: &str) -> Cow<'_, [u8]> {
 }
 
 /// The text as people read it: `\xE9` for a byte that is no text.
-pub fn shown(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_byte) {
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_escaped_byte) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        if is_byte(c) {
-            shown.push_str(&format!("\\x{:02X}", u32::from(c) - BYTES_OFFSET));
+        if is_escaped_byte(c) {
+            printable.push_str(&format!("\\x{:02X}", u32::from(c) - ESCAPED_BYTES_OFFSET));
         } else {
-            shown.push(c);
+            printable.push(c);
         }
     }
-    Cow::Owned(shown)
+    Cow::Owned(printable)
 }
 
-fn is_byte(c: char) -> bool {
-    BYTES.contains(&c)
+fn is_escaped_byte(c: char) -> bool {
+    ESCAPED_BYTES.contains(&c)
 }
 
 /// Whether a text is the one of the bytes that it stands for.
-fn is_text_of_its_bytes(text: &str) -> bool {
-    !text.contains(is_byte) || from_bytes(&to_bytes(text)) == text
+fn is_canonical(text: &str) -> bool {
+    !text.contains(is_escaped_byte) || from_bytes(&to_bytes(text)) == text
 }
 
 /// Checks that `path` stays below the directory it is relative to: no leading slash, no empty,
@@ -91,7 +91,7 @@ pub fn check_relative(path: &str) -> Result<()> {
     if to_bytes(path).len() > PATH_BYTES_MAX {
         return Err(Error::new(ErrorCode::BadPath, "path is too long"));
     }
-    if !is_text_of_its_bytes(path) {
+    if !is_canonical(path) {
         return bad("names bytes that have another text");
     }
     if path.contains('\0') {
@@ -123,7 +123,7 @@ pub fn join(base: &str, path: &str) -> String {
 /// is: people type it, and it is shown in lists and may name a directory.
 pub fn check_name(name: &str) -> Result<()> {
     let is_plain = check_relative(name).is_ok() && !name.is_empty() && !name.contains('/');
-    if is_plain && !name.chars().any(|c| steers_text(c) || is_unseen(c)) {
+    if is_plain && !name.chars().any(|c| is_control_or_bidirectional(c) || is_invisible(c)) {
         return Ok(());
     }
     let text = format!(
@@ -136,14 +136,14 @@ pub fn check_name(name: &str) -> Result<()> {
 
 /// Checks that a file may be put at `path` for people: as [`check_relative`], and nothing in it
 /// steers the terminal of whoever lists it.
-pub fn check_result(path: &str) -> Result<()> {
+pub fn check_result_path(path: &str) -> Result<()> {
     check_relative(path)?;
-    check_text(path)
+    check_printable(path)
 }
 
 /// Checks that nothing in a text that people will read steers what they see.
-pub fn check_text(text: &str) -> Result<()> {
-    if !text.contains(steers_text) {
+pub fn check_printable(text: &str) -> Result<()> {
+    if !text.contains(is_control_or_bidirectional) {
         return Ok(());
     }
     let why = format!(
@@ -155,17 +155,17 @@ pub fn check_text(text: &str) -> Result<()> {
 
 /// Whether terminals and editors obey a character instead of showing it: control characters, and
 /// those that begin lines or change the direction of writing.
-pub fn steers_text(c: char) -> bool {
-    c.is_control() || STEERING.iter().any(|range| range.contains(&c))
+pub fn is_control_or_bidirectional(c: char) -> bool {
+    c.is_control() || BIDIRECTIONAL_OR_SEPARATOR.iter().any(|range| range.contains(&c))
 }
 
 /// Whether a character takes no room, so that two names look the same.
-fn is_unseen(c: char) -> bool {
-    UNSEEN.iter().any(|range| range.contains(&c))
+fn is_invisible(c: char) -> bool {
+    INVISIBLE.iter().any(|range| range.contains(&c))
 }
 
 /// Bidirectional marks, embeddings and isolates, and separators of lines and paragraphs.
-const STEERING: [RangeInclusive<char>; 4] = [
+const BIDIRECTIONAL_OR_SEPARATOR: [RangeInclusive<char>; 4] = [
     '\u{61c}'..='\u{61c}',
     '\u{200e}'..='\u{200f}',
     '\u{2028}'..='\u{202e}',
@@ -173,7 +173,7 @@ const STEERING: [RangeInclusive<char>; 4] = [
 ];
 
 /// `Default_Ignorable_Code_Point` of Unicode, and interlinear annotations, without [`STEERING`].
-const UNSEEN: [RangeInclusive<char>; 14] = [
+const INVISIBLE: [RangeInclusive<char>; 14] = [
     '\u{ad}'..='\u{ad}',
     '\u{34f}'..='\u{34f}',
     '\u{115f}'..='\u{1160}',
@@ -209,7 +209,7 @@ mod tests {
     fn result_paths_steer_no_terminal() {
         // Persian needs the joiner.
         for good in ["", "results/größe", "a b/c", "می\u{200c}خواهم"] {
-            assert!(check_result(good).is_ok(), "{good}");
+            assert!(check_result_path(good).is_ok(), "{good}");
         }
         for bad in [
             "nl\n",
@@ -219,8 +219,8 @@ mod tests {
             "x\u{9b}1m",
             "../a",
         ] {
-            let refused = check_result(bad).expect_err(bad);
-            assert!(!refused.detail.contains(steers_text), "{refused}");
+            let refused = check_result_path(bad).expect_err(bad);
+            assert!(!refused.detail.contains(is_control_or_bidirectional), "{refused}");
         }
     }
 
@@ -248,7 +248,7 @@ mod tests {
             assert!(check_relative(other).is_err(), "{other}");
         }
         // No stand-in is a slash, a dot or a zero.
-        assert!(BYTES.clone().all(|c| to_bytes(&c.to_string())[0] >= 0x80));
+        assert!(ESCAPED_BYTES.clone().all(|c| to_bytes(&c.to_string())[0] >= 0x80));
     }
 
     #[test]
@@ -263,8 +263,8 @@ mod tests {
 
     #[test]
     fn people_read_bytes_as_numbers() {
-        assert_eq!(shown(&from_bytes(b"\xe9chantillon")), "\\xE9chantillon");
-        assert_eq!(shown("größe"), "größe");
+        assert_eq!(printable(&from_bytes(b"\xe9chantillon")), "\\xE9chantillon");
+        assert_eq!(printable("größe"), "größe");
     }
 
     #[test]

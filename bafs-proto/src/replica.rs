@@ -22,23 +22,23 @@ pub struct TreePage {
     /// Its entries, each name of a file for itself.
     pub page: SourcePage,
     /// Those of them that are files with several names, by their places in the page, in order.
-    pub links: Vec<FileLink>,
+    pub links: Vec<LinkedEntry>,
 }
 
 /// A name of a file that has others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileLink {
+pub struct LinkedEntry {
     /// The place of the name in its page.
-    pub entry: u32,
+    pub entry_index: u32,
     /// The same for all names of one file, on whatever pages they are.
-    pub file: u64,
+    pub file_id: u64,
 }
 
 impl TreePage {
     /// Which file the entry at this place is, if it has other names too.
-    pub fn file_at(&self, place: usize) -> Option<u64> {
-        let found = (self.links).binary_search_by_key(&place, |link| link.entry as usize);
-        found.ok().map(|at| self.links[at].file)
+    pub fn file_id_at(&self, place: usize) -> Option<u64> {
+        let found = (self.links).binary_search_by_key(&place, |link| link.entry_index as usize);
+        found.ok().map(|at| self.links[at].file_id)
     }
 }
 
@@ -58,7 +58,7 @@ pub struct ReadVolumeFile {
     pub length: u32,
     /// Digests of pieces at the same places that the caller has already; perhaps fewer than there
     /// are.
-    pub known: Vec<Digest>,
+    pub known_digests: Vec<Digest>,
 }
 
 /// A file of a scratch volume or of a home, as a listing showed it.
@@ -80,7 +80,7 @@ pub struct ReadVolumeFiles {
     pub files: Vec<ListedFile>,
     /// Of each file, digests of pieces that the caller has already; of files that are not listed
     /// none.
-    pub known: Vec<Vec<Digest>>,
+    pub known_digests: Vec<Vec<Digest>>,
 }
 
 /// Reads small files of a home whole; they follow each other in the body of the reply, and the
@@ -103,7 +103,7 @@ pub struct MapVolumeFile {
     /// Which file.
     pub file: ListedFile,
     /// From this byte on.
-    pub from: u64,
+    pub start_offset: u64,
 }
 
 /// Bytes of a file that follow each other.
@@ -117,7 +117,7 @@ pub struct DataRange {
 
 impl DataRange {
     /// Whether it lies within `bounds`.
-    pub fn is_in(&self, bounds: std::ops::Range<u64>) -> bool {
+    pub fn is_within(&self, bounds: std::ops::Range<u64>) -> bool {
         let end = self.offset.checked_add(self.length);
         self.offset >= bounds.start && end.is_some_and(|end| end <= bounds.end)
     }

@@ -15,44 +15,44 @@ pub struct VolumeUse {
     /// Bytes that the kernel gave the agent.
     pub written_bytes: u64,
     /// Files that were opened for reading.
-    pub opened: u64,
+    pub read_opens: u64,
     /// Changes of files and directories: opened for writing, created, renamed, removed, given
     /// other attributes. Where a job works on the directory itself (a watched volume) 1 when
     /// anything there is not as it was, or nobody knows.
     pub changes: u64,
     /// Other operations: names looked up, attributes asked for, directories listed.
     #[serde(default)]
-    pub looked: u64,
+    pub metadata_ops: u64,
     /// Whether the job works on the directory itself: then nothing that it read, looked at or was
     /// refused is counted.
     #[serde(default)]
-    pub is_uncounted: bool,
+    pub has_no_counts: bool,
     /// Path of the first file that was read, empty if none was.
-    pub first_read: String,
+    pub first_read_path: String,
     /// Path of the first file that was changed, empty if none was.
-    pub first_changed: String,
+    pub first_changed_path: String,
     /// Bytes and files that it held at the end, 0 when that is not known.
-    pub held_bytes: u64,
+    pub used_bytes: u64,
     /// See `held_bytes`.
-    pub held_files: u64,
+    pub used_files: u64,
     /// Bytes that the disk which it lies on had free at the end, where nothing is counted at the
     /// least; nothing when that is not known.
     #[serde(default)]
-    pub disk_bytes: Option<u64>,
+    pub disk_free_bytes: Option<u64>,
     /// Files, in the same way.
     #[serde(default)]
-    pub disk_files: Option<u64>,
+    pub disk_free_files: Option<u64>,
     /// For a cache volume and for a home mount: the distinct 4 KiB pages that were read.
     pub pages: Vec<TouchedPages>,
     /// Longest time a call waited, in milliseconds.
-    pub longest_call_ms: u64,
+    pub call_ms_max: u64,
     /// Time in which at least one call was under way, in milliseconds: an upper bound of how long
     /// the job waited for this volume. What the kernel does without the agent is not in it.
     #[serde(default)]
-    pub waited_ms: u64,
+    pub wait_ms: u64,
     /// Calls that failed because the volume had no space left, for bytes or for files.
     #[serde(default)]
-    pub refused_for_space: u64,
+    pub no_space_errors: u64,
 }
 
 /// Pages of a file that were read: pairs of first page and number of pages, ascending.
@@ -63,7 +63,7 @@ pub struct TouchedPages {
     /// Size of the file in bytes (the last page may be short).
     pub size: u64,
     /// Runs of pages of 4096 bytes.
-    pub runs: Vec<(u64, u64)>,
+    pub page_runs: Vec<(u64, u64)>,
 }
 
 /// Reads what an execution printed that has ended: beginning and end of standard output and of
@@ -84,8 +84,8 @@ pub struct JobOutput {
 
 impl JobReport {
     /// Time in which it computed, in milliseconds: that in which it did not wait for its volumes.
-    pub fn computed_ms(&self) -> u64 {
-        let waited = self.volumes.iter().map(|used| used.waited_ms);
+    pub fn compute_ms(&self) -> u64 {
+        let waited = self.volumes.iter().map(|used| used.wait_ms);
         let waited = waited.fold(0, u64::saturating_add);
         // Waits for several volumes may have been the same time, and what the processors did was
         // no waiting.
@@ -103,7 +103,7 @@ mod tests {
     fn a_job_computes_when_it_does_not_wait() {
         let computed = |wall_ms, cpu_ms, waits: &[u64]| {
             let volume = |waited_ms: &u64| VolumeUse {
-                waited_ms: *waited_ms,
+                wait_ms: *waited_ms,
                 ..VolumeUse::default()
             };
             let report = JobReport {
@@ -113,7 +113,7 @@ mod tests {
                 output_tail: String::new(),
                 volumes: waits.iter().map(volume).collect(),
             };
-            report.computed_ms()
+            report.compute_ms()
         };
         assert_eq!(computed(100, 1, &[]), 100, "one that sleeps");
         assert_eq!(computed(100, 1, &[30, 20]), 50);

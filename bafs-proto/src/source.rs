@@ -59,7 +59,7 @@ pub struct SourcePage {
     /// What of this part of the source is left out or cannot be read.
     pub warnings: SourceWarnings,
     /// Whether entries follow.
-    pub more: bool,
+    pub has_more: bool,
 }
 
 /// Looks at one home path.

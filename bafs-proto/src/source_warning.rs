@@ -9,7 +9,7 @@ use crate::path;
 pub const SOURCE_WARNINGS_MAX: usize = 16;
 
 /// Longest text of a path in a warning, in bytes; of a longer one the middle is left out.
-const PATH_SHOWN_BYTES: usize = 256;
+const WARNING_PATH_BYTES_MAX: usize = 256;
 
 /// Something of a source that its volume has otherwise or not at all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub enum WarningReason {
 
 impl WarningReason {
     /// What happened to the path, and what to do.
-    fn text(self) -> &'static str {
+    fn explanation(self) -> &'static str {
         match self {
             Self::UnreadableDirectory => {
                 "the home may not read it: the directory is shown, and opening it fails (EACCES)"
@@ -59,44 +59,44 @@ impl WarningReason {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceWarnings {
     /// The first of them.
-    pub named: Vec<SourceWarning>,
+    pub warnings: Vec<SourceWarning>,
     /// How many more there are.
-    pub more: u64,
+    pub omitted_count: u64,
 }
 
 impl SourceWarnings {
     /// Adds one.
     pub fn add(&mut self, path: &str, reason: WarningReason) {
-        if self.named.len() < SOURCE_WARNINGS_MAX {
-            let path = shortened(&path::shown(path));
-            self.named.push(SourceWarning { path, reason });
+        if self.warnings.len() < SOURCE_WARNINGS_MAX {
+            let path = shorten_middle(&path::printable(path));
+            self.warnings.push(SourceWarning { path, reason });
         } else {
-            self.more += 1;
+            self.omitted_count += 1;
         }
     }
 
     /// Adds those of another part of the same source.
     pub fn extend(&mut self, others: Self) {
-        self.more = self.more.saturating_add(others.more);
-        for other in others.named {
+        self.omitted_count = self.omitted_count.saturating_add(others.omitted_count);
+        for other in others.warnings {
             self.add(&other.path, other.reason);
         }
     }
 
     /// Whether all is as the source has it.
     pub fn is_empty(&self) -> bool {
-        self.named.is_empty() && self.more == 0
+        self.warnings.is_empty() && self.omitted_count == 0
     }
 
     /// A sentence for each, about the volume of this name.
     pub fn sentences(&self, volume: &str) -> Vec<String> {
         let one = |warning: &SourceWarning| {
             let SourceWarning { path, reason } = warning;
-            format!("volume '{volume}', '{path}': {}", reason.text())
+            format!("volume '{volume}', '{path}': {}", reason.explanation())
         };
-        let mut sentences: Vec<_> = self.named.iter().map(one).collect();
-        if self.more > 0 {
-            let more = self.more;
+        let mut sentences: Vec<_> = self.warnings.iter().map(one).collect();
+        if self.omitted_count > 0 {
+            let more = self.omitted_count;
             sentences.push(format!("volume '{volume}': the same of {more} more paths"));
         }
         sentences
@@ -104,12 +104,12 @@ impl SourceWarnings {
 }
 
 /// A text of a path of bounded length, with its beginning and its end.
-fn shortened(path: &str) -> String {
-    if path.len() <= PATH_SHOWN_BYTES {
+fn shorten_middle(path: &str) -> String {
+    if path.len() <= WARNING_PATH_BYTES_MAX {
         return path.to_owned();
     }
-    let head = path.floor_char_boundary(PATH_SHOWN_BYTES / 2);
-    let tail = path.ceil_char_boundary(path.len() - PATH_SHOWN_BYTES / 2 + 3);
+    let head = path.floor_char_boundary(WARNING_PATH_BYTES_MAX / 2);
+    let tail = path.ceil_char_boundary(path.len() - WARNING_PATH_BYTES_MAX / 2 + 3);
     format!("{}…{}", &path[..head], &path[tail..])
 }
 
@@ -131,7 +131,7 @@ mod tests {
         for _ in 0..SOURCE_WARNINGS_MAX {
             warnings.add("x", WarningReason::SpecialFile);
         }
-        assert_eq!(warnings.named.len(), SOURCE_WARNINGS_MAX);
+        assert_eq!(warnings.warnings.len(), SOURCE_WARNINGS_MAX);
         let told = warnings.sentences("v");
         assert!(told[SOURCE_WARNINGS_MAX].contains("2 more"), "{told:?}");
     }

@@ -24,7 +24,7 @@ impl Time {
     }
 
     /// The time as `date -u` shows it, for people: `2026-11-23 21:05:59 UTC`.
-    pub fn utc(self) -> String {
+    pub fn to_utc_text(self) -> String {
         let (days, second) = (self.0 / DAY_MS, self.0 % DAY_MS / 1_000);
         // Years begin in March here: the day that some have more is their last one.
         let day = days + 719_468;
@@ -49,7 +49,7 @@ impl Time {
 const DAY_MS: u64 = 24 * 3_600_000;
 
 /// The longest time that an answer is given to come.
-const ANSWER_MAX: Duration = Duration::from_millis(500);
+const REPLY_MARGIN_MAX: Duration = Duration::from_millis(500);
 
 /// The moment at which a call must have answered. Local to one machine: on the wire travels the
 /// time that is left, because clocks differ.
@@ -73,25 +73,25 @@ impl Deadline {
 
     /// The time that is left, zero when the deadline has passed.
     #[expect(clippy::disallowed_methods, reason = "see `after`")]
-    pub fn left(self) -> Duration {
+    pub fn remaining(self) -> Duration {
         self.0.saturating_duration_since(std::time::Instant::now())
     }
 
     /// The time that is left in whole milliseconds, as the wire carries it.
-    pub fn left_ms(self) -> u32 {
-        u32::try_from(self.left().as_millis()).unwrap_or(u32::MAX)
+    pub fn remaining_ms(self) -> u32 {
+        u32::try_from(self.remaining().as_millis()).unwrap_or(u32::MAX)
     }
 
     /// The earlier of two deadlines.
-    pub fn earlier(self, other: Self) -> Self {
+    pub fn earlier_of(self, other: Self) -> Self {
         Self(self.0.min(other.0))
     }
 
     /// By when who is asked should answer: early enough for the answer, which says more than none,
     /// to come in time.
-    pub fn to_answer(self) -> Self {
-        let left = self.left();
-        Self::after(left - (left / 20).min(ANSWER_MAX))
+    pub fn with_reply_margin(self) -> Self {
+        let left = self.remaining();
+        Self::after(left - (left / 20).min(REPLY_MARGIN_MAX))
     }
 
     /// The deadline as the standard library's clock knows it.
@@ -100,34 +100,34 @@ impl Deadline {
     }
 }
 /// A server that is at it may take so many times as long as one that says nothing.
-const SPANS_MAX: u32 = 20;
+const KEEPALIVE_EXTENSIONS_MAX: u32 = 20;
 
 /// How long a call waits: until its deadline, and as long once more each time that the server says
 /// that it is at it ([`ErrorCode::Running`]), up to a limit.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct KeepaliveDeadline {
     span: Duration,
     deadline: Deadline,
-    end: Deadline,
+    final_deadline: Deadline,
 }
 
-impl Patience {
+impl KeepaliveDeadline {
     /// How long a call may take at most that each time waits for `ms` milliseconds.
-    pub fn longest_ms(ms: u64) -> u64 {
-        ms.saturating_mul(u64::from(SPANS_MAX))
+    pub fn total_ms_max(ms: u64) -> u64 {
+        ms.saturating_mul(u64::from(KEEPALIVE_EXTENSIONS_MAX))
     }
 
     /// For a call with this deadline that begins now.
-    pub fn until(deadline: Deadline) -> Self {
-        Self::from(Deadline::after_ms(0), deadline)
+    pub fn new(deadline: Deadline) -> Self {
+        Self::starting_at(Deadline::after_ms(0), deadline)
     }
 
-    fn from(now: Deadline, deadline: Deadline) -> Self {
+    fn starting_at(now: Deadline, deadline: Deadline) -> Self {
         let span = deadline.0.saturating_duration_since(now.0);
         Self {
             span,
             deadline,
-            end: Deadline(now.0 + span.saturating_mul(SPANS_MAX)),
+            final_deadline: Deadline(now.0 + span.saturating_mul(KEEPALIVE_EXTENSIONS_MAX)),
         }
     }
 
@@ -137,44 +137,44 @@ impl Patience {
     }
 
     /// Whether to ask again because the server is at it; if so, the deadline is a new one.
-    pub fn goes_on(&mut self, error: &Error) -> bool {
-        self.goes_on_at(Deadline::after_ms(0), error)
+    pub fn extend_if_in_progress(&mut self, error: &Error) -> bool {
+        self.extend_if_in_progress_at(Deadline::after_ms(0), error)
     }
 
-    fn goes_on_at(&mut self, now: Deadline, error: &Error) -> bool {
-        let goes_on = error.code == ErrorCode::Running && now < self.end;
+    fn extend_if_in_progress_at(&mut self, now: Deadline, error: &Error) -> bool {
+        let goes_on = error.code == ErrorCode::InProgress && now < self.final_deadline;
         if goes_on {
-            self.renew_at(now);
+            self.extend_at(now);
         }
         goes_on
     }
 
     /// When the call is over, however alive the server is.
-    pub fn end(&self) -> Deadline {
-        self.end
+    pub fn final_deadline(&self) -> Deadline {
+        self.final_deadline
     }
 
     /// The server gave a sign of life `ago`: it may be silent for as long from then on. Tells
     /// whether that gives the call more time than it had.
-    pub fn renew_since(&mut self, ago: Duration) -> bool {
-        self.renew_since_at(Deadline::after_ms(0), ago)
+    pub fn extend_since(&mut self, ago: Duration) -> bool {
+        self.extend_since_at(Deadline::after_ms(0), ago)
     }
 
-    fn renew_since_at(&mut self, now: Deadline, ago: Duration) -> bool {
+    fn extend_since_at(&mut self, now: Deadline, ago: Duration) -> bool {
         let heard = now.0.checked_sub(ago).unwrap_or(now.0);
-        let later = Deadline(heard + self.span).earlier(self.end);
+        let later = Deadline(heard + self.span).earlier_of(self.final_deadline);
         let is_longer = later > self.deadline;
         self.deadline = self.deadline.max(later);
         is_longer
     }
 
     /// The server has given a sign of life: it may be silent for as long once more.
-    pub fn renew(&mut self) {
-        self.renew_at(Deadline::after_ms(0));
+    pub fn extend(&mut self) {
+        self.extend_at(Deadline::after_ms(0));
     }
 
-    fn renew_at(&mut self, now: Deadline) {
-        self.deadline = Deadline(now.0 + self.span).earlier(self.end);
+    fn extend_at(&mut self, now: Deadline) {
+        self.deadline = Deadline(now.0 + self.span).earlier_of(self.final_deadline);
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
             (1_798_761_599, "2026-12-31 23:59:59 UTC"),
             (4_107_542_400, "2100-03-01 00:00:00 UTC"),
         ] {
-            assert_eq!(Time(s * 1_000).utc(), shown);
+            assert_eq!(Time(s * 1_000).to_utc_text(), shown);
         }
     }
 
@@ -201,36 +201,36 @@ mod tests {
         let error = |code| Error::new(code, "");
         let now = Deadline::after_ms(0);
         let later = |seconds| Deadline(now.0 + Duration::from_secs(seconds));
-        let mut patience = Patience::from(now, later(60));
-        assert!(!patience.goes_on_at(now, &error(ErrorCode::Busy)));
-        assert_eq!(patience.deadline(), later(60));
+        let mut keepalive_deadline = KeepaliveDeadline::starting_at(now, later(60));
+        assert!(!keepalive_deadline.extend_if_in_progress_at(now, &error(ErrorCode::Busy)));
+        assert_eq!(keepalive_deadline.deadline(), later(60));
         // It answers each time when its time is nearly up.
         for spans in 2..=20 {
-            assert!(patience.goes_on_at(patience.deadline(), &error(ErrorCode::Running)));
-            assert_eq!(patience.deadline(), later(60 * spans));
+            assert!(keepalive_deadline.extend_if_in_progress_at(keepalive_deadline.deadline(), &error(ErrorCode::InProgress)));
+            assert_eq!(keepalive_deadline.deadline(), later(60 * spans));
         }
-        let end = patience.deadline();
-        assert!(!patience.goes_on_at(end, &error(ErrorCode::Running)));
-        assert_eq!(patience.deadline(), end);
+        let end = keepalive_deadline.deadline();
+        assert!(!keepalive_deadline.extend_if_in_progress_at(end, &error(ErrorCode::InProgress)));
+        assert_eq!(keepalive_deadline.deadline(), end);
         // Near the end there is no whole span left.
-        assert!(patience.goes_on_at(later(1_199), &error(ErrorCode::Running)));
-        assert_eq!(patience.deadline(), end);
-        let mut patience = Patience::until(Deadline::after_ms(0));
-        assert!(!patience.goes_on(&error(ErrorCode::Running)));
+        assert!(keepalive_deadline.extend_if_in_progress_at(later(1_199), &error(ErrorCode::InProgress)));
+        assert_eq!(keepalive_deadline.deadline(), end);
+        let mut keepalive_deadline = KeepaliveDeadline::new(Deadline::after_ms(0));
+        assert!(!keepalive_deadline.extend_if_in_progress(&error(ErrorCode::InProgress)));
     }
 
     #[test]
     fn silence_counts_from_the_last_sign_of_life() {
         let now = Deadline::after_ms(0);
         let later = |seconds| Deadline(now.0 + Duration::from_secs(seconds));
-        let mut patience = Patience::from(now, later(60));
+        let mut keepalive_deadline = KeepaliveDeadline::starting_at(now, later(60));
         // Nothing was heard since the call began.
-        assert!(!patience.renew_since_at(later(60), Duration::from_secs(61)));
-        assert_eq!(patience.deadline(), later(60));
-        assert!(patience.renew_since_at(later(60), Duration::from_secs(10)));
-        assert_eq!(patience.deadline(), later(110));
-        assert!(patience.renew_since_at(later(1_199), Duration::ZERO));
-        assert_eq!(patience.deadline(), patience.end());
-        assert!(!patience.renew_since_at(later(1_200), Duration::ZERO));
+        assert!(!keepalive_deadline.extend_since_at(later(60), Duration::from_secs(61)));
+        assert_eq!(keepalive_deadline.deadline(), later(60));
+        assert!(keepalive_deadline.extend_since_at(later(60), Duration::from_secs(10)));
+        assert_eq!(keepalive_deadline.deadline(), later(110));
+        assert!(keepalive_deadline.extend_since_at(later(1_199), Duration::ZERO));
+        assert_eq!(keepalive_deadline.deadline(), keepalive_deadline.final_deadline());
+        assert!(!keepalive_deadline.extend_since_at(later(1_200), Duration::ZERO));
     }
 }

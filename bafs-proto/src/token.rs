@@ -198,7 +198,7 @@ impl Verifier {
         rights: &[Right],
         expires: Time,
     ) -> Result<Token> {
-        self.narrow_each(token, &[(resources, rights)], expires)
+        self.narrow_per_resource(token, &[(resources, rights)], expires)
     }
 
     /// Narrows a token: the result grants at most, of each pair, the rights on the resources, until
@@ -206,13 +206,13 @@ impl Verifier {
     ///
     /// # Errors
     /// As [`Verifier::narrow`].
-    pub fn narrow_each(
+    pub fn narrow_per_resource(
         &self,
         token: &Token,
         granted: &[(&[Resource], &[Right])],
         expires: Time,
     ) -> Result<Token> {
-        self.append(token, granted, expires, None)
+        self.append_check(token, granted, expires, None)
     }
 
     /// As [`Verifier::narrow`], and only the server that others reach at the address `server`
@@ -220,7 +220,7 @@ impl Verifier {
     ///
     /// # Errors
     /// As [`Verifier::narrow`].
-    pub fn narrow_at(
+    pub fn narrow_for_server(
         &self,
         token: &Token,
         server: &str,
@@ -228,10 +228,10 @@ impl Verifier {
         rights: &[Right],
         expires: Time,
     ) -> Result<Token> {
-        self.append(token, &[(resources, rights)], expires, Some(server))
+        self.append_check(token, &[(resources, rights)], expires, Some(server))
     }
 
-    fn append(
+    fn append_check(
         &self,
         token: &Token,
         granted: &[(&[Resource], &[Right])],
@@ -280,11 +280,11 @@ impl Verifier {
     ///
     /// # Errors
     /// As [`Verifier::open`].
-    pub fn expires(&self, token: &Token) -> Result<Option<Time>> {
+    pub fn expiry_of(&self, token: &Token) -> Result<Option<Time>> {
         let facts = AuthorizerBuilder::new().build(&self.parse(token)?);
         let authorizer = facts.map_err(malformed)?;
         let (_, _, checks, _) = authorizer.dump();
-        let earliest = expiry(&checks).map(|end| Time(u64::try_from(end).unwrap_or(0)));
+        let earliest = earliest_expiry(&checks).map(|end| Time(u64::try_from(end).unwrap_or(0)));
         Ok(earliest)
     }
 
@@ -300,14 +300,14 @@ impl Verifier {
         right: Right,
         now: Time,
     ) -> Result<()> {
-        self.verify_at(token, None, resource, right, now)
+        self.verify_for_server(token, None, resource, right, now)
     }
 
     /// As [`Verifier::verify`], by the server that others reach at `server`.
     ///
     /// # Errors
     /// As [`Verifier::verify`].
-    pub fn verify_at(
+    pub fn verify_for_server(
         &self,
         token: &Token,
         server: Option<&str>,
@@ -350,7 +350,7 @@ impl Verifier {
             .iter()
             .any(Option::is_some)
         {
-            return Err(invalid(NOT_OURS.to_owned()));
+            return Err(invalid(FOREIGN_CHECK_MESSAGE.to_owned()));
         }
         unverified.verify(self.0).map_err(|e| foreign(e.into()))
     }
@@ -401,15 +401,15 @@ impl OpenToken {
         let granted = facts.iter().filter(|fact| fact.predicate.name == "grant");
         let asked = facts.len() - granted.count();
         let is_ours = rules.is_empty() && asked == 3 + usize::from(server.is_some());
-        if !is_ours || !checks.iter().all(is_plain) {
-            return Err(Error::new(ErrorCode::TokenInvalid, NOT_OURS));
+        if !is_ours || !checks.iter().all(is_own_check) {
+            return Err(Error::new(ErrorCode::TokenInvalid, FOREIGN_CHECK_MESSAGE));
         }
-        if expiry(&checks).is_some_and(|end| i64::try_from(now.0).is_ok_and(|now| now >= end)) {
+        if earliest_expiry(&checks).is_some_and(|end| i64::try_from(now.0).is_ok_and(|now| now >= end)) {
             let text = format!(
                 "the token for {} has expired: here it is {}. Is the clock of the machine that \
                  shows it right? Compare `date -u` on both; if they agree, get a new token",
                 wanted(),
-                now.utc()
+                now.to_utc_text()
             );
             return Err(Error::new(ErrorCode::TokenExpired, text));
         }
@@ -418,21 +418,21 @@ impl OpenToken {
 }
 
 /// Why a token is refused that has more than [`Signer`] and [`Verifier`] write.
-const NOT_OURS: &str = "the token was narrowed by what is no program of BAFS";
+const FOREIGN_CHECK_MESSAGE: &str = "the token was narrowed by what is no program of BAFS";
 
 /// What a check may ask for: there is one of each, so that a check has one combination to look at.
-const ASKED: [&str; 4] = ["resource", "operation", "time", "server"];
+const REQUEST_FACTS: [&str; 4] = ["resource", "operation", "time", "server"];
 
 /// Whether a check is one that [`Signer`] or [`Verifier`] writes. Whoever holds a token may append
 /// what they like to it, and the library minds its time between the steps of an evaluation only:
 /// five facts joined with themselves take it hours.
-fn is_plain(check: &Check) -> bool {
-    check.kind == CheckKind::One && check.queries.iter().all(is_plain_query)
+fn is_own_check(check: &Check) -> bool {
+    check.kind == CheckKind::One && check.queries.iter().all(is_own_query)
 }
 
 /// The first time at which one of the checks fails, whatever is asked.
-fn expiry(checks: &[Check]) -> Option<i64> {
-    let end = |query: &Rule| query.expressions.iter().filter_map(bound_of_time).min();
+fn earliest_expiry(checks: &[Check]) -> Option<i64> {
+    let end = |query: &Rule| query.expressions.iter().filter_map(time_bound).min();
     let ends = checks.iter().filter_map(|check| {
         let ends: Option<Vec<_>> = check.queries.iter().map(end).collect();
         ends?.into_iter().max()
@@ -441,7 +441,7 @@ fn expiry(checks: &[Check]) -> Option<i64> {
 }
 
 /// The number in `$t < number`, which only the time is compared with.
-fn bound_of_time(expression: &Expression) -> Option<i64> {
+fn time_bound(expression: &Expression) -> Option<i64> {
     match expression.ops.as_slice() {
         [
             Op::Value(Term::Variable(_)),
@@ -452,19 +452,19 @@ fn bound_of_time(expression: &Expression) -> Option<i64> {
     }
 }
 
-fn is_plain_query(query: &Rule) -> bool {
-    let mut left = ASKED.to_vec();
+fn is_own_query(query: &Rule) -> bool {
+    let mut left = REQUEST_FACTS.to_vec();
     let mut is_new = |name: &str| {
         let at = left.iter().position(|asked| *asked == name);
         at.map(|at| left.swap_remove(at)).is_some()
     };
     let mut expressions = query.expressions.iter();
     query.body.iter().all(|predicate| is_new(&predicate.name))
-        && expressions.all(|expression| expression.ops.iter().all(is_plain_op))
+        && expressions.all(|expression| expression.ops.iter().all(is_own_op))
 }
 
 /// Neither patterns nor loops, which take long to evaluate.
-fn is_plain_op(op: &Op) -> bool {
+fn is_own_op(op: &Op) -> bool {
     match op {
         Op::Value(_) => true,
         Op::Unary(unary) => matches!(unary, Unary::Parens),
@@ -478,7 +478,7 @@ fn is_plain_op(op: &Op) -> bool {
                 | Binary::LazyAnd
                 | Binary::LazyOr
         ),
-        Op::Closure(parameters, ops) => parameters.is_empty() && ops.iter().all(is_plain_op),
+        Op::Closure(parameters, ops) => parameters.is_empty() && ops.iter().all(is_own_op),
     }
 }
 
@@ -583,7 +583,7 @@ mod tests {
             .expect("grant");
         let volumes = [1, 2].map(|id| Resource::Volume(VolumeId(id)));
         let narrow = verifier
-            .narrow_each(
+            .narrow_per_resource(
                 &all,
                 &[
                     (&[Resource::Catalog], &[Right::Read]),
@@ -617,10 +617,10 @@ mod tests {
             .expect("grant");
         let (jobs, expires) = ([Resource::Jobs], Time(500));
         let shown = verifier
-            .narrow_at(&all, "a:1", &jobs, &[Right::Manage], expires)
+            .narrow_for_server(&all, "a:1", &jobs, &[Right::Manage], expires)
             .expect("narrow");
         let ask = |token: &Token, server, right| {
-            code(verifier.verify_at(token, server, &Resource::Jobs, right, Time(5)))
+            code(verifier.verify_for_server(token, server, &Resource::Jobs, right, Time(5)))
         };
         let missing = Some(ErrorCode::RightMissing);
         assert_eq!(ask(&shown, Some("a:1"), Right::Manage), None);
@@ -630,7 +630,7 @@ mod tests {
         assert_eq!(ask(&all, Some("b:1"), Right::Manage), None);
         // Narrowing it again, for the other server, does not help.
         let again = verifier
-            .narrow_at(&shown, "b:1", &jobs, &[Right::Manage], expires)
+            .narrow_for_server(&shown, "b:1", &jobs, &[Right::Manage], expires)
             .expect("narrow");
         for server in [Some("a:1"), Some("b:1"), None] {
             assert_eq!(ask(&again, server, Right::Manage), missing);
@@ -665,7 +665,7 @@ mod tests {
     }
 
     /// What somebody appended who holds a token, with the library alone.
-    fn append_by_hand(token: &Token, key: &Verifier, source: &str) -> Token {
+    fn append_source(token: &Token, key: &Verifier, source: &str) -> Token {
         let parsed = Biscuit::from(token.as_bytes(), key.0).expect("a token");
         let block = BlockBuilder::new().code(source).expect("a block");
         let appended = parsed.append(block).expect("appended");
@@ -674,7 +674,7 @@ mod tests {
 
     fn with_blocks(verifier: &Verifier, token: &Token, blocks: usize) -> Token {
         let more =
-            |token: Token, _| append_by_hand(&token, verifier, "check if time($t), $t < 900");
+            |token: Token, _| append_source(&token, verifier, "check if time($t), $t < 900");
         (1..blocks).fold(token.clone(), more)
     }
 
@@ -707,21 +707,21 @@ mod tests {
         let verifier = signer.verifier();
         let jobs = [Resource::Jobs];
         let token = signer.grant(&jobs, &[Right::Read], DAY).expect("grant");
-        assert_eq!(verifier.expires(&token), Ok(Some(DAY)));
+        assert_eq!(verifier.expiry_of(&token), Ok(Some(DAY)));
         for (until, expires) in [(500, 500), (5_000, 1_000), (u64::MAX >> 1, 1_000)] {
             let narrow = verifier.narrow(&token, &jobs, &[Right::Read], Time(until));
             let narrow = narrow.expect("narrow");
-            assert_eq!(verifier.expires(&narrow), Ok(Some(Time(expires))));
+            assert_eq!(verifier.expiry_of(&narrow), Ok(Some(Time(expires))));
             let ask = |now| code(verifier.verify(&narrow, &Resource::Jobs, Right::Read, Time(now)));
             assert_eq!(ask(expires - 1), None);
             assert_eq!(ask(expires), Some(ErrorCode::TokenExpired));
         }
-        let odd = append_by_hand(
+        let odd = append_source(
             &token,
             &verifier,
             "check if time($t), $t < 5 or time($t), $t < 9",
         );
-        assert_eq!(verifier.expires(&odd), Ok(Some(Time(9))));
+        assert_eq!(verifier.expiry_of(&odd), Ok(Some(Time(9))));
     }
 
     #[test]
@@ -756,14 +756,14 @@ mod tests {
             "check if resource($r), $r.matches(\"((a{100}){100}){10}\")".to_owned(),
             format!("check if {loops}"),
         ] {
-            let odd = append_by_hand(&token, &verifier, &source);
+            let odd = append_source(&token, &verifier, &source);
             for server in [None, Some("a:1")] {
                 let verdict =
-                    verifier.verify_at(&odd, server, &Resource::Jobs, Right::Manage, Time(1));
+                    verifier.verify_for_server(&odd, server, &Resource::Jobs, Right::Manage, Time(1));
                 assert_eq!(code(verdict), Some(ErrorCode::TokenInvalid), "{source}");
             }
         }
-        let plain = append_by_hand(&token, &verifier, "check if time($t), $t < 100");
+        let plain = append_source(&token, &verifier, "check if time($t), $t < 100");
         let verdict = verifier.verify(&plain, &Resource::Jobs, Right::Manage, Time(1));
         assert_eq!(verdict, Ok(()));
     }

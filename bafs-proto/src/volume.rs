@@ -14,17 +14,17 @@ pub enum VolumeKind {
     /// A read-write tree on one server.
     Scratch {
         /// What it contains at first; `None` for an empty tree.
-        fill: Option<Source>,
+        fill: Option<VolumeSource>,
     },
     /// A read-only view of a home path, fetched block by block.
     Cache {
         /// What it shows.
-        source: Source,
+        source: VolumeSource,
         /// The cooperative cache it belongs to: servers of one group that hold a cache volume of
         /// this name share its blocks.
         cooperative: String,
         /// Which block goes when space is short.
-        replacement: Replacement,
+        replacement: ReplacementPolicy,
         /// Block size in bytes, a power of two within the limits.
         block_bytes: u32,
     },
@@ -32,7 +32,7 @@ pub enum VolumeKind {
 
 /// Where the bytes of a volume come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Source {
+pub enum VolumeSource {
     /// A path of a home server.
     Home {
         /// Address of the home server, `host:port`.
@@ -54,7 +54,7 @@ pub enum Source {
 /// Replacement policy of a cache volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Replacement {
+pub enum ReplacementPolicy {
     /// The block unused for longest goes first.
     #[default]
     Lru,
@@ -105,14 +105,14 @@ pub struct VolumeSpec {
 impl VolumeSpec {
     /// Bytes and files that are reserved for it: for a watched volume a tenth more than it may
     /// hold, so that one past its limit takes nothing from others until it is ended.
-    pub fn reserved(&self) -> (u64, u64) {
-        self.limit.reserved(self.size_bytes, self.size_files)
+    pub fn reservation(&self) -> (u64, u64) {
+        self.limit.reservation(self.size_bytes, self.size_files)
     }
 }
 
 impl LimitKind {
     /// Bytes and files to reserve for a volume that may hold so many.
-    pub fn reserved(self, bytes: u64, files: u64) -> (u64, u64) {
+    pub fn reservation(self, bytes: u64, files: u64) -> (u64, u64) {
         match self {
             Self::Exact => (bytes, files),
             Self::Watched => (
@@ -123,7 +123,7 @@ impl LimitKind {
     }
 
     /// The most bytes and files that a volume may hold for which so many are reserved.
-    pub fn held(self, bytes: u64, files: u64) -> (u64, u64) {
+    pub fn limit_for_reservation(self, bytes: u64, files: u64) -> (u64, u64) {
         let within = |reserved: u64, least: u64| {
             let by_tenth = reserved / 11 * 10 + (reserved % 11).min(9);
             by_tenth.min(reserved.saturating_sub(least))
@@ -158,7 +158,7 @@ pub struct VolumeStatus {
     /// Where it is in its life.
     pub state: VolumeState,
     /// Why it failed, if it did.
-    pub fault: Option<Error>,
+    pub error: Option<Error>,
     /// Bytes in use now.
     pub used_bytes: u64,
     /// Files and directories in use now.
@@ -192,13 +192,13 @@ mod tests {
             1 << 40,
         ] {
             for files in [1, 99_999, 100_000, 100_009, 1_000_001] {
-                let (reserved, places) = kind.reserved(bytes, files);
-                assert_eq!(kind.held(reserved, places), (bytes, files));
+                let (reserved, places) = kind.reservation(bytes, files);
+                assert_eq!(kind.limit_for_reservation(reserved, places), (bytes, files));
             }
         }
         for reserved in (11 * margin - 25..11 * margin + 25).chain([0, margin - 1, u64::MAX]) {
-            let (held, _) = kind.held(reserved, 0);
-            assert!(held == 0 || kind.reserved(held, 0).0 <= reserved);
+            let (held, _) = kind.limit_for_reservation(reserved, 0);
+            assert!(held == 0 || kind.reservation(held, 0).0 <= reserved);
         }
     }
 }

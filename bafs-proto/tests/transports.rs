@@ -6,28 +6,28 @@ use bafs_proto::identity::{Authority, Identity};
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Counters, ListVolumes, ReadCounters, Reply, Request, Role, VolumeList};
 use bafs_proto::net::channel::{Channel, Dialer, Listener};
-use bafs_proto::net::mem::Network;
+use bafs_proto::net::mem::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::quic::QuicListener;
-use bafs_proto::net::tcp::TcpListener;
-use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::net::tcp::TlsTcpListener;
+use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-const ME: ServerId = ServerId(7);
+const MIRROR_ID: ServerId = ServerId(7);
 
 /// Answers with the body reversed, refuses one call and sleeps on another.
-struct Mirror;
+struct MirrorService;
 
-impl Service for Mirror {
+impl Service for MirrorService {
     fn server(&self) -> Option<ServerId> {
-        Some(ME)
+        Some(MIRROR_ID)
     }
 
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             match incoming.request {
                 Request::ListVolumes(_) => {
@@ -41,7 +41,7 @@ impl Service for Mirror {
                 Request::ReadCounters(_) => {
                     tokio::time::sleep(std::time::Duration::from_secs(60)).await;
                     let counters = Counters {
-                        server: ME,
+                        server: MIRROR_ID,
                         values: Default::default(),
                     };
                     Ok((Reply::ReadCounters(counters), Bytes::new()))
@@ -53,10 +53,10 @@ impl Service for Mirror {
 }
 
 /// A server that keeps no id.
-struct Nobody;
+struct UnidentifiedService;
 
-impl Service for Nobody {
-    fn serve(self: Arc<Self>, _: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+impl Service for UnidentifiedService {
+    fn serve(self: Arc<Self>, _: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async { Err(Error::new(ErrorCode::Unsupported, "nobody")) })
     }
 }
@@ -64,9 +64,9 @@ impl Service for Nobody {
 async fn check_calls(pool: &Pool, address: &str) {
     let soon = || Deadline::after_ms(5_000);
     let token = Token::none();
-    for meant in [None, Some(ME)] {
+    for meant in [None, Some(MIRROR_ID)] {
         let found = pool.connection_to(meant, address, soon()).await;
-        assert_eq!(found.expect("it is there").server(), Some(ME));
+        assert_eq!(found.expect("it is there").server(), Some(MIRROR_ID));
     }
     let other = pool.connection_to(Some(ServerId(8)), address, soon()).await;
     let error = other.expect_err("another one is there");
@@ -107,20 +107,20 @@ fn identity(authority: &Authority, role: Role) -> Identity {
 
 #[tokio::test]
 async fn calls_cross_memory() {
-    let network = Network::new();
-    network.listen("mirror", Arc::new(Mirror));
+    let network = MemoryNetwork::new();
+    network.listen("mirror", Arc::new(MirrorService));
     let pool = Pool::new(network.dialer("here"));
     check_calls(&pool, "mirror").await;
-    let faithful = Pool::new(network.dialer("here")).faithful();
+    let pinning = Pool::new(network.dialer("here")).with_pinned_servers();
     let soon = || Deadline::after_ms(200);
-    assert!(faithful.connection("mirror", soon()).await.is_ok());
+    assert!(pinning.connection("mirror", soon()).await.is_ok());
     network.kill("mirror");
-    network.listen("mirror", Arc::new(Nobody));
+    network.listen("mirror", Arc::new(UnidentifiedService));
     assert!(pool.connection("mirror", soon()).await.is_ok());
-    let other = faithful.connection("mirror", soon()).await;
+    let other = pinning.connection("mirror", soon()).await;
     assert_eq!(other.expect_err("other").code, ErrorCode::Unreachable);
-    network.listen("mirror", Arc::new(Mirror));
-    assert!(faithful.connection("mirror", soon()).await.is_ok());
+    network.listen("mirror", Arc::new(MirrorService));
+    assert!(pinning.connection("mirror", soon()).await.is_ok());
     let gone = pool
         .call(
             "nobody",
@@ -139,7 +139,7 @@ fn listen(address: &str, identity: &Identity) -> Result<(Listener, String)> {
 }
 
 fn pool(channel: Channel, identity: &Identity) -> Pool {
-    Pool::new(Arc::new(Dialer::by(channel, identity).expect("dialer")))
+    Pool::new(Arc::new(Dialer::with_channel(channel, identity).expect("dialer")))
 }
 
 async fn check_channel(channel: Channel) {
@@ -148,7 +148,7 @@ async fn check_channel(channel: Channel) {
     let (listener, address) = listen("127.0.0.1:0", &server).expect("listener");
     let taken = listen(&address, &server);
     assert_eq!(taken.expect_err("port in use").code, ErrorCode::Conflict);
-    tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    tokio::spawn(async move { listener.serve(Arc::new(MirrorService)).await });
     check_calls(&pool(channel, &identity(&authority, Role::Agent)), &address).await;
 }
 
@@ -168,13 +168,13 @@ async fn neighbours_are_reached_by_tcp_and_where_it_fails_by_quic() {
     let server = identity(&authority, Role::Server);
     let pool = pool(Channel::Auto, &identity(&authority, Role::Agent));
     let any = ([127, 0, 0, 1], 0).into();
-    let tcp = TcpListener::bind(any, &server).expect("listener");
+    let tcp = TlsTcpListener::bind(any, &server).expect("listener");
     let address = tcp.local_address().expect("address").to_string();
-    tokio::spawn(async move { tcp.serve(Arc::new(Mirror)).await });
+    tokio::spawn(async move { tcp.serve(Arc::new(MirrorService)).await });
     check_calls(&pool, &address).await;
     let quic = QuicListener::bind("127.0.0.1:0", server).expect("listener");
     let address = quic.local_address().expect("address").to_string();
-    tokio::spawn(async move { quic.serve(Arc::new(Mirror)).await });
+    tokio::spawn(async move { quic.serve(Arc::new(MirrorService)).await });
     check_calls(&pool, &address).await;
 }
 
@@ -182,7 +182,7 @@ async fn check_many_at_once(channel: Channel) {
     let authority = Authority::generate().expect("authority");
     let (listener, address) =
         listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
-    tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    tokio::spawn(async move { listener.serve(Arc::new(MirrorService)).await });
     let pool = pool(channel, &identity(&authority, Role::Agent));
     let late = || Deadline::after_ms(60_000);
     let mut calls = tokio::task::JoinSet::new();
@@ -231,7 +231,7 @@ async fn many_that_come_at_once_over_quic_are_all_served() {
     let authority = Authority::generate().expect("authority");
     let (listener, address) =
         listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
-    tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    tokio::spawn(async move { listener.serve(Arc::new(MirrorService)).await });
     let agent = identity(&authority, Role::Agent);
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..150 {
@@ -246,7 +246,7 @@ async fn many_that_come_at_once_over_quic_are_all_served() {
     }
 }
 
-fn serve_apart(address: &str, identity: Identity) -> (tokio::runtime::Runtime, String) {
+fn serve_on_own_runtime(address: &str, identity: Identity) -> (tokio::runtime::Runtime, String) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -257,26 +257,26 @@ fn serve_apart(address: &str, identity: Identity) -> (tokio::runtime::Runtime, S
     let listener = loop {
         // The port is free as soon as the last task of the former life is gone.
         match Listener::bind(address, &identity) {
-            Err(error) if error.code == ErrorCode::Conflict && soon.left_ms() > 0 => {
+            Err(error) if error.code == ErrorCode::Conflict && soon.remaining_ms() > 0 => {
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
             listener => break listener.expect("listener"),
         }
     };
     let address = listener.local_address().expect("address").to_string();
-    runtime.spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    runtime.spawn(async move { listener.serve(Arc::new(MirrorService)).await });
     drop(inside);
     (runtime, address)
 }
 
 /// What a call hears that was under way when its server ended, and another began at its address.
-async fn heard_after(
+async fn error_after_restart(
     channel: Channel,
     restarted_as: impl FnOnce(&Authority, &Identity) -> Identity,
 ) -> String {
     let authority = Authority::generate().expect("authority");
     let server = identity(&authority, Role::Server);
-    let (runtime, address) = serve_apart("127.0.0.1:0", server.clone());
+    let (runtime, address) = serve_on_own_runtime("127.0.0.1:0", server.clone());
     let pool = pool(channel, &identity(&authority, Role::Agent));
     let late = || Deadline::after_ms(30_000);
     let connection = pool.connection(&address, late()).await.expect("connection");
@@ -287,7 +287,7 @@ async fn heard_after(
         call.await.expect("it serves");
         runtime.shutdown_background();
         let server = restarted_as(&authority, &server);
-        serve_apart(&address, server).0
+        serve_on_own_runtime(&address, server).0
     };
     let (broken, restarted) = tokio::join!(under_way, restart);
     restarted.shutdown_background();
@@ -299,19 +299,19 @@ async fn heard_after(
 
 #[tokio::test]
 async fn a_restarted_server_says_that_it_forgot() {
-    let heard = heard_after(Channel::Quic, |_, server| server.clone()).await;
+    let heard = error_after_restart(Channel::Quic, |_, server| server.clone()).await;
     assert!(heard.contains("reset by peer"), "{heard}");
 }
 
 #[tokio::test]
 async fn the_end_of_a_server_breaks_its_tcp_connections() {
-    let heard = heard_after(Channel::Tcp, |_, server| server.clone()).await;
+    let heard = error_after_restart(Channel::Tcp, |_, server| server.clone()).await;
     assert!(!heard.contains("timed out"), "{heard}");
 }
 
 async fn check_silence(channel: Channel) {
     let authority = Authority::generate().expect("authority");
-    let (runtime, address) = serve_apart("127.0.0.1:0", identity(&authority, Role::Server));
+    let (runtime, address) = serve_on_own_runtime("127.0.0.1:0", identity(&authority, Role::Server));
     let pool = pool(channel, &identity(&authority, Role::Agent));
     let late = || Deadline::after_ms(60_000);
     let connection = pool.connection(&address, late()).await.expect("connection");
@@ -330,7 +330,7 @@ async fn check_silence(channel: Channel) {
     assert!(connection.is_closed());
     drop(thaw);
     let call = ListVolumes::default();
-    let again = pool.call_until(&address, &token, call, Bytes::new(), late());
+    let again = pool.call_with_retries(&address, &token, call, Bytes::new(), late());
     again.await.expect("it serves again");
     runtime.shutdown_background();
 }
@@ -350,7 +350,7 @@ async fn garbage_ends_its_connection_and_no_other() {
     let authority = Authority::generate().expect("authority");
     let (listener, address) =
         listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
-    tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    tokio::spawn(async move { listener.serve(Arc::new(MirrorService)).await });
     let pool = pool(Channel::Tcp, &identity(&authority, Role::Agent));
     check_calls(&pool, &address).await;
     for garbage in [
@@ -379,7 +379,7 @@ async fn a_server_that_stops_says_so() {
             listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
         let listener = Arc::new(listener);
         let serving = listener.clone();
-        tokio::spawn(async move { serving.serve(Arc::new(Mirror)).await });
+        tokio::spawn(async move { serving.serve(Arc::new(MirrorService)).await });
         let pool = pool(channel, &identity(&authority, Role::Agent));
         let late = || Deadline::after_ms(60_000);
         let connection = pool.connection(&address, late()).await.expect("connection");
@@ -396,7 +396,7 @@ async fn a_server_that_stops_says_so() {
 
 #[tokio::test]
 async fn nobody_else_can_say_that_a_server_forgot() {
-    let heard = heard_after(Channel::Quic, |authority, _| {
+    let heard = error_after_restart(Channel::Quic, |authority, _| {
         identity(authority, Role::Server)
     })
     .await;
@@ -408,7 +408,7 @@ async fn check_strangers(channel: Channel) {
     let stranger = Authority::generate().expect("authority");
     let (listener, address) =
         listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
-    tokio::spawn(async move { listener.serve(Arc::new(Mirror)).await });
+    tokio::spawn(async move { listener.serve(Arc::new(MirrorService)).await });
     // Neither whom the server does not know, nor who knows the server only.
     let mut half = identity(&authority, Role::Agent);
     let other = identity(&stranger, Role::Agent);

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bafs_proto::allotment::Allotments;
+use bafs_proto::allotment::NodeQuotaList;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
@@ -106,7 +106,7 @@ pub(crate) enum Note {
     /// Users may have wished something, and nodes may be silent.
     SecondDue,
     /// What a node keeps for the run, or why it does not.
-    Allotted(ServerId, Result<Allotments>),
+    Allotted(ServerId, Result<NodeQuotaList>),
 }
 
 /// Runs a workflow to its end, or goes on with it if its journal exists. `progress` is called
@@ -426,7 +426,7 @@ impl Driver {
     fn tell_failure(&mut self, now: Time, event: &Event) {
         let error = match event {
             Event::JobEnded { report, .. } => match &report.outcome {
-                JobOutcome::Environment(error) => error,
+                JobOutcome::EnvironmentFailed(error) => error,
                 _ => return,
             },
             Event::VolumeCreateFailed { error, .. } | Event::JobStartFailed { error, .. } => error,

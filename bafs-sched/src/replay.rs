@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use serde::Serialize;
@@ -78,7 +78,7 @@ struct Teller {
     listed: BTreeSet<ServerId>,
     executions: BTreeMap<ExecutionId, (JobIndex, ServerId)>,
     volumes: BTreeMap<VolumeId, (VolumeIndex, ServerId)>,
-    extracts: BTreeMap<ExtractId, u32>,
+    extracts: BTreeMap<ExtractionId, u32>,
     /// Decisions about copies that were told.
     receipts: BTreeMap<VolumeIndex, Vec<Receipt>>,
     /// Volumes about which something may have been decided since they were looked at.
@@ -291,7 +291,7 @@ impl Teller {
         self.tell(&[&volume, &node], text);
     }
 
-    fn of_extract(&mut self, extract: ExtractId, what: &str) {
+    fn of_extract(&mut self, extract: ExtractionId, what: &str) {
         let Some(&index) = self.extracts.get(&extract) else {
             return;
         };
@@ -460,10 +460,10 @@ pub(crate) fn describe_end(report: &JobReport) -> String {
         }
         JobOutcome::NotStarted(why) => format!("could not be started: {why}"),
         // Its agent ended before it could say how long it took.
-        JobOutcome::Environment(error) if report.wall_ms == 0 => {
+        JobOutcome::EnvironmentFailed(error) if report.wall_ms == 0 => {
             format!("loses its environment: {error}")
         }
-        JobOutcome::Environment(error) => format!("loses its environment {after}: {error}"),
+        JobOutcome::EnvironmentFailed(error) => format!("loses its environment {after}: {error}"),
         JobOutcome::Killed => format!("was killed {after}"),
     }
 }

@@ -112,7 +112,7 @@ impl Ledger {
             outcome: report.outcome.clone(),
             wall_ms: report.wall_ms,
             cpu_ms: report.cpu_ms,
-            computed_ms: report.computed_ms(),
+            computed_ms: report.compute_ms(),
             ended: now,
             output_tail: report.output_tail.clone(),
             volumes: report.volumes.clone(),

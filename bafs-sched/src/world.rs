@@ -14,7 +14,7 @@ mod transfers;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
@@ -117,7 +117,7 @@ pub struct World {
     /// The catalog lists nothing before this time.
     catalog_back: Time,
     failed: BTreeMap<JobIndex, u32>,
-    sent: BTreeMap<ExtractId, u32>,
+    sent: BTreeMap<ExtractionId, u32>,
 }
 
 impl World {
@@ -427,14 +427,14 @@ impl World {
             .any(|mounted| mounted.server.is_some() && self.content(mounted).is_none());
         let retries = self.scheduler.workflow().job(ended.job).retries;
         let outcome = if lost {
-            JobOutcome::Environment(Error::new(ErrorCode::VolumeLost, "a volume is gone"))
+            JobOutcome::EnvironmentFailed(Error::new(ErrorCode::VolumeLost, "a volume is gone"))
         } else if self.is_too_small(&ended.volumes) {
             // The program is told, and gives up; its agent counts.
             JobOutcome::Exited(1)
         } else if self.faults.poison_node == Some(server) {
             JobOutcome::Exited(1)
         } else if self.is_faulty(self.faults.environment_fails) {
-            JobOutcome::Environment(unreachable_error())
+            JobOutcome::EnvironmentFailed(unreachable_error())
         } else if self.is_faulty(self.faults.job_fails)
             && self.failed.get(&ended.job).copied().unwrap_or(0) < retries
         {

@@ -194,8 +194,8 @@ impl Chain {
     ) {
         let used = VolumeUse {
             name: "v".to_owned(),
-            held_bytes,
-            refused_for_space,
+            used_bytes: held_bytes,
+            no_space_errors: refused_for_space,
             changes: 1,
             ..VolumeUse::default()
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bafs_proto::identity::Authority;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{JobOutcome, Request, Role};
-use bafs_proto::net::mem::Network;
+use bafs_proto::net::mem::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
@@ -58,7 +58,7 @@ pub(crate) fn options(journal: &Path, cancel: &Cancel) -> RunOptions {
 }
 
 pub(crate) fn network(cluster: &Arc<Cluster>) -> Pool {
-    let network = Network::new();
+    let network = MemoryNetwork::new();
     network.listen("cluster", cluster.clone());
     Pool::new(network.dialer("scheduler"))
 }
@@ -107,7 +107,7 @@ fn granted(verifier: &Verifier, token: &Token, server: &str, all: &[Resource]) -
         [Right::Read, Right::Write, Right::Manage]
             .into_iter()
             .any(|right| {
-                let asked = verifier.verify_at(token, Some(server), resource, right, Time(5));
+                let asked = verifier.verify_for_server(token, Some(server), resource, right, Time(5));
                 asked.is_ok()
             })
     };
@@ -141,7 +141,7 @@ async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
             Request::CreateVolume(call) => Resource::Volume(call.spec.id),
             Request::DeleteVolume(call) => Resource::Volume(call.volume),
             Request::ExtractFile(call) => Resource::Volume(call.volume),
-            Request::ShowCache(call) => Resource::Volume(call.volume),
+            Request::GetCache(call) => Resource::Volume(call.volume),
             Request::StartJob(_) | Request::WatchJobs(_) | Request::ReadJobOutput(_) => {
                 Resource::Jobs
             }
@@ -181,7 +181,7 @@ async fn volumes_live_long_only_once_they_hold_results() {
                     .job
                     .mounts
                     .iter()
-                    .map(|mount| (&mount.name, mount.keep_ms));
+                    .map(|mount| (&mount.name, mount.lifetime_ms_min));
                 let kept_ms = kept_ms.filter(|(_, kept_ms)| *kept_ms > 0);
                 kept.extend(kept_ms.map(|(name, ms)| (call.job.name.clone(), name.clone(), ms)));
             }
@@ -203,7 +203,7 @@ async fn volumes_live_long_only_once_they_hold_results() {
 async fn run_until_gone(is_last: fn(&Request) -> bool) -> RunReport {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(Cluster::default());
-    let network = Network::new();
+    let network = MemoryNetwork::new();
     network.listen("cluster", cluster.clone());
     let pool = Pool::new(network.dialer("scheduler"));
     let mut options = options(&directory.path().join("j"), &Cancel::default());
@@ -391,7 +391,7 @@ fn finish_all(cluster: &Arc<Cluster>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_catalog_that_never_answers_ends_the_run() {
     let directory = tempfile::tempdir().expect("a directory");
-    let nobody = Pool::new(Network::new().dialer("scheduler"));
+    let nobody = Pool::new(MemoryNetwork::new().dialer("scheduler"));
     let options = options(&directory.path().join("j"), &Cancel::default());
     let run = run_over(nobody, workflow(0), options, |_| {});
     let report = tokio::time::timeout(Duration::from_secs(10), run).await;
@@ -421,7 +421,7 @@ async fn a_node_that_moves_keeps_its_jobs() {
     let cluster = Arc::new(Cluster::default());
     cluster.state().is_stuck = true;
     cluster.state().node = Some("old".to_owned());
-    let network = Network::new();
+    let network = MemoryNetwork::new();
     for address in ["cluster", "old"] {
         network.listen(address, cluster.clone());
     }
@@ -435,7 +435,7 @@ async fn a_node_that_moves_keeps_its_jobs() {
     until(&cluster, |_| known.load(Ordering::Relaxed) == 2).await;
     network.listen("new", cluster.clone());
     network.kill("old");
-    network.cut("scheduler", "old");
+    network.cut_link("scheduler", "old");
     cluster.state().node = Some("new".to_owned());
     // Work that is given out before the next listing still goes to the old address.
     tokio::time::sleep(Duration::from_millis(2_500)).await;

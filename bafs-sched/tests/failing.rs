@@ -143,7 +143,7 @@ fn a_job_whose_environment_fails_after_an_hour_each_time_is_held_in_the_end() {
                     starts += 1;
                     let error = Error::new(ErrorCode::Unreachable, "no answer");
                     let report = JobReport {
-                        outcome: JobOutcome::Environment(error),
+                        outcome: JobOutcome::EnvironmentFailed(error),
                         wall_ms: HOUR_MS,
                         cpu_ms: 1,
                         output_tail: String::new(),

@@ -92,7 +92,7 @@ impl Pipelines {
         let execution = begun.find(|(name, _)| name == job).expect("it began").1;
         let used = VolumeUse {
             name: job[..1].to_owned(),
-            held_bytes: MB,
+            used_bytes: MB,
             changes: 1,
             ..VolumeUse::default()
         };

@@ -90,7 +90,7 @@ fn a_wait_of_any_length_is_read() {
     for (_, event) in &mut history.records {
         if let Event::JobEnded { report, .. } = event {
             for used in &mut report.volumes {
-                (used.read_bytes, used.waited_ms) = (5 * MB, u64::MAX);
+                (used.read_bytes, used.wait_ms) = (5 * MB, u64::MAX);
             }
         }
     }
@@ -146,7 +146,7 @@ fn scratch_volumes_of_the_own_node_tell_of_its_disk() {
         if let Event::JobEnded { report, .. } = event {
             for used in &mut report.volumes {
                 let is_batch = used.name == "batch";
-                (used.read_bytes, used.waited_ms) = if is_batch { (0, 0) } else { (100 * MB, 100) };
+                (used.read_bytes, used.wait_ms) = if is_batch { (0, 0) } else { (100 * MB, 100) };
                 used.pages.clear();
             }
         }

@@ -161,8 +161,8 @@ impl<'a> Cluster<'a> {
 fn full(volume: &str) -> JobReport {
     let used = VolumeUse {
         name: volume.to_owned(),
-        disk_bytes: Some(0),
-        refused_for_space: 1,
+        disk_free_bytes: Some(0),
+        no_space_errors: 1,
         ..VolumeUse::default()
     };
     JobReport {

@@ -260,7 +260,7 @@ fn sizes_that_were_made_up_follow_the_nodes() {
     };
     let full = Error::new(ErrorCode::NoSpaceBytes, "a volume is full");
     let report = JobReport {
-        outcome: JobOutcome::Environment(full),
+        outcome: JobOutcome::EnvironmentFailed(full),
         wall_ms: 1,
         cpu_ms: 1,
         output_tail: String::new(),

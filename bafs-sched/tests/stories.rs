@@ -1,7 +1,7 @@
 //! Stories: a workflow and facts, and the actions that follow, as text files in `stories/`.
 //! `BAFS_BLESS=1` writes down what follows now. Numbers are the run's own counter of ids.
 
-use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Time;
@@ -24,7 +24,7 @@ fn node(text: &str) -> NodeSeen {
 /// How a job ended, and what it did to a volume that had no space: its name, what it held, and what
 /// the disk below had free if that is known.
 fn report(words: &[&str]) -> JobReport {
-    let environment = |code, why| JobOutcome::Environment(Error::new(code, why));
+    let environment = |code, why| JobOutcome::EnvironmentFailed(Error::new(code, why));
     let outcome = match words[0] {
         "exited" => JobOutcome::Exited(words[2].parse().expect("a code")),
         "full" => JobOutcome::Exited(1),
@@ -35,9 +35,9 @@ fn report(words: &[&str]) -> JobReport {
     };
     let used = |held: &str| VolumeUse {
         name: words[2].to_owned(),
-        held_bytes: held.parse().expect("bytes"),
-        disk_bytes: words.get(4).map(|free| free.parse().expect("bytes")),
-        refused_for_space: 1,
+        used_bytes: held.parse().expect("bytes"),
+        disk_free_bytes: words.get(4).map(|free| free.parse().expect("bytes")),
+        no_space_errors: 1,
         ..VolumeUse::default()
     };
     let full = words.get(3).filter(|_| words[0] == "full");
@@ -112,12 +112,12 @@ fn event(words: &[&str]) -> Event {
             execution: execution(),
         },
         "extracted" => Event::FileExtracted {
-            extract: ExtractId(number(1)),
+            extract: ExtractionId(number(1)),
             bytes: 1,
         },
         "denied" | "misplaced" | "unsendable" | "gone" | "unreachable_home" => {
             Event::ExtractFailed {
-                extract: ExtractId(number(1)),
+                extract: ExtractionId(number(1)),
                 error: match words[0] {
                     "unreachable_home" => Error::new(ErrorCode::HomeUnreachable, "no answer"),
                     "denied" => Error::new(ErrorCode::RightMissing, "no credentials here"),

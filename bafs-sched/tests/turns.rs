@@ -125,7 +125,7 @@ impl Beside {
         let name = self.running.clone();
         let written = VolumeUse {
             name: format!("{}v{}", &name[..1], &name[1..]),
-            held_bytes: MB,
+            used_bytes: MB,
             changes: 1,
             ..VolumeUse::default()
         };

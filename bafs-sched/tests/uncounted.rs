@@ -98,11 +98,11 @@ impl Run {
 fn uncounted(changes: u64) -> VolumeUse {
     VolumeUse {
         name: "w".to_owned(),
-        is_uncounted: true,
+        has_no_counts: true,
         changes,
-        held_bytes: MB,
-        held_files: 1,
-        disk_bytes: Some(10_000 * MB),
+        used_bytes: MB,
+        used_files: 1,
+        disk_free_bytes: Some(10_000 * MB),
         ..VolumeUse::default()
     }
 }
@@ -113,7 +113,7 @@ fn looked_at_volume_counts_as_used() {
     for (looked, is_warned) in [(0, true), (1, false)] {
         let mut run = Run::new(&text);
         let used = VolumeUse {
-            looked,
+            metadata_ops: looked,
             name: "w".to_owned(),
             ..VolumeUse::default()
         };
@@ -148,7 +148,7 @@ fn own_failure_keeps_an_untouched_watched_volume() {
 #[test]
 fn full_disk_below_a_watched_volume_is_not_the_jobs_fault() {
     let full = |free: u64| VolumeUse {
-        disk_bytes: Some(free),
+        disk_free_bytes: Some(free),
         ..uncounted(1)
     };
     let said = "head: error writing 'standard output': No space left on device";

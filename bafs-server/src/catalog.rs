@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{
-    Advertised, Counters as CounterValues, QueryServers, Reply, Request, ServerList,
+    AdvertiseReply, Counters as CounterValues, QueryServers, Reply, Request, ServerList,
 };
 use bafs_proto::net::channel::Listener;
-use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::token::{Resource, Right, Verifier};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -73,7 +73,7 @@ impl Catalog {
         self.adverts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn answer(&self, incoming: Incoming) -> Result<Reply> {
+    fn answer(&self, incoming: IncomingRequest) -> Result<Reply> {
         let (token, now) = (&incoming.token, clock::now());
         self.counters
             .add(&format!("calls.{}", incoming.request.name()), 1);
@@ -83,7 +83,7 @@ impl Catalog {
                     .require(token, Resource::Catalog, Right::Write)?;
                 let servers = self.adverts().advertise(now, call.advert).map_err(refusal_error)?;
                 let servers = u32::try_from(servers).unwrap_or(u32::MAX);
-                Ok(Reply::Advertise(Advertised { servers }))
+                Ok(Reply::Advertise(AdvertiseReply { server_count: servers }))
             }
             Request::QueryServers(call) => {
                 self.access.require(token, Resource::Catalog, Right::Read)?;
@@ -111,7 +111,7 @@ impl Catalog {
 }
 
 impl Service for Catalog {
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             let right = match incoming.request {
                 Request::Advertise(_) => Right::Write,

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::door::{
-    DOOR_NAME, DoorCall, DoorReply, DoorRequest, DoorWord, HandOverTicket, HandedOver, Knock,
-    TICKET_MS, Ticket,
+    HANDOFF_SOCKET_NAME, HandoffCall, HandoffReply, HandoffRequest, HandoffMessage, HandoffTicket, HandoffHeader, HandoffHello,
+    HANDOFF_TICKET_LIFETIME_MS, TicketSecret,
 };
 use bafs_proto::net::BoxFuture;
-use bafs_proto::net::packets::{PacketListener, Packets};
+use bafs_proto::net::packets::{PacketListener, PacketSocket};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, Result, codec};
 use serde::Serialize;
@@ -43,7 +43,7 @@ pub type HandoffFactory = Box<dyn FnOnce() -> BoxFuture<'static, Result<Handoff>
 /// What is handed over.
 pub struct Handoff {
     /// What the agent is told.
-    pub header: HandedOver,
+    pub header: HandoffHeader,
     /// The open files that go with it; closed here when they are sent.
     pub files: Vec<OwnedFd>,
     /// Answers the agent from then on; dropped when the connection is over.
@@ -53,13 +53,13 @@ pub struct Handoff {
 }
 
 /// What an agent is told, with the open files beside it.
-pub type HandlerReply = Result<(DoorReply, Vec<OwnedFd>)>;
+pub type HandlerReply = Result<(HandoffReply, Vec<OwnedFd>)>;
 
 /// Looks after something that was handed over, until it is dropped.
 pub trait HandoffHandler: Send {
     /// Answers one request. Several may be under way at once; what was begun is done, even when the
     /// agent is gone.
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, HandlerReply>;
+    fn answer(&mut self, request: HandoffRequest) -> BoxFuture<'static, HandlerReply>;
 }
 
 /// Tickets of one node and the place where they are shown.
@@ -67,7 +67,7 @@ pub struct HandoffServer {
     directory: PathBuf,
     /// The socket's path, once there is one.
     socket: Mutex<Option<String>>,
-    tickets: Mutex<BTreeMap<Ticket, (Time, HandoffFactory)>>,
+    tickets: Mutex<BTreeMap<TicketSecret, (Time, HandoffFactory)>>,
     connections: Arc<Semaphore>,
     counters: Counters,
 }
@@ -127,38 +127,38 @@ impl HandoffServer {
     ///
     /// # Errors
     /// `Unsupported` when the door is closed, `Busy` when too many tickets wait.
-    pub fn issue_ticket(&self, grant: HandoffFactory) -> Result<HandOverTicket> {
+    pub fn issue_ticket(&self, grant: HandoffFactory) -> Result<HandoffTicket> {
         let socket = lock(&self.socket).clone().ok_or_else(closed_error)?;
         let now = clock::now();
         let mut tickets = lock(&self.tickets);
-        tickets.retain(|_, (made, _)| now.ms_since(*made) <= TICKET_MS);
+        tickets.retain(|_, (made, _)| now.ms_since(*made) <= HANDOFF_TICKET_LIFETIME_MS);
         if tickets.len() >= UNUSED_TICKETS_MAX {
             let text = format!("{UNUSED_TICKETS_MAX} tickets wait at the door; use the network");
             return Err(Error::new(ErrorCode::Busy, text));
         }
-        let ticket = Ticket(rand::random());
+        let ticket = TicketSecret(rand::random());
         tickets.insert(ticket, (now, grant));
         self.counters.add("door.tickets", 1);
-        Ok(HandOverTicket { socket, ticket })
+        Ok(HandoffTicket { socket, secret: ticket })
     }
 
     fn listen(&self) -> std::io::Result<PacketListener> {
-        let path = self.directory.canonicalize()?.join(DOOR_NAME);
+        let path = self.directory.canonicalize()?.join(HANDOFF_SOCKET_NAME);
         let path = path
             .into_os_string()
             .into_string()
             .map_err(|_| std::io::ErrorKind::InvalidFilename)?;
-        let listener = PacketListener::bind(&self.directory, DOOR_NAME)?;
+        let listener = PacketListener::bind(&self.directory, HANDOFF_SOCKET_NAME)?;
         *lock(&self.socket) = Some(path);
         Ok(listener)
     }
 
     /// One connection from its first word to its end.
-    async fn serve_connection(&self, packets: &Packets) {
+    async fn serve_connection(&self, packets: &PacketSocket) {
         let opened = match with_message_timeout(self.accept_hello(packets)).await {
             Ok(parcel) => send_handoff(packets, parcel).await,
             Err(error) => {
-                let answer = Err::<HandedOver, _>(error.clone());
+                let answer = Err::<HandoffHeader, _>(error.clone());
                 // Whoever does not even listen gets no answer.
                 let _ = with_message_timeout(send_message(packets, &answer, &[])).await;
                 Err(error)
@@ -178,7 +178,7 @@ impl HandoffServer {
         }
     }
 
-    async fn accept_hello(&self, packets: &Packets) -> Result<Handoff> {
+    async fn accept_hello(&self, packets: &PacketSocket) -> Result<Handoff> {
         let refuse = |text: &str| Error::new(ErrorCode::TokenInvalid, text);
         let uid = packets.peer_uid().map_err(connection_error)?;
         // Files that another user makes would not be ours to read, to copy, to delete.
@@ -187,7 +187,7 @@ impl HandoffServer {
         }
         let packet = packets.receive().await.map_err(connection_error)?;
         let (bytes, _files) = packet.ok_or_else(|| refuse("nothing was said at the door"))?;
-        let Knock { version, ticket } = codec::decode(&bytes)?;
+        let HandoffHello { version, secret: ticket } = codec::decode(&bytes)?;
         if version != PROTOCOL_VERSION {
             let text = format!("the agent speaks version {version}, the node {PROTOCOL_VERSION}");
             return Err(Error::new(ErrorCode::VersionMismatch, text));
@@ -195,7 +195,7 @@ impl HandoffServer {
         let (made, grant) = lock(&self.tickets)
             .remove(&ticket)
             .ok_or_else(|| refuse("the ticket is not known (any more)"))?;
-        if clock::now().ms_since(made) > TICKET_MS {
+        if clock::now().ms_since(made) > HANDOFF_TICKET_LIFETIME_MS {
             return Err(refuse("the ticket is too old"));
         }
         grant().await
@@ -204,7 +204,7 @@ impl HandoffServer {
 
 type SentHandoff = (Box<dyn HandoffHandler>, watch::Receiver<Option<Error>>);
 
-async fn send_handoff(packets: &Packets, parcel: Handoff) -> Result<SentHandoff> {
+async fn send_handoff(packets: &PacketSocket, parcel: Handoff) -> Result<SentHandoff> {
     let Handoff {
         header,
         files,
@@ -217,7 +217,7 @@ async fn send_handoff(packets: &Packets, parcel: Handoff) -> Result<SentHandoff>
 
 /// Answers an agent until one of the two ends it.
 async fn serve_requests(
-    packets: &Packets,
+    packets: &PacketSocket,
     keeper: &mut dyn HandoffHandler,
     mut recall: watch::Receiver<Option<Error>>,
 ) -> Result<()> {
@@ -228,7 +228,7 @@ async fn serve_requests(
             why = wait_for_recall(&mut recall), if may_recall => {
                 may_recall = false;
                 if let Some(why) = why {
-                    with_message_timeout(send_message(packets, &DoorWord::Stop { why }, &[])).await?;
+                    with_message_timeout(send_message(packets, &HandoffMessage::Revoke { reason }, &[])).await?;
                 }
             }
             Some(answered) = answers.0.join_next() => {
@@ -237,13 +237,13 @@ async fn serve_requests(
                     Ok((reply, files)) => (Ok(reply), files),
                     Err(error) => (Err(error), Vec::new()),
                 };
-                with_message_timeout(send_message(packets, &DoorWord::Answer { number, answer }, &files)).await?;
+                with_message_timeout(send_message(packets, &HandoffMessage::Reply { number, result }, &files)).await?;
             }
             packet = packets.receive(), if answers.0.len() < CONCURRENT_REQUESTS_MAX => {
                 let Some((bytes, _files)) = packet.map_err(connection_error)? else {
                     return Ok(());
                 };
-                let DoorCall { number, request } = codec::decode(&bytes)?;
+                let HandoffCall { number, request } = codec::decode(&bytes)?;
                 let answer = keeper.answer(request);
                 answers.0.spawn(async move { (number, answer.await) });
             }
@@ -270,7 +270,7 @@ async fn wait_for_recall(recall: &mut watch::Receiver<Option<Error>>) -> Option<
     recall.wait_for(Option::is_some).await.ok()?.clone()
 }
 
-async fn send_message(packets: &Packets, word: &impl Serialize, files: &[OwnedFd]) -> Result<()> {
+async fn send_message(packets: &PacketSocket, word: &impl Serialize, files: &[OwnedFd]) -> Result<()> {
     let bytes = codec::encode(word)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     packets.send(&bytes, &files).await.map_err(connection_error)

@@ -181,7 +181,7 @@ impl Executor {
                 Ok(agent::run_job(&accompanying.config, &call, killed).await)
             });
             let report = report.await;
-            let report = report.unwrap_or_else(|error| minimal_report(JobOutcome::Environment(error)));
+            let report = report.unwrap_or_else(|error| minimal_report(JobOutcome::EnvironmentFailed(error)));
             this.finish(id, report);
         });
         // The task cannot have ended yet: its last act needs the lock that is held here.
@@ -228,7 +228,7 @@ impl Executor {
             return Err(Error::new(ErrorCode::Malformed, text));
         }
         let near = deadline
-            .left()
+            .remaining()
             .saturating_sub(Duration::from_millis(REPLY_MARGIN_MS));
         let wait = near.min(Duration::from_millis(u64::from(call.wait_ms)));
         let until = Deadline::after(wait);
@@ -320,11 +320,11 @@ impl Executor {
         if is_path_missing(&self.config.volume_directory) {
             let store = self.config.volume_directory.display();
             let text = format!("the store of its node was removed while it ran: no {store}");
-            report.outcome = JobOutcome::Environment(Error::new(ErrorCode::StoreLost, text));
+            report.outcome = JobOutcome::EnvironmentFailed(Error::new(ErrorCode::StoreLost, text));
         }
         if report.outcome != JobOutcome::Exited(0) {
             let volumes = report.volumes.iter();
-            volumes.for_each(|used| self.full_disk.note_no_space(used.disk_bytes));
+            volumes.for_each(|used| self.full_disk.note_no_space(used.disk_free_bytes));
         }
         let mut state = self.state();
         if let Some(Execution::Running { job, .. }) = state.executions.remove(&id) {

@@ -10,7 +10,7 @@ use bafs_proto::message::{Advert, Advertise};
 use bafs_proto::net::Service;
 use bafs_proto::net::channel::{Dialer, Listener};
 use bafs_proto::net::pool::Pool;
-use bafs_proto::path::{check_name, check_text};
+use bafs_proto::path::{check_name, check_printable};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -140,7 +140,7 @@ pub(crate) fn reachable_address(local: SocketAddr) -> String {
 /// `BadPath`.
 pub(crate) fn check_names(name: &str, group: &str) -> Result<()> {
     check_name(name)?;
-    check_text(group).map_err(|error| error.context("group"))
+    check_printable(group).map_err(|error| error.context("group"))
 }
 
 /// What a server says in its log of the answers of the catalog to its adverts: a refusal, and once

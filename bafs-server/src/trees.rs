@@ -17,14 +17,14 @@ use std::time::Duration;
 use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::{AgentId, Epoch};
-use bafs_proto::limits::OPS_MAX;
+use bafs_proto::limits::BATCH_OPS_MAX;
 use bafs_proto::message::{
-    CloseTree, FileResults, GivenNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
+    CloseTree, FileResults, AssignedNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
 use bafs_proto::time::Time;
 use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::{DescriptorShare, KeptDescriptors, Session, Tree};
+use bafs_tree::{JobDescriptorUse, ReservedDescriptors, Session, Tree};
 use bytes::Bytes;
 use tokio::sync::watch;
 
@@ -69,7 +69,7 @@ struct SessionTable {
     /// Sessions that were taken out and may still run something.
     ending_sessions: Vec<(TreeRef, Weak<AgentSession>)>,
     /// What agents have open, of those that have sessions.
-    descriptor_shares: BTreeMap<AgentId, DescriptorShare>,
+    descriptor_shares: BTreeMap<AgentId, JobDescriptorUse>,
     fenced_sessions: RecentSet<(TreeRef, Epoch)>,
     dropped_trees: RecentSet<TreeRef>,
 }
@@ -79,7 +79,7 @@ struct AgentSession {
     agent: AgentId,
     is_writable: bool,
     /// Descriptors that are kept for what its agent opens early.
-    reserved_descriptors: KeptDescriptors,
+    reserved_descriptors: ReservedDescriptors,
     last_seen: Mutex<Time>,
     replay: Mutex<BatchReplay>,
     /// The last batch of the agent's chain that has run.
@@ -134,7 +134,7 @@ impl TreeSessions {
             tree: name,
             agent,
             writable,
-            resumes,
+            resumed_incarnation: resumes,
         } = open;
         let machine = self.0.boot_id;
         if resumes.is_some_and(|resumed| resumed != machine) {
@@ -143,14 +143,14 @@ impl TreeSessions {
             return Err(Error::new(ErrorCode::VolumeLost, text));
         }
         let share = self.lock().descriptor_share(agent);
-        let mut own = tree.session(writable).that_counts_for(share);
+        let mut own = tree.session(writable).with_descriptor_use(share);
         if resumes.is_some() {
-            own = own.that_resumes();
+            own = own.resumed();
         }
         let session = AgentSession {
             agent,
             is_writable: writable,
-            reserved_descriptors: KeptDescriptors::default(),
+            reserved_descriptors: ReservedDescriptors::default(),
             last_seen: Mutex::new(clock::now()),
             replay: Mutex::default(),
             last_chained_batch: watch::Sender::new(0),
@@ -163,8 +163,8 @@ impl TreeSessions {
         Ok(TreeSession {
             epoch,
             lease_ms: LEASE_MS,
-            machine,
-            early_handles,
+            machine_incarnation: machine,
+            early_handles_max: early_handles,
         })
     }
 
@@ -200,10 +200,10 @@ impl TreeSessions {
             tree,
             epoch,
             sequence,
-            after,
+            after_sequence: after,
             caller,
             ops,
-            given,
+            assigned_numbers: given,
         } = call;
         let session = self.lock().find(&tree, epoch)?;
         *lock(&session.last_seen) = clock::now();
@@ -215,9 +215,9 @@ impl TreeSessions {
                 Bytes::new(),
             ));
         }
-        if ops.len() > OPS_MAX {
+        if ops.len() > BATCH_OPS_MAX {
             let text = format!(
-                "{} operations in one batch; at most {OPS_MAX} go",
+                "{} operations in one batch; at most {BATCH_OPS_MAX} go",
                 ops.len()
             );
             return Err(Error::new(ErrorCode::Malformed, text));
@@ -437,7 +437,7 @@ impl SessionTable {
     /// that to have the descriptors which it kept: nobody hears any more what it opens.
     fn take_session(&mut self, key: &(TreeRef, Epoch)) -> Option<Arc<AgentSession>> {
         let open = self.sessions.remove(key)?;
-        open.reserved_descriptors.give_back();
+        open.reserved_descriptors.release();
         self.ending_sessions.retain(|(_, open)| open.strong_count() > 0);
         self.ending_sessions.push((key.0.clone(), Arc::downgrade(&open)));
         Some(open)
@@ -509,17 +509,17 @@ impl AgentSession {
         &self,
         is_in_chain: bool,
         caller: bafs_proto::file_op::Caller,
-        (ops, given): (&[FileOp], &[GivenNumbers]),
+        (ops, given): (&[FileOp], &[AssignedNumbers]),
         data: &[u8],
         full_disk: &DiskFullFlag,
     ) -> Result<(Vec<FileResult>, Bytes), ()> {
         let mut results = Vec::with_capacity(ops.len());
-        let (mut out, mut named) = (Buffer::with_room(read_bytes_max(ops)), 0);
+        let (mut out, mut named) = (Buffer::with_capacity(read_bytes_max(ops)), 0);
         let mut given = given.iter().peekable();
         for (place, op) in ops.iter().enumerate() {
             let guard = self.session.read().unwrap_or_else(PoisonError::into_inner);
             let session = guard.as_ref().ok_or(())?;
-            let numbers = given.next_if(|given| given.op as usize == place);
+            let numbers = given.next_if(|given| given.op_index as usize == place);
             let is_behind = is_in_chain && self.has_chain_failed.load(Ordering::Acquire);
             let result = match numbers {
                 // That is only asked, and tells why the chain failed.
@@ -528,8 +528,8 @@ impl AgentSession {
                 }
                 _ if !has_room_for(op, out.len(), named) => Err(Errno(nix::errno::Errno::E2BIG as i32)),
                 None => session.run(caller, op, data, &mut out),
-                Some(GivenNumbers { ino, handle, .. }) => {
-                    session.run_given((caller, op, data), (*ino, *handle), &mut out)
+                Some(AssignedNumbers { ino, handle, .. }) => {
+                    session.run_numbered((caller, op, data), (*ino, *handle), &mut out)
                 }
             };
             if has_no_space(op, &result) {
@@ -596,7 +596,7 @@ fn volume_lost_error(tree: &TreeRef) -> Error {
 
 fn running_error(sequence: u64) -> Error {
     let text = format!("batch {sequence}, or one before it, still runs");
-    Error::new(ErrorCode::Running, text)
+    Error::new(ErrorCode::InProgress, text)
 }
 
 fn interrupted_error() -> Error {
@@ -621,7 +621,7 @@ mod tests {
             tree: TreeRef::Volume(VolumeId(1)),
             agent: AgentId::random(),
             writable: true,
-            resumes,
+            resumed_incarnation: resumes,
         }
     }
 
@@ -632,7 +632,7 @@ mod tests {
         let tree = Tree::open(directory.path(), None).unwrap();
         let sessions = TreeSessions::new(1, Counters::default());
         let opened = sessions.open(tree.clone(), writer(None)).await.unwrap();
-        let call = writer(Some(opened.machine));
+        let call = writer(Some(opened.machine_incarnation));
         let hanging = sessions.lock().find(&call.tree, opened.epoch).unwrap();
         let operation = hanging.session.read().unwrap();
         let late = clock::now().plus_ms(LEASE_MS + 1);
@@ -693,7 +693,7 @@ mod tests {
             tree: TreeRef::Volume(VolumeId(24)),
             epoch: last.epoch,
             sequence: 1,
-            after: None,
+            after_sequence: None,
             caller: bafs_proto::file_op::Caller {
                 uid: 0,
                 gid: 0,
@@ -702,7 +702,7 @@ mod tests {
             ops: vec![FileOp::OpenDirectory {
                 ino: bafs_proto::ids::InodeNo::ROOT,
             }],
-            given: Vec::new(),
+            assigned_numbers: Vec::new(),
         };
         let (ran, _) = sessions.run(call, Bytes::new()).await.unwrap();
         assert!(ran.results[0].is_ok(), "{:?}", ran.results);

@@ -7,7 +7,7 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::message::{
     Advert, Advertise, ListVolumes, QueryServers, ReadCounters, Role, ServerKind,
 };
-use bafs_proto::net::mem::Network;
+use bafs_proto::net::mem::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
@@ -45,7 +45,7 @@ async fn servers_are_known_as_long_as_their_adverts_say() {
             .expect("token")
     };
     let (teller, asker) = (grant(&[Right::Write]), grant(&[Right::Read]));
-    let network = Network::new();
+    let network = MemoryNetwork::new();
     network.listen("c:1", Arc::new(Catalog::new(authority.signer().verifier())));
     let pool = Pool::new(network.dialer("t"));
     let tell = |token: Token, advert| {
@@ -56,14 +56,14 @@ async fn servers_are_known_as_long_as_their_adverts_say() {
         tell(teller.clone(), advert(1, 60_000))
             .await
             .expect("told")
-            .servers,
+            .server_count,
         1
     );
     assert_eq!(
         tell(teller.clone(), advert(2, 300))
             .await
             .expect("told")
-            .servers,
+            .server_count,
         2
     );
     let ask = || pool.call("c:1", &asker, QueryServers::default(), short_deadline());

@@ -8,19 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bafs_proto::door::{
-    DoorCall, DoorReply, DoorRequest, DoorWord, HandOverTicket, HandedOver, HandedTree, Knock,
-    Opening, Ticket,
+    HandoffCall, HandoffReply, HandoffRequest, HandoffMessage, HandoffTicket, HandoffHeader, TreeHandoff, HandoffHello,
+    HandoffHelloReply, TicketSecret,
 };
 use bafs_proto::ids::FileIndex;
 use bafs_proto::net::BoxFuture;
-use bafs_proto::net::packets::Packets;
+use bafs_proto::net::packets::PacketSocket;
 use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, codec};
 use bafs_server::counters::Counters;
 use bafs_server::door::{HandlerReply, HandoffServer, HandoffFactory, HandoffHandler, Handoff};
 use tokio::sync::watch;
 
-const HEADER: HandedOver = HandedOver::Tree(HandedTree {
-    bind: None,
+const HEADER: HandoffHeader = HandoffHeader::Tree(TreeHandoff {
+    bind_path: None,
     size_bytes: 1,
     size_files: 2,
     used_bytes: 3,
@@ -33,13 +33,13 @@ struct FileHandler {
 }
 
 impl HandoffHandler for FileHandler {
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, HandlerReply> {
+    fn answer(&mut self, request: HandoffRequest) -> BoxFuture<'static, HandlerReply> {
         let path = self.file.clone();
         Box::pin(async move {
             match request {
-                DoorRequest::PinFile { .. } => {
+                HandoffRequest::PinFile { .. } => {
                     let file = File::open(path).expect("open");
-                    Ok((DoorReply::Pinned, vec![file.into()]))
+                    Ok((HandoffReply::Pinned, vec![file.into()]))
                 }
                 _ => Err(Error::new(ErrorCode::Unsupported, "no")),
             }
@@ -101,11 +101,11 @@ impl HandoffFixture {
     }
 }
 
-async fn send_hello(socket: &str, ticket: Ticket) -> (Packets, Opening, Vec<OwnedFd>) {
-    let packets = Packets::connect(Path::new(socket)).expect("connect");
-    let knock = Knock {
+async fn send_hello(socket: &str, ticket: TicketSecret) -> (PacketSocket, HandoffHelloReply, Vec<OwnedFd>) {
+    let packets = PacketSocket::connect(Path::new(socket)).expect("connect");
+    let knock = HandoffHello {
         version: PROTOCOL_VERSION,
-        ticket,
+        secret: ticket,
     };
     let bytes = codec::encode(&knock).expect("encode");
     packets.send(&bytes, &[]).await.expect("send");
@@ -120,15 +120,15 @@ fn read_text(file: OwnedFd) -> String {
     text
 }
 
-async fn send_request(packets: &Packets, number: u64) -> (DoorWord, Vec<OwnedFd>) {
-    let request = DoorRequest::PinFile { file: FileIndex(0) };
-    let call = DoorCall { number, request };
+async fn send_request(packets: &PacketSocket, number: u64) -> (HandoffMessage, Vec<OwnedFd>) {
+    let request = HandoffRequest::PinFile { file: FileIndex(0) };
+    let call = HandoffCall { number, request };
     let bytes = codec::encode(&call).expect("encode");
     packets.send(&bytes, &[]).await.expect("send");
     receive_message(packets).await
 }
 
-async fn receive_message(packets: &Packets) -> (DoorWord, Vec<OwnedFd>) {
+async fn receive_message(packets: &PacketSocket) -> (HandoffMessage, Vec<OwnedFd>) {
     let (bytes, files) = packets.receive().await.expect("receive").expect("a word");
     (codec::decode(&bytes).expect("decode"), files)
 }
@@ -136,13 +136,13 @@ async fn receive_message(packets: &Packets) -> (DoorWord, Vec<OwnedFd>) {
 #[tokio::test]
 async fn a_ticket_gets_the_files_once_and_the_end_gives_them_back() {
     let world = HandoffFixture::new().await;
-    let HandOverTicket { socket, ticket } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
+    let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
     let (packets, opening, mut files) = send_hello(&socket, ticket).await;
     assert_eq!(opening, Ok(HEADER));
     assert_eq!(read_text(files.remove(0)), "data");
     let (word, mut files) = send_request(&packets, 7).await;
-    let answer = Ok(DoorReply::Pinned);
-    assert_eq!(word, DoorWord::Answer { number: 7, answer });
+    let answer = Ok(HandoffReply::Pinned);
+    assert_eq!(word, HandoffMessage::Reply { number: 7, result });
     assert_eq!(read_text(files.remove(0)), "data");
     let (_, again, files) = send_hello(&socket, ticket).await;
     assert_eq!(
@@ -159,33 +159,33 @@ async fn a_ticket_gets_the_files_once_and_the_end_gives_them_back() {
 #[tokio::test]
 async fn what_must_be_given_back_is_asked_for_and_calls_are_still_answered() {
     let world = HandoffFixture::new().await;
-    let HandOverTicket { socket, ticket } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
+    let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
     let (packets, opening, _files) = send_hello(&socket, ticket).await;
     opening.expect("opened");
     let why = Error::new(ErrorCode::Fenced, "another writer");
     world.recall.send_replace(Some(why.clone()));
-    assert_eq!(receive_message(&packets).await.0, DoorWord::Stop { why });
-    assert!(matches!(send_request(&packets, 1).await.0, DoorWord::Answer { .. }));
+    assert_eq!(receive_message(&packets).await.0, HandoffMessage::Revoke { reason });
+    assert!(matches!(send_request(&packets, 1).await.0, HandoffMessage::Reply { .. }));
 }
 
 #[tokio::test]
 async fn garbage_and_guesses_harm_nobody() {
     let world = HandoffFixture::new().await;
-    let HandOverTicket { socket, ticket } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
+    let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
     for garbage in [&[0u8][..], &[0xff; 36], &[7; 60_000]] {
-        let packets = Packets::connect(Path::new(&socket)).expect("connect");
+        let packets = PacketSocket::connect(Path::new(&socket)).expect("connect");
         packets.send(garbage, &[]).await.expect("send");
         let (bytes, _) = packets.receive().await.expect("receive").expect("answer");
-        codec::decode::<Opening>(&bytes)
+        codec::decode::<HandoffHelloReply>(&bytes)
             .expect("decode")
             .expect_err("refused");
         assert!(packets.receive().await.expect("end").is_none());
     }
-    let (_, guess, _) = send_hello(&socket, Ticket([7; 32])).await;
+    let (_, guess, _) = send_hello(&socket, TicketSecret([7; 32])).await;
     assert_eq!(guess.expect_err("unknown").code, ErrorCode::TokenInvalid);
     // One that comes and goes, and one that says nothing, hold nobody up.
-    drop(Packets::connect(Path::new(&socket)).expect("connect"));
-    let _silent = Packets::connect(Path::new(&socket)).expect("connect");
+    drop(PacketSocket::connect(Path::new(&socket)).expect("connect"));
+    let _silent = PacketSocket::connect(Path::new(&socket)).expect("connect");
     let (packets, opening, _files) = send_hello(&socket, ticket).await;
     opening.expect("opened");
     // Garbage later ends the connection.

@@ -76,7 +76,7 @@ fn start_call_with_token(id: u128, token: u8) -> StartJob {
         writable: true,
         write_back: false,
         token: serde_json::from_value(serde_json::json!([token])).expect("token"),
-        keep_ms: 0,
+        lifetime_ms_min: 0,
     });
     call
 }
@@ -155,7 +155,7 @@ async fn an_agent_without_a_report_is_a_failed_environment() {
         let directory = tempfile::tempdir().expect("directory");
         let executor = executor(directory.path(), script);
         executor.start(start_call(1)).expect("start");
-        let JobOutcome::Environment(error) = outcome(&executor, 1).await else {
+        let JobOutcome::EnvironmentFailed(error) = outcome(&executor, 1).await else {
             panic!("{script}");
         };
         assert_eq!(error.code, ErrorCode::ServerFault, "{script}");
@@ -168,7 +168,7 @@ async fn an_agent_without_a_report_is_a_failed_environment() {
     let executor = executor(directory.path(), "exit 0");
     std::fs::remove_file(directory.path().join("agent.sh")).expect("remove");
     executor.start(start_call(1)).expect("start");
-    let JobOutcome::Environment(error) = outcome(&executor, 1).await else {
+    let JobOutcome::EnvironmentFailed(error) = outcome(&executor, 1).await else {
         panic!("no program")
     };
     assert!(

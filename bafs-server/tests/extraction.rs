@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use crate::storage_world::{A, HOME, NodeCluster, from_home, random_bytes, populated_home, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
+use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::{CreateVolume, DeleteVolume, ExtractFile, PutReceipt};
 use bafs_proto::net::Service;
-use bafs_proto::volume::{Source, VolumeSpec, VolumeState};
+use bafs_proto::volume::{VolumeSource, VolumeSpec, VolumeState};
 use bafs_server::home;
 
 const B: &str = "b:1";
@@ -18,10 +18,10 @@ fn extract(id: u128, volume: u128, path: &str, target: &str, world: &NodeCluster
     ExtractFile {
         volume: VolumeId(volume),
         path: path.to_owned(),
-        extract: ExtractId(id),
-        home: HOME.to_owned(),
+        extraction: ExtractionId(id),
+        home_address: HOME.to_owned(),
         home_id: None,
-        target: target.to_owned(),
+        target_path: target.to_owned(),
         home_token: world.token.clone(),
     }
 }
@@ -68,7 +68,7 @@ async fn a_file_goes_home_exactly_once() {
         .collect();
     let digest = Digest::of(&random_bytes(3_500_000, 7));
     let expected = PutReceipt {
-        extract: ExtractId(1),
+        extraction: ExtractionId(1),
         path: "out/big".to_owned(),
         size: 3_500_000,
         digest,
@@ -228,7 +228,7 @@ async fn another_home_at_the_address_is_as_good_as_none() {
     world.network.listen(HOME, home);
     let _node = world.node(A, world.config(store.path())).await;
     let fill = |id| {
-        Some(Source::Home {
+        Some(VolumeSource::Home {
             address: HOME.to_owned(),
             path: "in".to_owned(),
             id,
@@ -248,7 +248,7 @@ async fn another_home_at_the_address_is_as_good_as_none() {
     for (number, path) in [(1, "f"), (3, "big")] {
         let call = |number, home_id, home: &str| ExtractFile {
             home_id,
-            home: home.to_owned(),
+            home_address: home.to_owned(),
             ..extract(number, 1, path, path, &world)
         };
         let lost = world.call_for(A, call(number, other, HOME), 1_000).await;
@@ -278,7 +278,7 @@ async fn a_full_home_is_told_as_such_with_what_it_holds() {
     std::fs::write(path, random_bytes(6 << 20, 7)).expect("write");
     for number in 1..=8 {
         let place = root.path().join(home::OWN_DIRECTORY);
-        let place = place.join(ExtractId(number).to_string());
+        let place = place.join(ExtractionId(number).to_string());
         std::fs::create_dir(&place).expect("mkdir");
         std::os::unix::fs::symlink("/dev/full", place.join("data")).expect("link");
         let call = extract(number, 1, "big", &format!("out{number}"), &world);

@@ -8,7 +8,7 @@ use crate::storage_world::{A, HOME, FaultyHome, NodeCluster, from_home, from_vol
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::SourceKind;
-use bafs_proto::volume::{Source, VolumeSpec, VolumeState};
+use bafs_proto::volume::{VolumeSource, VolumeSpec, VolumeState};
 use bafs_server::home;
 
 const B: &str = "b:1";
@@ -31,7 +31,7 @@ async fn a_filled_volume_takes_no_more_disk_than_it_reserved() {
     };
     // 60 files of 100 bytes take 60 blocks of the disk.
     let small = world.create(A, bytes(1, 100_000)).await.expect("status");
-    let code = small.fault.as_ref().map(|fault| fault.code);
+    let code = small.error.as_ref().map(|fault| fault.code);
     assert_eq!(code, Some(ErrorCode::TooLarge), "{small:?}");
     let large = world.create(A, bytes(2, 1_000_000)).await.expect("status");
     assert_eq!(large.state, VolumeState::Ready, "{large:?}");
@@ -72,7 +72,7 @@ async fn a_fill_with_too_few_files_copies_nothing() {
         ..spec(id, from_home("in"))
     };
     let short = world.create(A, files(1, 19)).await.expect("status");
-    let fault = short.fault.as_ref().expect("it does not fit");
+    let fault = short.error.as_ref().expect("it does not fit");
     assert_eq!(fault.code, ErrorCode::TooLarge);
     assert_eq!(home.reads.load(Ordering::Relaxed), 0, "nothing was copied");
     let enough = world.create(A, files(2, 20)).await.expect("status");
@@ -217,7 +217,7 @@ async fn names_of_one_file_are_names_of_one_file_in_a_copy() {
     );
     // And so in a copy of the copy.
     let _again = world.node(C, world.config(third.path())).await;
-    let source = Some(Source::Volume {
+    let source = Some(VolumeSource::Volume {
         address: B.to_owned(),
         volume: VolumeId(11),
     });

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::storage_world::{FOREVER, NodeCluster, spec};
-use bafs_proto::door::{DoorCall, DoorRequest, DoorWord, HandOver, HandOverOf, Knock, Opening};
+use bafs_proto::door::{HandoffCall, HandoffRequest, HandoffMessage, GetHandoffTicket, HandoffTarget, HandoffHello, HandoffHelloReply};
 use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::ids::{AgentId, Epoch, VolumeId};
-use bafs_proto::message::{CloseTree, DeleteVolume, OpenTree, RunFileOps, ShowVolume, TreeRef};
-use bafs_proto::net::packets::Packets;
+use bafs_proto::message::{CloseTree, DeleteVolume, OpenTree, RunFileOps, GetVolume, TreeRef};
+use bafs_proto::net::packets::PacketSocket;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right};
 use bafs_proto::{ErrorCode, PROTOCOL_VERSION, Result, codec};
@@ -28,8 +28,8 @@ struct NodeFixture {
 }
 
 struct ReceivedHandoff {
-    packets: Packets,
-    opening: Opening,
+    packets: PacketSocket,
+    opening: HandoffHelloReply,
     files: Vec<OwnedFd>,
 }
 
@@ -53,7 +53,7 @@ impl NodeFixture {
             tree,
             agent,
             writable,
-            resumes: None,
+            resumed_incarnation: None,
         };
         Ok(self.world.call_for(A, call, 1_000).await?.epoch)
     }
@@ -62,18 +62,18 @@ impl NodeFixture {
     async fn receive_tree(&self, epoch: Epoch) -> Result<ReceivedHandoff> {
         let ticket = loop {
             let tree = TreeRef::Volume(V);
-            let what = HandOverOf::Tree { tree, epoch };
-            match self.world.call(A, HandOver { what }).await {
+            let what = HandoffTarget::Tree { tree, epoch };
+            match self.world.call(A, GetHandoffTicket { target: what }).await {
                 Err(error) if error.code == ErrorCode::Unsupported => {
                     tokio::task::yield_now().await;
                 }
                 ticket => break ticket?,
             }
         };
-        let packets = Packets::connect(Path::new(&ticket.socket)).expect("connect");
-        let knock = Knock {
+        let packets = PacketSocket::connect(Path::new(&ticket.socket)).expect("connect");
+        let knock = HandoffHello {
             version: PROTOCOL_VERSION,
-            ticket: ticket.ticket,
+            secret: ticket.secret,
         };
         let bytes = codec::encode(&knock).expect("encode");
         packets.send(&bytes, &[]).await.expect("send");
@@ -91,10 +91,10 @@ impl NodeFixture {
             tree: TreeRef::Volume(V),
             epoch,
             sequence: 1,
-            after: None,
+            after_sequence: None,
             caller: Caller::default(),
             ops,
-            given: Vec::new(),
+            assigned_numbers: Vec::new(),
         };
         self.world.call(A, call).await.map(drop)
     }
@@ -106,7 +106,7 @@ impl NodeFixture {
 }
 
 impl ReceivedHandoff {
-    async fn next_message(&self) -> DoorWord {
+    async fn next_message(&self) -> HandoffMessage {
         let (bytes, _) = self
             .packets
             .receive()
@@ -118,7 +118,7 @@ impl ReceivedHandoff {
 
     async fn wait_for_end(&self) -> ErrorCode {
         match self.next_message().await {
-            DoorWord::Stop { why } => why.code,
+            HandoffMessage::Revoke { reason: why } => why.code,
             other => panic!("{other:?}"),
         }
     }
@@ -139,11 +139,11 @@ async fn a_writer_gets_the_directory_and_its_lock_and_the_server_keeps_the_lease
         ErrorCode::SessionUnknown
     );
     // What the agent tells is shown, and counted anew once it is gone.
-    let (number, request) = (1, DoorRequest::Used { bytes: 5, files: 6 });
-    let bytes = codec::encode(&DoorCall { number, request }).expect("encode");
+    let (number, request) = (1, HandoffRequest::ReportUse { bytes: 5, files: 6 });
+    let bytes = codec::encode(&HandoffCall { number, request }).expect("encode");
     handed.packets.send(&bytes, &[]).await.expect("send");
     handed.next_message().await;
-    let show = ShowVolume { volume: V };
+    let show = GetVolume { volume: V };
     let shown = served.world.call(A, show).await.expect("show");
     assert_eq!((shown.used_bytes, shown.used_files), (5, 6));
     std::fs::write(served.tree().join("f"), [7; 10_000]).expect("write");
@@ -168,12 +168,12 @@ async fn rights_are_those_of_the_session() {
     ] {
         let token = signer.grant(&[resource], &[right], FOREVER);
         let (token, deadline) = (token.expect("token"), Deadline::after_ms(2_000));
-        let what = HandOverOf::Tree {
+        let what = HandoffTarget::Tree {
             tree: tree.clone(),
             epoch,
         };
         let pool = &served.world.pool;
-        let refused = pool.call(A, &token, HandOver { what }, deadline).await;
+        let refused = pool.call(A, &token, GetHandoffTicket { target }, deadline).await;
         assert_eq!(refused.expect_err("refused").code, ErrorCode::RightMissing);
     }
 }
@@ -193,7 +193,7 @@ async fn a_writer_with_company_and_one_that_has_begun_stay_with_the_server() {
     let close = CloseTree {
         tree,
         epoch,
-        keep_ms: 0,
+        lifetime_ms_min: 0,
     };
     served.world.call(A, close).await.expect("close");
     let refused = served.receive_tree(writer).await.expect("ticket").opening;

@@ -8,7 +8,7 @@ use crate::home_world::{BLOCK, HomeFixture, begin, error_code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{BodyRange, Caller, FileOp, FileReply};
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{AgentId, ExtractId, InodeNo};
+use bafs_proto::ids::{AgentId, ExtractionId, InodeNo};
 use bafs_proto::message::{
     CloseTree, CommitPut, ListSource, OpenTree, PutFile, ReadCounters, ReadSource, RunFileOps,
     SourceKind, StatSource, TreeRef,
@@ -158,7 +158,7 @@ async fn a_token_holds_where_links_lead_too() {
     symlink("../other", world.root.path().join("mine/way")).expect("link");
     let token = grant(&world.signer, "mine", &[Right::Read, Right::Write]);
     let commit = |id| CommitPut {
-        extract: ExtractId(id),
+        extraction: ExtractionId(id),
         size: 0,
         digest: Digest::of(b""),
     };
@@ -172,7 +172,7 @@ async fn a_token_holds_where_links_lead_too() {
         tree: TreeRef::Home("mine/way/tree".to_owned()),
         agent: AgentId(1),
         writable: true,
-        resumes: None,
+        resumed_incarnation: None,
     };
     assert_eq!(
         error_code(world.send(&token, open, b"").await),
@@ -194,7 +194,7 @@ async fn a_put_survives_restarts_and_happens_once() {
     let world = HomeFixture::new();
     let data: Vec<u8> = (0..100_000_u32).map(|n| (n / 7) as u8).collect();
     let target = world.root.path().join("out/deep/f");
-    let extract = ExtractId(5);
+    let extract = ExtractionId(5);
     let begin = begin(5, "out/deep/f");
     assert_eq!(
         world
@@ -220,7 +220,7 @@ async fn a_put_survives_restarts_and_happens_once() {
         "what comes before cannot be on its way"
     );
     let commit = CommitPut {
-        extract,
+        extraction,
         size: 100_000,
         digest: Digest::of(&data),
     };
@@ -260,7 +260,7 @@ async fn pieces_that_overtake_each_other_are_put_in_order() {
         received.expect("a piece waits for its turn");
     }
     let commit = CommitPut {
-        extract: ExtractId(6),
+        extraction: ExtractionId(6),
         size: 800_000,
         digest: Digest::of(&data),
     };
@@ -272,7 +272,7 @@ async fn pieces_that_overtake_each_other_are_put_in_order() {
 async fn a_small_file_comes_with_one_call_and_stays_once() {
     let world = HomeFixture::new();
     let put = |id, path: &str, digest| PutFile {
-        extract: ExtractId(id),
+        extraction: ExtractionId(id),
         path: path.to_owned(),
         mode: 0o640,
         digest,
@@ -327,7 +327,7 @@ async fn damaged_bytes_are_refused_and_the_last_commit_wins() {
     world.call(first).await.expect("commit");
     assert_eq!(fs::read(world.root.path().join("f")).expect("read"), b"one");
     let unknown = CommitPut {
-        extract: ExtractId(3),
+        extraction: ExtractionId(3),
         size: 0,
         digest: Digest::of(b""),
     };
@@ -345,7 +345,7 @@ async fn remote_files_are_read_and_written_in_a_tree() {
         tree: tree.clone(),
         agent: AgentId(1),
         writable,
-        resumes: None,
+        resumed_incarnation: None,
     };
     assert_eq!(error_code(world.call(open(false)).await), ErrorCode::NotFound);
     let epoch = world.call(open(true)).await.expect("open").epoch;
@@ -356,10 +356,10 @@ async fn remote_files_are_read_and_written_in_a_tree() {
             tree,
             epoch,
             sequence,
-            after: None,
+            after_sequence: None,
             caller,
             ops: vec![op],
-            given: Vec::new(),
+            assigned_numbers: Vec::new(),
         }
     };
     let create = FileOp::Create {
@@ -419,17 +419,17 @@ async fn a_reader_gets_nothing_out_of_a_writers_session() {
         tree: tree.clone(),
         agent: AgentId(1),
         writable: true,
-        resumes: None,
+        resumed_incarnation: None,
     };
     let epoch = world.call(open).await.expect("open").epoch;
     let run = |op| RunFileOps {
         tree: tree.clone(),
         epoch,
         sequence: 1,
-        after: None,
+        after_sequence: None,
         caller: Caller::default(),
         ops: vec![op],
-        given: Vec::new(),
+        assigned_numbers: Vec::new(),
     };
     let make = FileOp::MakeDirectory {
         parent: InodeNo::ROOT,
@@ -445,7 +445,7 @@ async fn a_reader_gets_nothing_out_of_a_writers_session() {
     let close = CloseTree {
         tree: tree.clone(),
         epoch,
-        keep_ms: 0,
+        lifetime_ms_min: 0,
     };
     let refused = world.send(&reader, close, b"").await;
     assert_eq!(error_code(refused), ErrorCode::RightMissing);

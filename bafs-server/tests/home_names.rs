@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use crate::home_world::{HomeFixture, begin, error_code, grant};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{ListSource, PutFile, StatSource};
 use bafs_proto::path::from_bytes;
 use bafs_proto::source_warning::WarningReason;
@@ -85,9 +85,9 @@ async fn a_listing_tells_once_what_it_omits() {
             after,
         };
         let page = world.call(call).await.expect("page");
-        told.extend(page.warnings.named);
+        told.extend(page.warnings.warnings);
         pages += 1;
-        if !page.more {
+        if !page.has_more {
             break;
         }
         after = page.entries.last().map(|entry| entry.path.clone());
@@ -113,7 +113,7 @@ async fn results_that_steer_terminals_are_refused() {
         let refused = world.put(9, path, b"x").await;
         assert_eq!(error_code(refused), ErrorCode::BadPath, "{path:?}");
         let small = PutFile {
-            extract: ExtractId(78),
+            extraction: ExtractionId(78),
             path: path.to_owned(),
             mode: 0o644,
             digest: Digest::of(b"x"),

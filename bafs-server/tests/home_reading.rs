@@ -8,8 +8,8 @@ use std::time::SystemTime;
 use crate::home_world::{BLOCK, HomeFixture, begin, error_code, grant, read};
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ExtractId;
-use bafs_proto::message::{PackedFile, PutFile, PutFiles, StatSource};
+use bafs_proto::ids::ExtractionId;
+use bafs_proto::message::{PutFilesEntry, PutFile, PutFiles, StatSource};
 use bafs_proto::replica::{ListedFile, ReadSources};
 use bafs_proto::token::Right;
 use bafs_server::home::HomeServer;
@@ -151,7 +151,7 @@ async fn a_directory_that_goes_away_is_told_and_not_made_again() {
     };
     let put = || async {
         let call = PutFile {
-            extract: ExtractId(3),
+            extraction: ExtractionId(3),
             path: "res/new".to_owned(),
             mode: 0o600,
             digest: Digest::of(b"x"),
@@ -194,9 +194,9 @@ async fn each_file_of_a_pack_has_its_own_right_and_its_own_answer() {
     let pack = |contents: [&[u8]; 4], of_third: &[u8]| {
         let paths = ["out/a", "out/b", "out/c", "out/d"];
         let files = paths.iter().zip(contents).enumerate();
-        let files = files.map(|(number, (path, content))| PackedFile {
+        let files = files.map(|(number, (path, content))| PutFilesEntry {
             put: PutFile {
-                extract: ExtractId(number as u128 + 1),
+                extraction: ExtractionId(number as u128 + 1),
                 path: (*path).to_owned(),
                 mode: 0o600,
                 digest: match number {

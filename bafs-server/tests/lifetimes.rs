@@ -4,16 +4,16 @@ use crate::storage_world::{A, NodeCluster, spec, tree};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::{AgentId, Epoch, ServerId, VolumeId};
 use bafs_proto::message::{
-    CloseTree, CreateVolume, DeleteVolume, OpenTree, RenewVolumes, ShowVolume, TreeRef,
+    CloseTree, CreateVolume, DeleteVolume, OpenTree, RenewVolumes, GetVolume, TreeRef,
 };
 use bafs_proto::token::Token;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
 
 const B: &str = "b:1";
 
-fn get_volume(id: u128) -> ShowVolume {
+fn get_volume(id: u128) -> GetVolume {
     let volume = VolumeId(id);
-    ShowVolume { volume }
+    GetVolume { volume }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,7 +41,7 @@ async fn volumes_expire_unless_renewed() {
             )
             .await
             .expect("renew")
-            .lost;
+            .lost_volumes;
     }
     assert_eq!(lost, [VolumeId(9)]);
     assert_eq!(
@@ -102,14 +102,14 @@ async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
             tree: tree.clone(),
             agent: AgentId(id),
             writable,
-            resumes: None,
+            resumed_incarnation: None,
         };
         let epoch = world.call(A, open).await.expect("open").epoch;
         let keep_ms = RESULT_MS;
         let close = CloseTree {
             tree,
             epoch,
-            keep_ms,
+            lifetime_ms_min,
         };
         world.call(A, close).await.expect("close");
     }
@@ -117,7 +117,7 @@ async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
     let again = CloseTree {
         tree: TreeRef::Volume(VolumeId(5)),
         epoch: Epoch(7),
-        keep_ms: RESULT_MS,
+        lifetime_ms_min: RESULT_MS,
     };
     world.call(A, again).await.expect("close");
     let renew = |lifetime_ms| RenewVolumes {

@@ -7,15 +7,15 @@ use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;
 use bafs_proto::ids::{
-    AgentId, BlockIndex, Epoch, ExecutionId, ExtractId, FileIndex, InodeNo, VolumeId,
+    AgentId, BlockIndex, Epoch, ExecutionId, ExtractionId, FileIndex, InodeNo, VolumeId,
 };
 use bafs_proto::message::{
     CacheRef, CloseTree, CreateVolume, DeleteVolume, ExtractFile, InvalidateVolume, JobCommand,
     JobSpec, KillJob, ListSource, OpenTree, QueryServers, ReadBlocks, ReadCounters, ReadManifest,
-    Reader, RenewVolumes, Reply, Request, RunFileOps, ShowVolume, SourceIdentity, StartJob,
+    ReadKind, RenewVolumes, Reply, Request, RunFileOps, GetVolume, SourceIdentity, StartJob,
     TreeRef, WatchJobs,
 };
-use bafs_proto::net::{Awaited, Incoming, Peer, Service};
+use bafs_proto::net::{Cancellation, IncomingRequest, Peer, Service};
 use bafs_proto::replica::{ListVolumeTree, ReadVolumeFile};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
@@ -32,14 +32,14 @@ pub(crate) async fn call_node(node: &Arc<Node>, token: &Token, request: Request)
     };
     let body = bytes::Bytes::new();
     let (token, deadline) = (token.clone(), Deadline::after_ms(2_000));
-    let (_waiting, awaited) = Awaited::new();
-    let incoming = Incoming {
+    let (_waiting, awaited) = Cancellation::new();
+    let incoming = IncomingRequest {
         peer,
         token,
         request,
         body,
         deadline,
-        awaited,
+        cancellation: awaited,
     };
     node.clone().serve(incoming).await.map(|(reply, _)| reply)
 }
@@ -54,10 +54,10 @@ fn run_ops(epoch: Epoch, sequence: u64, ops: Vec<FileOp>) -> RunFileOps {
         tree: TreeRef::Volume(V),
         epoch,
         sequence,
-        after: None,
+        after_sequence: None,
         caller,
         ops,
-        given: Vec::new(),
+        assigned_numbers: Vec::new(),
     }
 }
 
@@ -78,16 +78,16 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         file: FileIndex(0),
         first: BlockIndex(0),
         count: 1,
-        reader: Reader::Agent,
-        doubted: false,
+        kind: ReadKind::Agent,
+        must_verify: false,
     };
     let extract = ExtractFile {
         volume: V,
         path: "f".to_owned(),
-        extract: ExtractId(1),
-        home: "h:1".to_owned(),
+        extraction: ExtractionId(1),
+        home_address: "h:1".to_owned(),
         home_id: None,
-        target: "t".to_owned(),
+        target_path: "t".to_owned(),
         home_token: Token::none(),
     };
     let read = ReadVolumeFile {
@@ -96,13 +96,13 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
         identity,
         offset: 0,
         length: 1,
-        known: Vec::new(),
+        known_digests: Vec::new(),
     };
     let open = |writable| OpenTree {
         tree: tree(),
         agent: AgentId(1),
         writable,
-        resumes: None,
+        resumed_incarnation: None,
     };
     let create = CreateVolume {
         server: None,
@@ -124,7 +124,7 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
     };
     vec![
         (create.into(), volume(), Right::Manage),
-        (ShowVolume { volume: V }.into(), volume(), Right::Manage),
+        (GetVolume { volume: V }.into(), volume(), Right::Manage),
         (
             RenewVolumes {
                 volumes: vec![V],
@@ -164,7 +164,7 @@ fn rights_table(writer: Epoch) -> Vec<(Request, Resource, Right)> {
             CloseTree {
                 tree: tree(),
                 epoch: writer,
-                keep_ms: 0,
+                lifetime_ms_min: 0,
             }
             .into(),
             volume(),
@@ -223,7 +223,7 @@ async fn every_request_needs_exactly_its_right() {
         tree: TreeRef::Volume(V),
         agent: AgentId(1),
         writable: true,
-        resumes: None,
+        resumed_incarnation: None,
     };
     let writer = world.call("a:1", open).await.expect("open").epoch;
     let signer = world.authority.signer();
@@ -289,7 +289,7 @@ async fn every_request_needs_exactly_its_right() {
             tree: TreeRef::Home("x".to_owned()),
             agent: AgentId(1),
             writable: false,
-            resumes: None,
+            resumed_incarnation: None,
         }
         .into(),
     ] {
@@ -309,7 +309,7 @@ async fn trees_serve_agents_until_the_volume_is_deleted() {
         tree: TreeRef::Volume(V),
         agent: AgentId(1),
         writable: true,
-        resumes: None,
+        resumed_incarnation: None,
     };
     let session = world.call("a:1", open).await.expect("open");
     let make = FileOp::MakeDirectory {
@@ -324,7 +324,7 @@ async fn trees_serve_agents_until_the_volume_is_deleted() {
     assert!(results.results[0].is_ok(), "{results:?}");
     assert_eq!(
         world
-            .call("a:1", ShowVolume { volume: V })
+            .call("a:1", GetVolume { volume: V })
             .await
             .expect("show")
             .used_files,
@@ -417,6 +417,6 @@ async fn a_node_starts_and_stops_over_quic() {
     running.stop().await;
     // The same store serves again, with the volume.
     let node = world.node("a:1", world.config(store.path())).await;
-    let shown = call_node(&node, &world.token, ShowVolume { volume: V }.into()).await;
-    assert!(matches!(shown, Ok(Reply::ShowVolume(_))), "{shown:?}");
+    let shown = call_node(&node, &world.token, GetVolume { volume: V }.into()).await;
+    assert!(matches!(shown, Ok(Reply::GetVolume(_))), "{shown:?}");
 }

@@ -10,15 +10,15 @@ use crate::storage_world::{
 };
 use bafs_proto::ErrorCode;
 use bafs_proto::bearer::Bearer;
-use bafs_proto::ids::{ExtractId, VolumeId};
-use bafs_proto::message::{DeleteVolume, Done, ExtractFile, ListVolumes, ShowVolume, SourceKind};
+use bafs_proto::ids::{ExtractionId, VolumeId};
+use bafs_proto::message::{DeleteVolume, Done, ExtractFile, ListVolumes, GetVolume, SourceKind};
 use bafs_proto::time::Deadline;
-use bafs_proto::volume::{Replacement, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
+use bafs_proto::volume::{ReplacementPolicy, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 
 const B: &str = "b:1";
 
-fn get_volume(id: u128) -> ShowVolume {
-    ShowVolume {
+fn get_volume(id: u128) -> GetVolume {
+    GetVolume {
         volume: VolumeId(id),
     }
 }
@@ -166,7 +166,7 @@ async fn what_was_shown_to_one_node_is_of_no_use_at_another() {
     }
     let bearer = Bearer::new(world.token.clone(), world.authority.signer().verifier());
     let now = bafs_server::clock::now();
-    let shown = bearer.show(A, &delete_volume(1).into(), now, 20_000);
+    let shown = bearer.token_for_call(A, &delete_volume(1).into(), now, 20_000);
     let shown = shown.expect("a token");
     let ask = async |address, id| {
         let deadline = Deadline::after_ms(20_000);
@@ -281,7 +281,7 @@ async fn a_volume_is_filled_from_home_and_replicated() {
         .await
         .expect("create");
     assert_eq!(
-        (status.state, status.fault.clone()),
+        (status.state, status.error.clone()),
         (VolumeState::Ready, None)
     );
     assert!(status.used_files >= 7, "{status:?}");
@@ -303,7 +303,7 @@ async fn a_volume_is_filled_from_home_and_replicated() {
         .await
         .expect("replicate");
     assert_eq!(
-        (status.state, status.fault.clone()),
+        (status.state, status.error.clone()),
         (VolumeState::Ready, None)
     );
     check_tree(&tree(other.path(), 11));
@@ -331,7 +331,7 @@ async fn a_fill_that_cannot_be_says_why() {
         ),
         (spec(3, from_home("nowhere")), ErrorCode::NotFound),
     ];
-    let code = |status: &VolumeStatus| status.fault.as_ref().map(|fault| fault.code);
+    let code = |status: &VolumeStatus| status.error.as_ref().map(|fault| fault.code);
     for (spec, why) in cases {
         let id = spec.id;
         let status = world.create(A, spec.clone()).await.expect("status");
@@ -339,7 +339,7 @@ async fn a_fill_that_cannot_be_says_why() {
         assert_eq!(code(&status), Some(why), "{status:?}");
         assert!(!tree(store.path(), id.0).exists());
         let again = world.create(A, spec).await.expect("status");
-        assert_eq!(again.fault, status.fault, "a failure is told again");
+        assert_eq!(again.error, status.error, "a failure is told again");
         world
             .call(A, DeleteVolume { volume: id })
             .await
@@ -421,7 +421,7 @@ async fn a_cache_volume_that_no_table_knows_is_removed_at_the_start() {
     let kind = VolumeKind::Cache {
         source,
         cooperative: String::new(),
-        replacement: Replacement::Lru,
+        replacement: ReplacementPolicy::Lru,
         block_bytes: 4096,
     };
     let spec = VolumeSpec {
@@ -466,10 +466,10 @@ async fn names_that_deceive_readers_are_refused() {
     let call = ExtractFile {
         volume: VolumeId(1),
         path: "f".to_owned(),
-        extract: ExtractId(1),
-        home: HOME.to_owned(),
+        extraction: ExtractionId(1),
+        home_address: HOME.to_owned(),
         home_id: None,
-        target: "out/\u{202e}x".to_owned(),
+        target_path: "out/\u{202e}x".to_owned(),
         home_token: world.token.clone(),
     };
     let refused = world.call(A, call).await;

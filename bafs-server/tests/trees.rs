@@ -41,7 +41,7 @@ impl SessionFixture {
             tree: VOLUME,
             agent: AgentId(1),
             writable,
-            resumes: None,
+            resumed_incarnation: None,
         };
         self.sessions
             .open(self.tree.clone(), call)
@@ -71,10 +71,10 @@ impl SessionFixture {
             tree: VOLUME,
             epoch,
             sequence,
-            after,
+            after_sequence: after,
             caller: Caller::default(),
             ops,
-            given: Vec::new(),
+            assigned_numbers: Vec::new(),
         };
         let body = Bytes::copy_from_slice(body);
         self.sessions
@@ -141,7 +141,7 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
         tree: VOLUME,
         agent: AgentId(1),
         writable: true,
-        resumes: None,
+        resumed_incarnation: None,
     };
     let later = restarted
         .open(bench.tree.clone(), call)
@@ -158,14 +158,14 @@ async fn nobody_goes_on_over_a_restart_of_the_machine() {
         tree: VOLUME,
         agent: AgentId(1),
         writable: true,
-        resumes,
+        resumed_incarnation,
     };
     let sessions = &bench.sessions;
     let first = sessions.open(bench.tree.clone(), open(None)).await;
-    let machine = first.expect("open").machine;
+    let machine = first.expect("open").machine_incarnation;
     let restarted = TreeSessions::new(2, Counters::default());
     let resumed = restarted.open(bench.tree.clone(), open(Some(machine)));
-    assert_eq!(resumed.await.expect("the same machine").machine, machine);
+    assert_eq!(resumed.await.expect("the same machine").machine_incarnation, machine);
     let other = restarted.open(bench.tree.clone(), open(Some(machine + 1)));
     let refused = other.await.expect_err("data may be missing");
     assert_eq!(refused.code, ErrorCode::VolumeLost);
@@ -179,7 +179,7 @@ async fn writers_of_a_home_tree_live_side_by_side() {
         tree: tree.clone(),
         agent: AgentId(1),
         writable: true,
-        resumes: None,
+        resumed_incarnation: None,
     };
     let first = bench
         .sessions
@@ -197,10 +197,10 @@ async fn writers_of_a_home_tree_live_side_by_side() {
         tree,
         epoch,
         sequence: 1,
-        after: None,
+        after_sequence: None,
         caller,
         ops,
-        given: Vec::new(),
+        assigned_numbers: Vec::new(),
     };
     assert!(bench.sessions.run(run, Bytes::new()).await.is_ok());
 }
@@ -215,7 +215,7 @@ async fn a_deleted_volume_is_lost_for_good() {
         tree: VOLUME,
         agent: AgentId(1),
         writable: false,
-        resumes: None,
+        resumed_incarnation: None,
     };
     let again = bench.sessions.open(bench.tree.clone(), call).await;
     assert_eq!(again.expect_err("lost").code, ErrorCode::VolumeLost);
@@ -242,7 +242,7 @@ async fn a_silent_session_ends_and_a_renewed_one_does_not() {
             &CloseTree {
                 tree: VOLUME,
                 epoch,
-                keep_ms: 0,
+                lifetime_ms_min: 0,
             },
             |_| Ok(()),
         )
@@ -313,7 +313,7 @@ async fn a_batch_answers_each_operation_and_bounds_the_body() {
     let (results, body) = bench.run(epoch, 2, ops, b"data").await.expect("run");
     assert!(results[0].is_ok() && results[1].is_err());
     assert_eq!(&body[..], b"data".repeat(6));
-    let many = vec![FileOp::StatFs; bafs_proto::limits::OPS_MAX + 1];
+    let many = vec![FileOp::StatFs; bafs_proto::limits::BATCH_OPS_MAX + 1];
     let refused = bench.run(epoch, 3, many, b"").await.expect_err("too many");
     assert_eq!(refused.code, ErrorCode::Malformed);
 }
@@ -352,7 +352,7 @@ async fn every_answer_fits_a_header() {
     let batches = [
         vec![list(false); 9],
         vec![list(true); 9],
-        vec![FileOp::ReadLink { ino: link.ino }; bafs_proto::limits::OPS_MAX],
+        vec![FileOp::ReadLink { ino: link.ino }; bafs_proto::limits::BATCH_OPS_MAX],
     ];
     for (sequence, ops) in (3..).zip(batches) {
         let (results, _) = bench.run(epoch, sequence, ops, b"").await.expect("run");

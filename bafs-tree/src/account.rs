@@ -21,19 +21,19 @@ pub struct Limit {
 }
 
 /// Device and inode number on the host.
-pub(crate) type Identity = (u64, u64);
+pub(crate) type HostFileId = (u64, u64);
 
 /// Locks that the table of files is spread over.
 const SHARDS: usize = 16;
 
 /// Rounds of asking again when others take space at the same time, or hold more than they take.
-const TAKE_ROUNDS: u32 = 16;
+const RESERVE_ATTEMPTS_MAX: u32 = 16;
 
 /// Pause before the second round; each one after it is longer by as much.
-const TAKE_PAUSE: Duration = Duration::from_micros(500);
+const RESERVE_PAUSE: Duration = Duration::from_micros(500);
 
 /// What becomes of a wish for space.
-pub(crate) enum Take<T> {
+pub(crate) enum SpaceDecision<T> {
     /// So many bytes, for this.
     Reserve(u64, T),
     /// It waits for what others hold and may not take.
@@ -44,12 +44,12 @@ pub(crate) enum Take<T> {
 /// What one file is charged, shared by all who have it open.
 #[derive(Debug)]
 pub(crate) struct FileState {
-    pub(crate) identity: Identity,
+    pub(crate) id: HostFileId,
     charged: Mutex<u64>,
-    anchors: AtomicUsize,
-    unlinked: AtomicBool,
+    references: AtomicUsize,
+    is_unlinked: AtomicBool,
     /// Made by this tree, and given no extended attribute since.
-    plain: AtomicBool,
+    lacks_xattrs: AtomicBool,
 }
 
 impl FileState {
@@ -60,22 +60,22 @@ impl FileState {
 
     /// Takes note that no name leads to the file any more.
     pub(crate) fn set_unlinked(&self) {
-        self.unlinked.store(true, SeqCst);
+        self.is_unlinked.store(true, SeqCst);
     }
 
     /// Whether no name leads to the file any more.
     pub(crate) fn is_unlinked(&self) -> bool {
-        self.unlinked.load(SeqCst)
+        self.is_unlinked.load(SeqCst)
     }
 
     /// Whether the file surely has no capability of its own.
     pub(crate) fn lacks_capability(&self) -> bool {
-        self.plain.load(SeqCst)
+        self.lacks_xattrs.load(SeqCst)
     }
 
     /// Takes note that the file gets an extended attribute.
-    pub(crate) fn set_attributed(&self) {
-        self.plain.store(false, SeqCst);
+    pub(crate) fn note_xattr(&self) {
+        self.lacks_xattrs.store(false, SeqCst);
     }
 }
 
@@ -89,8 +89,8 @@ pub(crate) struct Account {
     /// Reservations alone.
     reserved: AtomicU64,
     /// Who finds too little free, and wants no more than what is needed.
-    waiting: AtomicUsize,
-    known: [Mutex<HashMap<Identity, Arc<FileState>>>; SHARDS],
+    exact_waiters: AtomicUsize,
+    files_by_id: [Mutex<HashMap<HostFileId, Arc<FileState>>>; SHARDS],
 }
 
 impl Account {
@@ -100,8 +100,8 @@ impl Account {
             bytes: AtomicU64::new(0),
             files: AtomicU64::new(0),
             reserved: AtomicU64::new(0),
-            waiting: AtomicUsize::new(0),
-            known: Default::default(),
+            exact_waiters: AtomicUsize::new(0),
+            files_by_id: Default::default(),
         }
     }
 
@@ -122,7 +122,7 @@ impl Account {
     pub(crate) fn reserve(&self, amount: u64) -> bool {
         // First, and given back last: who finds nothing free must see why.
         self.reserved.fetch_add(amount, SeqCst);
-        let fits = take(&self.bytes, amount, self.limit.bytes);
+        let fits = add_within_limit(&self.bytes, amount, self.limit.bytes);
         if !fits {
             self.reserved.fetch_sub(amount, SeqCst);
         }
@@ -130,8 +130,8 @@ impl Account {
     }
 
     /// Takes more than may be needed, if that fits and keeps nobody waiting.
-    pub(crate) fn reserve_loosely(&self, amount: u64) -> bool {
-        self.waiting.load(SeqCst) == 0 && self.reserve(amount)
+    pub(crate) fn try_reserve_worst_case(&self, amount: u64) -> bool {
+        self.exact_waiters.load(SeqCst) == 0 && self.reserve(amount)
     }
 
     /// Takes what is needed. `wish` is told how much is free, and whether that may become more as
@@ -140,35 +140,35 @@ impl Account {
     ///
     /// # Errors
     /// `ENOSPC`.
-    pub(crate) fn take_exactly<T>(&self, wish: impl Fn(u64, bool) -> Take<T>) -> Outcome<T> {
-        self.waiting.fetch_add(1, SeqCst);
+    pub(crate) fn reserve_exactly<T>(&self, wish: impl Fn(u64, bool) -> SpaceDecision<T>) -> Outcome<T> {
+        self.exact_waiters.fetch_add(1, SeqCst);
         let mut taken = Err(errno::NOSPC);
-        for round in 1..=TAKE_ROUNDS {
+        for round in 1..=RESERVE_ATTEMPTS_MAX {
             // Before and after, as one may begin or end in between.
             let before = self.reserved.load(SeqCst);
             let free = self.free_bytes();
             let others_hold = before > 0 || self.reserved.load(SeqCst) > 0;
-            match wish(free, others_hold && round < TAKE_ROUNDS) {
-                Take::Reserve(amount, of) if self.reserve(amount) => {
+            match wish(free, others_hold && round < RESERVE_ATTEMPTS_MAX) {
+                SpaceDecision::Reserve(amount, of) if self.reserve(amount) => {
                     taken = Ok(of);
                     break;
                 }
-                Take::Reserve(..) => {}
-                Take::Wait => std::thread::sleep(TAKE_PAUSE * round),
-                Take::Refuse if self.free_bytes() <= free => break,
-                Take::Refuse => {}
+                SpaceDecision::Reserve(..) => {}
+                SpaceDecision::Wait => std::thread::sleep(RESERVE_PAUSE * round),
+                SpaceDecision::Refuse if self.free_bytes() <= free => break,
+                SpaceDecision::Refuse => {}
             }
         }
-        self.waiting.fetch_sub(1, SeqCst);
+        self.exact_waiters.fetch_sub(1, SeqCst);
         taken
     }
 
     /// Takes one file if it fits.
     pub(crate) fn reserve_file(&self) -> bool {
-        take(&self.files, 1, self.limit.files)
+        add_within_limit(&self.files, 1, self.limit.files)
     }
 
-    pub(crate) fn give_back_file(&self) {
+    pub(crate) fn release_file(&self) {
         self.files.fetch_sub(1, SeqCst);
     }
 
@@ -186,64 +186,64 @@ impl Account {
 
     /// The state of a file, with one more anchor; and whether it was not known before. A file
     /// that was not known is charged by the caller's `bytes` and as one file.
-    pub(crate) fn anchor(&self, identity: Identity, bytes: u64) -> (Arc<FileState>, bool) {
+    pub(crate) fn register(&self, identity: HostFileId, bytes: u64) -> (Arc<FileState>, bool) {
         let mut shard = self.shard(identity);
         if let Some(file) = shard.get(&identity) {
-            file.anchors.fetch_add(1, SeqCst);
+            file.references.fetch_add(1, SeqCst);
             return (file.clone(), false);
         }
         self.bytes.fetch_add(bytes, SeqCst);
         self.files.fetch_add(1, SeqCst);
-        let file = Self::state(identity, bytes, 1);
+        let file = Self::new_state(identity, bytes, 1);
         shard.insert(identity, file.clone());
         (file, true)
     }
 
     /// Registers a file that was just made and has been reserved: one anchor, no charge yet.
-    pub(crate) fn anchor_new(&self, identity: Identity) -> Arc<FileState> {
-        let file = Self::state(identity, 0, 1);
-        file.plain.store(true, SeqCst);
+    pub(crate) fn register_new(&self, identity: HostFileId) -> Arc<FileState> {
+        let file = Self::new_state(identity, 0, 1);
+        file.lacks_xattrs.store(true, SeqCst);
         self.shard(identity).insert(identity, file.clone());
         file
     }
 
     /// Counts a file that is there when the tree is opened; again when it has several names.
-    pub(crate) fn count(&self, identity: Identity, bytes: u64) {
+    pub(crate) fn count_existing(&self, identity: HostFileId, bytes: u64) {
         let mut shard = self.shard(identity);
         shard.entry(identity).or_insert_with(|| {
             self.bytes.fetch_add(bytes, SeqCst);
             self.files.fetch_add(1, SeqCst);
-            Self::state(identity, bytes, 0)
+            Self::new_state(identity, bytes, 0)
         });
     }
 
     /// Lets an anchor go. With the last one of a file without names its space is free.
     pub(crate) fn release(&self, file: &FileState) {
-        let mut shard = self.shard(file.identity);
-        if file.anchors.fetch_sub(1, SeqCst) == 1 && file.unlinked.load(SeqCst) {
-            shard.remove(&file.identity);
+        let mut shard = self.shard(file.id);
+        if file.references.fetch_sub(1, SeqCst) == 1 && file.is_unlinked.load(SeqCst) {
+            shard.remove(&file.id);
             drop(shard);
             self.settle(&mut file.lock(), 0, 0);
-            self.give_back_file();
+            self.release_file();
         }
     }
 
-    fn state(identity: Identity, bytes: u64, anchors: usize) -> Arc<FileState> {
+    fn new_state(identity: HostFileId, bytes: u64, anchors: usize) -> Arc<FileState> {
         Arc::new(FileState {
-            identity,
+            id: identity,
             charged: Mutex::new(bytes),
-            anchors: AtomicUsize::new(anchors),
-            unlinked: AtomicBool::new(false),
-            plain: AtomicBool::new(false),
+            references: AtomicUsize::new(anchors),
+            is_unlinked: AtomicBool::new(false),
+            lacks_xattrs: AtomicBool::new(false),
         })
     }
 
-    fn shard(&self, identity: Identity) -> MutexGuard<'_, HashMap<Identity, Arc<FileState>>> {
-        lock(&self.known[identity.1 as usize % SHARDS])
+    fn shard(&self, identity: HostFileId) -> MutexGuard<'_, HashMap<HostFileId, Arc<FileState>>> {
+        lock(&self.files_by_id[identity.1 as usize % SHARDS])
     }
 }
 
-fn take(counter: &AtomicU64, amount: u64, limit: u64) -> bool {
+fn add_within_limit(counter: &AtomicU64, amount: u64, limit: u64) -> bool {
     let add = |used: u64| used.checked_add(amount).filter(|sum| *sum <= limit);
     counter.fetch_update(SeqCst, SeqCst, add).is_ok()
 }
@@ -287,9 +287,9 @@ mod tests {
     #[test]
     fn an_unlinked_file_counts_until_its_last_anchor_goes() {
         let account = account();
-        let (file, new) = account.anchor((1, 7), 30);
+        let (file, new) = account.register((1, 7), 30);
         assert!(new);
-        assert!(!account.anchor((1, 7), 99).1);
+        assert!(!account.register((1, 7), 99).1);
         file.set_unlinked();
         account.release(&file);
         assert_eq!(account.used(), (30, 1));

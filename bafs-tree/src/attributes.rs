@@ -11,24 +11,24 @@ use rustix::fs::{
     removexattr, setxattr, utimensat,
 };
 
-use crate::account::{Account, Take};
-use crate::anchor::{Anchor, ProcPath};
+use crate::account::{Account, SpaceDecision};
+use crate::anchor::{FileReference, ProcPath};
 use crate::errno::{self, Outcome};
 use crate::session::Session;
 
 /// What the kernel asks for at the first write of each file.
-const CAPABILITY: &[u8] = b"security.capability";
+const CAPABILITY_XATTR: &[u8] = b"security.capability";
 
 impl Session {
     pub(crate) fn get_attr(&self, ino: InodeNo, handle: Option<HandleId>) -> FileResult {
-        if let Some(file) = handle.and_then(|handle| self.file(handle).ok())
+        if let Some(file) = handle.and_then(|handle| self.open_file(handle).ok())
             && file.ino == ino
         {
-            let stat = fstat(&file.fd).map_err(errno::of)?;
-            return Ok(FileReply::Attr(attr(ino, &stat)));
+            let stat = fstat(&file.fd).map_err(errno::from_host)?;
+            return Ok(FileReply::Attr(to_attr(ino, &stat)));
         }
-        match self.anchor(ino) {
-            Ok(anchor) => Ok(FileReply::Attr(attr(ino, &anchor.stat()?))),
+        match self.file_reference(ino) {
+            Ok(file_reference) => Ok(FileReply::Attr(to_attr(ino, &file_reference.stat()?))),
             Err(error) => self.last_attr(ino).map(FileReply::Attr).ok_or(error),
         }
     }
@@ -39,7 +39,7 @@ impl Session {
         handle: Option<HandleId>,
         change: &AttrChange,
     ) -> FileResult {
-        let anchor = self.anchor(ino)?;
+        let file_reference = self.file_reference(ino)?;
         // To the system that number means no change, and is no owner.
         if [change.uid, change.gid].contains(&Some(u32::MAX)) {
             return Err(errno::INVAL);
@@ -47,19 +47,19 @@ impl Session {
         if change.uid.is_some() || change.gid.is_some() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-            chownat(anchor.fd()?, c"", uid, gid, flags).map_err(errno::of)?;
+            chownat(file_reference.path_descriptor()?, c"", uid, gid, flags).map_err(errno::from_host)?;
         }
         // After the owner: a change of owner clears bits of the mode.
         if let Some(mode) = change.mode {
-            if anchor.kind() == FileType::Symlink {
+            if file_reference.kind() == FileType::Symlink {
                 return Err(errno::OPNOTSUPP);
             }
-            let path = anchor.proc_path()?;
+            let path = file_reference.proc_path()?;
             let _alone = self.tree().lock_modes();
-            chmod(path.as_str(), Mode::from_raw_mode(mode & 0o7777)).map_err(errno::of)?;
+            chmod(path.as_str(), Mode::from_raw_mode(mode & 0o7777)).map_err(errno::from_host)?;
         }
         if let Some(size) = change.size {
-            self.truncate(&anchor, handle, size)?;
+            self.truncate(&file_reference, handle, size)?;
         }
         // Last, as a change of size sets the time.
         if change.atime.is_some() || change.mtime.is_some() {
@@ -68,39 +68,39 @@ impl Session {
                 last_modification: timespec(change.mtime)?,
             };
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-            utimensat(anchor.fd()?, c"", &times, flags).map_err(errno::of)?;
+            utimensat(file_reference.path_descriptor()?, c"", &times, flags).map_err(errno::from_host)?;
         }
-        Ok(FileReply::Attr(attr(ino, &anchor.stat()?)))
+        Ok(FileReply::Attr(to_attr(ino, &file_reference.stat()?)))
     }
 
-    fn truncate(&self, anchor: &Anchor, handle: Option<HandleId>, size: u64) -> Outcome<()> {
-        match anchor.kind() {
+    fn truncate(&self, file_reference: &FileReference, handle: Option<HandleId>, size: u64) -> Outcome<()> {
+        match file_reference.kind() {
             FileType::RegularFile => {}
             FileType::Directory => return Err(errno::ISDIR),
             _ => return Err(errno::INVAL),
         }
-        let open = handle.and_then(|handle| self.file(handle).ok());
+        let open = handle.and_then(|handle| self.open_file(handle).ok());
         let cut = || match &open {
-            Some(file) => ftruncate(&file.fd, size).map_err(errno::of),
-            None => ftruncate(anchor.open(OFlags::WRONLY)?, size).map_err(errno::of),
+            Some(file) => ftruncate(&file.fd, size).map_err(errno::from_host),
+            None => ftruncate(file_reference.open(OFlags::WRONLY)?, size).map_err(errno::from_host),
         };
-        let Some((account, state)) = anchor.charged() else {
+        let Some((account, state)) = file_reference.account_entry() else {
             return cut();
         };
         let mut charged = state.lock();
         let done = cut();
-        if let Ok(stat) = anchor.stat() {
-            account.settle(&mut charged, anchor.tree().charge(&stat), 0);
+        if let Ok(stat) = file_reference.stat() {
+            account.settle(&mut charged, file_reference.tree().charge_bytes(&stat), 0);
         }
         done
     }
 
     pub(crate) fn read_link(&self, ino: InodeNo) -> FileResult {
-        let anchor = self.anchor(ino)?;
-        if anchor.kind() != FileType::Symlink {
+        let file_reference = self.file_reference(ino)?;
+        if file_reference.kind() != FileType::Symlink {
             return Err(errno::INVAL);
         }
-        let target = readlinkat(anchor.fd()?, c"", Vec::new()).map_err(errno::of)?;
+        let target = readlinkat(file_reference.path_descriptor()?, c"", Vec::new()).map_err(errno::from_host)?;
         Ok(FileReply::Bytes(target.into_bytes()))
     }
 
@@ -116,7 +116,7 @@ impl Session {
         if value.len() > XATTR_BYTES_MAX {
             return Err(errno::E2BIG);
         }
-        self.anchor(ino)?.set_attributed();
+        self.file_reference(ino)?.note_xattr();
         let new = Some((&*name, value.len())).filter(|_| !value.is_empty());
         self.change_xattr(ino, new, |path| setxattr(path, &*name, value, flags))
     }
@@ -132,35 +132,35 @@ impl Session {
         new: Option<(&CStr, usize)>,
         call: impl FnOnce(&str) -> rustix::io::Result<()>,
     ) -> FileResult {
-        let anchor = self.anchor(ino)?;
-        let path = anchor.proc_path()?;
-        let Some((account, state)) = anchor.charged() else {
-            call(path.as_str()).map_err(errno::of)?;
+        let file_reference = self.file_reference(ino)?;
+        let path = file_reference.proc_path()?;
+        let Some((account, state)) = file_reference.account_entry() else {
+            call(path.as_str()).map_err(errno::from_host)?;
             return Ok(FileReply::Done);
         };
         let mut charged = state.lock();
-        let reserved = new.map_or(Ok(0), |new| reserve_for(account, &anchor, &path, new))?;
-        let done = call(path.as_str()).map_err(errno::of);
-        let now = anchor
+        let reserved = new.map_or(Ok(0), |new| reserve_for(account, &file_reference, &path, new))?;
+        let done = call(path.as_str()).map_err(errno::from_host);
+        let now = file_reference
             .stat()
-            .map_or(*charged, |stat| anchor.tree().charge(&stat));
+            .map_or(*charged, |stat| file_reference.tree().charge_bytes(&stat));
         account.settle(&mut charged, now, reserved);
         done.map(|()| FileReply::Done)
     }
 
     pub(crate) fn get_xattr(&self, ino: InodeNo, name: &[u8]) -> FileResult {
         let name = attribute_name(name)?;
-        let anchor = self.anchor(ino)?;
-        if name.to_bytes() == CAPABILITY && anchor.lacks_capability() {
+        let file_reference = self.file_reference(ino)?;
+        if name.to_bytes() == CAPABILITY_XATTR && file_reference.lacks_capability() {
             return Err(errno::NODATA);
         }
-        let path = anchor.proc_path()?;
-        whole(|buffer| getxattr(path.as_str(), &*name, buffer))
+        let path = file_reference.proc_path()?;
+        read_value(|buffer| getxattr(path.as_str(), &*name, buffer))
     }
 
     pub(crate) fn list_xattr(&self, ino: InodeNo) -> FileResult {
-        let path = self.anchor(ino)?.proc_path()?;
-        let mut reply = whole(|buffer| listxattr(path.as_str(), buffer))?;
+        let path = self.file_reference(ino)?.proc_path()?;
+        let mut reply = read_value(|buffer| listxattr(path.as_str(), buffer))?;
         if let FileReply::Bytes(names) = &mut reply {
             *names = names
                 .split_inclusive(|byte| *byte == 0)
@@ -176,28 +176,28 @@ impl Session {
 /// Reserves what a new value of an attribute may take; gives how much that is.
 fn reserve_for(
     account: &Account,
-    anchor: &Anchor,
+    file_reference: &FileReference,
     path: &ProcPath,
     (name, length): (&CStr, usize),
 ) -> Outcome<u64> {
     // All attributes of a file share one block of ext4 beside the inode.
-    let block_bytes = anchor.tree().block_bytes();
-    if account.reserve_loosely(block_bytes) {
+    let block_bytes = file_reference.tree().block_bytes();
+    if account.try_reserve_worst_case(block_bytes) {
         return Ok(block_bytes);
     }
     let present = || getxattr_query(path.as_str(), name);
-    if anchor.tree().is_ext4() && present().is_ok_and(|present| present >= length) {
+    if file_reference.tree().is_ext4() && present().is_ok_and(|present| present >= length) {
         return Ok(0);
     }
-    account.take_exactly(|free, may_settle| match may_settle {
-        _ if block_bytes <= free => Take::Reserve(block_bytes, block_bytes),
-        true => Take::Wait,
-        false => Take::Refuse,
+    account.reserve_exactly(|free, may_settle| match may_settle {
+        _ if block_bytes <= free => SpaceDecision::Reserve(block_bytes, block_bytes),
+        true => SpaceDecision::Wait,
+        false => SpaceDecision::Refuse,
     })
 }
 
 /// Reads something whose length is not known before; most are short.
-fn whole(read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> FileResult {
+fn read_value(read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> FileResult {
     let mut buffer = vec![0; 256];
     loop {
         match read(&mut buffer) {
@@ -208,7 +208,7 @@ fn whole(read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> FileResult {
             Err(rustix::io::Errno::RANGE) if buffer.len() < XATTR_BYTES_MAX => {
                 buffer.resize(XATTR_BYTES_MAX, 0);
             }
-            Err(error) => return Err(errno::of(error)),
+            Err(error) => return Err(errno::from_host(error)),
         }
     }
 }
@@ -247,7 +247,7 @@ fn timespec(time: Option<SetTime>) -> Outcome<Timespec> {
 }
 
 /// Attributes as they travel.
-pub(crate) fn attr(ino: InodeNo, stat: &Stat) -> Attr {
+pub(crate) fn to_attr(ino: InodeNo, stat: &Stat) -> Attr {
     let time = |seconds: i64, nanoseconds| FileTime {
         seconds,
         nanoseconds: u32::try_from(nanoseconds).unwrap_or(0),
@@ -265,6 +265,6 @@ pub(crate) fn attr(ino: InodeNo, stat: &Stat) -> Attr {
         gid: stat.st_gid,
         rdev: u32::try_from(stat.st_rdev).unwrap_or(0),
         block_size: u32::try_from(stat.st_blksize).unwrap_or(4096),
-        born_ns: 0,
+        btime_ns: 0,
     }
 }

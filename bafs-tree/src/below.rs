@@ -18,9 +18,9 @@ use rustix::io::Errno;
 /// # Errors
 /// The directory cannot be looked at, or there are no descriptors left to look below it: then
 /// nobody knows what it holds.
-pub fn held_below(root: &Path) -> io::Result<(u64, u64)> {
+pub fn measure_use(root: &Path) -> io::Result<(u64, u64)> {
     let (mut bytes, mut files) = (0, 0);
-    let _whole = walk(root, &mut |stat| {
+    let _whole = walk_files(root, &mut |stat| {
         bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
         files += 1;
         ControlFlow::Continue(())
@@ -31,27 +31,27 @@ pub fn held_below(root: &Path) -> io::Result<(u64, u64)> {
 /// How the files of a directory were at a time: what is created, removed, renamed, written or given
 /// other attributes since makes another one of it. Reading makes none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Marks {
+pub struct TreeFingerprint {
     files: u64,
     sum: u64,
     /// The time of the latest change, in nanoseconds since 1970.
-    pub latest_ns: i128,
+    pub latest_change_ns: i128,
 }
 
 /// [`Marks`] of a directory and all below it; nothing where there are more files than `files_max`.
 ///
 /// # Errors
 /// As [`held_below`].
-pub fn marks_below(root: &Path, files_max: u64) -> io::Result<Option<Marks>> {
+pub fn tree_fingerprint(root: &Path, files_max: u64) -> io::Result<Option<TreeFingerprint>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = fstat(open(root, flags, Mode::empty())?)?;
-    let mut marks = Marks {
+    let mut marks = TreeFingerprint {
         files: 0,
         sum: 0,
-        latest_ns: i128::MIN,
+        latest_change_ns: i128::MIN,
     };
     marks.add(&top);
-    let is_whole = walk(root, &mut |stat| {
+    let is_whole = walk_files(root, &mut |stat| {
         marks.add(stat);
         match marks.files > files_max {
             true => ControlFlow::Break(()),
@@ -61,7 +61,7 @@ pub fn marks_below(root: &Path, files_max: u64) -> io::Result<Option<Marks>> {
     Ok(is_whole.then_some(marks))
 }
 
-impl Marks {
+impl TreeFingerprint {
     fn add(&mut self, stat: &Stat) {
         let changed_ns = i128::from(stat.st_ctime) * 1_000_000_000 + i128::from(stat.st_ctime_nsec);
         let mut hasher = DefaultHasher::new();
@@ -69,13 +69,13 @@ impl Marks {
         self.files += 1;
         // In whatever order they come.
         self.sum = self.sum.wrapping_add(hasher.finish());
-        self.latest_ns = self.latest_ns.max(changed_ns);
+        self.latest_change_ns = self.latest_change_ns.max(changed_ns);
     }
 }
 
 /// Gives what is told of each file below a directory, until that is enough; answers whether these
 /// were all.
-fn walk(root: &Path, look: &mut dyn FnMut(&Stat) -> ControlFlow<()>) -> io::Result<bool> {
+fn walk_files(root: &Path, look: &mut dyn FnMut(&Stat) -> ControlFlow<()>) -> io::Result<bool> {
     let mut seen = BTreeSet::new();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = open(root, flags, Mode::empty())?;
@@ -133,11 +133,11 @@ mod tests {
         std::fs::write(root.join("d/f"), [1; 8192]).expect("write");
         std::fs::hard_link(root.join("d/f"), root.join("g")).expect("link");
         std::os::unix::fs::symlink("/", root.join("l")).expect("link");
-        let (bytes, files) = held_below(root).expect("walk");
+        let (bytes, files) = measure_use(root).expect("walk");
         assert_eq!(files, 3);
         assert!((8192..65_536).contains(&bytes), "{bytes}");
         // What cannot be looked at is not empty.
-        assert!(held_below(&root.join("absent")).is_err());
+        assert!(measure_use(&root.join("absent")).is_err());
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         std::fs::write(root.join("g"), "g").expect("write");
         // Times of files move on in ticks of the kernel.
         let tick = || std::thread::sleep(std::time::Duration::from_millis(20));
-        let marks = || marks_below(root, 100).expect("walk").expect("few files");
+        let marks = || tree_fingerprint(root, 100).expect("walk").expect("few files");
         let is_new = |change: &dyn Fn()| {
             let before = marks();
             tick();
@@ -177,7 +177,7 @@ mod tests {
         assert!(is_new(
             &|| std::fs::remove_file(root.join("d/f")).expect("remove")
         ));
-        assert_eq!(marks_below(root, 3).expect("walk"), None, "too many");
+        assert_eq!(tree_fingerprint(root, 3).expect("walk"), None, "too many");
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
             maximum: before.maximum,
         };
         setrlimit(Resource::Nofile, lowest).expect("limit");
-        let walked = held_below(directory.path());
+        let walked = measure_use(directory.path());
         setrlimit(Resource::Nofile, before).expect("limit");
         assert!(walked.is_err(), "{walked:?}");
     }

@@ -22,15 +22,15 @@ use crate::shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
 const BLOCK_WORDS: usize = 3;
 
 /// Counts behind what agents say of blocks.
-const COUNTS: usize = 2;
+const READ_COUNTERS: usize = 2;
 
 /// What an agent says of a block: it used it, or it found other bytes than the map says.
 const USED: u32 = 1;
-const DOUBTED: u32 = 2;
+const MISMATCHED: u32 = 2;
 
 /// What the map says of a block that may be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Told {
+struct BlockRecord {
     mark: u32,
     digest: [u32; 2],
 }
@@ -38,14 +38,14 @@ struct Told {
 /// Where the blocks of each file are in the map. Node and agent work it out alike, from the
 /// manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BlockPlaces {
+pub struct BlockLayout {
     /// Place of the first block of each file, and the number of all blocks at the end.
-    firsts: Vec<u32>,
+    first_indexes: Vec<u32>,
 }
 
-impl BlockPlaces {
+impl BlockLayout {
     /// The places of the files of a manifest; `None` when there are too many blocks for a map.
-    pub fn of(entries: &[SourceEntry], block_bytes: u32) -> Option<Self> {
+    pub fn from_manifest(entries: &[SourceEntry], block_bytes: u32) -> Option<Self> {
         let block_bytes = u64::from(block_bytes.max(1));
         Self::new(entries.iter().map(|entry| match entry.kind {
             SourceKind::File => entry.identity.size.div_ceil(block_bytes),
@@ -61,24 +61,24 @@ impl BlockPlaces {
             firsts.push(u32::try_from(next).ok()?);
         }
         // Two numbers more are needed for what was read.
-        (next < (SHARED_WORDS_MAX / BLOCK_WORDS) as u64).then_some(Self { firsts })
+        (next < (SHARED_WORDS_MAX / BLOCK_WORDS) as u64).then_some(Self { first_indexes: firsts })
     }
 
     /// Number of blocks of all files.
     fn count(&self) -> usize {
-        self.firsts.last().copied().unwrap_or(0) as usize
+        self.first_indexes.last().copied().unwrap_or(0) as usize
     }
 
     /// The place of a block.
-    fn at(&self, file: u32, block: u64) -> Option<usize> {
-        let (first, end) = self.blocks_of(file)?;
+    fn index_of(&self, file: u32, block: u64) -> Option<usize> {
+        let (first, end) = self.index_range_of(file)?;
         let place = usize::try_from(block).ok()?.checked_add(first)?;
         (place < end).then_some(place)
     }
 
-    fn blocks_of(&self, file: u32) -> Option<(usize, usize)> {
+    fn index_range_of(&self, file: u32) -> Option<(usize, usize)> {
         let file = file as usize;
-        let (first, end) = (self.firsts.get(file)?, self.firsts.get(file + 1)?);
+        let (first, end) = (self.first_indexes.get(file)?, self.first_indexes.get(file + 1)?);
         Some((*first as usize, *end as usize))
     }
 }
@@ -86,12 +86,12 @@ impl BlockPlaces {
 /// A map of blocks, as the node writes it or an agent reads it.
 #[derive(Debug)]
 pub struct BlockMap {
-    places: BlockPlaces,
+    layout: BlockLayout,
     /// For each block a mark, 0 if it may not be read, and a part of its digest.
-    present: SharedWords,
+    records: SharedWords,
     /// What agents say of each block since the node last looked, and how many KiB and how many
     /// blocks they read.
-    used: SharedWords,
+    feedback: SharedWords,
 }
 
 impl BlockMap {
@@ -99,16 +99,16 @@ impl BlockMap {
     ///
     /// # Errors
     /// As the system says.
-    pub fn create(places: BlockPlaces) -> io::Result<(Self, [OwnedFd; 2])> {
+    pub fn create(places: BlockLayout) -> io::Result<(Self, [OwnedFd; 2])> {
         let length = places.count() + 1;
         let marks = length * BLOCK_WORDS;
         let (present, present_file) = SharedWords::create(marks, SharedAccess::Read)?;
-        let counted = places.count() + COUNTS;
+        let counted = places.count() + READ_COUNTERS;
         let (used, used_file) = SharedWords::create(counted, SharedAccess::Write)?;
         let map = Self {
-            places,
-            present,
-            used,
+            layout: places,
+            records: present,
+            feedback: used,
         };
         Ok((map, [present_file, used_file]))
     }
@@ -117,20 +117,20 @@ impl BlockMap {
     ///
     /// # Errors
     /// `InvalidData` when the files are no map of so many blocks; as the system says.
-    pub fn open(places: BlockPlaces, [present, used]: [BorrowedFd<'_>; 2]) -> io::Result<Self> {
+    pub fn open(places: BlockLayout, [present, used]: [BorrowedFd<'_>; 2]) -> io::Result<Self> {
         let length = places.count() + 1;
         Ok(Self {
-            present: SharedWords::map(present, length * BLOCK_WORDS, SharedAccess::Read)?,
-            used: SharedWords::map(used, places.count() + COUNTS, SharedAccess::Write)?,
-            places,
+            records: SharedWords::map(present, length * BLOCK_WORDS, SharedAccess::Read)?,
+            feedback: SharedWords::map(used, places.count() + READ_COUNTERS, SharedAccess::Write)?,
+            layout: places,
         })
     }
 
     /// Gives a block a mark that no other copy of it had, and tells its digest; without them nobody
     /// may read it, and the caller may change its bytes.
-    pub fn set(&self, file: u32, block: u64, told: Option<(u32, Digest)>) {
-        let words = self.present.words().unwrap_or_default();
-        let place = self.places.at(file, block).map(|at| at * BLOCK_WORDS);
+    pub fn set_block(&self, file: u32, block: u64, told: Option<(u32, Digest)>) {
+        let words = self.records.words().unwrap_or_default();
+        let place = self.layout.index_of(file, block).map(|at| at * BLOCK_WORDS);
         let Some([mark, first, second]) = place.and_then(|at| words.get(at..at + BLOCK_WORDS))
         else {
             return;
@@ -138,7 +138,7 @@ impl BlockMap {
         // The bytes are whole before the mark is there, and the mark gone before they change.
         fence(SeqCst);
         if let Some((_, digest)) = &told {
-            let part = part_of(digest);
+            let part = digest_prefix(digest);
             first.store(part[0], SeqCst);
             second.store(part[1], SeqCst);
         }
@@ -147,22 +147,22 @@ impl BlockMap {
     }
 
     /// Whether a block may be read now.
-    pub fn has(&self, file: u32, block: u64) -> bool {
-        self.told(file, block).is_some()
+    pub fn has_block(&self, file: u32, block: u64) -> bool {
+        self.record_of(file, block).is_some()
     }
 
     /// Reads whole blocks of a file with `read`, which gives the digest of each in order; true when
     /// what it read are these blocks. Counts as a use of them. Other bytes than the node put there
     /// are told to it ([`BlockMap::take_doubt`]).
-    pub fn while_there(
+    pub fn read_if_unchanged(
         &self,
         file: u32,
         blocks: Range<u64>,
         read: impl FnOnce() -> Option<Vec<Digest>>,
     ) -> bool {
-        let look = || -> Option<Vec<Told>> {
+        let look = || -> Option<Vec<BlockRecord>> {
             let blocks = blocks.clone();
-            blocks.map(|block| self.told(file, block)).collect()
+            blocks.map(|block| self.record_of(file, block)).collect()
         };
         let Some(told) = look() else {
             return false;
@@ -175,25 +175,25 @@ impl BlockMap {
         };
         let mut good = digests.len() == told.len();
         for ((block, told), digest) in blocks.zip(told).zip(digests) {
-            let is_right = part_of(&digest) == told.digest;
+            let is_right = digest_prefix(&digest) == told.digest;
             good &= is_right;
-            self.say(file, block, if is_right { USED } else { DOUBTED });
+            self.give_feedback(file, block, if is_right { USED } else { MISMATCHED });
         }
         good
     }
 
     /// Whether an agent found other bytes in a block than it should have, since this was asked
     /// last.
-    pub fn take_doubt(&self, file: u32, block: u64) -> bool {
-        let words = self.used.words().unwrap_or_default();
-        let word = self.places.at(file, block).and_then(|at| words.get(at));
-        word.is_some_and(|word| word.load(Relaxed) == DOUBTED && word.swap(0, Relaxed) == DOUBTED)
+    pub fn take_mismatch(&self, file: u32, block: u64) -> bool {
+        let words = self.feedback.words().unwrap_or_default();
+        let word = self.layout.index_of(file, block).and_then(|at| words.get(at));
+        word.is_some_and(|word| word.load(Relaxed) == MISMATCHED && word.swap(0, Relaxed) == MISMATCHED)
     }
 
     /// Counts what was read without asking: so many KiB, of so many blocks.
-    pub fn note_read(&self, kib: u32, blocks: u32) {
-        let words = self.used.words().unwrap_or_default();
-        let counts = words.get(self.places.count()..).unwrap_or_default();
+    pub fn count_read(&self, kib: u32, blocks: u32) {
+        let words = self.feedback.words().unwrap_or_default();
+        let counts = words.get(self.layout.count()..).unwrap_or_default();
         for (count, more) in counts.iter().zip([kib, blocks]) {
             count.fetch_add(more, Relaxed);
         }
@@ -201,17 +201,17 @@ impl BlockMap {
 
     /// How much was read without asking so far, in KiB and in blocks or parts of them, each modulo
     /// 2³².
-    pub fn read_counts(&self) -> [u32; COUNTS] {
-        let first = self.places.count();
-        [first, first + 1].map(|at| self.used.load(at, Relaxed).unwrap_or(0))
+    pub fn read_counts(&self) -> [u32; READ_COUNTERS] {
+        let first = self.layout.count();
+        [first, first + 1].map(|at| self.feedback.load(at, Relaxed).unwrap_or(0))
     }
 
     /// The blocks that were used since this was called last, in order of files and blocks.
-    pub fn take_uses(&self) -> Vec<(u32, u64)> {
-        let words = self.used.words().unwrap_or_default();
+    pub fn take_used_blocks(&self) -> Vec<(u32, u64)> {
+        let words = self.feedback.words().unwrap_or_default();
         let mut uses = Vec::new();
-        for file in 0..u32::try_from(self.places.firsts.len() - 1).unwrap_or(0) {
-            let Some((first, end)) = self.places.blocks_of(file) else {
+        for file in 0..u32::try_from(self.layout.first_indexes.len() - 1).unwrap_or(0) {
+            let Some((first, end)) = self.layout.index_range_of(file) else {
                 break;
             };
             for (block, word) in (0..).zip(words.get(first..end).unwrap_or_default()) {
@@ -223,17 +223,17 @@ impl BlockMap {
         uses
     }
 
-    fn told(&self, file: u32, block: u64) -> Option<Told> {
-        let place = self.places.at(file, block)? * BLOCK_WORDS;
-        let load = |n| self.present.load(place + n, SeqCst);
+    fn record_of(&self, file: u32, block: u64) -> Option<BlockRecord> {
+        let place = self.layout.index_of(file, block)? * BLOCK_WORDS;
+        let load = |n| self.records.load(place + n, SeqCst);
         let mark = load(0).filter(|mark| *mark != 0)?;
         let digest = [load(1)?, load(2)?];
-        Some(Told { mark, digest })
+        Some(BlockRecord { mark, digest })
     }
 
-    fn say(&self, file: u32, block: u64, what: u32) {
-        let words = self.used.words().unwrap_or_default();
-        if let Some(word) = self.places.at(file, block).and_then(|at| words.get(at)) {
+    fn give_feedback(&self, file: u32, block: u64, what: u32) {
+        let words = self.feedback.words().unwrap_or_default();
+        if let Some(word) = self.layout.index_of(file, block).and_then(|at| words.get(at)) {
             // Looking first: all agents write here, and memory that nobody writes is shared.
             if word.load(Relaxed) < what {
                 word.store(what, Relaxed);
@@ -242,7 +242,7 @@ impl BlockMap {
     }
 }
 
-fn part_of(digest: &Digest) -> [u32; 2] {
+fn digest_prefix(digest: &Digest) -> [u32; 2] {
     let word = |at: usize| {
         let bytes = digest.0[at..at + 4].try_into();
         bytes.map_or(0, u32::from_le_bytes)
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     fn pair(blocks: &[u64]) -> (BlockMap, BlockMap) {
-        let places = BlockPlaces::new(blocks.iter().copied()).expect("places");
+        let places = BlockLayout::new(blocks.iter().copied()).expect("places");
         let (node, [present, used]) = BlockMap::create(places.clone()).expect("create");
         let agent = BlockMap::open(places, [present.as_fd(), used.as_fd()]).expect("open");
         (node, agent)
@@ -267,15 +267,15 @@ mod tests {
 
     #[test]
     fn every_block_has_a_place_of_its_own() {
-        let places = BlockPlaces::new([2, 0, 3]).expect("places");
+        let places = BlockLayout::new([2, 0, 3]).expect("places");
         let all: Vec<_> = (0..4)
             .flat_map(|file| (0..4).map(move |block| (file, block)))
-            .filter_map(|(file, block)| places.at(file, block))
+            .filter_map(|(file, block)| places.index_of(file, block))
             .collect();
         assert_eq!(all, [0, 1, 2, 3, 4]);
-        assert_eq!(places.at(2, u64::MAX), None);
-        assert_eq!(BlockPlaces::new([u64::MAX, 1]), None);
-        assert_eq!(BlockPlaces::new([SHARED_WORDS_MAX as u64]), None);
+        assert_eq!(places.index_of(2, u64::MAX), None);
+        assert_eq!(BlockLayout::new([u64::MAX, 1]), None);
+        assert_eq!(BlockLayout::new([SHARED_WORDS_MAX as u64]), None);
     }
 
     #[test]
@@ -283,40 +283,40 @@ mod tests {
         let (node, agent) = pair(&[3, 1]);
         let digest = Digest::of(b"block");
         let right = |count| move || Some(vec![digest; count]);
-        assert!(!agent.while_there(0, 0..1, right(1)));
-        node.set(0, 0, Some((7, digest)));
-        node.set(0, 1, Some((8, digest)));
-        assert!(agent.while_there(0, 0..2, right(2)));
-        assert!(!agent.while_there(0, 0..2, || None), "it could not be read");
-        assert!(!agent.while_there(0, 0..2, right(1)), "too few");
-        assert!(!agent.while_there(0, 0..3, right(3)), "one is not there");
-        assert!(!agent.while_there(1, 0..1, right(1)));
-        assert!(!agent.while_there(9, 0..1, right(1)));
-        assert_eq!(node.take_uses(), [(0, 0), (0, 1)]);
-        assert_eq!(node.take_uses(), []);
+        assert!(!agent.read_if_unchanged(0, 0..1, right(1)));
+        node.set_block(0, 0, Some((7, digest)));
+        node.set_block(0, 1, Some((8, digest)));
+        assert!(agent.read_if_unchanged(0, 0..2, right(2)));
+        assert!(!agent.read_if_unchanged(0, 0..2, || None), "it could not be read");
+        assert!(!agent.read_if_unchanged(0, 0..2, right(1)), "too few");
+        assert!(!agent.read_if_unchanged(0, 0..3, right(3)), "one is not there");
+        assert!(!agent.read_if_unchanged(1, 0..1, right(1)));
+        assert!(!agent.read_if_unchanged(9, 0..1, right(1)));
+        assert_eq!(node.take_used_blocks(), [(0, 0), (0, 1)]);
+        assert_eq!(node.take_used_blocks(), []);
         // Other bytes than there should be: the node hears of it, once.
-        assert!(!node.take_doubt(0, 1));
-        assert!(!agent.while_there(0, 0..2, || Some(vec![digest, Digest::of(b"other")])));
-        assert_eq!(node.take_uses(), [(0, 0)]);
-        assert!(node.take_doubt(0, 1) && !node.take_doubt(0, 1));
+        assert!(!node.take_mismatch(0, 1));
+        assert!(!agent.read_if_unchanged(0, 0..2, || Some(vec![digest, Digest::of(b"other")])));
+        assert_eq!(node.take_used_blocks(), [(0, 0)]);
+        assert!(node.take_mismatch(0, 1) && !node.take_mismatch(0, 1));
         // Gone, or another copy, at the end.
-        assert!(!agent.while_there(0, 0..1, || {
-            node.set(0, 0, None);
+        assert!(!agent.read_if_unchanged(0, 0..1, || {
+            node.set_block(0, 0, None);
             right(1)()
         }));
-        assert!(!agent.while_there(0, 1..2, || {
-            node.set(0, 1, Some((9, digest)));
+        assert!(!agent.read_if_unchanged(0, 1..2, || {
+            node.set_block(0, 1, Some((9, digest)));
             right(1)()
         }));
-        assert_eq!(node.take_uses(), []);
-        agent.note_read(3, 1);
-        agent.note_read(4, 2);
+        assert_eq!(node.take_used_blocks(), []);
+        agent.count_read(3, 1);
+        agent.count_read(4, 2);
         assert_eq!(node.read_counts(), [7, 3]);
     }
 
     #[test]
     fn another_shape_is_refused() {
-        let places = |blocks| BlockPlaces::new([blocks]).expect("places");
+        let places = |blocks| BlockLayout::new([blocks]).expect("places");
         let (_node, [present, used]) = BlockMap::create(places(5)).expect("create");
         let fds = || [present.as_fd(), used.as_fd()];
         assert!(BlockMap::open(places(5), fds()).is_ok());
@@ -343,7 +343,7 @@ mod tests {
                             // As if it were always right: marks alone must suffice.
                             Some(vec![digest])
                         };
-                        if agent.while_there(0, 0..1, read) {
+                        if agent.read_if_unchanged(0, 0..1, read) {
                             assert!(bytes[0] != 0 && bytes.iter().all(|byte| *byte == bytes[0]));
                             good.fetch_add(1, Relaxed);
                         }
@@ -356,11 +356,11 @@ mod tests {
                 file.write_all_at(&vec![0; BYTES], 0).expect("punch");
                 file.write_all_at(&vec![(mark % 255 + 1) as u8; BYTES], 0)
                     .expect("write");
-                node.set(0, 0, Some((mark, digest)));
+                node.set_block(0, 0, Some((mark, digest)));
                 if mark.is_multiple_of(16) {
                     std::thread::yield_now();
                 }
-                node.set(0, 0, None);
+                node.set_block(0, 0, None);
             }
             over.store(true, Relaxed);
         });

@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 
-use crate::account::{Account, Take};
+use crate::account::{Account, SpaceDecision};
 use crate::errno::{self, Outcome};
 use crate::handles::OpenFile;
 use crate::kernel;
@@ -23,10 +23,10 @@ use crate::session::Session;
 const COPY_BYTES_MAX: u64 = 64 << 20;
 
 /// Space that was reserved for a change of a file.
-struct Grant {
+struct RangeReservation {
     /// Bytes of the wanted range that fit, from its start.
-    length: u64,
-    reserved: u64,
+    granted_bytes: u64,
+    reserved_bytes: u64,
 }
 
 impl Session {
@@ -40,12 +40,12 @@ impl Session {
         if length > IO_BYTES_MAX {
             return Err(errno::INVAL);
         }
-        let file = self.file(handle)?;
+        let file = self.open_file(handle)?;
         let length = length as usize;
         out.reserve_exact(length);
-        let done = read_all(out, length, |out, done| {
+        let done = append_all(out, length, |out, done| {
             let at = offset.saturating_add(done as u64);
-            read_more(&file.fd, out, length - done, at)
+            append_read(&file.fd, out, length - done, at)
         });
         done.map(|done| FileReply::Read {
             length: done as u32,
@@ -65,26 +65,26 @@ impl Session {
             .checked_add(length)
             .and_then(|end| data.get(start..end));
         let data = data.ok_or(errno::INVAL)?;
-        let file = self.file(handle)?;
-        let Some((account, state)) = file.anchor.charged() else {
+        let file = self.open_file(handle)?;
+        let Some((account, state)) = file.file_reference.account_entry() else {
             let length = write_all(file.fd.as_fd(), data, (!append).then_some(offset))?;
             return Ok(FileReply::Written { length });
         };
         let mut charged = state.lock();
         let offset = if append {
-            let stat = fstat(&file.fd).map_err(errno::of)?;
+            let stat = fstat(&file.fd).map_err(errno::from_host)?;
             u64::try_from(stat.st_size).map_err(|_| errno::FBIG)?
         } else {
             offset
         };
-        let mut grant = grant(account, &file, offset, data.len() as u64)?;
-        if grant.length < data.len() as u64 && self.free_nameless() {
-            account.settle(&mut 0, 0, grant.reserved);
-            grant = self::grant(account, &file, offset, data.len() as u64)?;
+        let mut grant = reserve_range(account, &file, offset, data.len() as u64)?;
+        if grant.granted_bytes < data.len() as u64 && self.release_unlinked() {
+            account.settle(&mut 0, 0, grant.reserved_bytes);
+            grant = self::reserve_range(account, &file, offset, data.len() as u64)?;
         }
-        let fits = &data[..usize::try_from(grant.length).unwrap_or(data.len())];
+        let fits = &data[..usize::try_from(grant.granted_bytes).unwrap_or(data.len())];
         let done = write_all(file.fd.as_fd(), fits, Some(offset));
-        settle(account, &file, &mut charged, grant.reserved);
+        settle_file(account, &file, &mut charged, grant.reserved_bytes);
         Ok(FileReply::Written { length: done? })
     }
 
@@ -95,10 +95,10 @@ impl Session {
         offset: u64,
         length: u64,
     ) -> FileResult {
-        let file = self.file(handle)?;
+        let file = self.open_file(handle)?;
         let flags = FallocateFlags::from_bits_retain(mode.cast_unsigned());
-        let call = || fallocate(&file.fd, flags, offset, length).map_err(errno::of);
-        let Some((account, state)) = file.anchor.charged() else {
+        let call = || fallocate(&file.fd, flags, offset, length).map_err(errno::from_host);
+        let Some((account, state)) = file.file_reference.account_entry() else {
             return call().map(|()| FileReply::Done);
         };
         let mut charged = state.lock();
@@ -107,20 +107,20 @@ impl Session {
             | FallocateFlags::INSERT_RANGE;
         let mut reserved = 0;
         if !flags.intersects(takes_none) && length > 0 {
-            let grant = grant(account, &file, offset, length)?;
-            reserved = grant.reserved;
-            if grant.length < length {
+            let grant = reserve_range(account, &file, offset, length)?;
+            reserved = grant.reserved_bytes;
+            if grant.granted_bytes < length {
                 account.settle(&mut 0, 0, reserved);
                 return Err(errno::NOSPC);
             }
         }
         let done = call();
-        settle(account, &file, &mut charged, reserved);
+        settle_file(account, &file, &mut charged, reserved);
         done.map(|()| FileReply::Done)
     }
 
     pub(crate) fn seek(&self, handle: HandleId, offset: i64, whence: i32) -> FileResult {
-        let file = self.file(handle)?;
+        let file = self.open_file(handle)?;
         let offset = u64::try_from(offset).map_err(|_| errno::NXIO)?;
         let place = match whence {
             nix::libc::SEEK_DATA => SeekFrom::Data(offset),
@@ -129,7 +129,7 @@ impl Session {
         };
         seek(&file.fd, place)
             .map(FileReply::Position)
-            .map_err(errno::of)
+            .map_err(errno::from_host)
     }
 
     pub(crate) fn copy_range(
@@ -138,33 +138,33 @@ impl Session {
         (target, target_offset): (HandleId, u64),
         length: u64,
     ) -> FileResult {
-        let (source, target) = (self.file(source)?, self.file(target)?);
-        let size = fstat(&source.fd).map_err(errno::of)?.st_size;
+        let (source, target) = (self.open_file(source)?, self.open_file(target)?);
+        let size = fstat(&source.fd).map_err(errno::from_host)?.st_size;
         let left = u64::try_from(size)
             .unwrap_or(0)
             .saturating_sub(source_offset);
         let length = length.min(left).min(COPY_BYTES_MAX);
         let copy = |length| copy((&source, source_offset), (&target, target_offset), length);
-        let Some((account, state)) = target.anchor.charged() else {
+        let Some((account, state)) = target.file_reference.account_entry() else {
             return copy(length).map(|length| FileReply::Written { length });
         };
         let mut charged = state.lock();
-        let grant = grant(account, &target, target_offset, length)?;
-        let done = copy(grant.length);
-        settle(account, &target, &mut charged, grant.reserved);
+        let grant = reserve_range(account, &target, target_offset, length)?;
+        let done = copy(grant.granted_bytes);
+        settle_file(account, &target, &mut charged, grant.reserved_bytes);
         done.map(|length| FileReply::Written { length })
     }
 
     pub(crate) fn sync(&self, handle: HandleId, data_only: bool) -> FileResult {
-        let file = self.file(handle)?;
+        let file = self.open_file(handle)?;
         let done = if data_only {
             fdatasync(&file.fd)
         } else {
             fsync(&file.fd)
         };
         // Writing out may have added blocks of the file's own index.
-        let settled = file.anchor.settle(&file.fd);
-        done.map_err(errno::of)?;
+        let settled = file.file_reference.settle(&file.fd);
+        done.map_err(errno::from_host)?;
         settled.map(|_| FileReply::Done)
     }
 }
@@ -172,7 +172,7 @@ impl Session {
 /// Appends `length` bytes, or all up to the end of the file; `more` appends what follows on so
 /// many. Less than was asked for means that the file ends there, so what comes before an error does
 /// not count: the kernel would cut the file for the job.
-fn read_all(
+fn append_all(
     out: &mut Vec<u8>,
     length: usize,
     mut more: impl FnMut(&mut Vec<u8>, usize) -> rustix::io::Result<usize>,
@@ -185,7 +185,7 @@ fn read_all(
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
                 out.truncate(start);
-                return Err(errno::of(error));
+                return Err(errno::from_host(error));
             }
         }
     }
@@ -193,7 +193,7 @@ fn read_all(
 }
 
 /// Appends at most `length` bytes of a file, for which there is room.
-fn read_more(
+fn append_read(
     fd: impl AsFd,
     out: &mut Vec<u8>,
     length: usize,
@@ -232,7 +232,7 @@ fn write_all(fd: BorrowedFd<'_>, data: &[u8], offset: Option<u64>) -> Outcome<u6
             Ok(count) => done += count,
             Err(rustix::io::Errno::INTR) => {}
             Err(_) if done > 0 => break,
-            Err(error) => return Err(errno::of(error)),
+            Err(error) => return Err(errno::from_host(error)),
         }
     }
     Ok(done as u64)
@@ -257,7 +257,7 @@ fn copy(
                 return copy_by_hand((source, source_offset), (target, target_offset), length);
             }
             Err(_) if done > 0 => break,
-            Err(error) => return Err(errno::of(error)),
+            Err(error) => return Err(errno::from_host(error)),
         }
     }
     Ok(done)
@@ -273,7 +273,7 @@ fn copy_by_hand(
     while done < length {
         buffer.clear();
         let place = source_offset + done;
-        if pread(&source.fd, spare_capacity(&mut buffer), place).map_err(errno::of)? == 0 {
+        if pread(&source.fd, spare_capacity(&mut buffer), place).map_err(errno::from_host)? == 0 {
             break;
         }
         buffer.truncate(usize::try_from(length - done).unwrap_or(usize::MAX));
@@ -287,58 +287,58 @@ fn copy_by_hand(
 }
 
 /// Charges a file what it has now, in place of what was reserved.
-fn settle(account: &Account, file: &OpenFile, charged: &mut u64, reserved: u64) {
-    let now = fstat(&file.fd).map_or(*charged, |stat| file.anchor.tree().charge(&stat));
+fn settle_file(account: &Account, file: &OpenFile, charged: &mut u64, reserved: u64) {
+    let now = fstat(&file.fd).map_or(*charged, |stat| file.file_reference.tree().charge_bytes(&stat));
     account.settle(charged, now, reserved);
 }
 
 /// Reserves space for bytes that are to be written: for all of them as if none had space yet,
 /// or, when that does not fit, exactly for those that have none, as far as it goes.
-fn grant(account: &Account, file: &OpenFile, offset: u64, length: u64) -> Outcome<Grant> {
-    let block_bytes = file.anchor.tree().block_bytes();
+fn reserve_range(account: &Account, file: &OpenFile, offset: u64, length: u64) -> Outcome<RangeReservation> {
+    let block_bytes = file.file_reference.tree().block_bytes();
     let end = offset
         .checked_add(length)
         .filter(|end| i64::try_from(*end).is_ok());
     let end = end.ok_or(errno::FBIG)?;
     if length == 0 {
-        return Ok(Grant {
-            length: 0,
-            reserved: 0,
+        return Ok(RangeReservation {
+            granted_bytes: 0,
+            reserved_bytes: 0,
         });
     }
     let start = offset - offset % block_bytes;
     let blocks = start..end.next_multiple_of(block_bytes);
     let worst = blocks.end - blocks.start;
-    if account.reserve_loosely(worst) {
-        return Ok(Grant {
-            length,
-            reserved: worst,
+    if account.try_reserve_worst_case(worst) {
+        return Ok(RangeReservation {
+            granted_bytes: length,
+            reserved_bytes: worst,
         });
     }
-    let present = present(file, &blocks, block_bytes);
-    account.take_exactly(|free, may_settle| {
-        let (fits_to, needed) = prefix(&blocks, &present, free, block_bytes);
+    let present = allocated_in(file, &blocks, block_bytes);
+    account.reserve_exactly(|free, may_settle| {
+        let (fits_to, needed) = writable_prefix(&blocks, &present, free, block_bytes);
         if fits_to < blocks.end && may_settle {
-            return Take::Wait;
+            return SpaceDecision::Wait;
         }
         if fits_to <= offset {
-            return Take::Refuse;
+            return SpaceDecision::Refuse;
         }
-        Take::Reserve(
+        SpaceDecision::Reserve(
             needed,
-            Grant {
-                length: fits_to.min(end) - offset,
-                reserved: needed,
+            RangeReservation {
+                granted_bytes: fits_to.min(end) - offset,
+                reserved_bytes: needed,
             },
         )
     })
 }
 
 /// The parts of `blocks` that have space in the file, in order; fewer where nobody knows.
-fn present(file: &OpenFile, blocks: &Range<u64>, block_bytes: u64) -> Vec<Range<u64>> {
-    match kernel::allocated(&file.fd, blocks.clone()) {
+fn allocated_in(file: &OpenFile, blocks: &Range<u64>, block_bytes: u64) -> Vec<Range<u64>> {
+    match kernel::allocated_ranges(&file.fd, blocks.clone()) {
         Some(present) => present,
-        None if file.anchor.tree().is_tmpfs() => data_in(file, blocks, block_bytes),
+        None if file.file_reference.tree().is_tmpfs() => data_in(file, blocks, block_bytes),
         None => Vec::new(),
     }
 }
@@ -368,7 +368,7 @@ fn data_in(file: &OpenFile, blocks: &Range<u64>, block_bytes: u64) -> Vec<Range<
 
 /// How far whole blocks from the start of `blocks` can be written when parts of them are `present`
 /// and only `free` bytes can be added: the end, and the bytes that this adds.
-fn prefix(blocks: &Range<u64>, present: &[Range<u64>], free: u64, block_bytes: u64) -> (u64, u64) {
+fn writable_prefix(blocks: &Range<u64>, present: &[Range<u64>], free: u64, block_bytes: u64) -> (u64, u64) {
     let free = free - free % block_bytes;
     let (mut at, mut needed) = (blocks.start, 0);
     let ends = blocks.end..blocks.end;
@@ -391,7 +391,7 @@ mod tests {
     fn a_prefix_takes_what_is_free_and_passes_what_is_present() {
         let blocks = 0..40;
         let prefix =
-            |start, end, free| prefix(&blocks, std::slice::from_ref(&(start..end)), free, 10);
+            |start, end, free| writable_prefix(&blocks, std::slice::from_ref(&(start..end)), free, 10);
         assert_eq!(prefix(40, 40, 20), (20, 20));
         assert_eq!(prefix(40, 40, 100), (40, 40));
         assert_eq!(prefix(0, 40, 0), (40, 0));
@@ -406,7 +406,7 @@ mod tests {
         use rustix::io::Errno as Host;
         let read = |told: &[rustix::io::Result<usize>]| {
             let (mut out, mut told) = (b"before".to_vec(), told.iter());
-            let done = read_all(&mut out, 8, |out, done| {
+            let done = append_all(&mut out, 8, |out, done| {
                 let more = *told.next().unwrap_or(&Ok(0));
                 out.resize("before".len() + done + more.unwrap_or(0), b'x');
                 more
@@ -416,6 +416,6 @@ mod tests {
         let (done, out) = read(&[Ok(2), Err(Host::INTR), Ok(1)]);
         assert_eq!((done, &*out), (Ok(3), &b"beforexxx"[..]));
         let (done, out) = read(&[Ok(2), Err(Host::IO)]);
-        assert_eq!((done, &*out), (Err(errno::of(Host::IO)), &b"before"[..]));
+        assert_eq!((done, &*out), (Err(errno::from_host(Host::IO)), &b"before"[..]));
     }
 }

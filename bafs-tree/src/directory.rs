@@ -24,27 +24,27 @@ pub(crate) struct RawEntry {
 
 /// A place in a directory. Positions are the host's own (`d_off`), which survive changes.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct DirectoryStream {
     fd: OwnedFd,
     /// Where the first entry of `ahead` follows.
     position: u64,
-    ahead: VecDeque<RawEntry>,
+    buffered: VecDeque<RawEntry>,
 }
 
-impl Stream {
+impl DirectoryStream {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self {
             fd,
             position: 0,
-            ahead: VecDeque::new(),
+            buffered: VecDeque::new(),
         }
     }
 
     /// Goes to the position `cookie`; 0 starts afresh and sees later changes.
-    pub(crate) fn go(&mut self, cookie: u64) -> Outcome<()> {
+    pub(crate) fn seek_to(&mut self, cookie: u64) -> Outcome<()> {
         if cookie != self.position || cookie == 0 {
-            self.ahead.clear();
-            seek(&self.fd, SeekFrom::Start(cookie)).map_err(errno::of)?;
+            self.buffered.clear();
+            seek(&self.fd, SeekFrom::Start(cookie)).map_err(errno::from_host)?;
             self.position = cookie;
         }
         Ok(())
@@ -52,30 +52,30 @@ impl Stream {
 
     /// The next entry, still in the stream; `None` at the end.
     pub(crate) fn peek(&mut self) -> Outcome<Option<&RawEntry>> {
-        if self.ahead.is_empty() {
+        if self.buffered.is_empty() {
             self.fill()?;
         }
-        Ok(self.ahead.front())
+        Ok(self.buffered.front())
     }
 
     /// Goes past the entry that was shown last.
     pub(crate) fn advance(&mut self) {
-        if let Some(entry) = self.ahead.pop_front() {
+        if let Some(entry) = self.buffered.pop_front() {
             self.position = entry.cookie;
         }
     }
 
     /// Brings the directory to the disk.
     pub(crate) fn sync(&self) -> Outcome<()> {
-        fsync(&self.fd).map_err(errno::of)
+        fsync(&self.fd).map_err(errno::from_host)
     }
 
     fn fill(&mut self) -> Outcome<()> {
         let mut buffer = [MaybeUninit::<u8>::uninit(); BUFFER_BYTES];
         let mut entries = RawDir::new(&self.fd, &mut buffer);
         while let Some(entry) = entries.next() {
-            let entry = entry.map_err(errno::of)?;
-            self.ahead.push_back(RawEntry {
+            let entry = entry.map_err(errno::from_host)?;
+            self.buffered.push_back(RawEntry {
                 name: entry.file_name().to_bytes().to_vec(),
                 ino: entry.ino(),
                 kind: entry.file_type(),

@@ -21,7 +21,7 @@ errnos! {
 
 /// The errno of a failed system call. A process that ran out of descriptors is, to the caller, a
 /// full table of the system that serves it.
-pub(crate) fn of(error: rustix::io::Errno) -> Errno {
+pub(crate) fn from_host(error: rustix::io::Errno) -> Errno {
     match error {
         rustix::io::Errno::MFILE => NFILE,
         other => Errno(other.raw_os_error()),
@@ -29,13 +29,13 @@ pub(crate) fn of(error: rustix::io::Errno) -> Errno {
 }
 
 /// The errno of the system call that this thread made last.
-pub(crate) fn last() -> Errno {
+pub(crate) fn from_last_os_error() -> Errno {
     let error = std::io::Error::last_os_error();
-    of(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
+    from_host(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
 }
 
 /// A single component of a path, fit for a system call: nothing that leaves its directory.
-pub(crate) fn component(name: &[u8]) -> Outcome<CString> {
+pub(crate) fn checked_name(name: &[u8]) -> Outcome<CString> {
     if matches!(name, b"" | b"." | b"..") || name.contains(&b'/') {
         return Err(INVAL);
     }

@@ -5,11 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use bafs_proto::ids::{HandleId, InodeNo};
-use bafs_proto::limits::GIVEN_FIRST;
+use bafs_proto::limits::AGENT_NUMBER_FIRST;
 
-use crate::anchor::Anchor;
-use crate::descriptors::InTime;
-use crate::directory::Stream;
+use crate::anchor::FileReference;
+use crate::descriptors::SynchronousOpen;
+use crate::directory::DirectoryStream;
 use crate::errno::{self, Outcome};
 
 /// An open file.
@@ -19,19 +19,19 @@ pub(crate) struct OpenFile {
     /// Closed before the anchor is let go: the anchor's end frees the space.
     pub(crate) fd: OwnedFd,
     /// Whether nothing is written through it.
-    pub(crate) reads_only: bool,
-    pub(crate) anchor: Arc<Anchor>,
+    pub(crate) is_read_only: bool,
+    pub(crate) file_reference: Arc<FileReference>,
     /// `None` if its opening was promised.
-    pub(crate) in_time: Option<InTime>,
+    pub(crate) synchronous_open: Option<SynchronousOpen>,
 }
 
 /// An open directory.
 #[derive(Debug)]
 pub(crate) struct OpenDirectory {
     pub(crate) ino: InodeNo,
-    pub(crate) stream: Mutex<Stream>,
-    pub(crate) anchor: Arc<Anchor>,
-    pub(crate) _in_time: InTime,
+    pub(crate) stream: Mutex<DirectoryStream>,
+    pub(crate) file_reference: Arc<FileReference>,
+    pub(crate) _synchronous_open: SynchronousOpen,
 }
 
 /// Something open.
@@ -49,7 +49,7 @@ pub(crate) struct Handles {
     open: HashMap<u64, Handle>,
     last: u64,
     /// Open files whose opening was promised.
-    promised: u64,
+    early_count: u64,
 }
 
 impl Handles {
@@ -60,13 +60,13 @@ impl Handles {
     }
 
     /// Whether an agent may give a handle this number.
-    pub(crate) fn is_givable(&self, wished: HandleId) -> bool {
-        wished.0 >= GIVEN_FIRST && !self.open.contains_key(&wished.0)
+    pub(crate) fn is_assignable(&self, wished: HandleId) -> bool {
+        wished.0 >= AGENT_NUMBER_FIRST && !self.open.contains_key(&wished.0)
     }
 
     /// Open files whose opening was promised.
-    pub(crate) fn promised(&self) -> u64 {
-        self.promised
+    pub(crate) fn early_count(&self) -> u64 {
+        self.early_count
     }
 
     /// Gives a file that was just opened, and its handle, other numbers; the handle's must be free
@@ -77,18 +77,18 @@ impl Handles {
         (wished, ino): (HandleId, InodeNo),
         is_promised: bool,
     ) -> Outcome<()> {
-        if !self.is_givable(wished) {
+        if !self.is_assignable(wished) {
             return Err(errno::INVAL);
         }
         let Some(Handle::File(file)) = self.open.remove(&handle.0) else {
             return Err(errno::BADF);
         };
         let file = Arc::into_inner(file).ok_or(errno::BUSY)?;
-        let in_time = file.in_time.filter(|_| !is_promised);
-        self.promised += u64::from(is_promised);
+        let in_time = file.synchronous_open.filter(|_| !is_promised);
+        self.early_count += u64::from(is_promised);
         let file = Arc::new(OpenFile {
             ino,
-            in_time,
+            synchronous_open: in_time,
             ..file
         });
         self.open.insert(wished.0, Handle::File(file));
@@ -120,7 +120,7 @@ impl Handles {
     pub(crate) fn remove_file(&mut self, handle: HandleId) -> Outcome<Arc<OpenFile>> {
         let file = self.file(handle)?;
         self.open.remove(&handle.0);
-        self.promised -= u64::from(file.in_time.is_none());
+        self.early_count -= u64::from(file.synchronous_open.is_none());
         Ok(file)
     }
 

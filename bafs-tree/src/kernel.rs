@@ -16,13 +16,13 @@ use crate::errno::{self, Outcome};
 use crate::shared::SharedAccess;
 
 /// Extents asked for at once.
-const EXTENTS: usize = 32;
+const EXTENTS_MAX: usize = 32;
 
 const FIEMAP_EXTENT_LAST: u32 = 1;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Extent {
+struct FiemapExtent {
     logical: u64,
     physical: u64,
     length: u64,
@@ -32,37 +32,37 @@ struct Extent {
 }
 
 #[repr(C)]
-struct Map {
+struct FiemapRequest {
     start: u64,
     length: u64,
     flags: u32,
     mapped_extents: u32,
     extent_count: u32,
     reserved: u32,
-    extents: [Extent; EXTENTS],
+    extents: [FiemapExtent; EXTENTS_MAX],
 }
 
 // `FS_IOC_FIEMAP` is `_IOWR('f', 11, struct fiemap)`; the struct counts without its extents.
 nix::ioctl_readwrite_bad!(
     fiemap,
-    nix::request_code_readwrite!(b'f', 11, size_of::<Map>() - EXTENTS * size_of::<Extent>()),
-    Map
+    nix::request_code_readwrite!(b'f', 11, size_of::<FiemapRequest>() - EXTENTS_MAX * size_of::<FiemapExtent>()),
+    FiemapRequest
 );
 
 /// The parts of `range` that have space in the file, in order; `None` when the file system does
 /// not tell. Space that was promised to data in memory counts.
-pub(crate) fn allocated(file: impl AsFd, range: Range<u64>) -> Option<Vec<Range<u64>>> {
+pub(crate) fn allocated_ranges(file: impl AsFd, range: Range<u64>) -> Option<Vec<Range<u64>>> {
     let mut found = Vec::new();
     let mut start = range.start;
     while start < range.end {
-        let mut map = Map {
+        let mut map = FiemapRequest {
             start,
             length: range.end - start,
             flags: 0,
             mapped_extents: 0,
-            extent_count: EXTENTS as u32,
+            extent_count: EXTENTS_MAX as u32,
             reserved: 0,
-            extents: [Extent::default(); EXTENTS],
+            extents: [FiemapExtent::default(); EXTENTS_MAX],
         };
         // SAFETY: the kernel writes at most `extent_count` extents behind the header, and `map`
         // has room for exactly that many; it lives until the call returns.
@@ -87,7 +87,7 @@ pub(crate) fn allocated(file: impl AsFd, range: Range<u64>) -> Option<Vec<Range<
 }
 
 /// Bytes of a handle at most (`MAX_HANDLE_SZ`).
-const HANDLE_BYTES: usize = 128;
+const HANDLE_BYTES_MAX: usize = 128;
 
 /// What the kernel calls a file by, whatever its names.
 #[repr(C)]
@@ -95,7 +95,7 @@ const HANDLE_BYTES: usize = 128;
 struct RawHandle {
     bytes: u32,
     kind: i32,
-    data: [u8; HANDLE_BYTES],
+    data: [u8; HANDLE_BYTES_MAX],
 }
 
 /// What the kernel calls a file by, as short as it is.
@@ -111,9 +111,9 @@ pub(crate) struct FileHandle {
 /// `EOPNOTSUPP` where the file system has none.
 pub(crate) fn file_handle(file: BorrowedFd<'_>) -> Outcome<FileHandle> {
     let mut raw = RawHandle {
-        bytes: HANDLE_BYTES as u32,
+        bytes: HANDLE_BYTES_MAX as u32,
         kind: 0,
-        data: [0; HANDLE_BYTES],
+        data: [0; HANDLE_BYTES_MAX],
     };
     let mut mount = 0;
     let handle = (&raw mut raw).cast();
@@ -130,7 +130,7 @@ pub(crate) fn file_handle(file: BorrowedFd<'_>) -> Outcome<FileHandle> {
         )
     };
     if done != 0 {
-        return Err(errno::last());
+        return Err(errno::from_last_os_error());
     }
     let data = raw.data.get(..raw.bytes as usize).ok_or(errno::INVAL)?;
     Ok(FileHandle {
@@ -147,7 +147,7 @@ pub(crate) fn open_handle(mount: BorrowedFd<'_>, handle: &FileHandle) -> Outcome
     let mut raw = RawHandle {
         bytes: handle.data.len() as u32,
         kind: handle.kind,
-        data: [0; HANDLE_BYTES],
+        data: [0; HANDLE_BYTES_MAX],
     };
     let room = raw.data.get_mut(..handle.data.len());
     room.ok_or(errno::INVAL)?.copy_from_slice(&handle.data);
@@ -155,7 +155,7 @@ pub(crate) fn open_handle(mount: BorrowedFd<'_>, handle: &FileHandle) -> Outcome
     // SAFETY: the kernel reads `bytes` bytes behind the head of the handle, which are there.
     let fd = unsafe { libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut raw).cast(), flags) };
     if fd < 0 {
-        return Err(errno::last());
+        return Err(errno::from_last_os_error());
     }
     // SAFETY: the kernel has just made it, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -163,17 +163,17 @@ pub(crate) fn open_handle(mount: BorrowedFd<'_>, handle: &FileHandle) -> Outcome
 
 /// Numbers of a file that is mapped into memory for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct SharedMapping {
     start: NonNull<AtomicU32>,
     len: usize,
 }
 
 // SAFETY: the memory belongs to the value, which is bound to no thread.
-unsafe impl Send for Mapping {}
+unsafe impl Send for SharedMapping {}
 // SAFETY: it is only used through atomic operations.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for SharedMapping {}
 
-impl Mapping {
+impl SharedMapping {
     /// Maps the first `len` numbers of `file`, which must be sealed against becoming shorter, or
     /// belong to this process alone.
     pub(crate) fn new(file: BorrowedFd<'_>, len: usize, access: SharedAccess) -> io::Result<Self> {
@@ -205,7 +205,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         let bytes = self.len * size_of::<AtomicU32>();
         // SAFETY: the place was mapped by `new` with this length, and nobody borrows it any more.

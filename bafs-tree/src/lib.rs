@@ -27,9 +27,9 @@ mod shared;
 mod tree;
 
 pub use account::Limit;
-pub use below::{Marks, held_below, marks_below};
-pub use block_map::{BlockMap, BlockPlaces};
-pub use descriptors::{DescriptorShare, KeptDescriptors, free_descriptors};
+pub use below::{TreeFingerprint, measure_use, tree_fingerprint};
+pub use block_map::{BlockMap, BlockLayout};
+pub use descriptors::{JobDescriptorUse, ReservedDescriptors, reservable_descriptors};
 pub use private::private_directory;
 pub use removal::remove_tree;
 pub use session::Session;

@@ -4,11 +4,11 @@ use std::ffi::CStr;
 
 use bafs_proto::file_op::{Attr, DirectoryEntry, FileReply, FileResult, S_IFMT};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bafs_proto::limits::DIRECTORY_BYTES_MAX;
+use bafs_proto::limits::DIRECTORY_PAGE_BYTES_MAX;
 use rustix::fs::{AtFlags, statat};
 
-use crate::anchor::{Anchor, identity};
-use crate::attributes::attr;
+use crate::anchor::{FileReference, host_file_id};
+use crate::attributes::to_attr;
 use crate::errno::{self, Outcome};
 use crate::session::{Session, lock};
 
@@ -28,9 +28,9 @@ impl Session {
         plus: bool,
     ) -> FileResult {
         let directory = self.handles().directory(handle)?;
-        let bytes_max = bytes_max.min(DIRECTORY_BYTES_MAX) as usize;
+        let bytes_max = bytes_max.min(DIRECTORY_PAGE_BYTES_MAX) as usize;
         let mut stream = lock(&directory.stream);
-        stream.go(cookie)?;
+        stream.seek_to(cookie)?;
         let is_root = directory.ino == InodeNo::ROOT;
         let hidden = self.tree().hidden().filter(|_| is_root);
         let (mut entries, mut bytes) = (Vec::new(), 0);
@@ -47,7 +47,7 @@ impl Session {
                 let ino = match &raw.name[..] {
                     b".." if is_root => InodeNo::ROOT,
                     b"." => directory.ino,
-                    _ => self.inodes().number((self.tree().identity().0, raw.ino)),
+                    _ => self.inodes().number_of((self.tree().root_id().0, raw.ino)),
                 };
                 let mut entry = DirectoryEntry {
                     name: raw.name.clone(),
@@ -57,7 +57,7 @@ impl Session {
                     attr: None,
                 };
                 if plus && !dots {
-                    match self.describe(&directory.anchor, &mut entry, raw.ino) {
+                    match self.fill_attributes(&directory.file_reference, &mut entry, raw.ino) {
                         // The entries before it hold references: the reply must tell of them.
                         Err(_) if !entries.is_empty() => break,
                         described => described?,
@@ -71,9 +71,9 @@ impl Session {
     }
 
     /// Looks an entry up; one that is gone by now stays without attributes.
-    fn describe(&self, directory: &Anchor, entry: &mut DirectoryEntry, ino: u64) -> Outcome<()> {
-        let name = errno::component(&entry.name)?;
-        match self.admit_listed(directory, &name, ino) {
+    fn fill_attributes(&self, directory: &FileReference, entry: &mut DirectoryEntry, ino: u64) -> Outcome<()> {
+        let name = errno::checked_name(&entry.name)?;
+        match self.refer_listed(directory, &name, ino) {
             Ok(attr) => {
                 (entry.ino, entry.mode) = (attr.ino, attr.mode & S_IFMT);
                 entry.attr = Some(attr);
@@ -87,18 +87,18 @@ impl Session {
 
     /// Counts a reference to the file of a name, and describes it. One that the agent refers to,
     /// as the number in the listing promises, is not opened once more.
-    fn admit_listed(&self, directory: &Anchor, name: &CStr, ino: u64) -> Outcome<Attr> {
-        let promised = (self.tree().identity().0, ino);
-        if !self.tells_births() && self.referred(promised).is_some() {
-            let stat = statat(directory.fd()?, name, AtFlags::SYMLINK_NOFOLLOW);
-            let stat = stat.map_err(errno::of)?;
+    fn refer_listed(&self, directory: &FileReference, name: &CStr, ino: u64) -> Outcome<Attr> {
+        let promised = (self.tree().root_id().0, ino);
+        if !self.reports_btimes() && self.find_referred(promised).is_some() {
+            let stat = statat(directory.path_descriptor()?, name, AtFlags::SYMLINK_NOFOLLOW);
+            let stat = stat.map_err(errno::from_host)?;
             // Another file may have the name by now.
-            let again = self.inodes().refer_again(identity(&stat));
+            let again = self.inodes().add_reference_if_known(host_file_id(&stat));
             if let Some(ino) = again {
-                return Ok(attr(ino, &stat));
+                return Ok(to_attr(ino, &stat));
             }
         }
-        let (anchor, stat) = Anchor::find(directory, name)?;
-        Ok(self.admit(anchor, &stat))
+        let (file_reference, stat) = FileReference::find(directory, name)?;
+        Ok(self.refer_with_attr(file_reference, &stat))
     }
 }

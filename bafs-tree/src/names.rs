@@ -11,10 +11,10 @@ use rustix::fs::{
     mknodat, openat, renameat_with, statat, symlinkat, unlinkat,
 };
 
-use crate::anchor::{Anchor, identity, open_path};
-use crate::attributes::attr;
+use crate::anchor::{FileReference, host_file_id, open_path};
+use crate::attributes::to_attr;
 use crate::errno::{self, Outcome};
-use crate::room::Change;
+use crate::room::DirectoryChange;
 use crate::session::Session;
 
 /// A shorter link target is kept in the inode of ext4.
@@ -23,7 +23,7 @@ const INLINE_TARGET_BYTES: usize = 60;
 const SETGID: u32 = 0o2000;
 
 /// What is to be made.
-pub(crate) struct Making<'a> {
+pub(crate) struct NewEntry<'a> {
     pub(crate) caller: Caller,
     pub(crate) parent: InodeNo,
     pub(crate) name: &'a [u8],
@@ -32,93 +32,93 @@ pub(crate) struct Making<'a> {
 }
 
 /// A file that loses a name, with a descriptor that shows it afterwards, too.
-struct Victim {
-    anchor: Arc<Anchor>,
+struct RemovedFile {
+    anchor: Arc<FileReference>,
     fd: Arc<OwnedFd>,
 }
 
 impl Session {
     pub(crate) fn lookup(&self, parent: InodeNo, name: &[u8]) -> FileResult {
-        let name = errno::component(name)?;
-        let parent = self.visible(parent, &name, errno::NOENT)?;
-        let (anchor, stat) = Anchor::find(&parent, &name)?;
-        Ok(FileReply::Attr(self.admit(anchor, &stat)))
+        let name = errno::checked_name(name)?;
+        let parent = self.directory_for_name(parent, &name, errno::NOENT)?;
+        let (file_reference, stat) = FileReference::find(&parent, &name)?;
+        Ok(FileReply::Attr(self.refer_with_attr(file_reference, &stat)))
     }
 
-    pub(crate) fn make_node(&self, making: &Making<'_>, mode: u32, rdev: u32) -> FileResult {
+    pub(crate) fn make_node(&self, entry: &NewEntry<'_>, mode: u32, rdev: u32) -> FileResult {
         let kind = match FileType::from_raw_mode(mode) {
             FileType::Unknown => FileType::RegularFile,
             kind => kind,
         };
         match kind {
             FileType::RegularFile | FileType::Fifo | FileType::Socket => {}
-            FileType::CharacterDevice | FileType::BlockDevice if self.tree().privileged() => {}
+            FileType::CharacterDevice | FileType::BlockDevice if self.tree().is_privileged() => {}
             FileType::CharacterDevice | FileType::BlockDevice => return Err(errno::PERM),
             _ => return Err(errno::INVAL),
         }
         let bits = Mode::from_raw_mode(mode & 0o7777);
-        self.make(making, 0, |parent, name| {
+        self.make(entry, 0, |parent, name| {
             mknodat(parent, name, kind, bits, u64::from(rdev))
         })
     }
 
-    pub(crate) fn make_directory(&self, making: &Making<'_>) -> FileResult {
-        let bits = Mode::from_raw_mode(making.mode.unwrap_or(0) & 0o1777);
-        self.make(making, 1, |parent, name| mkdirat(parent, name, bits))
+    pub(crate) fn make_directory(&self, entry: &NewEntry<'_>) -> FileResult {
+        let bits = Mode::from_raw_mode(entry.mode.unwrap_or(0) & 0o1777);
+        self.make(entry, 1, |parent, name| mkdirat(parent, name, bits))
     }
 
-    pub(crate) fn make_symlink(&self, making: &Making<'_>, target: &[u8]) -> FileResult {
+    pub(crate) fn make_symlink(&self, entry: &NewEntry<'_>, target: &[u8]) -> FileResult {
         let blocks = u64::from(target.len() >= INLINE_TARGET_BYTES);
-        self.make(making, blocks, |parent, name| {
+        self.make(entry, blocks, |parent, name| {
             symlinkat(target, parent, name)
         })
     }
 
     pub(crate) fn make_link(&self, ino: InodeNo, parent: InodeNo, name: &[u8]) -> FileResult {
-        let name = errno::component(name)?;
-        let anchor = self.anchor(ino)?;
-        let parent = self.visible(parent, &name, errno::ACCESS)?;
-        let mut change = Change::begin(&[&*parent]);
+        let name = errno::checked_name(name)?;
+        let file_reference = self.file_reference(ino)?;
+        let parent = self.directory_for_name(parent, &name, errno::ACCESS)?;
+        let mut change = DirectoryChange::begin(&[&*parent]);
         let room = change.reserve(&parent, name.to_bytes(), 0);
-        room.map_err(|error| unless_taken(&parent, &name, error))?;
+        room.map_err(|error| exists_or(&parent, &name, error))?;
         // `AT_EMPTY_PATH` needs a privilege; the way through /proc does not.
         let flags = AtFlags::SYMLINK_FOLLOW;
         linkat(
             rustix::fs::CWD,
-            anchor.proc_path()?.as_str(),
-            parent.fd()?,
+            file_reference.proc_path()?.as_str(),
+            parent.path_descriptor()?,
             &*name,
             flags,
         )
-        .map_err(errno::of)?;
-        let found = Anchor::find(&parent, &name);
+        .map_err(errno::from_host)?;
+        let found = FileReference::find(&parent, &name);
         drop(change);
-        let (anchor, stat) = found?;
-        Ok(FileReply::Attr(self.admit(anchor, &stat)))
+        let (file_reference, stat) = found?;
+        Ok(FileReply::Attr(self.refer_with_attr(file_reference, &stat)))
     }
 
-    pub(crate) fn create(&self, making: &Making<'_>, flags: i32) -> FileResult {
-        let name = errno::component(making.name)?;
-        let parent = self.visible(making.parent, &name, errno::ACCESS)?;
+    pub(crate) fn create(&self, entry: &NewEntry<'_>, flags: i32) -> FileResult {
+        let name = errno::checked_name(entry.name)?;
+        let parent = self.directory_for_name(entry.parent, &name, errno::ACCESS)?;
         let wanted = OFlags::from_bits_retain(flags.cast_unsigned());
         let kept = wanted & (OFlags::SYNC | OFlags::DSYNC);
         let opening = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | kept;
-        let bits = Mode::from_raw_mode(making.mode.unwrap_or(0) & 0o7777);
+        let bits = Mode::from_raw_mode(entry.mode.unwrap_or(0) & 0o7777);
         let mut opened = None;
-        let made = self.make_in(making, 0, &parent, &name, |parent, name| {
+        let made = self.make_in(entry, 0, &parent, &name, |parent, name| {
             opened = Some(openat(parent, name, opening | OFlags::NOFOLLOW, bits)?);
             Ok(())
         });
         match made {
-            Ok((anchor, stat)) => {
+            Ok((file_reference, stat)) => {
                 let fd = opened.ok_or(errno::STALE)?;
-                let attr = self.admit(anchor, &stat);
-                self.opened((attr, making.caller.pid), fd, false)
+                let attr = self.refer_with_attr(file_reference, &stat);
+                self.register_open_file((attr, entry.caller.pid), fd, false)
             }
             Err(errno::EXIST) if flags & OFlags::EXCL.bits().cast_signed() == 0 => {
-                let (anchor, stat) = Anchor::find(&parent, &name)?;
-                let attr = self.admit(anchor, &stat);
-                self.open((attr.ino, flags), making.caller.pid)
+                let (file_reference, stat) = FileReference::find(&parent, &name)?;
+                let attr = self.refer_with_attr(file_reference, &stat);
+                self.open((attr.ino, flags), entry.caller.pid)
                     .inspect_err(|_| self.forget(attr.ino, 1))
             }
             Err(error) => Err(error),
@@ -126,13 +126,13 @@ impl Session {
     }
 
     pub(crate) fn unlink(&self, parent: InodeNo, name: &[u8], flags: AtFlags) -> FileResult {
-        let name = errno::component(name)?;
-        let parent = self.visible(parent, &name, errno::NOENT)?;
-        let change = Change::begin(&[&*parent]);
-        let victim = self.victim(&parent, &name)?;
-        unlinkat(parent.fd()?, &*name, flags).map_err(errno::of)?;
+        let name = errno::checked_name(name)?;
+        let parent = self.directory_for_name(parent, &name, errno::NOENT)?;
+        let change = DirectoryChange::begin(&[&*parent]);
+        let removed = self.file_to_remove(&parent, &name)?;
+        unlinkat(parent.path_descriptor()?, &*name, flags).map_err(errno::from_host)?;
         drop(change);
-        self.unname_victim(&victim);
+        self.note_if_unlinked(&removed);
         Ok(FileReply::Done)
     }
 
@@ -146,13 +146,13 @@ impl Session {
         if flags.contains(RenameFlags::WHITEOUT) {
             return Err(errno::INVAL);
         }
-        let (name, new_name) = (errno::component(name)?, errno::component(new_name)?);
-        let parent = self.visible(parent, &name, errno::NOENT)?;
-        let new_parent = self.visible(new_parent, &new_name, errno::ACCESS)?;
-        let mut change = Change::begin(&[&*parent, &*new_parent]);
+        let (name, new_name) = (errno::checked_name(name)?, errno::checked_name(new_name)?);
+        let parent = self.directory_for_name(parent, &name, errno::NOENT)?;
+        let new_parent = self.directory_for_name(new_parent, &new_name, errno::ACCESS)?;
+        let mut change = DirectoryChange::begin(&[&*parent, &*new_parent]);
         let room = change.reserve(&new_parent, new_name.to_bytes(), 0);
-        let (from, to) = (parent.fd()?, new_parent.fd()?);
-        let call = |flags| renameat_with(&from, &*name, &to, &*new_name, flags).map_err(errno::of);
+        let (from, to) = (parent.path_descriptor()?, new_parent.path_descriptor()?);
+        let call = |flags| renameat_with(&from, &*name, &to, &*new_name, flags).map_err(errno::from_host);
         if flags.is_empty() && room.is_ok() {
             // Mostly nothing is replaced, and then nothing has to be looked for.
             match call(RenameFlags::NOREPLACE) {
@@ -162,15 +162,15 @@ impl Session {
                 Err(error) => return Err(error),
             }
         }
-        statat(&from, &*name, AtFlags::SYMLINK_NOFOLLOW).map_err(errno::of)?;
-        let victim = self.victim(&new_parent, &new_name).ok();
-        if victim.is_none() {
+        statat(&from, &*name, AtFlags::SYMLINK_NOFOLLOW).map_err(errno::from_host)?;
+        let removed = self.file_to_remove(&new_parent, &new_name).ok();
+        if removed.is_none() {
             room?;
         }
         call(flags)?;
         drop(change);
-        if let Some(victim) = victim {
-            self.unname_victim(&victim);
+        if let Some(removed) = removed {
+            self.note_if_unlinked(&removed);
         }
         Ok(FileReply::Done)
     }
@@ -178,116 +178,116 @@ impl Session {
     /// Makes something that surely takes `blocks` itself, and refers to it.
     fn make(
         &self,
-        making: &Making<'_>,
+        entry: &NewEntry<'_>,
         blocks: u64,
         call: impl FnOnce(BorrowedFd<'_>, &CStr) -> rustix::io::Result<()>,
     ) -> FileResult {
-        let name = errno::component(making.name)?;
-        let parent = self.visible(making.parent, &name, errno::ACCESS)?;
-        let (anchor, stat) = self.make_in(making, blocks, &parent, &name, call)?;
-        Ok(FileReply::Attr(self.admit(anchor, &stat)))
+        let name = errno::checked_name(entry.name)?;
+        let parent = self.directory_for_name(entry.parent, &name, errno::ACCESS)?;
+        let (file_reference, stat) = self.make_in(entry, blocks, &parent, &name, call)?;
+        Ok(FileReply::Attr(self.refer_with_attr(file_reference, &stat)))
     }
 
     /// Makes something within the limit, and gives it to the caller.
     fn make_in(
         &self,
-        making: &Making<'_>,
+        entry: &NewEntry<'_>,
         blocks: u64,
-        parent: &Anchor,
+        parent: &FileReference,
         name: &CStr,
         call: impl FnOnce(BorrowedFd<'_>, &CStr) -> rustix::io::Result<()>,
-    ) -> Outcome<(Anchor, Stat)> {
-        if [making.caller.uid, making.caller.gid].contains(&u32::MAX) {
+    ) -> Outcome<(FileReference, Stat)> {
+        if [entry.caller.uid, entry.caller.gid].contains(&u32::MAX) {
             // No number of a user or group: what is made would have no owner.
             return Err(errno::INVAL);
         }
-        let mut change = Change::begin(&[parent]);
+        let mut change = DirectoryChange::begin(&[parent]);
         let room = change.reserve(parent, name.to_bytes(), blocks);
-        room.map_err(|error| unless_taken(parent, name, error))?;
+        room.map_err(|error| exists_or(parent, name, error))?;
         let account = self.tree().account();
         if account.is_some_and(|account| !account.reserve_file()) {
-            return Err(unless_taken(parent, name, errno::NOSPC));
+            return Err(exists_or(parent, name, errno::NOSPC));
         }
-        let made = parent.fd().and_then(|parent| {
-            call(parent.as_fd(), name).map_err(errno::of)?;
+        let made = parent.path_descriptor().and_then(|parent| {
+            call(parent.as_fd(), name).map_err(errno::from_host)?;
             let found = open_path(parent.as_fd(), name);
-            let made = found.and_then(|found| Anchor::new_made(self.tree(), found));
-            made.inspect_err(|_| unmake(parent.as_fd(), name))
+            let made = found.and_then(|found| FileReference::new_created(self.tree(), found));
+            made.inspect_err(|_| remove_created(parent.as_fd(), name))
         });
-        let (anchor, stat) = match made {
+        let (file_reference, stat) = match made {
             Ok(made) => made,
             Err(error) => {
                 if let Some(account) = account {
-                    account.give_back_file();
+                    account.release_file();
                 }
                 return Err(error);
             }
         };
-        change.charge_new(&anchor, self.tree().charge(&stat));
+        change.charge_new(&file_reference, self.tree().charge_bytes(&stat));
         let parent = change.settle(parent)?;
-        let stat = give_to_caller(making, &parent, &anchor, stat)?;
-        Ok((anchor, stat))
+        let stat = set_owner_and_mode(entry, &parent, &file_reference, stat)?;
+        Ok((file_reference, stat))
     }
 
     /// The directory `parent`, if it may show `name`.
-    fn visible(&self, parent: InodeNo, name: &CStr, otherwise: Errno) -> Outcome<Arc<Anchor>> {
+    fn directory_for_name(&self, parent: InodeNo, name: &CStr, otherwise: Errno) -> Outcome<Arc<FileReference>> {
         if parent == InodeNo::ROOT && self.tree().hidden() == Some(name.to_bytes()) {
             return Err(otherwise);
         }
-        let anchor = self.anchor(parent)?;
-        if anchor.kind() == FileType::Directory {
-            Ok(anchor)
+        let file_reference = self.file_reference(parent)?;
+        if file_reference.kind() == FileType::Directory {
+            Ok(file_reference)
         } else {
             Err(errno::NOTDIR)
         }
     }
 
     /// The file of a name that is to go. One that the session refers to is not opened once more.
-    fn victim(&self, parent: &Anchor, name: &CStr) -> Outcome<Victim> {
-        let stat = statat(parent.fd()?, name, AtFlags::SYMLINK_NOFOLLOW).map_err(errno::of)?;
-        let known = self.referred(identity(&stat));
-        if let Some(anchor) = known
-            && let Ok(fd) = anchor.fd()
+    fn file_to_remove(&self, parent: &FileReference, name: &CStr) -> Outcome<RemovedFile> {
+        let stat = statat(parent.path_descriptor()?, name, AtFlags::SYMLINK_NOFOLLOW).map_err(errno::from_host)?;
+        let known = self.find_referred(host_file_id(&stat));
+        if let Some(file_reference) = known
+            && let Ok(fd) = file_reference.path_descriptor()
         {
-            return Ok(Victim { anchor, fd });
+            return Ok(RemovedFile { anchor: file_reference, fd });
         }
-        let anchor = Arc::new(Anchor::find(parent, name)?.0);
-        let fd = anchor.fd()?;
-        Ok(Victim { anchor, fd })
+        let file_reference = Arc::new(FileReference::find(parent, name)?.0);
+        let fd = file_reference.path_descriptor()?;
+        Ok(RemovedFile { anchor: file_reference, fd })
     }
 
     /// Takes note if a file has lost its last name.
-    fn unname_victim(&self, victim: &Victim) {
-        if let Ok(stat) = fstat(&victim.fd)
+    fn note_if_unlinked(&self, removed: &RemovedFile) {
+        if let Ok(stat) = fstat(&removed.fd)
             && stat.st_nlink == 0
         {
-            victim.anchor.set_unlinked();
-            self.unname(&stat, &victim.fd);
+            removed.anchor.set_unlinked();
+            self.mark_unlinked(&stat, &removed.fd);
         }
     }
 
     /// Counts a reference to what `anchor` holds, and describes it.
-    pub(crate) fn admit(&self, anchor: Anchor, stat: &Stat) -> Attr {
-        let born_ns = if self.tells_births() {
-            anchor.born_ns()
+    pub(crate) fn refer_with_attr(&self, file_reference: FileReference, stat: &Stat) -> Attr {
+        let born_ns = if self.reports_btimes() {
+            file_reference.btime_ns()
         } else {
             0
         };
         Attr {
-            born_ns,
-            ..attr(self.refer(anchor, stat), stat)
+            btime_ns: born_ns,
+            ..to_attr(self.refer(file_reference, stat), stat)
         }
     }
 }
 
 /// Why a name is not made for which there is no space: one that is taken says so all the same.
-fn unless_taken(parent: &Anchor, name: &CStr, error: Errno) -> Errno {
-    let found = parent.fd().and_then(|parent| open_path(parent, name));
+fn exists_or(parent: &FileReference, name: &CStr, error: Errno) -> Errno {
+    let found = parent.path_descriptor().and_then(|parent| open_path(parent, name));
     if found.is_ok() { errno::EXIST } else { error }
 }
 
 /// Removes what was made and cannot be told of, for want of descriptors: what fails leaves nothing.
-fn unmake(parent: BorrowedFd<'_>, name: &CStr) {
+fn remove_created(parent: BorrowedFd<'_>, name: &CStr) {
     let removed = unlinkat(parent, name, AtFlags::empty());
     let removed = removed.or_else(|_| unlinkat(parent, name, AtFlags::REMOVEDIR));
     if let Err(error) = removed {
@@ -296,26 +296,26 @@ fn unmake(parent: BorrowedFd<'_>, name: &CStr) {
 }
 
 /// Sets owner, group and mode of a new file as the host's file system would for the caller.
-fn give_to_caller(making: &Making<'_>, parent: &Stat, made: &Anchor, stat: Stat) -> Outcome<Stat> {
+fn set_owner_and_mode(entry: &NewEntry<'_>, parent: &Stat, made: &FileReference, stat: Stat) -> Outcome<Stat> {
     let inherits = parent.st_mode & SETGID != 0;
     let mut changed = false;
-    if made.tree().privileged() {
-        let caller = making.caller;
+    if made.tree().is_privileged() {
+        let caller = entry.caller;
         let gid = if inherits { parent.st_gid } else { caller.gid };
         if (stat.st_uid, stat.st_gid) != (caller.uid, gid) {
             let (uid, gid) = (Some(Uid::from_raw(caller.uid)), Some(Gid::from_raw(gid)));
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
             // In a user name space an owner may be out of reach: then it stays as it is.
-            changed = chownat(made.fd()?, c"", uid, gid, flags).is_ok();
+            changed = chownat(made.path_descriptor()?, c"", uid, gid, flags).is_ok();
         }
     }
-    if let Some(mode) = making.mode {
+    if let Some(mode) = entry.mode {
         let directory = made.kind() == FileType::Directory;
         let inherited = if directory && inherits { SETGID } else { 0 };
         let wanted = (mode & 0o7777) | inherited;
         if changed || stat.st_mode & 0o7777 != wanted {
             let mode = Mode::from_raw_mode(wanted);
-            rustix::fs::chmod(made.proc_path()?.as_str(), mode).map_err(errno::of)?;
+            rustix::fs::chmod(made.proc_path()?.as_str(), mode).map_err(errno::from_host)?;
             changed = true;
         }
     }

@@ -25,23 +25,23 @@ const STICKY: u32 = 0o1000;
 
 /// Whom a process trusts with its directories.
 #[derive(Debug, Clone, Copy)]
-struct Trust {
-    me: u32,
+struct TrustedOwners {
+    own_uid: u32,
     /// Owner of what belongs to users that this name space does not know, as root outside of it.
-    unknown: Option<u32>,
+    unmapped_uid: Option<u32>,
 }
 
-impl Trust {
-    fn own() -> Self {
+impl TrustedOwners {
+    fn of_process() -> Self {
         let me = geteuid().as_raw();
         Self {
-            me,
-            unknown: unknown_user(),
+            own_uid: me,
+            unmapped_uid: overflow_uid(),
         }
     }
 
     fn is_trusted(self, owner: u32) -> bool {
-        owner == 0 || owner == self.me || Some(owner) == self.unknown
+        owner == 0 || owner == self.own_uid || Some(owner) == self.unmapped_uid
     }
 
     /// Why a directory with this owner and mode on the way to ours is not good, if it is not.
@@ -56,7 +56,7 @@ impl Trust {
             return Some("may be written by everybody".to_owned());
         }
         // Of an ordinary user it may be a directory of a project.
-        (mode & GROUP != 0 && self.me == 0).then(|| "may be written by its group".to_owned())
+        (mode & GROUP != 0 && self.own_uid == 0).then(|| "may be written by its group".to_owned())
     }
 }
 
@@ -66,38 +66,38 @@ impl Trust {
 /// # Errors
 /// `PermissionDenied` with who else could have prepared or replaced it; what the system says.
 pub fn private_directory(path: &Path) -> io::Result<PathBuf> {
-    let trust = Trust::own();
+    let trust = TrustedOwners::of_process();
     let place = resolve(path, trust)?;
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = open(&place, flags, Mode::empty())?;
     let found = fstat(&directory)?;
-    if found.st_uid != trust.me {
-        return Err(refused(format!(
+    if found.st_uid != trust.own_uid {
+        return Err(permission_denied(format!(
             "it belongs to another user (uid {}), who may have prepared it; choose a directory \
              that is not there yet, or one of yours",
             found.st_uid
         )));
     }
     check_entries(&directory, trust)?;
-    close_to_others(&directory, &found)?;
+    restrict_to_owner(&directory, &found)?;
     Ok(place)
 }
 
 /// What others may have put there is refused; an empty directory is closed to them.
-fn close_to_others(directory: &OwnedFd, found: &Stat) -> io::Result<()> {
+fn restrict_to_owner(directory: &OwnedFd, found: &Stat) -> io::Result<()> {
     let open = found.st_mode & (GROUP | OTHERS) != 0;
     let shared = || {
-        refused(format!(
+        permission_denied(format!(
             "other users may write to it (mode {:o}), and it is not empty: look at what is in it, \
              then `chmod 700` it, or choose a directory that is not there yet",
             found.st_mode & 0o7777
         ))
     };
-    if open && !names(directory)?.is_empty() {
+    if open && !entry_names(directory)?.is_empty() {
         return Err(shared());
     }
     fchmod(directory, Mode::RWXU)?;
-    if open && !names(directory)?.is_empty() {
+    if open && !entry_names(directory)?.is_empty() {
         fchmod(directory, Mode::from_raw_mode(found.st_mode))?;
         return Err(shared());
     }
@@ -105,8 +105,8 @@ fn close_to_others(directory: &OwnedFd, found: &Stat) -> io::Result<()> {
 }
 
 /// Nothing at the top is another's, or leads elsewhere.
-fn check_entries(directory: &OwnedFd, trust: Trust) -> io::Result<()> {
-    for name in names(directory)? {
+fn check_entries(directory: &OwnedFd, trust: TrustedOwners) -> io::Result<()> {
+    for name in entry_names(directory)? {
         let shown = || name.to_string_lossy().escape_debug().to_string();
         let found = match statat(
             directory.as_fd(),
@@ -119,14 +119,14 @@ fn check_entries(directory: &OwnedFd, trust: Trust) -> io::Result<()> {
         };
         let kind = FileType::from_raw_mode(found.st_mode);
         if kind == FileType::Symlink {
-            return Err(refused(format!(
+            return Err(permission_denied(format!(
                 "'{}' in it is a symbolic link, which is not followed: put a directory or file in \
                  its place, or choose another directory",
                 shown()
             )));
         }
-        if found.st_uid != trust.me && found.st_uid != 0 {
-            return Err(refused(format!(
+        if found.st_uid != trust.own_uid && found.st_uid != 0 {
+            return Err(permission_denied(format!(
                 "'{}' in it belongs to another user (uid {}): choose a directory that is not there \
                  yet",
                 shown(),
@@ -134,8 +134,8 @@ fn check_entries(directory: &OwnedFd, trust: Trust) -> io::Result<()> {
             )));
         }
         let is_open = found.st_mode & OTHERS != 0 && found.st_mode & STICKY == 0;
-        if kind == FileType::Directory && is_open && found.st_uid == trust.me {
-            return Err(refused(format!(
+        if kind == FileType::Directory && is_open && found.st_uid == trust.own_uid {
+            return Err(permission_denied(format!(
                 "everybody may write to '{}' in it: look at what is there, then `chmod 700` it",
                 shown()
             )));
@@ -144,7 +144,7 @@ fn check_entries(directory: &OwnedFd, trust: Trust) -> io::Result<()> {
     Ok(())
 }
 
-fn names(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
+fn entry_names(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -158,9 +158,9 @@ fn names(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
 
 /// Follows a path as far as every directory and link on it is of somebody who is trusted; makes
 /// what is missing.
-fn resolve(path: &Path, trust: Trust) -> io::Result<PathBuf> {
+fn resolve(path: &Path, trust: TrustedOwners) -> io::Result<PathBuf> {
     let whole = std::path::absolute(path)?;
-    let mut left: VecDeque<OsString> = parts(&whole);
+    let mut left: VecDeque<OsString> = path_components(&whole);
     let mut at = PathBuf::from("/");
     let mut links = 0;
     while let Some(name) = left.pop_front() {
@@ -171,14 +171,14 @@ fn resolve(path: &Path, trust: Trust) -> io::Result<PathBuf> {
         let next = at.join(&name);
         let found = match fs::symlink_metadata(&next) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                make(&next)?;
+                create_directory(&next)?;
                 fs::symlink_metadata(&next)?
             }
             found => found?,
         };
         if found.is_symlink() {
             if !trust.is_trusted(found.uid()) {
-                return Err(refused(format!(
+                return Err(permission_denied(format!(
                     "{} on the way to it is a symbolic link of another user (uid {}); choose \
                      another directory",
                     next.display(),
@@ -193,7 +193,7 @@ fn resolve(path: &Path, trust: Trust) -> io::Result<PathBuf> {
             if target.is_absolute() {
                 at = PathBuf::from("/");
             }
-            let mut first = parts(&target);
+            let mut first = path_components(&target);
             first.append(&mut left);
             left = first;
             continue;
@@ -204,7 +204,7 @@ fn resolve(path: &Path, trust: Trust) -> io::Result<PathBuf> {
         let is_last = left.is_empty();
         let objection = trust.objection(found.uid(), found.mode());
         if let Some(objection) = objection.filter(|_| !is_last) {
-            return Err(refused(format!(
+            return Err(permission_denied(format!(
                 "the directory {} above it {objection}, who could put another in its place; choose \
                  a directory below those of root and yours",
                 next.display()
@@ -215,14 +215,14 @@ fn resolve(path: &Path, trust: Trust) -> io::Result<PathBuf> {
     Ok(at)
 }
 
-fn make(path: &Path) -> io::Result<()> {
+fn create_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,
     }
 }
 
-fn parts(path: &Path) -> VecDeque<OsString> {
+fn path_components(path: &Path) -> VecDeque<OsString> {
     let part = |component: Component<'_>| match component {
         Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
         Component::ParentDir => Some("..".into()),
@@ -232,7 +232,7 @@ fn parts(path: &Path) -> VecDeque<OsString> {
 }
 
 /// The number by which the kernel shows users of other name spaces, where there are such.
-fn unknown_user() -> Option<u32> {
+fn overflow_uid() -> Option<u32> {
     let map = fs::read_to_string("/proc/self/uid_map").ok()?;
     let words: Vec<_> = map.split_whitespace().collect();
     if words == ["0", "0", "4294967295"] {
@@ -242,7 +242,7 @@ fn unknown_user() -> Option<u32> {
     user.trim().parse().ok()
 }
 
-fn refused(why: String) -> io::Error {
+fn permission_denied(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
@@ -332,7 +332,7 @@ mod tests {
         set_mode(&above, 0o1777);
         private_directory(&above.join("store")).expect("sticky");
         let (root, user) = (0, 1000);
-        let of = |me| Trust { me, unknown: None };
+        let of = |me| TrustedOwners { own_uid: me, unmapped_uid: None };
         assert_eq!(of(user).objection(root, 0o755), None);
         assert_eq!(of(user).objection(user, 0o775), None);
         for (me, owner, mode) in [

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 /// takes two descriptors.
 const LEVELS_MAX: u32 = 32;
 
-const OWNER: RawMode = 0o700;
+const OWNER_MODE: RawMode = 0o700;
 
 /// Removes a directory with all that is in it, or a file. Links are not followed. Who owns the
 /// directories in it needs no right to change them. What is made in it meanwhile may stay, and
@@ -29,16 +29,16 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
         Err(Errno::ISDIR | Errno::PERM) => {}
         done => return Ok(done?),
     }
-    let top = open(CWD, path)?;
+    let top = open_directory(CWD, path)?;
     let mut removal = Removal {
         top: top.as_fd(),
-        moved: 0,
+        moved_count: 0,
     };
     loop {
-        let before = removal.moved;
-        removal.empty(top.as_fd(), 0)?;
+        let before = removal.moved_count;
+        removal.empty_directory(top.as_fd(), 0)?;
         // What was moved to the top may have been missed there.
-        if removal.moved == before {
+        if removal.moved_count == before {
             break;
         }
     }
@@ -47,12 +47,12 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
 
 struct Removal<'a> {
     top: BorrowedFd<'a>,
-    moved: u64,
+    moved_count: u64,
 }
 
 impl Removal<'_> {
     /// Removes what is in a directory so many levels below the top.
-    fn empty(&mut self, directory: BorrowedFd<'_>, level: u32) -> io::Result<()> {
+    fn empty_directory(&mut self, directory: BorrowedFd<'_>, level: u32) -> io::Result<()> {
         for entry in Dir::read_from(directory)? {
             let entry = entry?;
             let name = entry.file_name();
@@ -64,7 +64,7 @@ impl Removal<'_> {
                 Err(Errno::ISDIR | Errno::PERM) => {}
                 Err(error) => return Err(error.into()),
             }
-            match self.remove(directory, name, level) {
+            match self.remove_directory(directory, name, level) {
                 // Somebody else removes it as well.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 removed => removed?,
@@ -74,20 +74,20 @@ impl Removal<'_> {
     }
 
     /// Removes a directory in one that is so many levels below the top.
-    fn remove(&mut self, parent: BorrowedFd<'_>, name: &CStr, level: u32) -> io::Result<()> {
-        let directory = open(parent, name)?;
+    fn remove_directory(&mut self, parent: BorrowedFd<'_>, name: &CStr, level: u32) -> io::Result<()> {
+        let directory = open_directory(parent, name)?;
         if level == LEVELS_MAX {
             return self.move_up(parent, name);
         }
-        self.empty(directory.as_fd(), level + 1)?;
+        self.empty_directory(directory.as_fd(), level + 1)?;
         Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
     }
 
     fn move_up(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
         loop {
-            self.moved += 1;
+            self.moved_count += 1;
             // An empty directory of that name goes, as it should.
-            match renameat(parent, name, self.top, format!("moved-{}", self.moved)) {
+            match renameat(parent, name, self.top, format!("moved-{}", self.moved_count)) {
                 Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => {}
                 moved => return Ok(moved?),
             }
@@ -96,19 +96,19 @@ impl Removal<'_> {
 }
 
 /// Opens a directory, and gives its owner the right to change it.
-fn open<P: rustix::path::Arg + Copy>(parent: impl AsFd, path: P) -> io::Result<OwnedFd> {
+fn open_directory<P: rustix::path::Arg + Copy>(parent: impl AsFd, path: P) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let parent = parent.as_fd();
     let opened = match openat(parent, path, flags, Mode::empty()) {
         Err(Errno::ACCESS) => {
-            chmodat(parent, path, Mode::from_raw_mode(OWNER), AtFlags::empty())?;
+            chmodat(parent, path, Mode::from_raw_mode(OWNER_MODE), AtFlags::empty())?;
             openat(parent, path, flags, Mode::empty())?
         }
         opened => opened?,
     };
-    if fstat(&opened)?.st_mode & OWNER != OWNER {
+    if fstat(&opened)?.st_mode & OWNER_MODE != OWNER_MODE {
         // Where that is refused, what needs the right tells more.
-        let _ = fchmod(&opened, Mode::from_raw_mode(OWNER));
+        let _ = fchmod(&opened, Mode::from_raw_mode(OWNER_MODE));
     }
     Ok(opened)
 }
@@ -123,13 +123,13 @@ mod tests {
     use super::*;
 
     /// So many directories in each other, with a file in each.
-    fn deepen(top: &Path, levels: u32) {
-        let mut at = open(CWD, top).expect("open");
+    fn create_nested(top: &Path, levels: u32) {
+        let mut at = open_directory(CWD, top).expect("open");
         let flags = OFlags::WRONLY | OFlags::CREATE;
         for _ in 0..levels {
             openat(&at, "f", flags, Mode::RUSR).expect("file");
             mkdirat(&at, "d", Mode::RWXU).expect("directory");
-            at = open(&at, "d").expect("open");
+            at = open_directory(&at, "d").expect("open");
         }
     }
 
@@ -142,7 +142,7 @@ mod tests {
             // Names that are taken.
             fs::create_dir_all(top.join("moved-1/full")).expect("directory");
             fs::write(top.join("moved-2"), b"x").expect("write");
-            deepen(&top, levels);
+            create_nested(&top, levels);
             remove_tree(&top).expect("removed");
             assert!(!top.exists(), "{levels} levels");
         }

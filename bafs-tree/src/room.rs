@@ -5,39 +5,39 @@ use std::sync::MutexGuard;
 
 use rustix::fs::{Mode, OFlags, RawDir, Stat, openat};
 
-use crate::account::{Account, Take};
-use crate::anchor::Anchor;
+use crate::account::{Account, SpaceDecision};
+use crate::anchor::FileReference;
 use crate::errno::Outcome;
 
 /// Most that one new name adds to a directory of ext4: a leaf, and two blocks when the directory
 /// becomes or deepens a tree.
-const NAME_BLOCKS: u64 = 3;
+const NAME_BLOCKS_MAX: u64 = 3;
 
 /// Directories under change, locked; settles their charges when dropped.
-pub(crate) struct Change<'a> {
+pub(crate) struct DirectoryChange<'a> {
     account: Option<&'a Account>,
-    locked: Vec<(MutexGuard<'a, u64>, &'a Anchor)>,
+    locked: Vec<(MutexGuard<'a, u64>, &'a FileReference)>,
     reserved: u64,
     adds_name: bool,
 }
 
-impl<'a> Change<'a> {
+impl<'a> DirectoryChange<'a> {
     /// Locks the directories against other changes of their names, in an order that cannot block
     /// for ever.
-    pub(crate) fn begin(directories: &[&'a Anchor]) -> Self {
+    pub(crate) fn begin(directories: &[&'a FileReference]) -> Self {
         let mut states: Vec<_> = directories
             .iter()
-            .filter_map(|anchor| anchor.charged().map(|(_, state)| (state, *anchor)))
+            .filter_map(|file_reference| file_reference.account_entry().map(|(_, state)| (state, *file_reference)))
             .collect();
-        states.sort_by_key(|(state, _)| state.identity);
-        states.dedup_by_key(|(state, _)| state.identity);
+        states.sort_by_key(|(state, _)| state.id);
+        states.dedup_by_key(|(state, _)| state.id);
         let locked = states
             .into_iter()
-            .map(|(state, anchor)| (state.lock(), anchor))
+            .map(|(state, file_reference)| (state.lock(), file_reference))
             .collect();
         let account = directories
             .first()
-            .and_then(|anchor| anchor.tree().account());
+            .and_then(|file_reference| file_reference.tree().account());
         Self {
             account,
             locked,
@@ -47,14 +47,14 @@ impl<'a> Change<'a> {
     }
 
     /// Makes sure of space for one more name in `directory`, and for `blocks` more.
-    pub(crate) fn reserve(&mut self, directory: &Anchor, name: &[u8], blocks: u64) -> Outcome<()> {
+    pub(crate) fn reserve(&mut self, directory: &FileReference, name: &[u8], blocks: u64) -> Outcome<()> {
         let Some(account) = self.account else {
             return Ok(());
         };
         self.adds_name = true;
         let block_bytes = directory.tree().block_bytes();
-        let sure = (blocks + NAME_BLOCKS) * block_bytes;
-        if account.reserve_loosely(sure) {
+        let sure = (blocks + NAME_BLOCKS_MAX) * block_bytes;
+        if account.try_reserve_worst_case(sure) {
             self.reserved += sure;
             return Ok(());
         }
@@ -63,31 +63,31 @@ impl<'a> Change<'a> {
             false => sure,
         };
         let own = self.reserved;
-        account.take_exactly(|free, may_settle| match may_settle && own == 0 {
-            _ if needed <= free => Take::Reserve(needed, ()),
-            true => Take::Wait,
-            false => Take::Refuse,
+        account.reserve_exactly(|free, may_settle| match may_settle && own == 0 {
+            _ if needed <= free => SpaceDecision::Reserve(needed, ()),
+            true => SpaceDecision::Wait,
+            false => SpaceDecision::Refuse,
         })?;
         self.reserved += needed;
         Ok(())
     }
 
     /// Charges one of the directories what it has now, and lets others change it; its attributes.
-    pub(crate) fn settle(&mut self, directory: &Anchor) -> Outcome<Stat> {
+    pub(crate) fn settle(&mut self, directory: &FileReference) -> Outcome<Stat> {
         let stat = directory.stat()?;
         let mut locked = self.locked.iter();
-        let at = locked.position(|(_, anchor)| std::ptr::eq(*anchor, directory));
+        let at = locked.position(|(_, file_reference)| std::ptr::eq(*file_reference, directory));
         if let (Some(account), Some(at)) = (self.account, at) {
             let (mut charged, _) = self.locked.swap_remove(at);
-            let now = directory.tree().charge(&stat);
-            self.reserved -= charge(account, &mut charged, now, self.reserved);
+            let now = directory.tree().charge_bytes(&stat);
+            self.reserved -= charge_directory(account, &mut charged, now, self.reserved);
         }
         Ok(stat)
     }
 
     /// Charges a file that was just made from what is reserved.
-    pub(crate) fn charge_new(&mut self, made: &Anchor, bytes: u64) {
-        if let Some((account, state)) = made.charged() {
+    pub(crate) fn charge_new(&mut self, made: &FileReference, bytes: u64) {
+        if let Some((account, state)) = made.account_entry() {
             let part = bytes.min(self.reserved);
             account.settle(&mut state.lock(), bytes, part);
             self.reserved -= part;
@@ -95,7 +95,7 @@ impl<'a> Change<'a> {
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for DirectoryChange<'_> {
     fn drop(&mut self) {
         let Some(account) = self.account else { return };
         for (charged, anchor) in &mut self.locked {
@@ -104,8 +104,8 @@ impl Drop for Change<'_> {
                 continue;
             }
             if let Ok(stat) = anchor.stat() {
-                let now = anchor.tree().charge(&stat);
-                self.reserved -= charge(account, charged, now, self.reserved);
+                let now = anchor.tree().charge_bytes(&stat);
+                self.reserved -= charge_directory(account, charged, now, self.reserved);
             }
         }
         account.settle(&mut 0, 0, std::mem::take(&mut self.reserved));
@@ -113,7 +113,7 @@ impl Drop for Change<'_> {
 }
 
 /// Charges what a directory has `now`; how much of `reserved` that took.
-fn charge(account: &Account, charged: &mut u64, now: u64, reserved: u64) -> u64 {
+fn charge_directory(account: &Account, charged: &mut u64, now: u64, reserved: u64) -> u64 {
     let part = reserved.min(now.saturating_sub(*charged));
     account.settle(charged, now, part);
     part
@@ -123,8 +123,8 @@ fn charge(account: &Account, charged: &mut u64, now: u64, reserved: u64) -> u64 
 /// ext4 give a sure answer: one block, entries of `8 + name` bytes rounded up to 4, each followed
 /// by unused space. If the unused space of all `n` entries is more than `n` times what would
 /// still be too little, then one of them has enough.
-fn fits_without_growth(directory: &Anchor, name_length: usize) -> bool {
-    let Ok(shown) = directory.fd() else {
+fn fits_without_growth(directory: &FileReference, name_length: usize) -> bool {
+    let Ok(shown) = directory.path_descriptor() else {
         return false;
     };
     const CHECKSUM_BYTES: usize = 12;

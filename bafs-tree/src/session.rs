@@ -7,15 +7,15 @@ use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, FileResult, Tr
 use bafs_proto::ids::{HandleId, InodeNo};
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 
-use crate::account::Identity;
-use crate::anchor::{Anchor, identity};
-use crate::attributes::attr;
-use crate::descriptors::{DescriptorShare, InTime, Kept, KeptDescriptors, check_in_time};
-use crate::directory::Stream;
+use crate::account::HostFileId;
+use crate::anchor::{FileReference, host_file_id};
+use crate::attributes::to_attr;
+use crate::descriptors::{JobDescriptorUse, SynchronousOpen, ReservedDescriptorsGuard, ReservedDescriptors, check_synchronous_open};
+use crate::directory::DirectoryStream;
 use crate::errno::{self, Outcome};
 use crate::handles::{Handle, Handles, OpenDirectory, OpenFile};
 use crate::inodes::Inodes;
-use crate::names::Making;
+use crate::names::NewEntry;
 use crate::tree::Tree;
 
 /// An agent's inode references and open handles. Dropping it closes everything.
@@ -26,26 +26,26 @@ pub struct Session {
     inodes: Mutex<Inodes>,
     tree: Arc<Tree>,
     writable: bool,
-    resumes: bool,
-    tells_births: bool,
-    kept: Kept,
-    share: DescriptorShare,
-    _seat: Arc<()>,
+    is_resumed: bool,
+    reports_btimes: bool,
+    reserved_descriptors: ReservedDescriptorsGuard,
+    descriptor_use: JobDescriptorUse,
+    _session_token: Arc<()>,
 }
 
 impl Session {
     pub(crate) fn new(tree: Arc<Tree>, writable: bool) -> Self {
-        let inodes = Mutex::new(Inodes::new(Anchor::root(&tree), tree.identity()));
+        let inodes = Mutex::new(Inodes::new(FileReference::root(&tree), tree.root_id()));
         Self {
-            _seat: tree.seat(),
+            _session_token: tree.session_token(),
             handles: Mutex::default(),
             inodes,
             tree,
             writable,
-            resumes: false,
-            tells_births: true,
-            kept: Kept::default(),
-            share: DescriptorShare::of_process(),
+            is_resumed: false,
+            reports_btimes: true,
+            reserved_descriptors: ReservedDescriptorsGuard::default(),
+            descriptor_use: JobDescriptorUse::own_job(),
         }
     }
 
@@ -53,23 +53,23 @@ impl Session {
     /// ([`Self::run_given`]): what any session opens otherwise leaves them, but for those that
     /// resume, which must have what they had. They are given back with the session, or earlier by
     /// what this returns.
-    pub fn keep_descriptors(&mut self, count: u32) -> KeptDescriptors {
-        self.kept = Kept::new(count);
-        self.kept.shared()
+    pub fn reserve_descriptors(&mut self, count: u32) -> ReservedDescriptors {
+        self.reserved_descriptors = ReservedDescriptorsGuard::new(count);
+        self.reserved_descriptors.shared()
     }
 
     /// A session whose open files count for the job that has this share.
     #[must_use]
-    pub fn that_counts_for(self, share: DescriptorShare) -> Self {
-        Self { share, ..self }
+    pub fn with_descriptor_use(self, share: JobDescriptorUse) -> Self {
+        Self { descriptor_use: share, ..self }
     }
 
     /// A session for an agent that need not know when files were made: all changes come from it, so
     /// it never meets another file under a number that it knows.
     #[must_use]
-    pub fn that_tells_no_births(self) -> Self {
+    pub fn without_btimes(self) -> Self {
         Self {
-            tells_births: false,
+            reports_btimes: false,
             ..self
         }
     }
@@ -77,16 +77,16 @@ impl Session {
     /// A session that goes on with an earlier one: what that had open may have been shut to this
     /// server's own user meanwhile, or from the beginning, and opens nevertheless.
     #[must_use]
-    pub fn that_resumes(self) -> Self {
+    pub fn resumed(self) -> Self {
         Self {
-            resumes: true,
+            is_resumed: true,
             ..self
         }
     }
 
     /// Bytes that the file system below has free, if it says so.
     pub fn disk_bytes(&self) -> Option<u64> {
-        self.tree.stat().disk_bytes
+        self.tree.stat().disk_free_bytes
     }
 
     /// Runs one operation for `caller`. What it reads is appended to `out`; what it writes is a
@@ -98,25 +98,25 @@ impl Session {
     /// at the tree's limit, `EMFILE` beyond the caller's share of the descriptors of this process,
     /// `ENFILE` when none is left.
     pub fn run(&self, caller: Caller, op: &FileOp, data: &[u8], out: &mut Vec<u8>) -> FileResult {
-        if opens(op) && !self.resumes {
-            check_in_time(&self.share, caller.pid)?;
+        if is_open_op(op) && !self.is_resumed {
+            check_synchronous_open(&self.descriptor_use, caller.pid)?;
         }
-        self.run_promised(caller, op, data, out)
+        self.run_unchecked(caller, op, data, out)
     }
 
-    fn run_promised(
+    fn run_unchecked(
         &self,
         caller: Caller,
         op: &FileOp,
         data: &[u8],
         out: &mut Vec<u8>,
     ) -> FileResult {
-        if !self.writable && changes(op) {
+        if !self.writable && is_change_op(op) {
             return Err(errno::ROFS);
         }
         match self.run_once(caller, op, data, out) {
-            Err(errno::NOSPC) if self.free_nameless() => self.run_once(caller, op, data, out),
-            done => done.map_err(|error| told_of(op, error)),
+            Err(errno::NOSPC) if self.release_unlinked() => self.run_once(caller, op, data, out),
+            done => done.map_err(|error| caller_errno(op, error)),
         }
     }
 
@@ -194,7 +194,7 @@ impl Session {
     /// # Errors
     /// As [`Self::run`]; `EEXIST` where a file is there already; `EINVAL` for numbers that are
     /// taken or not for agents to give, or that the operation makes nothing for: it has not run.
-    pub fn run_given(
+    pub fn run_numbered(
         &self,
         (caller, op, data): (Caller, &FileOp, &[u8]),
         (ino, handle): (Option<InodeNo>, Option<HandleId>),
@@ -205,8 +205,8 @@ impl Session {
         if (ino, handle) == (None, None) {
             return self.run(caller, op, data, out);
         }
-        let is_fit = ino.is_none_or(|ino| makes_file && self.inodes().is_givable(ino))
-            && handle.is_none_or(|handle| opens && self.handles().is_givable(handle));
+        let is_fit = ino.is_none_or(|ino| makes_file && self.inodes().is_assignable(ino))
+            && handle.is_none_or(|handle| opens && self.handles().is_assignable(handle));
         if !is_fit {
             return Err(errno::INVAL);
         }
@@ -215,9 +215,9 @@ impl Session {
             // What is there already has a number by which others may know it.
             *flags |= OFlags::EXCL.bits().cast_signed();
         }
-        let is_promised = handle.is_some() && self.handles().promised() < self.kept.count();
+        let is_promised = handle.is_some() && self.handles().early_count() < self.reserved_descriptors.count();
         let mut reply = match is_promised {
-            true => self.run_promised(caller, &op, data, out)?,
+            true => self.run_unchecked(caller, &op, data, out)?,
             false => self.run(caller, &op, data, out)?,
         };
         if let (Some(ino), FileReply::Attr(attr) | FileReply::Opened { attr, .. }) =
@@ -257,17 +257,17 @@ impl Session {
                 mode,
                 rdev,
             } => {
-                let making = Making {
+                let entry = NewEntry {
                     caller,
                     parent: *parent,
                     name,
                     mode: Some(*mode),
                 };
-                self.make_node(&making, *mode, *rdev)
+                self.make_node(&entry, *mode, *rdev)
             }
             FileOp::MakeDirectory { parent, name, mode } => {
                 let mode = Some(*mode & 0o1777);
-                self.make_directory(&Making {
+                self.make_directory(&NewEntry {
                     caller,
                     parent: *parent,
                     name,
@@ -279,13 +279,13 @@ impl Session {
                 name,
                 target,
             } => {
-                let making = Making {
+                let entry = NewEntry {
                     caller,
                     parent: *parent,
                     name,
                     mode: None,
                 };
-                self.make_symlink(&making, target)
+                self.make_symlink(&entry, target)
             }
             FileOp::Create {
                 parent,
@@ -293,13 +293,13 @@ impl Session {
                 mode,
                 flags,
             } => {
-                let making = Making {
+                let entry = NewEntry {
                     caller,
                     parent: *parent,
                     name,
                     mode: Some(*mode),
                 };
-                self.create(&making, *flags)
+                self.create(&entry, *flags)
             }
             FileOp::MakeLink { ino, parent, name } => self.make_link(*ino, *parent, name),
             FileOp::Unlink { parent, name } => self.unlink(*parent, name, AtFlags::empty()),
@@ -324,7 +324,7 @@ impl Session {
         if self.tree.account().is_none() || !self.tree.has_one_session() {
             return stat;
         }
-        let (bytes, files) = self.inodes().nameless();
+        let (bytes, files) = self.inodes().reclaimable_use();
         TreeStat {
             free_bytes: (stat.free_bytes + bytes).min(stat.size_bytes),
             free_files: (stat.free_files + files).min(stat.size_files),
@@ -333,8 +333,8 @@ impl Session {
     }
 
     pub(crate) fn open(&self, (ino, flags): (InodeNo, i32), opener: u32) -> FileResult {
-        let anchor = self.anchor(ino)?;
-        if anchor.kind() == FileType::Directory {
+        let file_reference = self.file_reference(ino)?;
+        if file_reference.kind() == FileType::Directory {
             return Err(errno::ISDIR);
         }
         let wanted = OFlags::from_bits_retain(flags.cast_unsigned());
@@ -343,60 +343,60 @@ impl Session {
         // A cache that collects writes reads what surrounds them, also where the program only
         // writes.
         let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
-        let open = || match anchor.open(access | (wanted & kept)) {
-            Err(errno::ACCESS) if writes => anchor.open(OFlags::WRONLY | (wanted & kept)),
+        let open = || match file_reference.open(access | (wanted & kept)) {
+            Err(errno::ACCESS) if writes => file_reference.open(OFlags::WRONLY | (wanted & kept)),
             // Whoever asks may have the right, and this process not.
-            Err(errno::PERM) => anchor.open(access | (wanted & kept.difference(OFlags::NOATIME))),
+            Err(errno::PERM) => file_reference.open(access | (wanted & kept.difference(OFlags::NOATIME))),
             other => other,
         };
         let open = || match open() {
-            Err(errno::ACCESS) if self.resumes => anchor.while_open_to_owner(open),
+            Err(errno::ACCESS) if self.is_resumed => file_reference.with_owner_access(open),
             other => other,
         };
-        let fd = match anchor.charged() {
+        let fd = match file_reference.account_entry() {
             Some((account, state)) if wanted.contains(OFlags::TRUNC) => {
                 let mut charged = state.lock();
                 let fd = open()?;
-                let now = fstat(&fd).map_or(*charged, |stat| self.tree.charge(&stat));
+                let now = fstat(&fd).map_or(*charged, |stat| self.tree.charge_bytes(&stat));
                 account.settle(&mut charged, now, 0);
                 fd
             }
             _ => open()?,
         };
-        let stat = fstat(&fd).map_err(errno::of)?;
-        self.opened((attr(ino, &stat), opener), fd, !writes)
+        let stat = fstat(&fd).map_err(errno::from_host)?;
+        self.register_open_file((to_attr(ino, &stat), opener), fd, !writes)
     }
 
     /// A file that the agent refers to and that has at least so many bytes, open for somebody else
     /// to read, with its size; `None` when there is no such file.
     pub fn open_large(&self, ino: InodeNo, bytes_min: u64) -> Option<(OwnedFd, u64)> {
-        let anchor = self.anchor(ino).ok()?;
-        let size = u64::try_from(anchor.stat().ok()?.st_size).ok()?;
-        if anchor.kind() != FileType::RegularFile || size < bytes_min {
+        let file_reference = self.file_reference(ino).ok()?;
+        let size = u64::try_from(file_reference.stat().ok()?.st_size).ok()?;
+        if file_reference.kind() != FileType::RegularFile || size < bytes_min {
             return None;
         }
-        Some((anchor.open(OFlags::RDONLY).ok()?, size))
+        Some((file_reference.open(OFlags::RDONLY).ok()?, size))
     }
 
     /// Keeps an open file.
-    pub(crate) fn opened(
+    pub(crate) fn register_open_file(
         &self,
         (attr, opener): (Attr, u32),
         fd: OwnedFd,
         reads_only: bool,
     ) -> FileResult {
-        let anchor = {
+        let file_reference = {
             let mut inodes = self.inodes();
-            let anchor = inodes.get(attr.ino)?;
-            inodes.handle_opened(attr.ino);
-            anchor
+            let file_reference = inodes.get(attr.ino)?;
+            inodes.note_handle_opened(attr.ino);
+            file_reference
         };
         let file = Arc::new(OpenFile {
             ino: attr.ino,
             fd,
-            reads_only,
-            anchor,
-            in_time: Some(InTime::new(&self.share, opener)),
+            is_read_only: reads_only,
+            file_reference,
+            synchronous_open: Some(SynchronousOpen::new(&self.descriptor_use, opener)),
         });
         let handle = self.handles().insert(Handle::File(file));
         Ok(FileReply::Opened { handle, attr })
@@ -404,72 +404,72 @@ impl Session {
 
     fn release(&self, handle: HandleId) -> FileResult {
         let file = self.handles().remove_file(handle)?;
-        if file.reads_only && file.anchor.surely_has_name() {
+        if file.is_read_only && file.file_reference.is_surely_linked() {
             // It has changed nothing, and there is nothing to keep.
-            self.inodes().handle_closed(file.ino);
+            self.inodes().note_handle_closed(file.ino);
             return Ok(FileReply::Done);
         }
-        let stat = file.anchor.settle(&file.fd);
-        self.closed(file.ino, &file.anchor, stat);
+        let stat = file.file_reference.settle(&file.fd);
+        self.note_closed(file.ino, &file.file_reference, stat);
         Ok(FileReply::Done)
     }
 
     /// Takes note that a handle is gone.
-    fn closed(&self, ino: InodeNo, anchor: &Anchor, stat: Outcome<Stat>) {
-        self.inodes().handle_closed(ino);
+    fn note_closed(&self, ino: InodeNo, file_reference: &FileReference, stat: Outcome<Stat>) {
+        self.inodes().note_handle_closed(ino);
         if let Ok(stat) = stat
             && stat.st_nlink == 0
-            && let Ok(fd) = anchor.fd()
+            && let Ok(fd) = file_reference.path_descriptor()
         {
-            self.unname(&stat, &fd);
+            self.mark_unlinked(&stat, &fd);
         }
     }
 
     fn open_directory(&self, ino: InodeNo, opener: u32) -> FileResult {
-        let anchor = match (self.anchor(ino), self.last_attr(ino)) {
+        let file_reference = match (self.file_reference(ino), self.last_attr(ino)) {
             (Err(_), Some(attr)) => {
                 // A program's working directory, say: it opens as everywhere, and is empty.
                 let handle = self.handles().insert(Handle::Removed);
                 return Ok(FileReply::Opened { handle, attr });
             }
-            (anchor, _) => anchor?,
+            (file_reference, _) => file_reference?,
         };
-        if anchor.kind() != FileType::Directory {
+        if file_reference.kind() != FileType::Directory {
             return Err(errno::NOTDIR);
         }
-        let open = || anchor.open(OFlags::RDONLY | OFlags::DIRECTORY);
+        let open = || file_reference.open(OFlags::RDONLY | OFlags::DIRECTORY);
         let fd = match open() {
-            Err(errno::ACCESS) if self.resumes => anchor.while_open_to_owner(open)?,
+            Err(errno::ACCESS) if self.is_resumed => file_reference.with_owner_access(open)?,
             other => other?,
         };
-        let stat = fstat(&fd).map_err(errno::of)?;
-        self.inodes().handle_opened(ino);
-        let stream = Mutex::new(Stream::new(fd));
+        let stat = fstat(&fd).map_err(errno::from_host)?;
+        self.inodes().note_handle_opened(ino);
+        let stream = Mutex::new(DirectoryStream::new(fd));
         let directory = Arc::new(OpenDirectory {
             ino,
             stream,
-            anchor,
-            _in_time: InTime::new(&self.share, opener),
+            file_reference,
+            _synchronous_open: SynchronousOpen::new(&self.descriptor_use, opener),
         });
         let handle = self.handles().insert(Handle::Directory(directory));
         Ok(FileReply::Opened {
             handle,
-            attr: attr(ino, &stat),
+            attr: to_attr(ino, &stat),
         })
     }
 
     fn release_directory(&self, handle: HandleId) -> FileResult {
         let directory = self.handles().remove_directory(handle)?;
         if let Some(directory) = directory {
-            let stat = directory.anchor.stat();
-            self.closed(directory.ino, &directory.anchor, stat);
+            let stat = directory.file_reference.stat();
+            self.note_closed(directory.ino, &directory.file_reference, stat);
         }
         Ok(FileReply::Done)
     }
 
     fn sync_directory(&self, ino: InodeNo) -> FileResult {
-        match self.anchor(ino)?.open(OFlags::RDONLY | OFlags::DIRECTORY) {
-            Ok(fd) => fsync(fd).map_err(errno::of)?,
+        match self.file_reference(ino)?.open(OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(fd) => fsync(fd).map_err(errno::from_host)?,
             // It was shut to us after it was opened.
             Err(errno::ACCESS) => {
                 let directory = self.handles().open_directory(ino).ok_or(errno::ACCESS)?;
@@ -480,30 +480,30 @@ impl Session {
         Ok(FileReply::Done)
     }
 
-    pub(crate) fn tells_births(&self) -> bool {
-        self.tells_births
+    pub(crate) fn reports_btimes(&self) -> bool {
+        self.reports_btimes
     }
 
     pub(crate) fn tree(&self) -> &Arc<Tree> {
         &self.tree
     }
 
-    pub(crate) fn anchor(&self, ino: InodeNo) -> Outcome<Arc<Anchor>> {
+    pub(crate) fn file_reference(&self, ino: InodeNo) -> Outcome<Arc<FileReference>> {
         self.inodes().get(ino)
     }
 
-    pub(crate) fn file(&self, handle: HandleId) -> Outcome<Arc<OpenFile>> {
+    pub(crate) fn open_file(&self, handle: HandleId) -> Outcome<Arc<OpenFile>> {
         self.handles().file(handle)
     }
 
     /// The file of the host with this identity, if the agent refers to it.
-    pub(crate) fn referred(&self, identity: Identity) -> Option<Arc<Anchor>> {
-        self.inodes().referred(identity)
+    pub(crate) fn find_referred(&self, identity: HostFileId) -> Option<Arc<FileReference>> {
+        self.inodes().find_by_host_file_id(identity)
     }
 
     /// Counts a reference to what `anchor` holds.
-    pub(crate) fn refer(&self, anchor: Anchor, stat: &Stat) -> InodeNo {
-        let (ino, unneeded) = self.inodes().refer(identity(stat), anchor);
+    pub(crate) fn refer(&self, file_reference: FileReference, stat: &Stat) -> InodeNo {
+        let (ino, unneeded) = self.inodes().add_reference(host_file_id(stat), file_reference);
         drop(unneeded);
         ino
     }
@@ -515,20 +515,20 @@ impl Session {
 
     /// A file has no names any more, as `found` shows: it stays for whoever still knows its number,
     /// as long as its space is not needed.
-    pub(crate) fn unname(&self, stat: &Stat, found: &Arc<OwnedFd>) {
-        let last = attr(InodeNo(0), stat);
-        let released = self.inodes().unname(identity(stat), last, found);
+    pub(crate) fn mark_unlinked(&self, stat: &Stat, found: &Arc<OwnedFd>) {
+        let last = to_attr(InodeNo(0), stat);
+        let released = self.inodes().mark_unlinked(host_file_id(stat), last, found);
         drop(released);
     }
 
     /// Frees the space of files without names that nobody has open; whether there were any.
-    pub(crate) fn free_nameless(&self) -> bool {
-        let released = self.inodes().bury_all();
+    pub(crate) fn release_unlinked(&self) -> bool {
+        let released = self.inodes().release_unlinked();
         !released.is_empty()
     }
 
     pub(crate) fn last_attr(&self, ino: InodeNo) -> Option<Attr> {
-        self.inodes().last(ino)
+        self.inodes().last_attr(ino)
     }
 
     pub(crate) fn inodes(&self) -> MutexGuard<'_, Inodes> {
@@ -545,7 +545,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Whether an operation leaves something open.
-fn opens(op: &FileOp) -> bool {
+fn is_open_op(op: &FileOp) -> bool {
     matches!(
         op,
         FileOp::Open { .. } | FileOp::Create { .. } | FileOp::OpenDirectory { .. }
@@ -554,15 +554,15 @@ fn opens(op: &FileOp) -> bool {
 
 /// What a caller is told of a failure. A disk that became read-only may refuse a read with `EROFS`
 /// too; but to a program that says that it tried to write, which it did not.
-fn told_of(op: &FileOp, error: Errno) -> Errno {
+fn caller_errno(op: &FileOp, error: Errno) -> Errno {
     match error {
-        errno::ROFS if !changes(op) => errno::IO,
+        errno::ROFS if !is_change_op(op) => errno::IO,
         error => error,
     }
 }
 
 /// Whether an operation changes the tree, so that it needs a writable session.
-fn changes(op: &FileOp) -> bool {
+fn is_change_op(op: &FileOp) -> bool {
     match op {
         FileOp::Open { flags, .. } => {
             let flags = OFlags::from_bits_retain(flags.cast_unsigned());
@@ -604,9 +604,9 @@ mod tests {
             ino: InodeNo::ROOT,
             flags: flags.bits().cast_signed(),
         };
-        assert_eq!(told_of(&read, errno::ROFS), errno::IO);
-        assert_eq!(told_of(&open(OFlags::RDONLY), errno::ROFS), errno::IO);
-        assert_eq!(told_of(&open(OFlags::RDWR), errno::ROFS), errno::ROFS);
-        assert_eq!(told_of(&read, errno::NOENT), errno::NOENT);
+        assert_eq!(caller_errno(&read, errno::ROFS), errno::IO);
+        assert_eq!(caller_errno(&open(OFlags::RDONLY), errno::ROFS), errno::IO);
+        assert_eq!(caller_errno(&open(OFlags::RDWR), errno::ROFS), errno::ROFS);
+        assert_eq!(caller_errno(&read, errno::NOENT), errno::NOENT);
     }
 }

@@ -8,7 +8,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
-use crate::kernel::Mapping;
+use crate::kernel::SharedMapping;
 
 /// Most numbers in one array: 256 MiB.
 pub const SHARED_WORDS_MAX: usize = 64 << 20;
@@ -28,7 +28,7 @@ pub enum SharedAccess {
 /// no order between numbers but the one that is asked for.
 #[derive(Debug)]
 pub struct SharedWords {
-    mapping: Mapping,
+    mapping: SharedMapping,
     access: SharedAccess,
 }
 
@@ -45,7 +45,7 @@ impl SharedWords {
         let file = memfd_create("bafs-words", flags)?;
         ftruncate(&file, bytes as u64)?;
         let words = Self {
-            mapping: Mapping::new(file.as_fd(), len, SharedAccess::Write)?,
+            mapping: SharedMapping::new(file.as_fd(), len, SharedAccess::Write)?,
             access: SharedAccess::Write,
         };
         let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
@@ -70,7 +70,7 @@ impl SharedWords {
         if !seals.contains(SealFlags::SHRINK) || size != bytes as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let mapping = Mapping::new(file, len, access)?;
+        let mapping = SharedMapping::new(file, len, access)?;
         Ok(Self { mapping, access })
     }
 

@@ -13,9 +13,9 @@ use rustix::fs::{
 };
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
-use crate::account::{Account, Identity, Limit};
-use crate::anchor::{identity, kind, open_path, proc_path};
-use crate::descriptors::can_open_again;
+use crate::account::{Account, HostFileId, Limit};
+use crate::anchor::{host_file_id, file_type, open_path, proc_path};
+use crate::descriptors::can_open_by_handle;
 use crate::session::Session;
 
 /// The root's own blocks up to so many bytes are not charged: an empty tree uses nothing.
@@ -28,20 +28,20 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 #[derive(Debug)]
 pub struct Tree {
     root: Arc<OwnedFd>,
-    identity: Identity,
+    root_id: HostFileId,
     account: Option<Account>,
-    told: Option<Arc<TreeUse>>,
+    reported_use: Option<Arc<TreeUse>>,
     hidden: Option<Vec<u8>>,
-    privileged: bool,
+    is_privileged: bool,
     /// A descriptor by which files can be opened again by their handles, where they can.
     mount: Option<OwnedFd>,
     block_bytes: u64,
     is_ext4: bool,
     is_tmpfs: bool,
     /// Held while the mode of a file is set, also for a moment only.
-    modes: Mutex<()>,
+    mode_lock: Mutex<()>,
     /// Each session has one more, so that they are counted.
-    sessions: Arc<()>,
+    session_token: Arc<()>,
 }
 
 /// The use of a tree that another process accounts for, as far as that tells it.
@@ -108,37 +108,37 @@ impl Tree {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_beside(root: OwnedFd, told: Arc<TreeUse>) -> std::io::Result<Arc<Self>> {
+    pub fn open_read_only(root: OwnedFd, told: Arc<TreeUse>) -> std::io::Result<Arc<Self>> {
         let mut tree = Self::new(root, None, None)?;
-        tree.told = Some(told);
+        tree.reported_use = Some(told);
         Ok(Arc::new(tree))
     }
 
     fn new(root: OwnedFd, limit: Option<Limit>, hidden: Option<&[u8]>) -> std::io::Result<Self> {
         raise_descriptor_limit();
         let stat = fstat(&root)?;
-        if kind(&stat) != FileType::Directory {
+        if file_type(&stat) != FileType::Directory {
             return Err(rustix::io::Errno::NOTDIR.into());
         }
         Ok(Self {
-            identity: identity(&stat),
+            root_id: host_file_id(&stat),
             account: limit.map(Account::new),
-            told: None,
+            reported_use: None,
             hidden: hidden.map(<[u8]>::to_vec),
-            privileged: geteuid().is_root(),
-            mount: mount_of(&root),
+            is_privileged: geteuid().is_root(),
+            mount: handle_mount(&root),
             is_ext4: fstatfs(&root).is_ok_and(|stat| stat.f_type == EXT4_MAGIC),
             is_tmpfs: fstatfs(&root).is_ok_and(|stat| stat.f_type == TMPFS_MAGIC),
             block_bytes: fstatvfs(&root)?.f_frsize.max(512),
             root: Arc::new(root),
-            modes: Mutex::default(),
-            sessions: Arc::default(),
+            mode_lock: Mutex::default(),
+            session_token: Arc::default(),
         })
     }
 
     /// Keeps others from setting the mode of a file.
     pub(crate) fn lock_modes(&self) -> MutexGuard<'_, ()> {
-        self.modes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.mode_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the file system below is ext4, of which more is known than of others.
@@ -152,13 +152,13 @@ impl Tree {
     }
 
     /// What a session holds while it lasts.
-    pub(crate) fn seat(&self) -> Arc<()> {
-        self.sessions.clone()
+    pub(crate) fn session_token(&self) -> Arc<()> {
+        self.session_token.clone()
     }
 
     /// Whether there is only one session: nobody else keeps files without names.
     pub(crate) fn has_one_session(&self) -> bool {
-        Arc::strong_count(&self.sessions) <= 2
+        Arc::strong_count(&self.session_token) <= 2
     }
 
     /// Starts a session of an agent.
@@ -169,7 +169,7 @@ impl Tree {
     /// Limit and use; without a limit those of the host's file system.
     pub fn stat(&self) -> TreeStat {
         let counted = self.account.as_ref().map(|it| (it.limit(), it.used()));
-        let told = || self.told.as_ref().map(|it| (it.limit, it.get()));
+        let told = || self.reported_use.as_ref().map(|it| (it.limit, it.get()));
         let disk = fstatvfs(&self.root).ok();
         let disk = disk.as_ref();
         let disk_bytes = disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
@@ -182,8 +182,8 @@ impl Tree {
                 free_bytes: limit.bytes.saturating_sub(bytes),
                 size_files: limit.files,
                 free_files: limit.files.saturating_sub(files),
-                disk_bytes,
-                disk_files,
+                disk_free_bytes: disk_bytes,
+                disk_free_files: disk_files,
             };
         }
         TreeStat {
@@ -191,14 +191,14 @@ impl Tree {
             free_bytes: disk_bytes.unwrap_or(0),
             size_files: disk.map_or(0, |disk| disk.f_files),
             free_files: disk.map_or(0, |disk| disk.f_favail),
-            disk_bytes,
-            disk_files,
+            disk_free_bytes: disk_bytes,
+            disk_free_files: disk_files,
         }
     }
 
     /// Bytes and files in use; zeros for a tree without a limit, where nothing is counted.
     pub fn used(&self) -> (u64, u64) {
-        let told = || self.told.as_ref().map(|it| it.get());
+        let told = || self.reported_use.as_ref().map(|it| it.get());
         let counted = self.account.as_ref().map(Account::used);
         counted.or_else(told).unwrap_or_default()
     }
@@ -207,8 +207,8 @@ impl Tree {
     ///
     /// # Errors
     /// The directory cannot be looked at.
-    pub fn is_at(&self, directory: impl AsFd) -> std::io::Result<bool> {
-        Ok(identity(&fstat(directory)?) == self.identity)
+    pub fn is_same_directory(&self, directory: impl AsFd) -> std::io::Result<bool> {
+        Ok(host_file_id(&fstat(directory)?) == self.root_id)
     }
 
     /// The directory, for whoever opens the tree once more.
@@ -224,8 +224,8 @@ impl Tree {
         &self.root
     }
 
-    pub(crate) fn identity(&self) -> Identity {
-        self.identity
+    pub(crate) fn root_id(&self) -> HostFileId {
+        self.root_id
     }
 
     pub(crate) fn hidden(&self) -> Option<&[u8]> {
@@ -233,8 +233,8 @@ impl Tree {
     }
 
     /// Whether new files can be given to the caller's user.
-    pub(crate) fn privileged(&self) -> bool {
-        self.privileged
+    pub(crate) fn is_privileged(&self) -> bool {
+        self.is_privileged
     }
 
     /// A descriptor by which files can be opened again by their handles, where they can.
@@ -248,9 +248,9 @@ impl Tree {
     }
 
     /// What a file with these attributes is charged, in bytes.
-    pub(crate) fn charge(&self, stat: &Stat) -> u64 {
+    pub(crate) fn charge_bytes(&self, stat: &Stat) -> u64 {
         let bytes = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        if identity(stat) == self.identity {
+        if host_file_id(stat) == self.root_id {
             bytes.saturating_sub(ROOT_FREE_BYTES)
         } else {
             bytes
@@ -276,9 +276,9 @@ impl Tree {
         closed: &mut Vec<(OwnedFd, u32)>,
     ) -> std::io::Result<()> {
         let stat = fstat(&self.root)?;
-        account.count(self.identity, self.charge(&stat));
+        account.count_existing(self.root_id, self.charge_bytes(&stat));
         // The root is there without being asked for.
-        account.give_back_file();
+        account.release_file();
         let here = CString::from(c".");
         let mut pending = vec![(self.root.clone(), here)];
         while let Some((parent, name)) = pending.pop() {
@@ -296,14 +296,14 @@ impl Tree {
                 let fd = open_path(&*directory, name)
                     .map_err(|error| std::io::Error::from_raw_os_error(error.0))?;
                 let stat = fstat(&fd)?;
-                if stat.st_dev != self.identity.0 {
+                if stat.st_dev != self.root_id.0 {
                     continue;
                 }
-                account.count(identity(&stat), self.charge(&stat));
-                if kind(&stat) == FileType::Directory {
+                account.count_existing(host_file_id(&stat), self.charge_bytes(&stat));
+                if file_type(&stat) == FileType::Directory {
                     pending.push((directory.clone(), name.to_owned()));
                     let mode = stat.st_mode & 0o7777;
-                    if !self.privileged && mode & 0o500 != 0o500 {
+                    if !self.is_privileged && mode & 0o500 != 0o500 {
                         chmod(proc_path(&fd), Mode::from_raw_mode(mode | 0o500))?;
                         closed.push((fd, mode));
                     }
@@ -314,10 +314,10 @@ impl Tree {
     }
 }
 
-fn mount_of(root: &OwnedFd) -> Option<OwnedFd> {
+fn handle_mount(root: &OwnedFd) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mount = openat(root, c".", flags, Mode::empty()).ok()?;
-    can_open_again(&mount).then_some(mount)
+    can_open_by_handle(&mount).then_some(mount)
 }
 
 /// Every file that an agent refers to has a descriptor, if they are not too many: allow as many as

@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use crate::bench::{BLOCK, Bench, CALLER, ROOMY, ROOT, disk_bytes, skip};
+use crate::bench::{BLOCK, TreeFixture, CALLER, ROOMY, ROOT, disk_bytes, skip};
 use bafs_proto::file_op::{Attr, AttrChange, BodyRange, Caller, Errno, FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_tree::Limit;
@@ -13,17 +13,17 @@ use nix::unistd::{Uid, geteuid};
 
 #[test]
 fn a_removed_directory_opens_and_closes() {
-    let bench = Bench::new(None);
+    let fixture = TreeFixture::new(None);
     let name = b"d".to_vec();
-    bench.ok(FileOp::MakeDirectory {
+    fixture.ok(FileOp::MakeDirectory {
         parent: ROOT,
         name: name.clone(),
         mode: 0o755,
     });
     // The kernel of a program whose working directory it is still knows its number.
-    let ino = bench.lookup(ROOT, "d").expect("it is there").ino;
-    bench.ok(FileOp::RemoveDirectory { parent: ROOT, name });
-    let reply = bench.ok(FileOp::OpenDirectory { ino });
+    let ino = fixture.lookup(ROOT, "d").expect("it is there").ino;
+    fixture.ok(FileOp::RemoveDirectory { parent: ROOT, name });
+    let reply = fixture.ok(FileOp::OpenDirectory { ino });
     let FileReply::Opened { handle, attr } = reply else {
         panic!("{reply:?}")
     };
@@ -36,15 +36,15 @@ fn a_removed_directory_opens_and_closes() {
         bytes_max,
         plus,
     };
-    assert_eq!(bench.err(list), libc::ENOENT);
-    bench.ok(FileOp::ReleaseDirectory { handle });
-    assert_eq!(bench.err(FileOp::ReleaseDirectory { handle }), libc::EBADF);
+    assert_eq!(fixture.err(list), libc::ENOENT);
+    fixture.ok(FileOp::ReleaseDirectory { handle });
+    assert_eq!(fixture.err(FileOp::ReleaseDirectory { handle }), libc::EBADF);
 }
 
 #[test]
 fn access_control_lists_are_refused_and_hidden() {
-    let bench = Bench::new(None);
-    let (ino, _) = bench.create(ROOT, "a", 0o644);
+    let fixture = TreeFixture::new(None);
+    let (ino, _) = fixture.create(ROOT, "a", 0o644);
     let set = |name: &str| FileOp::SetXattr {
         ino,
         name: name.as_bytes().to_vec(),
@@ -56,28 +56,28 @@ fn access_control_lists_are_refused_and_hidden() {
         "system.posix_acl_default",
         "trusted.x",
     ] {
-        assert_eq!(bench.err(set(name)), libc::EOPNOTSUPP, "{name}");
+        assert_eq!(fixture.err(set(name)), libc::EOPNOTSUPP, "{name}");
         let name = name.as_bytes().to_vec();
-        assert_eq!(bench.err(FileOp::GetXattr { ino, name }), libc::EOPNOTSUPP);
+        assert_eq!(fixture.err(FileOp::GetXattr { ino, name }), libc::EOPNOTSUPP);
     }
-    bench.ok(set("user.x"));
+    fixture.ok(set("user.x"));
     // As root the host itself may keep one.
     let hidden = rustix::fs::setxattr(
-        bench.path("a"),
+        fixture.path("a"),
         "trusted.hidden",
         b"1",
         rustix::fs::XattrFlags::empty(),
     );
     assert!(hidden.is_ok() || !geteuid().is_root());
-    let listed = bench.ok(FileOp::ListXattr { ino });
+    let listed = fixture.ok(FileOp::ListXattr { ino });
     assert_eq!(listed, FileReply::Bytes(b"user.x\0".to_vec()));
 }
 
 #[test]
 fn numbers_are_given_only_to_what_an_operation_makes() {
     const GIVEN: u64 = 1 << 61;
-    let bench = Bench::new(Some(ROOMY));
-    let (ino, handle) = bench.create(ROOT, "f", 0o640);
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (ino, handle) = fixture.create(ROOT, "f", 0o640);
     let name = |text: &str| text.as_bytes().to_vec();
     let make = |text: &str| FileOp::MakeDirectory {
         parent: ROOT,
@@ -101,9 +101,9 @@ fn numbers_are_given_only_to_what_an_operation_makes() {
     let (file, open) = (Some(InodeNo(GIVEN)), Some(HandleId(GIVEN)));
     let given = |op: &FileOp, numbers| {
         let mut out = Vec::new();
-        let ran = bench
+        let ran = fixture
             .session
-            .run_given((CALLER, op, &[]), numbers, &mut out);
+            .run_numbered((CALLER, op, &[]), numbers, &mut out);
         ran.map_err(|errno| errno.0)
     };
     // What is there keeps its number, and the root above all.
@@ -121,7 +121,7 @@ fn numbers_are_given_only_to_what_an_operation_makes() {
     }
     let numbers = (file, Some(handle));
     assert_eq!(given(&create("g"), numbers), Err(libc::EINVAL));
-    let names = fs::read_dir(bench.path("")).expect("list").count();
+    let names = fs::read_dir(fixture.path("")).expect("list").count();
     assert_eq!(names, 1, "refused operations made something");
     assert!(given(&create("g"), (file, open)).is_ok());
     assert_eq!(given(&make("d"), (file, None)), Err(libc::EINVAL), "taken");
@@ -135,22 +135,22 @@ fn numbers_are_given_only_to_what_an_operation_makes() {
 
 #[test]
 fn a_session_that_resumes_opens_what_was_shut_to_the_server_itself() {
-    let bench = Bench::new(Some(ROOMY));
-    let (ino, handle) = bench.create(ROOT, "object", 0o644);
-    assert_eq!(bench.write(handle, 0, b"hello"), Ok(5));
-    fs::set_permissions(bench.path("object"), fs::Permissions::from_mode(0o444)).expect("chmod");
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (ino, handle) = fixture.create(ROOT, "object", 0o644);
+    assert_eq!(fixture.write(handle, 0, b"hello"), Ok(5));
+    fs::set_permissions(fixture.path("object"), fs::Permissions::from_mode(0o444)).expect("chmod");
     // As a server without privilege, which is the owner of its files; in this thread only.
     let user = Uid::from_raw(1234);
     if geteuid().is_root() {
         for name in [".", "object"] {
-            chown(bench.path(name), Some(1234), None).expect("chown");
+            chown(fixture.path(name), Some(1234), None).expect("chown");
         }
         nix::unistd::setfsuid(user);
     }
     let flags = libc::O_RDWR;
     let open = FileOp::Open { ino, flags };
-    assert_eq!(bench.err(open), libc::EACCES, "a program may not");
-    let resumed = bench.tree.session(true).that_resumes();
+    assert_eq!(fixture.err(open), libc::EACCES, "a program may not");
+    let resumed = fixture.tree.session(true).resumed();
     let run = |op: FileOp, data: &[u8]| resumed.run(CALLER, &op, data, &mut Vec::new());
     let name = b"object".to_vec();
     let parent = ROOT;
@@ -177,39 +177,39 @@ fn a_session_that_resumes_opens_what_was_shut_to_the_server_itself() {
     if geteuid().is_root() {
         nix::unistd::setfsuid(Uid::from_raw(0));
     }
-    assert_eq!(fs::read(bench.path("object")).expect("read"), b"helloworld");
-    let mode = fs::metadata(bench.path("object")).expect("stat").mode();
+    assert_eq!(fs::read(fixture.path("object")).expect("read"), b"helloworld");
+    let mode = fs::metadata(fixture.path("object")).expect("stat").mode();
     assert_eq!(mode & 0o7777, 0o444, "it is shut again");
 }
 
 #[test]
 fn a_directory_that_was_shut_while_it_is_open_is_synced() {
-    let bench = Bench::new(Some(ROOMY));
+    let fixture = TreeFixture::new(Some(ROOMY));
     let op = FileOp::MakeDirectory {
         parent: ROOT,
         name: b"d".to_vec(),
         mode: 0o700,
     };
-    let FileReply::Attr(Attr { ino, .. }) = bench.ok(op) else {
+    let FileReply::Attr(Attr { ino, .. }) = fixture.ok(op) else {
         panic!("not made")
     };
-    let FileReply::Opened { handle, .. } = bench.ok(FileOp::OpenDirectory { ino }) else {
+    let FileReply::Opened { handle, .. } = fixture.ok(FileOp::OpenDirectory { ino }) else {
         panic!("not opened")
     };
-    fs::set_permissions(bench.path("d"), fs::Permissions::from_mode(0o100)).expect("chmod");
+    fs::set_permissions(fixture.path("d"), fs::Permissions::from_mode(0o100)).expect("chmod");
     // As a server without privilege, which is the owner of its files; in this thread only.
     let is_root = geteuid().is_root();
     if is_root {
         for name in [".", "d"] {
-            chown(bench.path(name), Some(1234), None).expect("chown");
+            chown(fixture.path(name), Some(1234), None).expect("chown");
         }
         nix::unistd::setfsuid(Uid::from_raw(1234));
     }
-    let synced = bench.run(FileOp::FsyncDirectory { ino });
-    bench.ok(FileOp::ReleaseDirectory { handle });
-    let closed = bench.run(FileOp::FsyncDirectory { ino });
-    let again = bench.run(FileOp::OpenDirectory { ino });
-    let resumed = bench.tree.session(true).that_resumes();
+    let synced = fixture.run(FileOp::FsyncDirectory { ino });
+    fixture.ok(FileOp::ReleaseDirectory { handle });
+    let closed = fixture.run(FileOp::FsyncDirectory { ino });
+    let again = fixture.run(FileOp::OpenDirectory { ino });
+    let resumed = fixture.tree.session(true).resumed();
     let run = |op: FileOp| resumed.run(CALLER, &op, b"", &mut Vec::new());
     let (parent, name) = (ROOT, b"d".to_vec());
     let found = run(FileOp::Lookup { parent, name });
@@ -224,13 +224,13 @@ fn a_directory_that_was_shut_while_it_is_open_is_synced() {
     let refused = Err(Errno(libc::EACCES));
     assert_eq!((closed, again), (refused.clone(), refused));
     assert!(matches!(reopened, Ok(FileReply::Opened { .. })));
-    let mode = fs::metadata(bench.path("d")).expect("stat").mode();
+    let mode = fs::metadata(fixture.path("d")).expect("stat").mode();
     assert_eq!(mode & 0o7777, 0o100, "it is shut again");
 }
 
 /// Lists a directory in pieces and calls `between` after the first; the entries with their numbers.
-fn listed(bench: &Bench, between: impl FnOnce(&[String])) -> Vec<(String, Option<InodeNo>)> {
-    let FileReply::Opened { handle, .. } = bench.ok(FileOp::OpenDirectory { ino: ROOT }) else {
+fn listed(fixture: &TreeFixture, between: impl FnOnce(&[String])) -> Vec<(String, Option<InodeNo>)> {
+    let FileReply::Opened { handle, .. } = fixture.ok(FileOp::OpenDirectory { ino: ROOT }) else {
         panic!("not opened")
     };
     let (mut cookie, mut seen, mut between) = (0, Vec::new(), Some(between));
@@ -241,7 +241,7 @@ fn listed(bench: &Bench, between: impl FnOnce(&[String])) -> Vec<(String, Option
             bytes_max: 2000,
             plus: true,
         };
-        let FileReply::Entries(entries) = bench.ok(op) else {
+        let FileReply::Entries(entries) = fixture.ok(op) else {
             panic!("no entries")
         };
         let Some(last) = entries.last() else { break };
@@ -255,24 +255,24 @@ fn listed(bench: &Bench, between: impl FnOnce(&[String])) -> Vec<(String, Option
             between(&names);
         }
     }
-    bench.ok(FileOp::ReleaseDirectory { handle });
+    fixture.ok(FileOp::ReleaseDirectory { handle });
     seen
 }
 
 #[test]
 fn a_listing_shows_the_file_that_has_a_name_now() {
-    for bench in [Bench::new(Some(ROOMY)), Bench::alone(Some(ROOMY))] {
+    for fixture in [TreeFixture::new(Some(ROOMY)), TreeFixture::without_btimes(Some(ROOMY))] {
         let name = |number: usize| format!("file-{number:03}");
         for number in 0..200 {
-            let (_, handle) = bench.create(ROOT, &name(number), 0o600);
-            bench.ok(FileOp::Release { handle });
+            let (_, handle) = fixture.create(ROOT, &name(number), 0o600);
+            fixture.ok(FileOp::Release { handle });
         }
         let (mut gone, mut replaced) = (String::new(), String::new());
-        let seen = listed(&bench, |seen| {
+        let seen = listed(&fixture, |seen| {
             let mut unseen = (0..200).map(name).filter(|name| !seen.contains(name));
             gone = unseen.next().expect("a name that is still to come");
             replaced = unseen.next().expect("another one");
-            bench
+            fixture
                 .rename(ROOT, &gone, ROOT, &replaced, 0)
                 .expect("renamed");
         });
@@ -284,7 +284,7 @@ fn a_listing_shows_the_file_that_has_a_name_now() {
         };
         assert_eq!(shown(&gone), None, "a name that is gone has no attributes");
         for (name, ino) in &seen {
-            let now = bench.lookup(ROOT, name).ok().map(|attr| attr.ino);
+            let now = fixture.lookup(ROOT, name).ok().map(|attr| attr.ino);
             assert!(
                 name.starts_with('.') || *ino == now,
                 "{name}: {ino:?}, {now:?}"
@@ -292,11 +292,11 @@ fn a_listing_shows_the_file_that_has_a_name_now() {
         }
         // Made, listed, looked up: each counts once.
         let ino = shown(&replaced).expect("attributes");
-        bench.ok(FileOp::Forget { ino, count: 2 });
-        bench.ok(FileOp::GetAttr { ino, handle: None });
-        bench.ok(FileOp::Forget { ino, count: 1 });
+        fixture.ok(FileOp::Forget { ino, count: 2 });
+        fixture.ok(FileOp::GetAttr { ino, handle: None });
+        fixture.ok(FileOp::Forget { ino, count: 1 });
         assert_eq!(
-            bench.err(FileOp::GetAttr { ino, handle: None }),
+            fixture.err(FileOp::GetAttr { ino, handle: None }),
             libc::ESTALE
         );
     }
@@ -304,8 +304,8 @@ fn a_listing_shows_the_file_that_has_a_name_now() {
 
 #[test]
 fn an_owner_that_is_none_is_refused() {
-    let bench = Bench::new(Some(ROOMY));
-    let (ino, _) = bench.create(ROOT, "f", 0o600);
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (ino, _) = fixture.create(ROOT, "f", 0o600);
     for (uid, gid) in [(Some(u32::MAX), None), (None, Some(u32::MAX))] {
         let change = AttrChange {
             uid,
@@ -317,7 +317,7 @@ fn an_owner_that_is_none_is_refused() {
             handle: None,
             change,
         };
-        assert_eq!(bench.err(set), libc::EINVAL);
+        assert_eq!(fixture.err(set), libc::EINVAL);
     }
     let nobody = Caller {
         uid: u32::MAX,
@@ -328,21 +328,21 @@ fn an_owner_that_is_none_is_refused() {
         name: b"d".to_vec(),
         mode: 0o755,
     };
-    let made = bench.session.run(nobody, &make, &[], &mut Vec::new());
+    let made = fixture.session.run(nobody, &make, &[], &mut Vec::new());
     assert_eq!(made, Err(Errno(libc::EINVAL)));
-    assert!(bench.lookup(ROOT, "d").is_err(), "nothing is left of it");
+    assert!(fixture.lookup(ROOT, "d").is_err(), "nothing is left of it");
 }
 
 #[test]
 fn a_capability_that_a_new_file_is_given_is_found() {
-    let bench = Bench::new(Some(ROOMY));
-    let (ino, _) = bench.create(ROOT, "f", 0o755);
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (ino, _) = fixture.create(ROOT, "f", 0o755);
     let name = b"security.capability".to_vec();
     let get = FileOp::GetXattr {
         ino,
         name: name.clone(),
     };
-    assert_eq!(bench.err(get.clone()), libc::ENODATA);
+    assert_eq!(fixture.err(get.clone()), libc::ENODATA);
     // `struct vfs_cap_data` of version 2, with CAP_NET_RAW permitted.
     let mut value = [0x0200_0000_u32, 1 << 13, 0, 0, 0]
         .map(u32::to_le_bytes)
@@ -354,8 +354,8 @@ fn a_capability_that_a_new_file_is_given_is_found() {
         value: value.clone(),
         flags: 0,
     };
-    match bench.run(set) {
-        Ok(_) => assert_eq!(bench.ok(get), FileReply::Bytes(value)),
+    match fixture.run(set) {
+        Ok(_) => assert_eq!(fixture.ok(get), FileReply::Bytes(value)),
         // It takes a privilege.
         Err(error) => assert_eq!(error, Errno(libc::EPERM)),
     }
@@ -363,10 +363,10 @@ fn a_capability_that_a_new_file_is_given_is_found() {
 
 #[test]
 fn a_read_appends_what_was_asked_for_however_much_room_there_is() {
-    let bench = Bench::new(None);
-    let (_, handle) = bench.create(ROOT, "f", 0o600);
+    let fixture = TreeFixture::new(None);
+    let (_, handle) = fixture.create(ROOT, "f", 0o600);
     let content: Vec<u8> = (0..200).collect();
-    assert_eq!(bench.write(handle, 0, &content), Ok(200));
+    assert_eq!(fixture.write(handle, 0, &content), Ok(200));
     let (offset, length) = (20, 50);
     let op = FileOp::Read {
         handle,
@@ -376,7 +376,7 @@ fn a_read_appends_what_was_asked_for_however_much_room_there_is() {
     for room in [53, 100, 0] {
         let mut out = Vec::with_capacity(room);
         out.extend_from_slice(b"abc");
-        let read = bench.session.run(CALLER, &op, b"", &mut out);
+        let read = fixture.session.run(CALLER, &op, b"", &mut out);
         assert_eq!(read, Ok(FileReply::Read { length: 50 }));
         assert_eq!(out, [b"abc", &content[20..70]].concat(), "room {room}");
     }
@@ -389,7 +389,7 @@ fn a_read_appends_what_was_asked_for_however_much_room_there_is() {
     };
     for room in [50, 100] {
         let mut out = Vec::with_capacity(room);
-        let read = bench.session.run(CALLER, &op, b"", &mut out);
+        let read = fixture.session.run(CALLER, &op, b"", &mut out);
         assert_eq!(read, Ok(FileReply::Read { length: 10 }));
         assert_eq!(out, content[190..], "room {room}");
     }
@@ -398,44 +398,44 @@ fn a_read_appends_what_was_asked_for_however_much_room_there_is() {
 /// A writer promises its program the space that it is told is free.
 #[test]
 fn what_another_session_refers_to_is_not_told_to_be_free() {
-    let bench = Bench::new(Some(Limit {
+    let fixture = TreeFixture::new(Some(Limit {
         bytes: 8 * BLOCK,
         files: 10,
     }));
-    let (_, handle) = bench.create(ROOT, "f", 0o600);
-    assert_eq!(bench.write(handle, 0, &[1; 4 * 4096]), Ok(4 * BLOCK));
-    bench.ok(FileOp::Release { handle });
+    let (_, handle) = fixture.create(ROOT, "f", 0o600);
+    assert_eq!(fixture.write(handle, 0, &[1; 4 * 4096]), Ok(4 * BLOCK));
+    fixture.ok(FileOp::Release { handle });
     let (parent, name) = (ROOT, b"f".to_vec());
-    let reader = bench.tree.session(false);
+    let reader = fixture.tree.session(false);
     let look_up = FileOp::Lookup {
         parent,
         name: name.clone(),
     };
     let met = reader.run(CALLER, &look_up, b"", &mut Vec::new());
     assert!(met.is_ok(), "{met:?}");
-    bench.ok(FileOp::Unlink { parent, name });
-    let (_, handle) = bench.create(ROOT, "g", 0o600);
-    assert_eq!(bench.used(), (4 * BLOCK, 2));
-    assert_eq!(bench.write(handle, 0, &[2; 8 * 4096]), Ok(4 * BLOCK));
+    fixture.ok(FileOp::Unlink { parent, name });
+    let (_, handle) = fixture.create(ROOT, "g", 0o600);
+    assert_eq!(fixture.used(), (4 * BLOCK, 2));
+    assert_eq!(fixture.write(handle, 0, &[2; 8 * 4096]), Ok(4 * BLOCK));
     drop(reader);
-    assert_eq!(bench.used(), (4 * BLOCK, 1));
+    assert_eq!(fixture.used(), (4 * BLOCK, 1));
     assert_eq!(
-        bench.write(handle, 4 * BLOCK, &[2; 4 * 4096]),
+        fixture.write(handle, 4 * BLOCK, &[2; 4 * 4096]),
         Ok(4 * BLOCK)
     );
 }
 
 #[test]
 fn without_space_an_attribute_takes_a_value_that_is_no_longer() {
-    let bench = Bench::new(Some(Limit {
+    let fixture = TreeFixture::new(Some(Limit {
         bytes: 4 * BLOCK,
         files: 3,
     }));
-    if !rustix::fs::statfs(bench.path("")).is_ok_and(|stat| stat.f_type == 0xef53) {
+    if !rustix::fs::statfs(fixture.path("")).is_ok_and(|stat| stat.f_type == 0xef53) {
         let test = "without_space_an_attribute_takes_a_value_that_is_no_longer";
         return skip(test, "not on ext4");
     }
-    let (ino, handle) = bench.create(ROOT, "f", 0o600);
+    let (ino, handle) = fixture.create(ROOT, "f", 0o600);
     let set = |name: &str, value: Vec<u8>, flags| FileOp::SetXattr {
         ino,
         name: name.as_bytes().to_vec(),
@@ -443,26 +443,26 @@ fn without_space_an_attribute_takes_a_value_that_is_no_longer() {
         flags,
     };
     // One in the inode, one in the block beside it.
-    bench.ok(set("user.short", vec![1; 8], 0));
-    bench.ok(set("user.long", vec![1; 900], 0));
-    let free = 4 * BLOCK - bench.tree.used().0;
+    fixture.ok(set("user.short", vec![1; 8], 0));
+    fixture.ok(set("user.long", vec![1; 900], 0));
+    let free = 4 * BLOCK - fixture.tree.used().0;
     assert_eq!(
-        bench.write(handle, 0, &vec![1; free as usize]),
+        fixture.write(handle, 0, &vec![1; free as usize]),
         Ok(free),
         "it is full now"
     );
     for (name, length) in [("user.short", 8), ("user.long", 900), ("user.long", 800)] {
         let value = vec![2; length];
-        bench.ok(set(name, value.clone(), 0));
+        fixture.ok(set(name, value.clone(), 0));
         let (name, is) = (name.as_bytes().to_vec(), FileReply::Bytes(value));
-        assert_eq!(bench.ok(FileOp::GetXattr { ino, name }), is);
+        assert_eq!(fixture.ok(FileOp::GetXattr { ino, name }), is);
     }
     let longer = set("user.short", vec![3; 9], 0);
-    assert_eq!(bench.err(longer), libc::ENOSPC);
-    assert_eq!(bench.err(set("user.new", vec![3], 0)), libc::ENOSPC);
+    assert_eq!(fixture.err(longer), libc::ENOSPC);
+    assert_eq!(fixture.err(set("user.new", vec![3], 0)), libc::ENOSPC);
     let again = set("user.short", vec![3], libc::XATTR_CREATE);
-    assert_eq!(bench.err(again), libc::EEXIST);
+    assert_eq!(fixture.err(again), libc::EEXIST);
     // It fits the inode, and the block is free.
-    bench.ok(set("user.long", vec![4; 7], 0));
-    assert_eq!(bench.tree.used().0, disk_bytes(&bench));
+    fixture.ok(set("user.long", vec![4; 7], 0));
+    assert_eq!(fixture.tree.used().0, disk_bytes(&fixture));
 }

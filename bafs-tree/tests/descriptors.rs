@@ -18,15 +18,15 @@ fn name(number: u64) -> Vec<u8> {
     format!("file-{number}").into_bytes()
 }
 
-fn size(bench: &Bench, ino: InodeNo) -> u64 {
-    match bench.ok(FileOp::GetAttr { ino, handle: None }) {
+fn size(fixture: &Bench, ino: InodeNo) -> u64 {
+    match fixture.ok(FileOp::GetAttr { ino, handle: None }) {
         FileReply::Attr(attr) => attr.size,
         other => panic!("{other:?}"),
     }
 }
 
 /// The limit is of the process, and one of the tests takes all descriptors that there are.
-fn alone() -> MutexGuard<'static, ()> {
+fn serialise_tests() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -38,25 +38,25 @@ fn limit_descriptors() {
 
 #[test]
 fn an_agent_may_refer_to_more_files_than_there_are_descriptors() {
-    let _alone = alone();
+    let _alone = serialise_tests();
     if !geteuid().is_root() {
         let test = "an_agent_may_refer_to_more_files_than_there_are_descriptors";
         bench::skip(test, "only root may open files again by their handles");
         return;
     }
     limit_descriptors();
-    let bench = Bench::new(Some(ROOMY));
+    let fixture = Bench::new(Some(ROOMY));
     let mut files = Vec::new();
     for number in 0..FILES {
-        let (ino, handle) = bench.create(ROOT, &format!("file-{number}"), 0o644);
+        let (ino, handle) = fixture.create(ROOT, &format!("file-{number}"), 0o644);
         let content = vec![b'x'; number as usize];
-        assert_eq!(bench.write(handle, 0, &content), Ok(number));
-        bench.ok(FileOp::Release { handle });
+        assert_eq!(fixture.write(handle, 0, &content), Ok(number));
+        fixture.ok(FileOp::Release { handle });
         files.push(ino);
     }
     // The first ones are found again by their numbers, also below another name or none.
     for number in 0..FILES / 2 {
-        bench.ok(FileOp::Rename {
+        fixture.ok(FileOp::Rename {
             parent: ROOT,
             name: name(number),
             new_parent: ROOT,
@@ -65,9 +65,9 @@ fn an_agent_may_refer_to_more_files_than_there_are_descriptors() {
         });
     }
     for (number, ino) in files.iter().enumerate() {
-        assert_eq!(size(&bench, *ino), number as u64, "file {number}");
+        assert_eq!(size(&fixture, *ino), number as u64, "file {number}");
     }
-    let open = |ino: InodeNo| match bench.ok(FileOp::Open {
+    let open = |ino: InodeNo| match fixture.ok(FileOp::Open {
         ino,
         flags: libc::O_RDWR,
     }) {
@@ -77,38 +77,38 @@ fn an_agent_may_refer_to_more_files_than_there_are_descriptors() {
     let held: Vec<(u64, HandleId)> = (1..9).map(|at| (at, open(files[at as usize]))).collect();
     for number in 0..FILES / 2 {
         let (parent, name) = (ROOT, name(FILES + number));
-        bench.ok(FileOp::Unlink { parent, name });
+        fixture.ok(FileOp::Unlink { parent, name });
     }
     for (number, ino) in files.iter().enumerate().skip(FILES as usize / 2) {
-        assert_eq!(size(&bench, *ino), number as u64, "file {number}");
+        assert_eq!(size(&fixture, *ino), number as u64, "file {number}");
     }
     // What was open when its last name went is there until it is closed.
     for (number, handle) in held {
         let ino = files[number as usize];
-        assert_eq!(size(&bench, ino), number);
-        assert_eq!(bench.read(handle, 0, 4096), Ok(vec![b'x'; number as usize]));
-        bench.ok(FileOp::Release { handle });
+        assert_eq!(size(&fixture, ino), number);
+        assert_eq!(fixture.read(handle, 0, 4096), Ok(vec![b'x'; number as usize]));
+        fixture.ok(FileOp::Release { handle });
     }
-    let (_, used) = bench.used();
+    let (_, used) = fixture.used();
     assert_eq!(used, FILES / 2);
 }
 
 #[test]
 fn what_is_opened_in_time_leaves_the_descriptors_that_are_kept_for_early_opens() {
     const KEPT: u32 = 20;
-    let _alone = alone();
+    let _alone = serialise_tests();
     limit_descriptors();
     let given = |number: u64| (None, Some(HandleId((1 << 61) + number)));
-    let mut bench = Bench::new(Some(ROOMY));
-    let (ino, first) = bench.create(ROOT, "file", 0o644);
+    let mut fixture = Bench::new(Some(ROOMY));
+    let (ino, first) = fixture.create(ROOT, "file", 0o644);
     let open = FileOp::Open {
         ino,
         flags: libc::O_RDONLY,
     };
-    bench.session.keep_descriptors(KEPT);
+    fixture.session.reserve_descriptors(KEPT);
     let mut in_time = vec![first];
     let refused = loop {
-        match bench.run(open.clone()) {
+        match fixture.run(open.clone()) {
             Ok(FileReply::Opened { handle, .. }) => in_time.push(handle),
             other => break other,
         }
@@ -120,39 +120,39 @@ fn what_is_opened_in_time_leaves_the_descriptors_that_are_kept_for_early_opens()
         mode: 0o644,
         flags: libc::O_RDWR,
     };
-    assert_eq!(bench.err(create), libc::EMFILE);
-    assert!(!bench.path("other").exists(), "refused before it was made");
-    assert_eq!(bench.err(FileOp::OpenDirectory { ino: ROOT }), libc::EMFILE);
+    assert_eq!(fixture.err(create), libc::EMFILE);
+    assert!(!fixture.path("other").exists(), "refused before it was made");
+    assert_eq!(fixture.err(FileOp::OpenDirectory { ino: ROOT }), libc::EMFILE);
     for number in 0..u64::from(KEPT) {
         let (op, mut out) = ((CALLER, &open, &b""[..]), Vec::new());
-        let opened = bench.session.run_given(op, given(number), &mut out);
+        let opened = fixture.session.run_numbered(op, given(number), &mut out);
         assert!(opened.is_ok(), "promise {number}: {opened:?}");
     }
     // Nobody is promised more by taking numbers.
     let (op, mut out) = ((CALLER, &open, &b""[..]), Vec::new());
     let more = given(u64::from(KEPT));
-    let refused = bench.session.run_given(op, more, &mut out);
+    let refused = fixture.session.run_numbered(op, more, &mut out);
     assert_eq!(refused.expect_err("not promised").0, libc::EMFILE);
     // One that is closed makes room for one.
     let handle = in_time.pop().expect("some were opened");
-    bench.ok(FileOp::Release { handle });
-    bench.ok(open.clone());
-    assert_eq!(bench.err(open.clone()), libc::EMFILE);
+    fixture.ok(FileOp::Release { handle });
+    fixture.ok(open.clone());
+    assert_eq!(fixture.err(open.clone()), libc::EMFILE);
     // Where nothing is promised there are more.
-    bench.session.keep_descriptors(0);
-    bench.ok(open);
+    fixture.session.reserve_descriptors(0);
+    fixture.ok(open);
 }
 
 #[test]
 fn a_listing_without_descriptors_fails_and_leaves_nothing_out() {
     const LISTED: usize = 40;
-    let _alone = alone();
+    let _alone = serialise_tests();
     limit_descriptors();
-    let bench = Bench::new(None);
+    let fixture = Bench::new(None);
     for number in 0..LISTED {
-        std::fs::write(bench.path(&format!("file-{number}")), "").expect("write");
+        std::fs::write(fixture.path(&format!("file-{number}")), "").expect("write");
     }
-    let FileReply::Opened { handle, .. } = bench.ok(FileOp::OpenDirectory { ino: ROOT }) else {
+    let FileReply::Opened { handle, .. } = fixture.ok(FileOp::OpenDirectory { ino: ROOT }) else {
         panic!("a directory opens")
     };
     // Files until the end, or until a listing failed, and why.
@@ -160,7 +160,7 @@ fn a_listing_without_descriptors_fails_and_leaves_nothing_out() {
         let (mut cookie, mut files) = (0, 0);
         loop {
             let (bytes_max, plus) = (4096, true);
-            match bench.run(FileOp::ReadDirectory {
+            match fixture.run(FileOp::ReadDirectory {
                 handle,
                 cookie,
                 bytes_max,
@@ -180,7 +180,7 @@ fn a_listing_without_descriptors_fails_and_leaves_nothing_out() {
         }
     };
     let mut taken = Vec::new();
-    while let Ok(fd) = rustix::io::dup(bench.tree.directory()) {
+    while let Ok(fd) = rustix::io::dup(fixture.tree.directory()) {
         taken.push(fd);
     }
     // `.` and `..`, which need none, may have come first.
@@ -191,9 +191,9 @@ fn a_listing_without_descriptors_fails_and_leaves_nothing_out() {
 
 #[test]
 fn what_cannot_be_made_for_want_of_descriptors_is_not_there() {
-    let _alone = alone();
+    let _alone = serialise_tests();
     limit_descriptors();
-    let bench = Bench::new(Some(ROOMY));
+    let fixture = Bench::new(Some(ROOMY));
     let (parent, name) = (ROOT, b"new".to_vec());
     let make = [
         FileOp::Create {
@@ -209,23 +209,23 @@ fn what_cannot_be_made_for_want_of_descriptors_is_not_there() {
         },
     ];
     for op in make {
-        let (before, mut taken) = (bench.used(), Vec::new());
-        while let Ok(fd) = rustix::io::dup(bench.tree.directory()) {
+        let (before, mut taken) = (fixture.used(), Vec::new());
+        while let Ok(fd) = rustix::io::dup(fixture.tree.directory()) {
             taken.push(fd);
         }
         // With none at all, and with so many that the last step fails.
         for _ in 0..3 {
-            if bench.run(op.clone()).is_ok() {
+            if fixture.run(op.clone()).is_ok() {
                 break;
             }
-            assert!(!bench.path("new").exists(), "{op:?} failed and left it");
-            assert_eq!(bench.used(), before, "{op:?} failed and counts");
+            assert!(!fixture.path("new").exists(), "{op:?} failed and left it");
+            assert_eq!(fixture.used(), before, "{op:?} failed and counts");
             taken.pop();
         }
         drop(taken);
         let (parent, name) = (ROOT, b"new".to_vec());
-        if bench.path("new").is_file() {
-            bench.ok(FileOp::Unlink { parent, name });
+        if fixture.path("new").is_file() {
+            fixture.ok(FileOp::Unlink { parent, name });
         }
     }
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use crate::bench::{Bench, ROOT};
+use crate::bench::{TreeFixture, ROOT};
 use bafs_proto::file_op::{AttrChange, FileOp, FileReply};
 use bafs_proto::ids::InodeNo;
 use bafs_tree::{Limit, Tree};
@@ -56,38 +56,38 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Walks to a path as the kernel does for an agent. Links lead to a device, so that a path through
 /// one ends in `ENOTDIR` on both sides, although only the plain side follows it.
-fn walk(bench: &Bench, path: &str) -> Result<InodeNo, i32> {
+fn resolve_path(fixture: &TreeFixture, path: &str) -> Result<InodeNo, i32> {
     let mut at = ROOT;
     for part in path.split('/') {
-        at = bench.lookup(at, part).map_err(|error| error.0)?.ino;
+        at = fixture.lookup(at, part).map_err(|error| error.0)?.ino;
     }
     Ok(at)
 }
 
-fn parent(bench: &Bench, path: &str) -> Result<(InodeNo, Vec<u8>), i32> {
+fn parent_and_name(fixture: &TreeFixture, path: &str) -> Result<(InodeNo, Vec<u8>), i32> {
     match path.rsplit_once('/') {
         None => Ok((ROOT, path.as_bytes().to_vec())),
-        Some((above, name)) => Ok((walk(bench, above)?, name.as_bytes().to_vec())),
+        Some((above, name)) => Ok((resolve_path(fixture, above)?, name.as_bytes().to_vec())),
     }
 }
 
-fn on_tree(bench: &Bench, step: &Step) -> Result<(), i32> {
-    let run = |op| bench.run(op).map_err(|error| error.0);
-    let reply = run(operation(bench, step)?)?;
+fn run_on_tree(fixture: &TreeFixture, step: &Step) -> Result<(), i32> {
+    let run = |op| fixture.run(op).map_err(|error| error.0);
+    let reply = run(operation(fixture, step)?)?;
     let FileReply::Opened { handle, .. } = reply else {
         return Ok(());
     };
     let done = match step {
-        Step::Write(_, offset, length) => bench.write(handle, *offset, &vec![7; *length]),
+        Step::Write(_, offset, length) => fixture.write(handle, *offset, &vec![7; *length]),
         _ => Ok(0),
     };
     run(FileOp::Release { handle })?;
     done.map(|_| ()).map_err(|error| error.0)
 }
 
-fn operation(bench: &Bench, step: &Step) -> Result<FileOp, i32> {
+fn operation(fixture: &TreeFixture, step: &Step) -> Result<FileOp, i32> {
     let set = |path, change| {
-        let ino = walk(bench, path)?;
+        let ino = resolve_path(fixture, path)?;
         Ok(FileOp::SetAttr {
             ino,
             handle: None,
@@ -114,19 +114,19 @@ fn operation(bench: &Bench, step: &Step) -> Result<FileOp, i32> {
     }
     if let Step::Write(path, _, _) = step {
         return Ok(FileOp::Open {
-            ino: walk(bench, path)?,
+            ino: resolve_path(fixture, path)?,
             flags: libc::O_WRONLY,
         });
     }
     if let Step::Link(path, new) = step {
-        let ino = walk(bench, path)?;
-        let (parent, name) = parent(bench, new)?;
+        let ino = resolve_path(fixture, path)?;
+        let (parent, name) = parent_and_name(fixture, new)?;
         return Ok(FileOp::MakeLink { ino, parent, name });
     }
-    operation_on_name(bench, step)
+    operation_on_name(fixture, step)
 }
 
-fn operation_on_name(bench: &Bench, step: &Step) -> Result<FileOp, i32> {
+fn operation_on_name(fixture: &TreeFixture, step: &Step) -> Result<FileOp, i32> {
     let (Step::Create(path)
     | Step::MakeDirectory(path)
     | Step::Symlink(path)
@@ -136,7 +136,7 @@ fn operation_on_name(bench: &Bench, step: &Step) -> Result<FileOp, i32> {
     else {
         unreachable!("the others have returned")
     };
-    let (parent_of, name) = parent(bench, path)?;
+    let (parent_of, name) = parent_and_name(fixture, path)?;
     Ok(match step {
         Step::Create(_) => {
             let flags = libc::O_RDWR | libc::O_EXCL;
@@ -170,7 +170,7 @@ fn operation_on_name(bench: &Bench, step: &Step) -> Result<FileOp, i32> {
         },
         Step::Rename(_, new, keep) => {
             let flags = if *keep { libc::RENAME_NOREPLACE } else { 0 };
-            let (new_parent, new_name) = parent(bench, new)?;
+            let (new_parent, new_name) = parent_and_name(fixture, new)?;
             FileOp::Rename {
                 parent: parent_of,
                 name,
@@ -183,7 +183,7 @@ fn operation_on_name(bench: &Bench, step: &Step) -> Result<FileOp, i32> {
     })
 }
 
-fn on_plain(root: &Path, step: &Step) -> Result<(), i32> {
+fn run_on_directory(root: &Path, step: &Step) -> Result<(), i32> {
     let at = |path: &String| root.join(path);
     let open = |path: &String| {
         use std::os::unix::fs::OpenOptionsExt;
@@ -235,7 +235,7 @@ fn on_plain(root: &Path, step: &Step) -> Result<(), i32> {
 
 /// Everything below a directory that a program could see, times and owners apart. What steps
 /// closed to its owner is opened first, or only root could see it.
-fn picture(root: &Path) -> BTreeMap<String, (u32, u64, u64, Vec<u8>)> {
+fn directory_contents(root: &Path) -> BTreeMap<String, (u32, u64, u64, Vec<u8>)> {
     fn add(root: &Path, below: &str, found: &mut BTreeMap<String, (u32, u64, u64, Vec<u8>)>) {
         for entry in fs::read_dir(root.join(below)).expect("directory") {
             let entry = entry.expect("entry");
@@ -270,14 +270,14 @@ proptest! {
         steps in prop::collection::vec(step(), 1..60),
         is_alone in any::<bool>(),
     ) {
-        let bench = if is_alone { Bench::alone(Some(LIMIT)) } else { Bench::new(Some(LIMIT)) };
+        let fixture = if is_alone { TreeFixture::without_btimes(Some(LIMIT)) } else { TreeFixture::new(Some(LIMIT)) };
         let plain = tempfile::tempdir().expect("directory");
         for step in &steps {
-            let (tree, direct) = (on_tree(&bench, step), on_plain(plain.path(), step));
+            let (tree, direct) = (run_on_tree(&fixture, step), run_on_directory(plain.path(), step));
             prop_assert_eq!(tree, direct, "{:?}", step);
         }
-        let counted = Tree::open(&bench.path(""), Some(LIMIT)).expect("open");
-        prop_assert_eq!(counted.used(), bench.used());
-        prop_assert_eq!(picture(&bench.path("")), picture(plain.path()));
+        let counted = Tree::open(&fixture.path(""), Some(LIMIT)).expect("open");
+        prop_assert_eq!(counted.used(), fixture.used());
+        prop_assert_eq!(directory_contents(&fixture.path("")), directory_contents(plain.path()));
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use crate::bench::{BLOCK, Bench, CALLER, ROOMY, ROOT, disk_bytes};
+use crate::bench::{BLOCK, TreeFixture, CALLER, ROOMY, ROOT, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply, FileTime, SetTime};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_tree::Tree;
@@ -11,74 +11,74 @@ use nix::libc;
 
 #[test]
 fn what_is_written_is_read_and_is_on_the_host() {
-    let bench = Bench::new(Some(ROOMY));
-    let (ino, handle) = bench.create(ROOT, "f", 0o640);
-    assert_eq!(bench.write(handle, 0, b"hello world"), Ok(11));
-    assert_eq!(bench.read(handle, 6, 100), Ok(b"world".to_vec()));
-    assert_eq!(bench.read(handle, 11, 100), Ok(Vec::new()));
-    assert_eq!(fs::read(bench.path("f")).expect("read"), b"hello world");
-    let mode = fs::metadata(bench.path("f"))
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (ino, handle) = fixture.create(ROOT, "f", 0o640);
+    assert_eq!(fixture.write(handle, 0, b"hello world"), Ok(11));
+    assert_eq!(fixture.read(handle, 6, 100), Ok(b"world".to_vec()));
+    assert_eq!(fixture.read(handle, 11, 100), Ok(Vec::new()));
+    assert_eq!(fs::read(fixture.path("f")).expect("read"), b"hello world");
+    let mode = fs::metadata(fixture.path("f"))
         .expect("stat")
         .permissions()
         .mode();
     assert_eq!(mode & 0o7777, 0o640);
-    let FileReply::Attr(attr) = bench.ok(FileOp::GetAttr { ino, handle: None }) else {
+    let FileReply::Attr(attr) = fixture.ok(FileOp::GetAttr { ino, handle: None }) else {
         panic!()
     };
     assert_eq!((attr.size, attr.ino), (11, ino));
     assert_eq!(
-        bench.ok(FileOp::Fsync {
+        fixture.ok(FileOp::Fsync {
             handle,
             data_only: false
         }),
         FileReply::Done
     );
-    assert_eq!(bench.ok(FileOp::Release { handle }), FileReply::Done);
-    assert_eq!(bench.err(FileOp::Release { handle }), libc::EBADF);
+    assert_eq!(fixture.ok(FileOp::Release { handle }), FileReply::Done);
+    assert_eq!(fixture.err(FileOp::Release { handle }), libc::EBADF);
 }
 
 #[test]
 fn names_that_leave_the_directory_are_refused() {
-    let bench = Bench::new(None);
+    let fixture = TreeFixture::new(None);
     for name in ["", ".", "..", "a/b", "/etc", "../x", "a\0b"] {
         let name = name.as_bytes().to_vec();
         let lookup = FileOp::Lookup {
             parent: ROOT,
             name: name.clone(),
         };
-        assert_eq!(bench.err(lookup), libc::EINVAL, "{name:?}");
+        assert_eq!(fixture.err(lookup), libc::EINVAL, "{name:?}");
         let make = FileOp::MakeDirectory {
             parent: ROOT,
             name,
             mode: 0o755,
         };
-        assert_eq!(bench.err(make), libc::EINVAL);
+        assert_eq!(fixture.err(make), libc::EINVAL);
     }
 }
 
 #[test]
 fn links_that_lead_out_are_never_followed() {
-    let bench = Bench::new(None);
+    let fixture = TreeFixture::new(None);
     let outside = tempfile::tempdir().expect("directory");
     fs::write(outside.path().join("secret"), b"s").expect("write");
-    symlink(outside.path(), bench.path("out")).expect("link");
-    let out = bench.lookup(ROOT, "out").expect("the link itself").ino;
+    symlink(outside.path(), fixture.path("out")).expect("link");
+    let out = fixture.lookup(ROOT, "out").expect("the link itself").ino;
     let inside = FileOp::Lookup {
         parent: out,
         name: b"secret".to_vec(),
     };
-    assert_eq!(bench.err(inside), libc::ENOTDIR);
+    assert_eq!(fixture.err(inside), libc::ENOTDIR);
     assert_eq!(
-        bench.err(FileOp::Open {
+        fixture.err(FileOp::Open {
             ino: out,
             flags: libc::O_RDONLY
         }),
         libc::ELOOP
     );
-    assert_eq!(bench.err(FileOp::OpenDirectory { ino: out }), libc::ENOTDIR);
+    assert_eq!(fixture.err(FileOp::OpenDirectory { ino: out }), libc::ENOTDIR);
     let target = outside.path().to_str().expect("text").as_bytes().to_vec();
     assert_eq!(
-        bench.ok(FileOp::ReadLink { ino: out }),
+        fixture.ok(FileOp::ReadLink { ino: out }),
         FileReply::Bytes(target)
     );
     let chmod = AttrChange {
@@ -90,13 +90,13 @@ fn links_that_lead_out_are_never_followed() {
         handle: None,
         change: chmod,
     };
-    assert_eq!(bench.err(change), libc::EOPNOTSUPP);
+    assert_eq!(fixture.err(change), libc::EOPNOTSUPP);
 }
 
 #[test]
 fn name_lengths_are_those_of_the_host() {
-    let bench = Bench::new(Some(ROOMY));
-    bench.create(ROOT, &"n".repeat(255), 0o600);
+    let fixture = TreeFixture::new(Some(ROOMY));
+    fixture.create(ROOT, &"n".repeat(255), 0o600);
     let name = vec![b'n'; 256];
     let create = FileOp::Create {
         parent: ROOT,
@@ -104,24 +104,24 @@ fn name_lengths_are_those_of_the_host() {
         mode: 0o600,
         flags: 0,
     };
-    assert_eq!(bench.err(create), libc::ENAMETOOLONG);
+    assert_eq!(fixture.err(create), libc::ENAMETOOLONG);
     assert_eq!(
-        bench.err(FileOp::Lookup { parent: ROOT, name }),
+        fixture.err(FileOp::Lookup { parent: ROOT, name }),
         libc::ENAMETOOLONG
     );
-    assert_eq!(bench.tree.used().1, 1);
+    assert_eq!(fixture.tree.used().1, 1);
 }
 
 #[test]
 fn unknown_numbers_are_stale_and_foreign_kinds_are_not_opened() {
-    let bench = Bench::new(None);
+    let fixture = TreeFixture::new(None);
     let ino = InodeNo(4711);
     assert_eq!(
-        bench.err(FileOp::GetAttr { ino, handle: None }),
+        fixture.err(FileOp::GetAttr { ino, handle: None }),
         libc::ESTALE
     );
     assert_eq!(
-        bench.err(FileOp::Lookup {
+        fixture.err(FileOp::Lookup {
             parent: ino,
             name: b"x".to_vec()
         }),
@@ -133,11 +133,11 @@ fn unknown_numbers_are_stale_and_foreign_kinds_are_not_opened() {
         mode: libc::S_IFIFO | 0o600,
         rdev: 0,
     };
-    let FileReply::Attr(attr) = bench.ok(fifo) else {
+    let FileReply::Attr(attr) = fixture.ok(fifo) else {
         panic!()
     };
     assert_eq!(
-        bench.err(FileOp::Open {
+        fixture.err(FileOp::Open {
             ino: attr.ino,
             flags: libc::O_RDWR
         }),
@@ -149,14 +149,14 @@ fn unknown_numbers_are_stale_and_foreign_kinds_are_not_opened() {
         mode: libc::S_IFDIR | 0o600,
         rdev: 0,
     };
-    assert_eq!(bench.err(strange), libc::EINVAL);
+    assert_eq!(fixture.err(strange), libc::EINVAL);
 }
 
 #[test]
 fn a_session_for_reading_changes_nothing() {
-    let bench = Bench::new(None);
-    fs::write(bench.path("f"), b"x").expect("write");
-    let reader = bench.tree.session(false);
+    let fixture = TreeFixture::new(None);
+    fs::write(fixture.path("f"), b"x").expect("write");
+    let reader = fixture.tree.session(false);
     let run = |op: FileOp| reader.run(CALLER, &op, b"", &mut Vec::new());
     let found = run(FileOp::Lookup {
         parent: ROOT,
@@ -193,63 +193,63 @@ fn a_session_for_reading_changes_nothing() {
 
 #[test]
 fn rename_flags_are_those_of_the_host() {
-    let bench = Bench::new(Some(ROOMY));
-    let (a, _) = bench.create(ROOT, "a", 0o600);
-    let (b, _) = bench.create(ROOT, "b", 0o600);
-    let noreplace = bench.rename(ROOT, "a", ROOT, "b", libc::RENAME_NOREPLACE);
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (a, _) = fixture.create(ROOT, "a", 0o600);
+    let (b, _) = fixture.create(ROOT, "b", 0o600);
+    let noreplace = fixture.rename(ROOT, "a", ROOT, "b", libc::RENAME_NOREPLACE);
     assert_eq!(noreplace, Err(Errno(libc::EEXIST)));
-    bench
+    fixture
         .rename(ROOT, "a", ROOT, "b", libc::RENAME_EXCHANGE)
         .expect("exchange");
-    assert_eq!(bench.lookup(ROOT, "a").expect("a").ino, b);
-    assert_eq!(bench.lookup(ROOT, "b").expect("b").ino, a);
-    let missing = bench.rename(ROOT, "a", ROOT, "c", libc::RENAME_EXCHANGE);
+    assert_eq!(fixture.lookup(ROOT, "a").expect("a").ino, b);
+    assert_eq!(fixture.lookup(ROOT, "b").expect("b").ino, a);
+    let missing = fixture.rename(ROOT, "a", ROOT, "c", libc::RENAME_EXCHANGE);
     assert_eq!(missing, Err(Errno(libc::ENOENT)));
     for flags in [libc::RENAME_WHITEOUT, 8, u32::MAX] {
         assert_eq!(
-            bench.rename(ROOT, "a", ROOT, "c", flags),
+            fixture.rename(ROOT, "a", ROOT, "c", flags),
             Err(Errno(libc::EINVAL))
         );
     }
-    assert_eq!(bench.tree.used().1, 2);
+    assert_eq!(fixture.tree.used().1, 2);
 }
 
 #[test]
 fn hard_links_are_one_file_that_counts_once() {
-    let bench = Bench::new(Some(ROOMY));
-    let (ino, handle) = bench.create(ROOT, "a", 0o600);
-    bench.write(handle, 0, b"x").expect("write");
-    bench.ok(FileOp::Release { handle });
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (ino, handle) = fixture.create(ROOT, "a", 0o600);
+    fixture.write(handle, 0, b"x").expect("write");
+    fixture.ok(FileOp::Release { handle });
     let link = FileOp::MakeLink {
         ino,
         parent: ROOT,
         name: b"b".to_vec(),
     };
-    let FileReply::Attr(attr) = bench.ok(link.clone()) else {
+    let FileReply::Attr(attr) = fixture.ok(link.clone()) else {
         panic!()
     };
     assert_eq!((attr.ino, attr.nlink), (ino, 2));
-    assert_eq!(bench.err(link), libc::EEXIST);
-    assert_eq!(bench.tree.used(), (BLOCK, 1));
-    bench.ok(FileOp::Unlink {
+    assert_eq!(fixture.err(link), libc::EEXIST);
+    assert_eq!(fixture.tree.used(), (BLOCK, 1));
+    fixture.ok(FileOp::Unlink {
         parent: ROOT,
         name: b"a".to_vec(),
     });
-    assert_eq!(bench.tree.used(), (BLOCK, 1));
-    bench.ok(FileOp::Unlink {
+    assert_eq!(fixture.tree.used(), (BLOCK, 1));
+    fixture.ok(FileOp::Unlink {
         parent: ROOT,
         name: b"b".to_vec(),
     });
-    assert_eq!(bench.used(), (0, 0));
-    let again = Tree::open(&bench.path(""), Some(ROOMY)).expect("open");
+    assert_eq!(fixture.used(), (0, 0));
+    let again = Tree::open(&fixture.path(""), Some(ROOMY)).expect("open");
     assert_eq!(again.used(), (0, 0));
 }
 
 #[test]
 fn attributes_change_as_asked() {
-    let bench = Bench::new(Some(ROOMY));
-    let (ino, handle) = bench.create(ROOT, "f", 0o600);
-    bench.write(handle, 0, &[1; 20_000]).expect("write");
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (ino, handle) = fixture.create(ROOT, "f", 0o600);
+    fixture.write(handle, 0, &[1; 20_000]).expect("write");
     let time = FileTime {
         seconds: -5,
         nanoseconds: 123,
@@ -265,21 +265,21 @@ fn attributes_change_as_asked() {
         handle: None,
         change,
     };
-    let FileReply::Attr(attr) = bench.ok(set) else {
+    let FileReply::Attr(attr) = fixture.ok(set) else {
         panic!()
     };
     assert_eq!((attr.size, attr.mtime), (5000, time));
-    assert_eq!(bench.tree.used().0, 2 * BLOCK);
+    assert_eq!(fixture.tree.used().0, 2 * BLOCK);
     let change = AttrChange {
         size: Some(1 << 30),
         ..AttrChange::default()
     };
-    bench.ok(FileOp::SetAttr {
+    fixture.ok(FileOp::SetAttr {
         ino,
         handle: Some(handle),
         change,
     });
-    assert_eq!(bench.tree.used().0, 2 * BLOCK);
+    assert_eq!(fixture.tree.used().0, 2 * BLOCK);
     let bad = FileTime {
         seconds: 0,
         nanoseconds: 1_000_000_000,
@@ -289,7 +289,7 @@ fn attributes_change_as_asked() {
         ..AttrChange::default()
     };
     assert_eq!(
-        bench.err(FileOp::SetAttr {
+        fixture.err(FileOp::SetAttr {
             ino,
             handle: None,
             change
@@ -300,42 +300,42 @@ fn attributes_change_as_asked() {
 
 #[test]
 fn extended_attributes_work_and_trusted_ones_do_not() {
-    let bench = Bench::new(Some(ROOMY));
-    let (ino, _) = bench.create(ROOT, "f", 0o600);
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (ino, _) = fixture.create(ROOT, "f", 0o600);
     let set = |name: &str, flags| FileOp::SetXattr {
         ino,
         name: name.as_bytes().to_vec(),
         value: vec![5; 300],
         flags,
     };
-    bench.ok(set("user.a", 0));
-    assert_eq!(bench.err(set("user.a", libc::XATTR_CREATE)), libc::EEXIST);
-    assert_eq!(bench.err(set("user.b", libc::XATTR_REPLACE)), libc::ENODATA);
-    assert_eq!(bench.err(set("trusted.a", 0)), libc::EOPNOTSUPP);
+    fixture.ok(set("user.a", 0));
+    assert_eq!(fixture.err(set("user.a", libc::XATTR_CREATE)), libc::EEXIST);
+    assert_eq!(fixture.err(set("user.b", libc::XATTR_REPLACE)), libc::ENODATA);
+    assert_eq!(fixture.err(set("trusted.a", 0)), libc::EOPNOTSUPP);
     let get = FileOp::GetXattr {
         ino,
         name: b"user.a".to_vec(),
     };
-    assert_eq!(bench.ok(get.clone()), FileReply::Bytes(vec![5; 300]));
+    assert_eq!(fixture.ok(get.clone()), FileReply::Bytes(vec![5; 300]));
     assert_eq!(
-        bench.ok(FileOp::ListXattr { ino }),
+        fixture.ok(FileOp::ListXattr { ino }),
         FileReply::Bytes(b"user.a\0".to_vec())
     );
-    assert_eq!(bench.tree.used().0, disk_bytes(&bench));
-    bench.ok(FileOp::RemoveXattr {
+    assert_eq!(fixture.tree.used().0, disk_bytes(&fixture));
+    fixture.ok(FileOp::RemoveXattr {
         ino,
         name: b"user.a".to_vec(),
     });
-    assert_eq!(bench.err(get), libc::ENODATA);
+    assert_eq!(fixture.err(get), libc::ENODATA);
 }
 
 #[test]
 fn a_listing_stays_whole_while_the_directory_changes() {
-    let bench = Bench::new(None);
+    let fixture = TreeFixture::new(None);
     for index in 0..2000 {
-        fs::write(bench.path(&format!("stay{index}")), b"").expect("write");
+        fs::write(fixture.path(&format!("stay{index}")), b"").expect("write");
     }
-    let FileReply::Opened { handle, .. } = bench.ok(FileOp::OpenDirectory { ino: ROOT }) else {
+    let FileReply::Opened { handle, .. } = fixture.ok(FileOp::OpenDirectory { ino: ROOT }) else {
         panic!()
     };
     let (mut cookie, mut seen, mut round) = (0, Vec::new(), 0);
@@ -346,7 +346,7 @@ fn a_listing_stays_whole_while_the_directory_changes() {
             bytes_max: 2000,
             plus: round % 2 == 0,
         };
-        let FileReply::Entries(entries) = bench.ok(op) else {
+        let FileReply::Entries(entries) = fixture.ok(op) else {
             panic!()
         };
         let Some(last) = entries.last() else { break };
@@ -357,8 +357,8 @@ fn a_listing_stays_whole_while_the_directory_changes() {
                 .map(|e| String::from_utf8(e.name.clone()).expect("text")),
         );
         round += 1;
-        fs::write(bench.path(&format!("new{round}")), b"").expect("write");
-        fs::remove_file(bench.path(&format!("new{round}"))).expect("remove");
+        fs::write(fixture.path(&format!("new{round}")), b"").expect("write");
+        fs::remove_file(fixture.path(&format!("new{round}"))).expect("remove");
     }
     let mut stay: Vec<_> = seen
         .iter()
@@ -375,8 +375,8 @@ fn a_listing_stays_whole_while_the_directory_changes() {
         bytes_max: 100,
         plus: false,
     };
-    assert!(matches!(bench.ok(again), FileReply::Entries(e) if !e.is_empty()));
-    bench.ok(FileOp::ReleaseDirectory { handle });
+    assert!(matches!(fixture.ok(again), FileReply::Entries(e) if !e.is_empty()));
+    fixture.ok(FileOp::ReleaseDirectory { handle });
 }
 
 #[test]
@@ -385,24 +385,24 @@ fn the_hidden_name_is_not_there() {
     fs::create_dir(root.path().join("own")).expect("mkdir");
     let fd = fs::File::open(root.path()).expect("open").into();
     let tree = Tree::open_at(fd, None, Some(b"own")).expect("tree");
-    let bench = Bench::over(root, tree);
-    assert_eq!(bench.lookup(ROOT, "own"), Err(Errno(libc::ENOENT)));
+    let fixture = TreeFixture::with_tree(root, tree);
+    assert_eq!(fixture.lookup(ROOT, "own"), Err(Errno(libc::ENOENT)));
     let make = FileOp::MakeDirectory {
         parent: ROOT,
         name: b"own".to_vec(),
         mode: 0o755,
     };
-    assert_eq!(bench.err(make), libc::EACCES);
-    bench.create(ROOT, "f", 0o600);
+    assert_eq!(fixture.err(make), libc::EACCES);
+    fixture.create(ROOT, "f", 0o600);
     assert_eq!(
-        bench.rename(ROOT, "own", ROOT, "x", 0),
+        fixture.rename(ROOT, "own", ROOT, "x", 0),
         Err(Errno(libc::ENOENT))
     );
     assert_eq!(
-        bench.rename(ROOT, "f", ROOT, "own", 0),
+        fixture.rename(ROOT, "f", ROOT, "own", 0),
         Err(Errno(libc::EACCES))
     );
-    let names = bench.names(ROOT);
+    let names = fixture.names(ROOT);
     assert_eq!(names, [".", "..", "f"]);
 }
 
@@ -411,8 +411,8 @@ fn new_files_belong_to_the_caller_when_the_server_may_do_that() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
-    let bench = Bench::new(Some(ROOMY));
-    let FileReply::Attr(plain) = bench.ok(FileOp::MakeDirectory {
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let FileReply::Attr(plain) = fixture.ok(FileOp::MakeDirectory {
         parent: ROOT,
         name: b"d".to_vec(),
         mode: 0o755,
@@ -425,13 +425,13 @@ fn new_files_belong_to_the_caller_when_the_server_may_do_that() {
         mode: Some(0o2775),
         ..AttrChange::default()
     };
-    bench.ok(FileOp::SetAttr {
+    fixture.ok(FileOp::SetAttr {
         ino: plain.ino,
         handle: None,
         change,
     });
-    let (ino, _) = bench.create(plain.ino, "f", 0o664);
-    let FileReply::Attr(attr) = bench.ok(FileOp::GetAttr { ino, handle: None }) else {
+    let (ino, _) = fixture.create(plain.ino, "f", 0o664);
+    let FileReply::Attr(attr) = fixture.ok(FileOp::GetAttr { ino, handle: None }) else {
         panic!()
     };
     assert_eq!(
@@ -443,7 +443,7 @@ fn new_files_belong_to_the_caller_when_the_server_may_do_that() {
         name: b"e".to_vec(),
         mode: 0o755,
     };
-    let FileReply::Attr(attr) = bench.ok(below) else {
+    let FileReply::Attr(attr) = fixture.ok(below) else {
         panic!()
     };
     assert_eq!((attr.gid, attr.mode & 0o7777), (77, 0o2755));
@@ -451,8 +451,8 @@ fn new_files_belong_to_the_caller_when_the_server_may_do_that() {
 
 #[test]
 fn garbage_in_requests_is_an_error_and_no_more() {
-    let bench = Bench::new(Some(ROOMY));
-    let (_, handle) = bench.create(ROOT, "f", 0o600);
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (_, handle) = fixture.create(ROOT, "f", 0o600);
     for (start, length) in [(0, 5), (5, 0), (u32::MAX, u32::MAX)] {
         let range = BodyRange { start, length };
         let op = FileOp::Write {
@@ -461,28 +461,28 @@ fn garbage_in_requests_is_an_error_and_no_more() {
             data: range,
             append: false,
         };
-        assert_eq!(bench.run_with(op, b"1234").0, Err(Errno(libc::EINVAL)));
+        assert_eq!(fixture.run_with(op, b"1234").0, Err(Errno(libc::EINVAL)));
     }
-    assert_eq!(bench.write(handle, u64::MAX, b"x"), Err(Errno(libc::EFBIG)));
+    assert_eq!(fixture.write(handle, u64::MAX, b"x"), Err(Errno(libc::EFBIG)));
     assert_eq!(
-        bench.write(handle, i64::MAX as u64, b"x"),
+        fixture.write(handle, i64::MAX as u64, b"x"),
         Err(Errno(libc::EFBIG))
     );
-    assert_eq!(bench.read(handle, u64::MAX, 10), Err(Errno(libc::EINVAL)));
-    assert_eq!(bench.read(handle, 0, u32::MAX), Err(Errno(libc::EINVAL)));
-    assert_eq!(bench.read(HandleId(99), 0, 1), Err(Errno(libc::EBADF)));
+    assert_eq!(fixture.read(handle, u64::MAX, 10), Err(Errno(libc::EINVAL)));
+    assert_eq!(fixture.read(handle, 0, u32::MAX), Err(Errno(libc::EINVAL)));
+    assert_eq!(fixture.read(HandleId(99), 0, 1), Err(Errno(libc::EBADF)));
     let allocate = FileOp::Allocate {
         handle,
         mode: -1,
         offset: 0,
         length: u64::MAX,
     };
-    assert!(bench.run(allocate).is_err());
+    assert!(fixture.run(allocate).is_err());
     let seek = FileOp::Seek {
         handle,
         offset: -1,
         whence: libc::SEEK_DATA,
     };
-    assert_eq!(bench.err(seek), libc::ENXIO);
-    assert_eq!(bench.tree.used().0, 0);
+    assert_eq!(fixture.err(seek), libc::ENXIO);
+    assert_eq!(fixture.tree.used().0, 0);
 }

@@ -5,29 +5,29 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::bench::{BLOCK, Bench, CALLER, ROOMY, ROOT, disk_bytes};
+use crate::bench::{BLOCK, TreeFixture, CALLER, ROOMY, ROOT, disk_bytes};
 use bafs_proto::file_op::{AttrChange, BodyRange, Errno, FileOp, FileReply};
 use bafs_tree::{Limit, Tree};
 use nix::libc;
 
 #[test]
 fn sparse_files_count_what_they_take_and_holes_are_found() {
-    let bench = Bench::new(Some(ROOMY));
-    let (_, handle) = bench.create(ROOT, "f", 0o600);
-    bench.write(handle, 1 << 30, b"x").expect("write");
-    assert_eq!(bench.tree.used().0, BLOCK);
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (_, handle) = fixture.create(ROOT, "f", 0o600);
+    fixture.write(handle, 1 << 30, b"x").expect("write");
+    assert_eq!(fixture.tree.used().0, BLOCK);
     let data = FileOp::Seek {
         handle,
         offset: 0,
         whence: libc::SEEK_DATA,
     };
-    assert_eq!(bench.ok(data), FileReply::Position(1 << 30));
+    assert_eq!(fixture.ok(data), FileReply::Position(1 << 30));
     let hole = FileOp::Seek {
         handle,
         offset: 5,
         whence: libc::SEEK_HOLE,
     };
-    assert_eq!(bench.ok(hole), FileReply::Position(5));
+    assert_eq!(fixture.ok(hole), FileReply::Position(5));
     let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let punch = FileOp::Allocate {
         handle,
@@ -35,19 +35,19 @@ fn sparse_files_count_what_they_take_and_holes_are_found() {
         offset: 1 << 30,
         length: BLOCK,
     };
-    bench.ok(punch);
-    assert_eq!(bench.tree.used().0, 0);
+    fixture.ok(punch);
+    assert_eq!(fixture.tree.used().0, 0);
 }
 
 #[test]
 fn copies_stay_within_the_limit() {
-    let bench = Bench::new(Some(Limit {
+    let fixture = TreeFixture::new(Some(Limit {
         bytes: 12 * BLOCK,
         files: 9,
     }));
-    let (_, source) = bench.create(ROOT, "a", 0o600);
-    let (_, target) = bench.create(ROOT, "b", 0o600);
-    bench.write(source, 0, &[9; 8 * 4096]).expect("write");
+    let (_, source) = fixture.create(ROOT, "a", 0o600);
+    let (_, target) = fixture.create(ROOT, "b", 0o600);
+    fixture.write(source, 0, &[9; 8 * 4096]).expect("write");
     let copy = |source_offset, target_offset| FileOp::CopyRange {
         source,
         source_offset,
@@ -56,35 +56,35 @@ fn copies_stay_within_the_limit() {
         length: u64::MAX,
     };
     assert_eq!(
-        bench.ok(copy(0, 0)),
+        fixture.ok(copy(0, 0)),
         FileReply::Written { length: 4 * BLOCK }
     );
     assert_eq!(
-        bench.ok(copy(8 * BLOCK, 0)),
+        fixture.ok(copy(8 * BLOCK, 0)),
         FileReply::Written { length: 0 }
     );
-    assert_eq!(bench.err(copy(0, 4 * BLOCK)), libc::ENOSPC);
-    assert_eq!(bench.read(target, 4 * BLOCK - 1, 10), Ok(vec![9]));
-    assert_eq!(bench.tree.used().0, 12 * BLOCK);
+    assert_eq!(fixture.err(copy(0, 4 * BLOCK)), libc::ENOSPC);
+    assert_eq!(fixture.read(target, 4 * BLOCK - 1, 10), Ok(vec![9]));
+    assert_eq!(fixture.tree.used().0, 12 * BLOCK);
 }
 
 #[test]
 fn bytes_end_exactly_at_the_limit() {
-    let bench = Bench::new(Some(Limit {
+    let fixture = TreeFixture::new(Some(Limit {
         bytes: 5 * BLOCK,
         files: 10,
     }));
-    let (ino, handle) = bench.create(ROOT, "f", 0o600);
-    assert_eq!(bench.write(handle, 0, &[1; 7 * 4096]), Ok(5 * BLOCK));
+    let (ino, handle) = fixture.create(ROOT, "f", 0o600);
+    assert_eq!(fixture.write(handle, 0, &[1; 7 * 4096]), Ok(5 * BLOCK));
     assert_eq!(
-        bench.write(handle, 5 * BLOCK, b"x"),
+        fixture.write(handle, 5 * BLOCK, b"x"),
         Err(Errno(libc::ENOSPC))
     );
-    assert_eq!(bench.tree.stat().free_bytes, 0);
+    assert_eq!(fixture.tree.stat().free_bytes, 0);
     // What has space already may be written again, and as much of the rest as fits.
-    assert_eq!(bench.write(handle, 100, &[2; 3 * 4096]), Ok(3 * BLOCK));
+    assert_eq!(fixture.write(handle, 100, &[2; 3 * 4096]), Ok(3 * BLOCK));
     assert_eq!(
-        bench.write(handle, 4 * BLOCK + 1, &[3; 8192]),
+        fixture.write(handle, 4 * BLOCK + 1, &[3; 8192]),
         Ok(BLOCK - 1)
     );
     let grow = |mode, offset, length| FileOp::Allocate {
@@ -93,46 +93,46 @@ fn bytes_end_exactly_at_the_limit() {
         offset,
         length,
     };
-    assert_eq!(bench.err(grow(0, 5 * BLOCK, 1)), libc::ENOSPC);
-    bench.ok(grow(0, 0, 5 * BLOCK));
+    assert_eq!(fixture.err(grow(0, 5 * BLOCK, 1)), libc::ENOSPC);
+    fixture.ok(grow(0, 0, 5 * BLOCK));
     let change = AttrChange {
         size: Some(4 * BLOCK),
         ..AttrChange::default()
     };
-    bench.ok(FileOp::SetAttr {
+    fixture.ok(FileOp::SetAttr {
         ino,
         handle: None,
         change,
     });
     // Space that was set aside is there when it is written.
-    bench.ok(grow(libc::FALLOC_FL_KEEP_SIZE, 4 * BLOCK, 10));
-    assert_eq!(bench.tree.stat().free_bytes, 0);
-    assert_eq!(bench.write(handle, 4 * BLOCK, &[4; 4096]), Ok(BLOCK));
-    assert_eq!(bench.tree.used().0, disk_bytes(&bench));
+    fixture.ok(grow(libc::FALLOC_FL_KEEP_SIZE, 4 * BLOCK, 10));
+    assert_eq!(fixture.tree.stat().free_bytes, 0);
+    assert_eq!(fixture.write(handle, 4 * BLOCK, &[4; 4096]), Ok(BLOCK));
+    assert_eq!(fixture.tree.used().0, disk_bytes(&fixture));
     // A full volume still takes names into directories that have room, and renames.
-    bench.create(ROOT, "empty", 0o600);
-    bench.rename(ROOT, "empty", ROOT, "f2", 0).expect("rename");
+    fixture.create(ROOT, "empty", 0o600);
+    fixture.rename(ROOT, "empty", ROOT, "f2", 0).expect("rename");
     let directory = FileOp::MakeDirectory {
         parent: ROOT,
         name: b"d".to_vec(),
         mode: 0o755,
     };
-    assert_eq!(bench.err(directory), libc::ENOSPC);
-    bench.ok(FileOp::Unlink {
+    assert_eq!(fixture.err(directory), libc::ENOSPC);
+    fixture.ok(FileOp::Unlink {
         parent: ROOT,
         name: b"f".to_vec(),
     });
-    bench.ok(FileOp::Release { handle });
-    assert_eq!(bench.used(), (0, 1));
+    fixture.ok(FileOp::Release { handle });
+    assert_eq!(fixture.used(), (0, 1));
 }
 
 #[test]
 fn files_end_exactly_at_the_limit() {
-    let bench = Bench::new(Some(Limit {
+    let fixture = TreeFixture::new(Some(Limit {
         bytes: 64 << 20,
         files: 3,
     }));
-    bench.ok(FileOp::MakeDirectory {
+    fixture.ok(FileOp::MakeDirectory {
         parent: ROOT,
         name: b"d".to_vec(),
         mode: 0o755,
@@ -142,19 +142,19 @@ fn files_end_exactly_at_the_limit() {
         name: name.as_bytes().to_vec(),
         target: b"t".to_vec(),
     };
-    assert_eq!(bench.tree.used().1, 1);
-    bench.ok(link("l"));
-    assert_eq!(bench.tree.used(), (4096, 2));
-    bench.create(ROOT, "f", 0o600);
-    assert_eq!(bench.err(link("l2")), libc::ENOSPC);
-    assert_eq!(bench.err(link("l")), libc::EEXIST);
-    assert_eq!(bench.tree.stat().free_files, 0);
-    bench.ok(FileOp::RemoveDirectory {
+    assert_eq!(fixture.tree.used().1, 1);
+    fixture.ok(link("l"));
+    assert_eq!(fixture.tree.used(), (4096, 2));
+    fixture.create(ROOT, "f", 0o600);
+    assert_eq!(fixture.err(link("l2")), libc::ENOSPC);
+    assert_eq!(fixture.err(link("l")), libc::EEXIST);
+    assert_eq!(fixture.tree.stat().free_files, 0);
+    fixture.ok(FileOp::RemoveDirectory {
         parent: ROOT,
         name: b"d".to_vec(),
     });
-    bench.ok(link("l2"));
-    assert_eq!(bench.tree.used().1, 3);
+    fixture.ok(link("l2"));
+    assert_eq!(fixture.tree.used().1, 3);
 }
 
 #[test]
@@ -163,12 +163,12 @@ fn writers_at_once_never_pass_the_limit() {
         bytes: 100 * BLOCK,
         files: 40,
     };
-    let bench = Bench::new(Some(limit));
+    let fixture = TreeFixture::new(Some(limit));
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let bench = &bench;
+            let fixture = &fixture;
             scope.spawn(move || {
-                let session = bench.tree.session(true);
+                let session = fixture.tree.session(true);
                 for index in 0..20_u64 {
                     let create = FileOp::Create {
                         parent: ROOT,
@@ -194,7 +194,7 @@ fn writers_at_once_never_pass_the_limit() {
                             append: false,
                         };
                         let _ = session.run(CALLER, &write, &data, &mut Vec::new());
-                        let (bytes, files) = bench.tree.used();
+                        let (bytes, files) = fixture.tree.used();
                         assert!(
                             bytes <= limit.bytes && files <= limit.files,
                             "{bytes} {files}"
@@ -204,13 +204,13 @@ fn writers_at_once_never_pass_the_limit() {
             });
         }
     });
-    assert_eq!(bench.tree.used().0, disk_bytes(&bench));
+    assert_eq!(fixture.tree.used().0, disk_bytes(&fixture));
     assert!(
-        bench.tree.used().0 > limit.bytes - 4 * BLOCK,
+        fixture.tree.used().0 > limit.bytes - 4 * BLOCK,
         "writers filled the volume"
     );
-    let counted = Tree::open(&bench.path(""), Some(limit)).expect("open");
-    assert_eq!(counted.used(), bench.tree.used());
+    let counted = Tree::open(&fixture.path(""), Some(limit)).expect("open");
+    assert_eq!(counted.used(), fixture.tree.used());
 }
 
 /// Whoever writes reserves as if nothing had space yet, while there seems to be enough.
@@ -222,13 +222,13 @@ fn what_fits_is_written_beside_those_that_reserve_more_than_they_take() {
         bytes: (writers + 1) * piece,
         files: 100,
     };
-    let bench = Bench::new(Some(limit));
+    let fixture = TreeFixture::new(Some(limit));
     let full = vec![1; usize::try_from(piece).expect("it is small")];
     let overwritten: Vec<_> = (0..writers)
-        .map(|at| bench.create(ROOT, &format!("big{at}"), 0o600).1)
-        .inspect(|big| assert_eq!(bench.write(*big, 0, &full), Ok(piece)))
+        .map(|at| fixture.create(ROOT, &format!("big{at}"), 0o600).1)
+        .inspect(|big| assert_eq!(fixture.write(*big, 0, &full), Ok(piece)))
         .collect();
-    let (_, handle) = bench.create(ROOT, "new", 0o600);
+    let (_, handle) = fixture.create(ROOT, "new", 0o600);
     let empty = FileOp::Allocate {
         handle,
         mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
@@ -238,24 +238,24 @@ fn what_fits_is_written_beside_those_that_reserve_more_than_they_take() {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for big in overwritten {
-            let (bench, full, is_over) = (&bench, &full, &is_over);
+            let (fixture, full, is_over) = (&fixture, &full, &is_over);
             scope.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
-                    assert_eq!(bench.write(big, 0, full), Ok(piece), "nothing is needed");
+                    assert_eq!(fixture.write(big, 0, full), Ok(piece), "nothing is needed");
                 }
             });
         }
         let writing = scope.spawn(|| {
             for _ in 0..500 {
-                assert_eq!(bench.write(handle, 0, &full), Ok(piece), "it fits");
-                bench.ok(empty.clone());
+                assert_eq!(fixture.write(handle, 0, &full), Ok(piece), "it fits");
+                fixture.ok(empty.clone());
             }
         });
         let written = writing.join();
         is_over.store(true, Ordering::Relaxed);
         written.expect("all of it fits");
     });
-    assert_eq!(bench.tree.used().0, disk_bytes(&bench));
+    assert_eq!(fixture.tree.used().0, disk_bytes(&fixture));
 }
 
 #[test]
@@ -272,45 +272,45 @@ fn a_full_volume_in_memory_is_overwritten_in_place() {
         files: 9,
     };
     let tree = Tree::open(root.path(), Some(limit)).expect("tree");
-    let bench = Bench::over(root, tree);
-    let (_, file) = bench.create(ROOT, "f", 0o600);
-    let (ino, sparse) = bench.create(ROOT, "sparse", 0o600);
+    let fixture = TreeFixture::with_tree(root, tree);
+    let (_, file) = fixture.create(ROOT, "f", 0o600);
+    let (ino, sparse) = fixture.create(ROOT, "sparse", 0o600);
     let change = AttrChange {
         size: Some(4 * BLOCK),
         ..AttrChange::default()
     };
-    bench.ok(FileOp::SetAttr {
+    fixture.ok(FileOp::SetAttr {
         ino,
         handle: None,
         change,
     });
     // A hole, and an end within a block.
-    bench
+    fixture
         .write(file, 4 * BLOCK, &[1; 3 * BLOCK as usize + 9])
         .expect("it fits");
-    bench
+    fixture
         .write(file, 0, &[1; 4 * BLOCK as usize])
         .expect("up to the limit");
     let full = Err(Errno(libc::ENOSPC));
-    assert_eq!(bench.write(file, 9 * BLOCK, b"x"), full);
+    assert_eq!(fixture.write(file, 9 * BLOCK, b"x"), full);
     for at in 0..8 {
         assert_eq!(
-            bench.write(file, at * BLOCK + 5, b"again"),
+            fixture.write(file, at * BLOCK + 5, b"again"),
             Ok(5),
             "block {at}"
         );
     }
-    assert_eq!(bench.write(sparse, BLOCK, b"x"), full, "a hole takes space");
+    assert_eq!(fixture.write(sparse, BLOCK, b"x"), full, "a hole takes space");
 }
 
 #[test]
 fn appends_at_once_lose_nothing() {
     for limit in [Some(ROOMY), None] {
-        let bench = Arc::new(Bench::new(limit));
-        let (_, handle) = bench.create(ROOT, "log", 0o600);
+        let fixture = Arc::new(TreeFixture::new(limit));
+        let (_, handle) = fixture.create(ROOT, "log", 0o600);
         std::thread::scope(|scope| {
             for thread in 0..2_u8 {
-                let bench = bench.clone();
+                let fixture = fixture.clone();
                 scope.spawn(move || {
                     for _ in 0..300 {
                         let range = BodyRange {
@@ -323,13 +323,13 @@ fn appends_at_once_lose_nothing() {
                             data: range,
                             append: true,
                         };
-                        let wrote = bench.run_with(op, &[thread; 100]).0;
+                        let wrote = fixture.run_with(op, &[thread; 100]).0;
                         assert_eq!(wrote, Ok(FileReply::Written { length: 100 }));
                     }
                 });
             }
         });
-        let content = fs::read(bench.path("log")).expect("read");
+        let content = fs::read(fixture.path("log")).expect("read");
         assert_eq!(content.len(), 60_000);
         for record in content.chunks(100) {
             assert!(
@@ -342,68 +342,68 @@ fn appends_at_once_lose_nothing() {
 
 #[test]
 fn an_unlinked_file_that_is_only_read_counts_until_it_is_closed() {
-    let bench = Bench::new(Some(ROOMY));
-    let (ino, handle) = bench.create(ROOT, "f", 0o600);
-    bench.write(handle, 0, &[7; 10_000]).expect("write");
-    bench.ok(FileOp::Release { handle });
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (ino, handle) = fixture.create(ROOT, "f", 0o600);
+    fixture.write(handle, 0, &[7; 10_000]).expect("write");
+    fixture.ok(FileOp::Release { handle });
     let flags = libc::O_RDONLY;
-    let opened = bench.ok(FileOp::Open { ino, flags });
+    let opened = fixture.ok(FileOp::Open { ino, flags });
     let FileReply::Opened { handle, .. } = opened else {
         panic!("it opens")
     };
-    bench.ok(FileOp::Unlink {
+    fixture.ok(FileOp::Unlink {
         parent: ROOT,
         name: b"f".to_vec(),
     });
-    assert_eq!(bench.read(handle, 9_999, 10), Ok(vec![7]));
-    assert_eq!(bench.used(), (3 * BLOCK, 1));
-    bench.ok(FileOp::Release { handle });
-    assert_eq!(bench.used(), (0, 0));
+    assert_eq!(fixture.read(handle, 9_999, 10), Ok(vec![7]));
+    assert_eq!(fixture.used(), (3 * BLOCK, 1));
+    fixture.ok(FileOp::Release { handle });
+    assert_eq!(fixture.used(), (0, 0));
 }
 
 #[test]
 fn an_unlinked_file_lives_and_counts_until_it_is_closed() {
-    let bench = Bench::new(Some(ROOMY));
-    let (ino, handle) = bench.create(ROOT, "f", 0o600);
-    bench.write(handle, 0, &[7; 10_000]).expect("write");
-    let used = bench.tree.used();
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (ino, handle) = fixture.create(ROOT, "f", 0o600);
+    fixture.write(handle, 0, &[7; 10_000]).expect("write");
+    let used = fixture.tree.used();
     assert_eq!(used, (3 * BLOCK, 1));
-    bench.ok(FileOp::Unlink {
+    fixture.ok(FileOp::Unlink {
         parent: ROOT,
         name: b"f".to_vec(),
     });
-    assert_eq!(bench.tree.used(), used);
-    assert_eq!(bench.read(handle, 9_999, 10), Ok(vec![7]));
-    let FileReply::Attr(attr) = bench.ok(FileOp::GetAttr { ino, handle: None }) else {
+    assert_eq!(fixture.tree.used(), used);
+    assert_eq!(fixture.read(handle, 9_999, 10), Ok(vec![7]));
+    let FileReply::Attr(attr) = fixture.ok(FileOp::GetAttr { ino, handle: None }) else {
         panic!()
     };
     assert_eq!(attr.nlink, 0);
-    bench.ok(FileOp::Release { handle });
-    assert_eq!(bench.used(), (0, 0));
+    fixture.ok(FileOp::Release { handle });
+    assert_eq!(fixture.used(), (0, 0));
     // Who found it before its name went may still open it, until the agent forgets the number,
     // which never means another file.
     let open = || FileOp::Open {
         ino,
         flags: libc::O_RDONLY,
     };
-    let FileReply::Opened { handle, .. } = bench.ok(open()) else {
+    let FileReply::Opened { handle, .. } = fixture.ok(open()) else {
         panic!("it opens")
     };
-    assert_eq!(bench.read(handle, 9_999, 10), Ok(vec![7]));
-    assert_eq!(bench.used(), used);
-    bench.ok(FileOp::Release { handle });
-    assert!(bench.run(FileOp::GetAttr { ino, handle: None }).is_ok());
+    assert_eq!(fixture.read(handle, 9_999, 10), Ok(vec![7]));
+    assert_eq!(fixture.used(), used);
+    fixture.ok(FileOp::Release { handle });
+    assert!(fixture.run(FileOp::GetAttr { ino, handle: None }).is_ok());
     for index in 0..50 {
-        assert_ne!(bench.create(ROOT, &format!("g{index}"), 0o600).0, ino);
+        assert_ne!(fixture.create(ROOT, &format!("g{index}"), 0o600).0, ino);
     }
-    bench.ok(FileOp::Forget { ino, count: 1 });
-    assert_eq!(bench.err(open()), libc::ESTALE);
-    assert_eq!(bench.tree.used(), (0, 50));
+    fixture.ok(FileOp::Forget { ino, count: 1 });
+    assert_eq!(fixture.err(open()), libc::ESTALE);
+    assert_eq!(fixture.tree.used(), (0, 50));
 }
 
 #[test]
 fn the_space_of_what_has_no_name_is_there_for_whoever_needs_it() {
-    let bench = Bench::new(Some(Limit {
+    let fixture = TreeFixture::new(Some(Limit {
         bytes: 8 * BLOCK,
         files: 2,
     }));
@@ -412,57 +412,57 @@ fn the_space_of_what_has_no_name_is_there_for_whoever_needs_it() {
         name: name.as_bytes().to_vec(),
     };
     let fill = |name: &str| {
-        let (ino, handle) = bench.create(ROOT, name, 0o600);
-        assert_eq!(bench.write(handle, 0, &[1; 32 << 10]), Ok(8 * BLOCK));
+        let (ino, handle) = fixture.create(ROOT, name, 0o600);
+        assert_eq!(fixture.write(handle, 0, &[1; 32 << 10]), Ok(8 * BLOCK));
         (ino, handle)
     };
     let (first, handle) = fill("first");
-    bench.ok(FileOp::Release { handle });
-    bench.ok(remove("first"));
+    fixture.ok(FileOp::Release { handle });
+    fixture.ok(remove("first"));
     // By writing: as much as there was.
     let (_, handle) = fill("second");
-    assert_eq!(bench.tree.used(), (8 * BLOCK, 1));
+    assert_eq!(fixture.tree.used(), (8 * BLOCK, 1));
     let open = FileOp::Open {
         ino: first,
         flags: libc::O_RDONLY,
     };
-    assert_eq!(bench.err(open), libc::ESTALE);
+    assert_eq!(fixture.err(open), libc::ESTALE);
     // While it is open it counts, and another name finds no space; then no file.
-    bench.ok(remove("second"));
-    let (_, other) = bench.create(ROOT, "third", 0o600);
-    assert_eq!(bench.write(other, 0, &[1]), Err(Errno(libc::ENOSPC)));
-    bench.ok(FileOp::Release { handle });
-    assert_eq!(bench.write(other, 0, &[1]), Ok(1));
-    bench.create(ROOT, "fourth", 0o600);
-    assert_eq!(bench.tree.used(), (BLOCK, 2));
+    fixture.ok(remove("second"));
+    let (_, other) = fixture.create(ROOT, "third", 0o600);
+    assert_eq!(fixture.write(other, 0, &[1]), Err(Errno(libc::ENOSPC)));
+    fixture.ok(FileOp::Release { handle });
+    assert_eq!(fixture.write(other, 0, &[1]), Ok(1));
+    fixture.create(ROOT, "fourth", 0o600);
+    assert_eq!(fixture.tree.used(), (BLOCK, 2));
 }
 
 #[test]
 fn rename_replaces_an_open_file_and_gives_its_space_back() {
-    let bench = Bench::new(Some(ROOMY));
-    let (_, old) = bench.create(ROOT, "old", 0o600);
-    let (_, new) = bench.create(ROOT, "new", 0o600);
-    bench.write(old, 0, &[1; 8192]).expect("write");
-    bench.write(new, 0, &[2; 4096]).expect("write");
-    bench.rename(ROOT, "new", ROOT, "old", 0).expect("rename");
-    assert_eq!(bench.read(old, 0, 1), Ok(vec![1]));
-    assert_eq!(bench.tree.used(), (3 * BLOCK, 2));
-    bench.ok(FileOp::Release { handle: old });
-    assert_eq!(bench.used(), (BLOCK, 1));
-    assert_eq!(fs::read(bench.path("old")).expect("read"), [2; 4096]);
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let (_, old) = fixture.create(ROOT, "old", 0o600);
+    let (_, new) = fixture.create(ROOT, "new", 0o600);
+    fixture.write(old, 0, &[1; 8192]).expect("write");
+    fixture.write(new, 0, &[2; 4096]).expect("write");
+    fixture.rename(ROOT, "new", ROOT, "old", 0).expect("rename");
+    assert_eq!(fixture.read(old, 0, 1), Ok(vec![1]));
+    assert_eq!(fixture.tree.used(), (3 * BLOCK, 2));
+    fixture.ok(FileOp::Release { handle: old });
+    assert_eq!(fixture.used(), (BLOCK, 1));
+    assert_eq!(fs::read(fixture.path("old")).expect("read"), [2; 4096]);
 }
 
 /// Says most when it runs without privilege: to root no directory is closed.
 #[test]
 fn a_directory_that_a_job_closed_counts_and_stays_closed() {
-    let bench = Bench::new(Some(ROOMY));
-    let closed = bench.path("closed");
+    let fixture = TreeFixture::new(Some(ROOMY));
+    let closed = fixture.path("closed");
     fs::create_dir_all(closed.join("inner")).expect("mkdir");
     fs::write(closed.join("inner/f"), b"x").expect("write");
     for (mode, path) in [(0o000, closed.join("inner")), (0o400, closed.clone())] {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("chmod");
     }
-    let tree = Tree::open(&bench.path(""), Some(ROOMY)).expect("open");
+    let tree = Tree::open(&fixture.path(""), Some(ROOMY)).expect("open");
     assert_eq!(tree.used().1, 3);
     let mode = |path| fs::metadata(path).expect("stat").permissions().mode() & 0o777;
     assert_eq!(mode(closed.clone()), 0o400);
@@ -473,28 +473,28 @@ fn a_directory_that_a_job_closed_counts_and_stays_closed() {
 
 #[test]
 fn without_space_a_name_that_is_taken_says_so_and_can_be_replaced() {
-    for bench in [
-        Bench::new(Some(Limit {
+    for fixture in [
+        TreeFixture::new(Some(Limit {
             bytes: 8 * BLOCK,
             files: 2,
         })),
-        Bench::alone(Some(Limit {
+        TreeFixture::without_btimes(Some(Limit {
             bytes: 8 * BLOCK,
             files: 2,
         })),
     ] {
-        let (_, handle) = bench.create(ROOT, "full", 0o600);
-        bench.create(ROOT, "empty", 0o600);
-        assert_eq!(bench.write(handle, 0, &[1; 32 << 10]), Ok(8 * BLOCK));
+        let (_, handle) = fixture.create(ROOT, "full", 0o600);
+        fixture.create(ROOT, "empty", 0o600);
+        assert_eq!(fixture.write(handle, 0, &[1; 32 << 10]), Ok(8 * BLOCK));
         let make = |name: &str| FileOp::MakeDirectory {
             parent: ROOT,
             name: name.as_bytes().to_vec(),
             mode: 0o700,
         };
-        assert_eq!(bench.err(make("full")), libc::EEXIST);
-        assert_eq!(bench.err(make("other")), libc::ENOSPC);
+        assert_eq!(fixture.err(make("full")), libc::EEXIST);
+        assert_eq!(fixture.err(make("other")), libc::ENOSPC);
         let rename = |from, to| {
-            bench
+            fixture
                 .rename(ROOT, from, ROOT, to, 0)
                 .map_err(|error| error.0)
         };
@@ -502,10 +502,10 @@ fn without_space_a_name_that_is_taken_says_so_and_can_be_replaced() {
         assert_eq!(rename("absent", "other"), Err(libc::ENOENT));
         assert!(rename("full", "full").is_ok());
         assert!(rename("empty", "full").is_ok());
-        assert_eq!(bench.names(ROOT), [".", "..", "full"]);
+        assert_eq!(fixture.names(ROOT), [".", "..", "full"]);
         // What was replaced is open: it still counts, and no longer when it is closed.
-        assert_eq!(bench.tree.used(), (8 * BLOCK, 2));
-        bench.ok(FileOp::Release { handle });
-        assert_eq!(bench.used(), (0, 1));
+        assert_eq!(fixture.tree.used(), (8 * BLOCK, 2));
+        fixture.ok(FileOp::Release { handle });
+        assert_eq!(fixture.used(), (0, 1));
     }
 }

@@ -12,7 +12,7 @@ use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_proto::volume::{Source, VolumeState, VolumeStatus};
+use bafs_proto::volume::{VolumeSource, VolumeState, VolumeStatus};
 use bafs_sched::workflow::{Scheme, Url};
 use bafs_server::clock;
 
@@ -55,14 +55,14 @@ impl ClusterClient {
 
     /// A token for others to use, on one thing.
     pub(crate) fn issue_token(&self, resource: Resource, rights: &[Right]) -> Result<Token> {
-        Ok(self.bearer.give(resource, rights, LATEST_TIME)?)
+        Ok(self.bearer.delegate_token(resource, rights, LATEST_TIME)?)
     }
 
     /// A token for a node that is to read a source.
-    pub(crate) fn issue_source_token(&self, source: &Source) -> Result<Token> {
+    pub(crate) fn issue_source_token(&self, source: &VolumeSource) -> Result<Token> {
         let resource = match source {
-            Source::Home { path, .. } => Resource::Home(path.clone()),
-            Source::Volume { volume, .. } => Resource::Volume(*volume),
+            VolumeSource::Home { path, .. } => Resource::Home(path.clone()),
+            VolumeSource::Volume { volume, .. } => Resource::Volume(*volume),
         };
         self.issue_token(resource, &[Right::Read])
     }
@@ -80,9 +80,9 @@ impl ClusterClient {
         ms: u64,
     ) -> Result<C::Reply> {
         let request: Request = call.clone().into();
-        let token = self.bearer.show(address, &request, clock::now(), ms)?;
+        let token = self.bearer.token_for_call(address, &request, clock::now(), ms)?;
         let deadline = Deadline::after_ms(ms);
-        let asked = self.pool.call_patiently(address, &token, call, deadline);
+        let asked = self.pool.call_with_keepalives(address, &token, call, deadline);
         Ok(asked.await?)
     }
 
@@ -170,12 +170,12 @@ impl ClusterClient {
     }
 
     /// A home URL as the wire knows it.
-    pub(crate) async fn resolve_source(&self, text: &str) -> Result<Source> {
+    pub(crate) async fn resolve_source(&self, text: &str) -> Result<VolumeSource> {
         let url: Url = text.parse().map_err(|e| anyhow::anyhow!("'{text}': {e}"))?;
         if url.scheme != Scheme::Bafs {
             let (address, path) = url.foreign_place()?;
             let id = None;
-            return Ok(Source::Home { address, path, id });
+            return Ok(VolumeSource::Home { address, path, id });
         }
         let path = url.path.trim_matches('/').to_owned();
         let homes = self.list_servers(Some(ServerKind::Home)).await;
@@ -186,7 +186,7 @@ impl ClusterClient {
                 .filter(|home| home.address == address)
                 .map(|home| home.id)
                 .next();
-            return Ok(Source::Home { address, path, id });
+            return Ok(VolumeSource::Home { address, path, id });
         }
         let home = select_home(homes?, &url.host).with_context(|| {
             format!(
@@ -194,7 +194,7 @@ impl ClusterClient {
                 url.host
             )
         })?;
-        Ok(Source::Home {
+        Ok(VolumeSource::Home {
             address: home.address,
             path,
             id: Some(home.id),

@@ -236,7 +236,7 @@ impl Cluster {
             .args(metrics)
             .args(["--identity", &identity, "--until-stdin-closes"])
             // Where this process was told nothing its environment is theirs.
-            .envs(channel::told().map(|channel| ("BAFS_CHANNEL", channel.name())))
+            .envs(channel::configured_channel().map(|channel| ("BAFS_CHANNEL", channel.name())))
             // These are for one server of the user's own cluster; all of this one would take them.
             .env_remove("BAFS_LISTEN")
             .env_remove("BAFS_METRICS")

@@ -151,7 +151,7 @@ async fn check_volume(
                 "",
             ));
         }
-        let why = volume.fault.as_ref().map(ToString::to_string);
+        let why = volume.error.as_ref().map(ToString::to_string);
         let found = format!("it could not be made: {}", why.unwrap_or_default());
         return Some(new_check(
             subject,

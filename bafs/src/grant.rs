@@ -37,10 +37,10 @@ pub(crate) async fn grant(args: GrantArgs, output: Printer) -> Result<()> {
     let asked = clock::now().plus_ms(args.days.saturating_mul(DAY_MS));
     let verifier = &client.identity.verifier;
     let token = verifier
-        .narrow_each(&client.identity.token, &granted, asked)
+        .narrow_per_resource(&client.identity.token, &granted, asked)
         .context("cannot narrow the token")?;
     // A token is good no longer than the one that it was made of.
-    let expires = verifier.expires(&token)?.unwrap_or(asked);
+    let expires = verifier.expiry_of(&token)?.unwrap_or(asked);
     let shortened = match expires < asked {
         true => ", when the identity that it was made with expires",
         false => "",
@@ -60,7 +60,7 @@ pub(crate) async fn grant(args: GrantArgs, output: Printer) -> Result<()> {
                 "read and write"
             },
             args.volumes.join(", "),
-            expires.utc(),
+            expires.to_utc_text(),
             args.volumes[0],
             if args.read_only { " --read-only" } else { "" },
             args.client.catalog,

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::{Context, Result, anyhow, bail};
-use bafs_proto::path::steers_text;
+use bafs_proto::path::is_control_or_bidirectional;
 use bafs_sched::io::journal;
 use bafs_sched::logic::JobState;
 use bafs_sched::replay::replay;
@@ -122,7 +122,7 @@ fn quote_dot(text: &str) -> String {
             '"' => quoted += "\\\"",
             '\\' => quoted += "\\\\",
             '\n' => quoted += "\\n",
-            c if steers_text(c) => quoted.push('\u{fffd}'),
+            c if is_control_or_bidirectional(c) => quoted.push('\u{fffd}'),
             c => quoted.push(c),
         }
     }

@@ -90,7 +90,7 @@ fn prepare_job(args: &ExecArgs, wanted: &[MountRequest]) -> Result<(JobSpec, Ide
             directory: directory.to_string_lossy().into_owned(),
             stdout: None,
             stderr: None,
-            share: args.share.clone(),
+            shared_directories: args.share.clone(),
         },
         mounts,
         op_deadline_ms: args.operation_timeout.saturating_mul(SECOND_MS),
@@ -346,7 +346,7 @@ fn resolve_mount(
         writable,
         write_back: want.access == MountAccess::WriteBack,
         token: client.issue_token(Resource::Volume(volume), rights)?,
-        keep_ms: 0,
+        lifetime_ms_min: 0,
     })
 }
 

@@ -86,7 +86,7 @@ pub fn main() -> ExitCode {
 
 fn run_command(cli: Cli) -> Result<ExitCode> {
     let output = Printer::new(cli.json);
-    channel::choose(match cli.channel {
+    channel::set_channel(match cli.channel {
         ChannelChoice::Auto => Channel::Auto,
         ChannelChoice::Quic => Channel::Quic,
         ChannelChoice::Tcp => Channel::Tcp,
@@ -102,7 +102,7 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
     | CliCommand::Node(NodeArgs { server, .. }) = &cli.command
     {
         let bytes_max = rate::parse_bytes(&server.memory).context("--memory")?;
-        bafs_proto::net::bound_requests(bytes_max);
+        bafs_proto::net::set_request_memory_max(bytes_max);
     }
     match cli.command {
         // These three enter a private name space, which a process with threads may not.

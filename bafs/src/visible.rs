@@ -1,23 +1,23 @@
 //! Text for a terminal: names, messages and outputs come from others, and what is in them must not
 //! steer it. The one place where that is decided.
 
-use bafs_proto::path::{self, steers_text};
+use bafs_proto::path::{self, is_control_or_bidirectional};
 
 /// One line without control and bidirectional characters, which would move, colour, clear or turn
 /// round what is shown.
 pub(crate) fn sanitize_line(text: &str) -> String {
-    path::shown(text).chars().map(sanitize_char).collect()
+    path::printable(text).chars().map(sanitize_char).collect()
 }
 
 /// Several lines, perhaps with tabs, without the other control characters.
 pub(crate) fn sanitize_lines(text: &str) -> String {
     let is_layout = |c: char| matches!(c, '\n' | '\t');
     let shown = |c: char| if is_layout(c) { c } else { sanitize_char(c) };
-    path::shown(text).chars().map(shown).collect()
+    path::printable(text).chars().map(shown).collect()
 }
 
 fn sanitize_char(c: char) -> char {
-    if steers_text(c) {
+    if is_control_or_bidirectional(c) {
         char::REPLACEMENT_CHARACTER
     } else {
         c

@@ -6,13 +6,13 @@ mod warm;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use bafs_proto::cache::ShowCache;
+use bafs_proto::cache::GetCache;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{Advert, CreateVolume, DeleteVolume, InvalidateVolume};
 use bafs_proto::token::Token;
 use bafs_proto::volume::{
-    LimitKind, Replacement, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus,
+    LimitKind, ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec, VolumeState, VolumeStatus,
 };
 use serde_json::json;
 
@@ -56,7 +56,7 @@ async fn create_volume(args: VolumeCreateArgs, output: Printer) -> Result<()> {
                 .cooperative
                 .clone()
                 .unwrap_or_else(|| args.name.clone()),
-            replacement: Replacement::default(),
+            replacement: ReplacementPolicy::default(),
             block_bytes: BLOCK_BYTES_DEFAULT,
         },
         None => VolumeKind::Scratch {
@@ -122,7 +122,7 @@ async fn create_on_node(client: &ClusterClient, node: &Advert, spec: VolumeSpec)
         (Err(_), None) => made.await,
     };
     let status = made?;
-    let Some(fault) = &status.fault else {
+    let Some(fault) = &status.error else {
         return Ok(status);
     };
     // Nobody can use it: it would only keep its space, and its name from the next one.
@@ -153,14 +153,14 @@ async fn is_gone(client: &ClusterClient, node: &Advert, volume: VolumeId) -> boo
 fn describe_wait(kind: &VolumeKind) -> Option<String> {
     match kind {
         VolumeKind::Cache {
-            source: Source::Home { address, path, .. },
+            source: VolumeSource::Home { address, path, .. },
             ..
         } => Some(format!(
             "waits for home {address} to list '{path}', for ten minutes at most; if that home or \
              path is wrong, delete the volume"
         )),
         VolumeKind::Scratch {
-            fill: Some(Source::Home { address, path, .. }),
+            fill: Some(VolumeSource::Home { address, path, .. }),
         } => Some(format!(
             "fills it with '{path}' of home {address}; if that home is silent, it gives up after \
              two minutes at most (`bafs servers` shows who lives)"
@@ -220,7 +220,7 @@ async fn describe_volume(
     let cache = match (&status.spec.kind, status.state) {
         (VolumeKind::Cache { .. }, VolumeState::Ready) => {
             let volume = status.spec.id;
-            Some(client.call(&node.address, ShowCache { volume }).await?)
+            Some(client.call(&node.address, GetCache { volume }).await?)
         }
         // There is nothing to show of it yet.
         _ => None,
@@ -274,7 +274,7 @@ async fn replicate_volume(args: VolumeReplicateArgs, output: Printer) -> Result<
             target.name
         );
     }
-    let source = Source::Volume {
+    let source = VolumeSource::Volume {
         address: holder.address,
         volume: status.spec.id,
     };
@@ -338,7 +338,7 @@ fn format_status(node: &Advert, status: &VolumeStatus) -> String {
         // Its time begins when it is made.
         VolumeState::Creating => String::new(),
         VolumeState::Ready | VolumeState::Failed => {
-            let until = status.expires.utc();
+            let until = status.expires.to_utc_text();
             format!("; kept until {until}, longer while it is in use")
         }
     };
@@ -353,7 +353,7 @@ fn format_status(node: &Advert, status: &VolumeStatus) -> String {
         status.spec.size_bytes,
         status.used_files,
         status.spec.size_files,
-        match &status.fault {
+        match &status.error {
             Some(fault) => format!("; {fault}"),
             None => String::new(),
         }
@@ -373,14 +373,14 @@ fn status_json(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
         "address": node.address,
         "kind": kind_name(&status.spec.kind),
         "state": status.state,
-        "fault": status.fault.as_ref().map(|fault| fault.to_string()),
+        "fault": status.error.as_ref().map(|fault| fault.to_string()),
         "used_bytes": status.used_bytes,
         "size_bytes": status.spec.size_bytes,
         "used_files": status.used_files,
         "size_files": status.spec.size_files,
         "manifest": status.manifest.map(|digest| digest.to_string()),
-        "warnings": status.warnings.named,
-        "warnings_omitted": status.warnings.more,
+        "warnings": status.warnings.warnings,
+        "warnings_omitted": status.warnings.omitted_count,
         "expires": status.expires,
     })
 }
@@ -436,7 +436,7 @@ mod tests {
                 lifetime_ms: HOUR_MS,
             },
             state: VolumeState::Ready,
-            fault: None,
+            error: None,
             used_bytes: 0,
             used_files: 0,
             received_bytes: 0,

@@ -13,14 +13,14 @@ use bafs_proto::ids::{BlockIndex, ExecutionId, FileIndex, VolumeId};
 use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, OP_DEADLINE_MS_DEFAULT};
 use bafs_proto::message::{
     CacheRef, Call, CreateVolume, DeleteVolume, InvalidateVolume, JobCommand, JobReport, JobSpec,
-    JobState, MountSpec, MountTarget, ReadBlocks, ReadCounters, ReadManifest, Reader, Role,
-    ShowVolume, SourceEntry, SourceKind, StartJob, WatchJobs,
+    JobState, MountSpec, MountTarget, ReadBlocks, ReadCounters, ReadManifest, ReadKind, Role,
+    GetVolume, SourceEntry, SourceKind, StartJob, WatchJobs,
 };
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{LimitKind, Replacement, Source, VolumeKind, VolumeSpec, VolumeStatus};
+use bafs_proto::volume::{LimitKind, ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec, VolumeStatus};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
@@ -43,7 +43,7 @@ pub struct CacheSpec {
     /// Most bytes it keeps.
     pub size_bytes: u64,
     /// Which block goes first.
-    pub replacement: Replacement,
+    pub replacement: ReplacementPolicy,
     /// Size of its blocks in bytes.
     pub block_bytes: u32,
 }
@@ -55,7 +55,7 @@ impl CacheSpec {
             path: path.to_owned(),
             cooperative: path.to_owned(),
             size_bytes,
-            replacement: Replacement::Lru,
+            replacement: ReplacementPolicy::Lru,
             block_bytes: BLOCK_BYTES_DEFAULT,
         }
     }
@@ -137,7 +137,7 @@ impl ApiClient {
         let token = &self.token;
         let asked = self
             .pool
-            .call_until(address, token, call, Bytes::new(), deadline);
+            .call_with_retries(address, token, call, Bytes::new(), deadline);
         Ok(asked.await?.0)
     }
 
@@ -148,7 +148,7 @@ impl ApiClient {
     pub async fn create_cache(&self, node: &str, home: &str, wish: &CacheSpec) -> Result<CacheVolume> {
         let id = VolumeId::random();
         let known = self.pool.connection(home, Deadline::after_ms(CALL_TIMEOUT_MS));
-        let source = Source::Home {
+        let source = VolumeSource::Home {
             address: home.to_owned(),
             path: wish.path.clone(),
             id: known.await?.server(),
@@ -180,7 +180,7 @@ impl ApiClient {
                 },
             )
             .await?;
-        ensure!(status.fault.is_none(), "{:?}", status.fault);
+        ensure!(status.error.is_none(), "{:?}", status.error);
         let node = node.to_owned();
         Ok(CacheVolume { node, id })
     }
@@ -213,7 +213,7 @@ impl ApiClient {
     /// What the node answers.
     pub async fn read_status(&self, volume: &CacheVolume) -> Result<VolumeStatus> {
         let id = volume.id;
-        Ok(self.call(&volume.node, ShowVolume { volume: id }).await?)
+        Ok(self.call(&volume.node, GetVolume { volume: id }).await?)
     }
 
     /// Counters of a server.
@@ -238,7 +238,7 @@ impl ApiClient {
             };
             let page = self.call(&volume.node, call).await?;
             entries.extend(page.entries);
-            if !page.more {
+            if !page.has_more {
                 return Ok(CacheListing {
                     manifest: page.manifest,
                     block_bytes: page.block_bytes,
@@ -267,13 +267,13 @@ impl ApiClient {
             file,
             first: BlockIndex(first),
             count,
-            reader: Reader::Agent,
-            doubted: false,
+            kind: ReadKind::Agent,
+            must_verify: false,
         };
         let deadline = Deadline::after_ms(CALL_TIMEOUT_MS);
         let asked = self
             .pool
-            .call_until(&volume.node, &self.token, call, Bytes::new(), deadline);
+            .call_with_retries(&volume.node, &self.token, call, Bytes::new(), deadline);
         let (blocks, body) = asked.await?;
         let cut = body.chunks(listing.block_bytes as usize);
         ensure!(
@@ -344,7 +344,7 @@ impl ApiClient {
             directory: "/".to_owned(),
             stdout: None,
             stderr: None,
-            share: Vec::new(),
+            shared_directories: Vec::new(),
         };
         let mount = MountSpec {
             name: "data".to_owned(),
@@ -353,7 +353,7 @@ impl ApiClient {
             writable: false,
             write_back: false,
             token: self.token.clone(),
-            keep_ms: 0,
+            lifetime_ms_min: 0,
         };
         let mut job = JobSpec {
             name: "reader".to_owned(),

@@ -14,7 +14,7 @@ use bafs_client::fuse::{MountKind, FuseMount};
 use bafs_client::tree::{LocalTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{VolumeMode, Ownership, Volume};
-use bafs_proto::door::DOOR_NAME;
+use bafs_proto::door::HANDOFF_SOCKET_NAME;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -201,7 +201,7 @@ fn mount_by_agent(directory: &Path, by_door: bool, options: &[&str]) -> Result<V
     let world = TestCluster::start(&["2GB"])?;
     world.wait_for_servers(2)?;
     if !by_door {
-        fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
+        fs::remove_file(world.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME))?;
     }
     let create = ["volume", "create", "stand", "--node", "n1"];
     world.run_json(&[&create[..], &["--size", "2GB", "--files", "100000"]].concat())?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::ErrorCode;
-use bafs_proto::door::DOOR_NAME;
+use bafs_proto::door::HANDOFF_SOCKET_NAME;
 use bafs_proto::message::JobOutcome;
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
@@ -130,7 +130,7 @@ fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
     }
     let (volume, script) = (&volumes[0], stage.compare_script("live"));
     let speaker = stage.client.client();
-    let door = stage.test_cluster.cluster.directory().join("n1").join(DOOR_NAME);
+    let door = stage.test_cluster.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME);
     for round in 1..=2 {
         if round == 2 {
             // An agent that the node hands nothing over to, or that has lost it with the node's
@@ -322,7 +322,7 @@ fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
     for (node, job) in jobs {
         let report = stage.client.block_on(speaker.wait_for_job(&node, job))?;
         match report.outcome {
-            JobOutcome::Environment(error) => {
+            JobOutcome::EnvironmentFailed(error) => {
                 ensure!(error.code == ErrorCode::SourceChanged, "{error}");
                 ensure!(
                     error.detail.contains(DATA_FILE),

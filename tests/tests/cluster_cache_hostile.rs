@@ -173,7 +173,7 @@ fn cluster_cache_tells_jobs_that_their_state_of_the_source_is_over() -> Result<(
     stage.client.block_on(speaker.invalidate_cache(volume))?;
     let report = stage.client.block_on(speaker.wait_for_job(&volume.node, job))?;
     match report.outcome {
-        JobOutcome::Environment(error) => {
+        JobOutcome::EnvironmentFailed(error) => {
             ensure!(error.code == ErrorCode::SourceChanged, "{error}");
         }
         other => anyhow::bail!("the job ended with {other:?}: {}", report.output_tail),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::net::channel::{Channel, choose};
+use bafs_proto::net::channel::{Channel, set_channel};
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
 use bafs_tests::report_skip;
@@ -185,7 +185,7 @@ fn cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others() -> Result<
     }
     // Below processes are told apart by their ports: for QUIC they keep one, for TCP they take
     // another for each connection.
-    choose(Channel::Quic);
+    set_channel(Channel::Quic);
     let content = Arc::new(Content::new(3, 6 * MIB));
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(3, "100MB", None)?;

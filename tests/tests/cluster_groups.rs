@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::door::DOOR_NAME;
+use bafs_proto::door::HANDOFF_SOCKET_NAME;
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
 use bafs_tests::stage::{CacheCluster, run_compare_job};
@@ -134,7 +134,7 @@ fn cluster_groups_let_a_job_elsewhere_read_what_a_group_keeps() -> Result<()> {
     let volumes = stage.create_caches(&subnet, &CacheSpec::new("far", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     // As from another machine: nothing is handed over.
-    let door = stage.test_cluster.cluster.directory().join("n1").join(DOOR_NAME);
+    let door = stage.test_cluster.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME);
     fs::rename(&door, door.with_extension("away"))?;
     // No node of this job's group has the volume: it asks the node of the volume for each block.
     let before = stage.sum_counter(&subnet[..1], "cache_hit_local_bytes")?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::message::ExtractFile;
 use bafs_tests::api::BlockingClient;
 use bafs_tests::content::Content;
@@ -107,10 +107,10 @@ impl UploadNode {
         let call = ExtractFile {
             volume: self.volume,
             path: "result".to_owned(),
-            extract: ExtractId::random(),
-            home: place.address.clone(),
+            extraction: ExtractionId::random(),
+            home_address: place.address.clone(),
             home_id: None,
-            target: format!("{}{name}", place.prefix),
+            target_path: format!("{}{name}", place.prefix),
             home_token: self.api.client().token(),
         };
         let node = self.world.cluster.address("sender").to_owned();

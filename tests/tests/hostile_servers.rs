@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::door::DOOR_NAME;
+use bafs_proto::door::HANDOFF_SOCKET_NAME;
 use bafs_proto::message::MountTarget;
 use bafs_tests::content::Content;
 use bafs_tests::disk::{fill_disk, start_node_on_disk, path_in_namespace};
@@ -147,7 +147,7 @@ fn cluster_waits_for_a_disk_that_is_slower_than_the_deadline() -> Result<()> {
     let mut node = start_node_on_disk(&format!("-o loop {image}"), &world, &store)?;
     world.wait_for_servers(3)?;
     let disk = path_in_namespace(&node, &store);
-    std::fs::remove_file(disk.join("node").join(DOOR_NAME))?;
+    std::fs::remove_file(disk.join("node").join(HANDOFF_SOCKET_NAME))?;
     let create = ["volume", "create", "v", "--node", "small", "--size", "9MB"];
     world.run_json(&create)?;
     let go = directory.path().join("go");

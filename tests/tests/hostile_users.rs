@@ -13,7 +13,7 @@ use bafs_proto::ErrorCode;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::limits::TOKEN_BLOCKS_MAX;
-use bafs_proto::message::{Role, ShowVolume};
+use bafs_proto::message::{Role, GetVolume};
 use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
@@ -102,7 +102,7 @@ async fn call_repeatedly(identity: Identity, token: Token, node: String, over: A
     while !over.load(Ordering::Relaxed) {
         let volume = VolumeId::random();
         let deadline = Deadline::after_ms(20_000);
-        let answer = pool.call(&node, &token, ShowVolume { volume }, deadline);
+        let answer = pool.call(&node, &token, GetVolume { volume }, deadline);
         let code = answer.await.err().map(|error| error.code);
         refused += u64::from(code == Some(ErrorCode::RightMissing));
     }
@@ -191,7 +191,7 @@ fn cluster_grant_tells_when_it_really_expires() -> Result<()> {
     let (long, text) = grant("long", "30")?;
     ensure!(long <= now_ms() + 7 * day, "{long}");
     ensure!(
-        text.contains(&format!("until {}", Time(long).utc())),
+        text.contains(&format!("until {}", Time(long).to_utc_text())),
         "{text}"
     );
     ensure!(

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::door::DOOR_NAME;
+use bafs_proto::door::HANDOFF_SOCKET_NAME;
 use bafs_proto::message::{JobOutcome, MountTarget};
 use bafs_tests::api::BlockingClient;
 use bafs_tests::ring::{self, RingSetting};
@@ -227,7 +227,7 @@ struct DisabledFdPassing(PathBuf);
 
 impl DisabledFdPassing {
     fn new(world: &TestCluster) -> Result<Self> {
-        let door = world.cluster.directory().join("n1").join(DOOR_NAME);
+        let door = world.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME);
         fs::rename(&door, door.with_extension("away"))?;
         Ok(Self(door))
     }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::door::DOOR_NAME;
+use bafs_proto::door::HANDOFF_SOCKET_NAME;
 use bafs_tests::exec::{self, ExecJob};
 use bafs_tests::stand::{WRITE_BACK_MESSAGE, MountedVolume, DataPath};
 use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, ring, printed_text, report_skip};
@@ -34,7 +34,7 @@ impl WriteBackCluster {
                 break;
             };
             if way == CALLS_MESSAGE {
-                fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
+                fs::remove_file(world.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME))?;
             }
             let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
             world.run_json(&create)?;

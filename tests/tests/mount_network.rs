@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use bafs_proto::door::DOOR_NAME;
+use bafs_proto::door::HANDOFF_SOCKET_NAME;
 use bafs_tests::{TestCluster, exec, mounts_matching, printed_text, report_skip};
 use nix::sys::signal::Signal;
 
@@ -27,7 +27,7 @@ fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
 
 fn disable_fd_passing(world: &TestCluster) -> Result<()> {
     Ok(fs::remove_file(
-        world.cluster.directory().join("n1").join(DOOR_NAME),
+        world.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME),
     )?)
 }
 

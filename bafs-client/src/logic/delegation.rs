@@ -284,7 +284,7 @@ impl Delegation {
             atime: request.now,
             mtime: request.now,
             ctime: request.now,
-            born_ns: 0,
+            btime_ns: 0,
             ..pattern
         };
         self.metadata.record_creation(&attr);
@@ -515,7 +515,7 @@ impl Delegation {
         if let ((Some(ino), _), Some(FileReply::Attr(attr) | FileReply::Opened { attr, .. })) =
             (entry.created, reply)
         {
-            inodes.set_birth(ino, attr.born_ns);
+            inodes.set_birth(ino, attr.btime_ns);
         }
         match &entry.op {
             FileOp::Unlink { parent, name } => inodes.remove_name(*parent, name),

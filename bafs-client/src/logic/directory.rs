@@ -209,8 +209,8 @@ impl ManifestTree {
             free_bytes: 0,
             size_files: self.nodes.len() as u64,
             free_files: 0,
-            disk_bytes: None,
-            disk_files: None,
+            disk_free_bytes: None,
+            disk_free_files: None,
         }
     }
 
@@ -343,7 +343,7 @@ impl ManifestTree {
             gid: self.owner.gid,
             rdev: 0,
             block_size: self.block_bytes,
-            born_ns: 0,
+            btime_ns: 0,
         }
     }
 }

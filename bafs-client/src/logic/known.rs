@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bafs_proto::file_op::{Attr, FileOp, ByName};
 use bafs_proto::ids::{Epoch, HandleId, InodeNo};
-use bafs_proto::limits::{EARLY_HANDLES_MAX, GIVEN_FIRST};
+use bafs_proto::limits::{EARLY_HANDLES_MAX, AGENT_NUMBER_FIRST};
 
 /// No session has this number.
 const NEVER_OPENED: Epoch = Epoch(0);
@@ -182,8 +182,8 @@ impl InodeMap {
             return false;
         };
         // A spare number was given by one session and means nothing to the next.
-        let renumbered = ino.0 < GIVEN_FIRST && attr.ino.0 < GIVEN_FIRST && ino != attr.ino;
-        if other || renumbered || !is_same_birth(file.born_ns, attr.born_ns) {
+        let renumbered = ino.0 < AGENT_NUMBER_FIRST && attr.ino.0 < AGENT_NUMBER_FIRST && ino != attr.ino;
+        if other || renumbered || !is_same_birth(file.born_ns, attr.btime_ns) {
             return false;
         }
         self.bind_to_session(ino, attr.ino);
@@ -218,7 +218,7 @@ impl InodeMap {
         let ino = self.inode_by_name(parent, name)?;
         let file = self.files.get(&ino)?;
         let is_of_before = file.session_inode.is_none_or(|place| place.epoch != self.epoch);
-        let is_same = ino.0 >= GIVEN_FIRST && is_same_birth(file.born_ns, attr.born_ns);
+        let is_same = ino.0 >= AGENT_NUMBER_FIRST && is_same_birth(file.born_ns, attr.btime_ns);
         (is_of_before && is_same).then_some(ino)
     }
 
@@ -227,20 +227,20 @@ impl InodeMap {
         let mut ino = attr.ino;
         if let Some(file) = self.files.get(&ino) {
             // Known from an earlier session, if it can still be there.
-            let same = !file.names.is_empty() && is_same_birth(file.born_ns, attr.born_ns);
+            let same = !file.names.is_empty() && is_same_birth(file.born_ns, attr.btime_ns);
             if !same || file.session_inode.is_some_and(|place| place.epoch == self.epoch) {
                 ino = self.allocate_inode();
             }
         }
         let file = self.files.entry(ino).or_default();
-        file.born_ns = attr.born_ns;
+        file.born_ns = attr.btime_ns;
         self.bind_to_session(ino, attr.ino);
         ino
     }
 
     fn allocate_inode(&mut self) -> InodeNo {
         loop {
-            let ino = InodeNo(GIVEN_FIRST + self.allocated_count);
+            let ino = InodeNo(AGENT_NUMBER_FIRST + self.allocated_count);
             self.allocated_count += 1;
             if !self.files.contains_key(&ino) {
                 return ino;
@@ -397,7 +397,7 @@ impl InodeMap {
 
     /// A file was opened; the session will know the handle by the second number.
     pub fn open_numbered(&mut self, opening: OpenParameters) -> (HandleId, HandleId) {
-        let given = HandleId(GIVEN_FIRST + self.last_handle + 1);
+        let given = HandleId(AGENT_NUMBER_FIRST + self.last_handle + 1);
         (self.add_handle(opening, given), given)
     }
 
@@ -432,21 +432,21 @@ impl InodeMap {
     /// The number by which a session is to open a handle that none was told of: it keeps a
     /// descriptor for it.
     pub fn deferred_number(&self, handle: HandleId) -> Option<HandleId> {
-        let promised = HandleId(GIVEN_FIRST + handle.0);
+        let promised = HandleId(AGENT_NUMBER_FIRST + handle.0);
         self.is_deferred(handle).then_some(promised)
     }
 
     /// Whether operations name a handle to the present session by the number of
     /// [`Self::open_given`], so that the session must open it so.
     pub fn is_numbered_open(&self, given: HandleId) -> bool {
-        let handle = HandleId(given.0.saturating_sub(GIVEN_FIRST));
+        let handle = HandleId(given.0.saturating_sub(AGENT_NUMBER_FIRST));
         let open = self.handles.get(&handle);
         open.is_some_and(|open| open.session_handle == (self.epoch, given))
     }
 
     /// The present session opens a handle of [`Self::open_given`] by the same number.
     pub fn reopen_numbered(&mut self, given: HandleId) {
-        self.reopen(HandleId(given.0.saturating_sub(GIVEN_FIRST)), given);
+        self.reopen(HandleId(given.0.saturating_sub(AGENT_NUMBER_FIRST)), given);
     }
 
     /// Whether the kernel knows a file.
@@ -609,7 +609,7 @@ mod tests {
             gid: 0,
             rdev: 0,
             block_size: 4096,
-            born_ns,
+            btime_ns: born_ns,
         }
     }
 

@@ -321,7 +321,7 @@ mod tests {
             gid: 7,
             rdev: 0,
             block_size: 4096,
-            born_ns: 1,
+            btime_ns: 1,
         }
     }
 
@@ -698,8 +698,8 @@ mod tests {
             free_bytes: 0,
             size_files: 0,
             free_files: 0,
-            disk_bytes: None,
-            disk_files: None,
+            disk_free_bytes: None,
+            disk_free_files: None,
         };
         writer.receive_answer(&FileOp::StatFs, earlier, FileReply::StatFs(stat));
         let after = writer.ask(&look);

@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use bafs_proto::command::too_long;
+use bafs_proto::command::too_long_message;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 
@@ -91,7 +91,7 @@ pub(super) fn explain_refusal(program: &Path, error: &io::Error) -> NotStarted {
             Reason::ExecutableBadFormat,
             format!("{shown} is no program of this machine and no script"),
         ),
-        Some(Errno::E2BIG) => (Reason::CommandTooLong, too_long(&shown.to_string())),
+        Some(Errno::E2BIG) => (Reason::CommandTooLong, too_long_message(&shown.to_string())),
         _ => (Reason::Refused, format!("{shown} does not start: {error}")),
     };
     NotStarted {

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{FileOp, FileReply, FileResult, TreeStat};
-use bafs_tree::{Marks, held_below, marks_below};
+use bafs_tree::{TreeFingerprint, measure_use, tree_fingerprint};
 use rustix::fs::statvfs;
 use tokio::task::JoinHandle;
 
@@ -32,7 +32,7 @@ pub struct BindMountTree {
     minimum_free: Arc<MinimumFreeSpace>,
     sampling_task: JoinHandle<()>,
     /// How it was before the job; nothing where that takes too long to find out.
-    initial_marks: Option<Marks>,
+    initial_marks: Option<TreeFingerprint>,
 }
 
 /// What the disk had free at the least.
@@ -161,9 +161,9 @@ async fn sample_forever(least: Arc<MinimumFreeSpace>, directory: PathBuf) {
     }
 }
 
-async fn collect_marks(directory: &Path) -> Option<Marks> {
+async fn collect_marks(directory: &Path) -> Option<TreeFingerprint> {
     let directory = directory.to_owned();
-    let marked = tokio::task::spawn_blocking(move || marks_below(&directory, COMPARED_FILES_MAX));
+    let marked = tokio::task::spawn_blocking(move || tree_fingerprint(&directory, COMPARED_FILES_MAX));
     marked.await.ok()?.ok()?
 }
 
@@ -172,9 +172,9 @@ async fn collect_marks(directory: &Path) -> Option<Marks> {
     clippy::disallowed_methods,
     reason = "compared with times that the kernel gives files"
 )]
-fn wait_until_distinct(before: Marks) -> Option<Duration> {
+fn wait_until_distinct(before: TreeFingerprint) -> Option<Duration> {
     let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    let since_ns = i128::try_from(now_ns.as_nanos()).ok()? - before.latest_ns;
+    let since_ns = i128::try_from(now_ns.as_nanos()).ok()? - before.latest_change_ns;
     // Times of another clock tell nothing.
     let since = Duration::from_nanos(u64::try_from(since_ns).ok()?);
     FILE_TIME_TICK.checked_sub(since)
@@ -183,14 +183,14 @@ fn wait_until_distinct(before: Marks) -> Option<Duration> {
 /// What a directory holds, as a volume that has no room beyond it: nobody knows here how much it
 /// may hold.
 fn count_contents(directory: &Path, least: &MinimumFreeSpace) -> FileResult {
-    let (bytes, files) = held_below(directory).map_err(|_| errno_of(ErrorCode::ServerFault))?;
+    let (bytes, files) = measure_use(directory).map_err(|_| errno_of(ErrorCode::ServerFault))?;
     Ok(FileReply::StatFs(TreeStat {
         size_bytes: bytes,
         free_bytes: 0,
         size_files: files,
         free_files: 0,
-        disk_bytes: MinimumFreeSpace::sampled(&least.bytes),
-        disk_files: MinimumFreeSpace::sampled(&least.files),
+        disk_free_bytes: MinimumFreeSpace::sampled(&least.bytes),
+        disk_free_files: MinimumFreeSpace::sampled(&least.files),
     }))
 }
 

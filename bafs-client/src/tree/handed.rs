@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use bafs_proto::door::{HandOverOf, HandedOver};
+use bafs_proto::door::{HandoffTarget, HandoffHeader};
 use rustix::fs::fstat;
 
 use super::{BindMountTree, InlineTree, RemoteTree, Tree};
@@ -34,7 +34,7 @@ pub async fn take_handoff(
     location: MountLocation,
     health: &VolumeHealth,
 ) -> Result<(Tree, Option<String>), (RemoteTree, HandoffError)> {
-    let what = HandOverOf::Tree {
+    let what = HandoffTarget::Tree {
         tree: lease.tree().clone(),
         epoch: lease.epoch(),
     };
@@ -60,7 +60,7 @@ pub async fn take_handoff(
 /// otherwise why it is not shown, for people.
 fn check_bindable(handoff: &ReceivedHandoff, location: MountLocation) -> Result<PathBuf, String> {
     let path = match &handoff.header {
-        HandedOver::Tree(header) => header.bind.as_deref(),
+        HandoffHeader::Tree(header) => header.bind_path.as_deref(),
         _ => None,
     };
     let path = path.ok_or("its limit is kept operation by operation")?;

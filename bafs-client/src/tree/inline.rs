@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
-use bafs_proto::door::{DoorRequest, HandOverOf, HandedOver, HandedTree};
+use bafs_proto::door::{HandoffRequest, HandoffTarget, HandoffHeader, TreeHandoff};
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::time::Deadline;
@@ -206,11 +206,11 @@ impl LentTree {
     }
 
     /// What the server should know of the volume's use, and the way to tell it.
-    fn usage_report(&self) -> Option<(Arc<HandoffConnection>, DoorRequest)> {
+    fn usage_report(&self) -> Option<(Arc<HandoffConnection>, HandoffRequest)> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let held = state.held.as_ref()?;
         let (bytes, files) = held.tree.used();
-        Some((held.connection.clone(), DoorRequest::Used { bytes, files }))
+        Some((held.connection.clone(), HandoffRequest::ReportUse { bytes, files }))
     }
 
     /// When this returns, no operation runs until there is a lock again, and nobody is kept out.
@@ -236,7 +236,7 @@ impl LentTree {
         let Some(held) = &mut state.held else {
             return Err(malformed_error("the tree was given back meanwhile"));
         };
-        let is_same = held.tree.is_at(root);
+        let is_same = held.tree.is_same_directory(root);
         if !is_same.map_err(|error| transfer_error(&error))? {
             return Err(malformed_error("the server handed another directory over"));
         }
@@ -274,14 +274,14 @@ async fn open_handoff(handoff: ReceivedHandoff, writable: bool) -> Result<LentSe
     let tree = opening.await.map_err(|error| transfer_error(&error))?;
     let tree = tree.map_err(|error| transfer_error(&error))?;
     Ok(LentSession {
-        session: tree.session(writable).that_tells_no_births(),
+        session: tree.session(writable).without_btimes(),
         tree,
         lock,
         connection: Arc::new(connection),
     })
 }
 
-type HandoffParts = (HandedTree, OwnedFd, Option<OwnedFd>, HandoffConnection);
+type HandoffParts = (TreeHandoff, OwnedFd, Option<OwnedFd>, HandoffConnection);
 
 fn unpack_handoff(handoff: ReceivedHandoff, writable: bool) -> Result<HandoffParts> {
     let ReceivedHandoff {
@@ -289,7 +289,7 @@ fn unpack_handoff(handoff: ReceivedHandoff, writable: bool) -> Result<HandoffPar
         files,
         connection,
     } = handoff;
-    let HandedOver::Tree(header) = header else {
+    let HandoffHeader::Tree(header) = header else {
         return Err(malformed_error("the server handed something else over"));
     };
     let mut files = files.into_iter();
@@ -301,7 +301,7 @@ fn unpack_handoff(handoff: ReceivedHandoff, writable: bool) -> Result<HandoffPar
     Ok((header, root, lock, connection))
 }
 
-fn open_tree(root: OwnedFd, header: &HandedTree, writable: bool) -> std::io::Result<Arc<Tree>> {
+fn open_tree(root: OwnedFd, header: &TreeHandoff, writable: bool) -> std::io::Result<Arc<Tree>> {
     let limit = Limit {
         bytes: header.size_bytes,
         files: header.size_files,
@@ -310,7 +310,7 @@ fn open_tree(root: OwnedFd, header: &HandedTree, writable: bool) -> std::io::Res
         return Tree::open_at(root, Some(limit), None);
     }
     let used = (header.used_bytes, header.used_files);
-    Tree::open_beside(root, Arc::new(TreeUse::new(limit, used)))
+    Tree::open_read_only(root, Arc::new(TreeUse::new(limit, used)))
 }
 
 /// Tells the server what the volume holds, until everything must be given back. A server that is
@@ -394,13 +394,13 @@ async fn refetch_handoff(
                 .unwrap_or_else(|| Error::new(ErrorCode::Unreachable, text)));
         }
         link = session.link();
-        let what = HandOverOf::Tree {
+        let what = HandoffTarget::Tree {
             tree: session.tree.clone(),
             epoch: link.tree_session.epoch,
         };
         match door::fetch_handoff(&session.server, what).await {
             Ok(parcel) => return Ok(parcel),
-            Err(error) if session.health.loss().is_some() || deadline.left() <= HANDOFF_RETRY_PAUSE => {
+            Err(error) if session.health.loss().is_some() || deadline.remaining() <= HANDOFF_RETRY_PAUSE => {
                 let text = "the server restarted and does not hand the volume over again";
                 return Err(Error::from(error).context(text));
             }

@@ -79,7 +79,7 @@ mod tests {
                 gid: 0,
                 rdev: 0,
                 block_size: 4096,
-                born_ns: 0,
+                btime_ns: 0,
             },
         })
     }

@@ -18,12 +18,12 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{Epoch, VolumeId};
 use bafs_proto::limits::EARLY_HANDLES_MAX;
 use bafs_proto::message::{
-    Blocks, Done, FileResults, ManifestPage, Reply, Request, RunFileOps, SourceEntry,
+    BlockData, Done, FileResults, ManifestPage, Reply, Request, RunFileOps, SourceEntry,
     SourceIdentity, SourceKind, TreeSession,
 };
-use bafs_proto::net::mem::Network;
+use bafs_proto::net::mem::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::Limit;
@@ -123,7 +123,7 @@ impl FakeServer {
 
     /// A way to call this server over memory.
     pub(crate) fn server(self: &Arc<Self>, op_deadline_ms: u64) -> Server {
-        let network = Network::new();
+        let network = MemoryNetwork::new();
         network.listen(ADDRESS, self.clone());
         Server {
             pool: Pool::new(network.dialer("agent")),
@@ -162,8 +162,8 @@ impl FakeServer {
                     Reply::OpenTree(TreeSession {
                         epoch: Epoch(epoch),
                         lease_ms,
-                        machine: 1,
-                        early_handles: EARLY_HANDLES_MAX,
+                        machine_incarnation: 1,
+                        early_handles_max: EARLY_HANDLES_MAX,
                     }),
                     Bytes::new(),
                 ))
@@ -172,7 +172,7 @@ impl FakeServer {
             Request::CloseTree(close) => {
                 self.sessions.lock().unwrap().remove(&close.epoch.0);
                 self.closed_sessions.fetch_add(1, Ordering::Relaxed);
-                self.requested_lifetime_ms.store(close.keep_ms, Ordering::Relaxed);
+                self.requested_lifetime_ms.store(close.lifetime_ms_min, Ordering::Relaxed);
                 Ok((Reply::CloseTree(Done), Bytes::new()))
             }
             Request::ReadManifest(read) => {
@@ -189,9 +189,9 @@ impl FakeServer {
                 let page = ManifestPage {
                     manifest,
                     block_bytes: BLOCK_BYTES,
-                    top: source_entry(&self.root, ""),
+                    root: source_entry(&self.root, ""),
                     entries: page,
-                    more,
+                    has_more: more,
                 };
                 Ok((Reply::ReadManifest(page), Bytes::new()))
             }
@@ -212,10 +212,10 @@ impl FakeServer {
                 }
                 let others = Vec::new();
                 Ok((
-                    Reply::ReadBlocks(Blocks {
+                    Reply::ReadBlocks(BlockData {
                         digests,
-                        others,
-                        home_ago_ms: None,
+                        other_holders: others,
+                        home_silence_ms: None,
                     }),
                     body.into(),
                 ))
@@ -225,7 +225,7 @@ impl FakeServer {
     }
 
     async fn wait_for_predecessor(&self, run: &RunFileOps) {
-        let Some(after) = run.after else { return };
+        let Some(after) = run.after_sequence else { return };
         loop {
             let last = self.last_batches.lock().unwrap().get(&run.epoch.0).copied();
             let last = last.unwrap_or(0);
@@ -251,7 +251,7 @@ impl FakeServer {
             .enumerate()
             .map(|(at, op)| {
                 self.ops_run.fetch_add(1, Ordering::Relaxed);
-                let given = run.given.iter().find(|given| given.op as usize == at);
+                let given = run.assigned_numbers.iter().find(|given| given.op_index as usize == at);
                 match (*self.fault.lock().unwrap(), op) {
                     (Fault::DiskFull, FileOp::Write { .. }) => return Err(Errno(libc::ENOSPC)),
                     (Fault::OutOfDescriptors, FileOp::Open { .. }) if given.is_none() => {
@@ -260,12 +260,12 @@ impl FakeServer {
                     _ => {}
                 }
                 let numbers = given.map_or((None, None), |given| (given.ino, given.handle));
-                session.run_given((run.caller, op, body), numbers, &mut data)
+                session.run_numbered((run.caller, op, body), numbers, &mut data)
             })
             .collect();
         let answer = (FileResults { results }, Bytes::from(data));
         self.answered_batches.lock().unwrap().insert(key, answer.clone());
-        if run.after.is_some() {
+        if run.after_sequence.is_some() {
             self.last_batches
                 .lock()
                 .unwrap()
@@ -276,7 +276,7 @@ impl FakeServer {
 }
 
 impl Service for FakeServer {
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             self.delay().await;
             let fault = self.fault();

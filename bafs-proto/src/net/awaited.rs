@@ -5,23 +5,23 @@ use tokio::sync::watch;
 
 /// Kept while the caller waits; the caller has gone when it is dropped.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct CancelGuard {
     _alive: watch::Sender<()>,
 }
 
 /// What the service of a request knows of its caller.
 #[derive(Debug, Clone)]
-pub struct Awaited(watch::Receiver<()>);
+pub struct Cancellation(watch::Receiver<()>);
 
-impl Awaited {
+impl Cancellation {
     /// A caller that waits as long as the other half is kept.
-    pub fn new() -> (Waiting, Self) {
+    pub fn new() -> (CancelGuard, Self) {
         let (alive, seen) = watch::channel(());
-        (Waiting { _alive: alive }, Self(seen))
+        (CancelGuard { _alive: alive }, Self(seen))
     }
 
     /// Returns when nobody waits for the answer any more.
-    pub async fn is_over(mut self) {
+    pub async fn cancelled(mut self) {
         while self.0.changed().await.is_ok() {}
     }
 }
@@ -32,12 +32,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_caller_has_gone_when_its_half_is_dropped() {
-        let (waiting, awaited) = Awaited::new();
-        let over = tokio::spawn(awaited.clone().is_over());
+        let (waiting, awaited) = Cancellation::new();
+        let over = tokio::spawn(awaited.clone().cancelled());
         tokio::task::yield_now().await;
         assert!(!over.is_finished());
         drop(waiting);
         over.await.unwrap();
-        awaited.is_over().await;
+        awaited.cancelled().await;
     }
 }

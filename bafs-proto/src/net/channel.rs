@@ -9,23 +9,23 @@ use std::time::Duration;
 use super::hello::resolve;
 use super::quic::{QuicDialer, QuicListener};
 use super::routes;
-use super::tcp::{NotConnected, TcpDialer, TcpListener};
+use super::tcp::{ConnectFailure, TlsTcpDialer, TlsTcpListener};
 use super::{BoxFuture, Connection, Dial, Service};
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
 use crate::time::Deadline;
 
 /// Longest time for TCP to get through to a server that is near.
-const TCP_MAX: Duration = Duration::from_millis(1_500);
+const TCP_CONNECT_TIMEOUT_MAX: Duration = Duration::from_millis(1_500);
 
 /// Pause until TCP is tried again at a server that may be starting.
-const AGAIN: Duration = Duration::from_millis(100);
+const TCP_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a server that only QUIC reaches is not tried by TCP, in milliseconds.
-const AVOID_MS: u64 = 60_000;
+const TCP_AVOIDED_MS: u64 = 60_000;
 
 /// Ports to try when any will do: one of both kinds must be free.
-const PORTS_MAX: u32 = 32;
+const PORT_ATTEMPTS_MAX: u32 = 32;
 
 /// How a process talks to servers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -51,22 +51,22 @@ impl Channel {
     }
 }
 
-static CHOSEN: OnceLock<Channel> = OnceLock::new();
+static CONFIGURED_CHANNEL: OnceLock<Channel> = OnceLock::new();
 
 /// Says once, before the first connection, how this process talks; `Auto` if nobody does.
-pub fn choose(channel: Channel) {
+pub fn set_channel(channel: Channel) {
     // The first word counts.
-    let _ = CHOSEN.set(channel);
+    let _ = CONFIGURED_CHANNEL.set(channel);
 }
 
 /// What [`choose`] was told, if anything.
-pub fn told() -> Option<Channel> {
-    CHOSEN.get().copied()
+pub fn configured_channel() -> Option<Channel> {
+    CONFIGURED_CHANNEL.get().copied()
 }
 
 /// How this process talks.
-pub fn chosen() -> Channel {
-    told().unwrap_or_default()
+pub fn current_channel() -> Channel {
+    configured_channel().unwrap_or_default()
 }
 
 /// Connects to servers by the channel that fits.
@@ -74,9 +74,9 @@ pub fn chosen() -> Channel {
 pub struct Dialer {
     channel: Channel,
     quic: QuicDialer,
-    tcp: TcpDialer,
+    tcp: TlsTcpDialer,
     /// Servers that TCP does not reach, and until when that is believed.
-    avoided: Mutex<BTreeMap<SocketAddr, Deadline>>,
+    tcp_unreachable: Mutex<BTreeMap<SocketAddr, Deadline>>,
 }
 
 impl Dialer {
@@ -85,37 +85,37 @@ impl Dialer {
     /// # Errors
     /// `ServerFault` when no socket can be had, `Malformed` when the identity is not usable.
     pub fn new(identity: &Identity) -> Result<Self> {
-        Self::by(chosen(), identity)
+        Self::with_channel(current_channel(), identity)
     }
 
     /// As [`Dialer::new`], by the given channel.
     ///
     /// # Errors
     /// As [`Dialer::new`].
-    pub fn by(channel: Channel, identity: &Identity) -> Result<Self> {
+    pub fn with_channel(channel: Channel, identity: &Identity) -> Result<Self> {
         Ok(Self {
             channel,
             quic: QuicDialer::new(identity.clone())?,
-            tcp: TcpDialer::new(identity)?,
-            avoided: Mutex::default(),
+            tcp: TlsTcpDialer::new(identity)?,
+            tcp_unreachable: Mutex::default(),
         })
     }
 
-    async fn near(&self, address: &str, deadline: Deadline) -> Result<Connection> {
+    async fn dial_auto(&self, address: &str, deadline: Deadline) -> Result<Connection> {
         let target = tokio::time::timeout_at(deadline.instant().into(), resolve(address)).await;
         let silent = || Error::new(ErrorCode::Unreachable, format!("{address} does not answer"));
         let target = target.map_err(|_| silent())??;
-        if !routes::is_near(target.ip()) || self.is_avoided(target) {
+        if !routes::is_directly_attached(target.ip()) || self.is_tcp_unreachable(target) {
             return self.quic.dial(address, deadline).await;
         }
         // Half of the time is kept for the other way: what takes a TCP connection need not be the
         // server, nor let more than its first packets through.
-        let within = TCP_MAX.min(deadline.left() / 4);
+        let within = TCP_CONNECT_TIMEOUT_MAX.min(deadline.remaining() / 4);
         let no_way = match self.tcp.connect(address, target, within).await {
             Ok(connection) => return Ok(connection),
             Err(why) => why,
         };
-        let connected = self.other_way(address, target, &no_way, deadline).await;
+        let connected = self.dial_fallback(address, target, &no_way, deadline).await;
         connected.map_err(|error| match no_way.error.code {
             ErrorCode::PeerRefused => no_way.error,
             _ => Error::new(
@@ -126,45 +126,45 @@ impl Dialer {
     }
 
     /// Connects by QUIC; meanwhile by TCP again, if a server may just be starting there.
-    async fn other_way(
+    async fn dial_fallback(
         &self,
         address: &str,
         target: SocketAddr,
-        no_way: &NotConnected,
+        no_way: &ConnectFailure,
         deadline: Deadline,
     ) -> Result<Connection> {
         let again = async {
             loop {
-                tokio::time::sleep(AGAIN).await;
-                if let Ok(connection) = self.tcp.connect(address, target, TCP_MAX).await {
+                tokio::time::sleep(TCP_RETRY_PAUSE).await;
+                if let Ok(connection) = self.tcp.connect(address, target, TCP_CONNECT_TIMEOUT_MAX).await {
                     return connection;
                 }
             }
         };
         tokio::select! {
-            connection = again, if no_way.is_closed => Ok(connection),
+            connection = again, if no_way.is_connection_refused => Ok(connection),
             connection = self.quic.dial(address, deadline) => {
                 let connection = connection?;
-                if no_way.is_closed
-                    && let Ok(better) = self.tcp.connect(address, target, AGAIN).await
+                if no_way.is_connection_refused
+                    && let Ok(better) = self.tcp.connect(address, target, TCP_RETRY_PAUSE).await
                 {
                     return Ok(better);
                 }
                 tracing::debug!(address, error = %no_way.error, "reached by QUIC");
-                self.avoided().insert(target, Deadline::after_ms(AVOID_MS));
+                self.lock_tcp_unreachable().insert(target, Deadline::after_ms(TCP_AVOIDED_MS));
                 Ok(connection)
             }
         }
     }
 
-    fn is_avoided(&self, target: SocketAddr) -> bool {
-        let mut avoided = self.avoided();
-        avoided.retain(|_, until| until.left_ms() > 0);
+    fn is_tcp_unreachable(&self, target: SocketAddr) -> bool {
+        let mut avoided = self.lock_tcp_unreachable();
+        avoided.retain(|_, until| until.remaining_ms() > 0);
         avoided.contains_key(&target)
     }
 
-    fn avoided(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Deadline>> {
-        self.avoided.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_tcp_unreachable(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Deadline>> {
+        self.tcp_unreachable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -175,7 +175,7 @@ impl Dial for Dialer {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<Connection>> {
         match self.channel {
-            Channel::Auto => Box::pin(self.near(address, deadline)),
+            Channel::Auto => Box::pin(self.dial_auto(address, deadline)),
             Channel::Quic => self.quic.dial(address, deadline),
             Channel::Tcp => self.tcp.dial(address, deadline),
         }
@@ -186,7 +186,7 @@ impl Dial for Dialer {
 #[derive(Debug)]
 pub struct Listener {
     quic: QuicListener,
-    tcp: Option<TcpListener>,
+    tcp: Option<TlsTcpListener>,
 }
 
 impl Listener {
@@ -199,11 +199,11 @@ impl Listener {
         let mut tries = 0;
         loop {
             let quic = QuicListener::bind(address, identity.clone())?;
-            if chosen() == Channel::Quic {
+            if current_channel() == Channel::Quic {
                 return Ok(Self { quic, tcp: None });
             }
             tries += 1;
-            match TcpListener::bind(quic.local_address()?, identity) {
+            match TlsTcpListener::bind(quic.local_address()?, identity) {
                 Ok(tcp) => {
                     let tcp = Some(tcp);
                     return Ok(Self { quic, tcp });
@@ -211,7 +211,7 @@ impl Listener {
                 Err(error)
                     if error.code == ErrorCode::Conflict
                         && address.ends_with(":0")
-                        && tries < PORTS_MAX => {}
+                        && tries < PORT_ATTEMPTS_MAX => {}
                 Err(error) => return Err(error),
             }
         }

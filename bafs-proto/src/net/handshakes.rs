@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
-use super::hello::HELLO_MS;
+use super::hello::HELLO_TIMEOUT_MS;
 use crate::error::{Error, ErrorCode, Result};
 
 /// Connections that are being secured at once; for one more the oldest goes, which takes
@@ -25,7 +25,7 @@ impl Handshakes {
     }
 
     /// Runs `greeting` beside the others, and then `serving` with what it gave.
-    pub(super) fn begin<T: Send + 'static, S: Future<Output = Error> + Send + 'static>(
+    pub(super) fn start<T: Send + 'static, S: Future<Output = Error> + Send + 'static>(
         &mut self,
         greeting: impl Future<Output = Result<T>> + Send + 'static,
         serving: impl FnOnce(T) -> S + Send + 'static,
@@ -36,7 +36,7 @@ impl Handshakes {
             oldest.abort();
         }
         let handshake = tokio::spawn(async move {
-            let greeted = tokio::time::timeout(Duration::from_millis(HELLO_MS), greeting)
+            let greeted = tokio::time::timeout(Duration::from_millis(HELLO_TIMEOUT_MS), greeting)
                 .await
                 .unwrap_or_else(|_| Err(Error::new(ErrorCode::DeadlineExceeded, "no hello came")));
             match greeted {
@@ -63,7 +63,7 @@ mod tests {
         let mut handshakes = Handshakes::default();
         let never = || std::future::pending::<Result<()>>();
         for _ in 0..2 * HANDSHAKES_MAX {
-            handshakes.begin(never(), |()| std::future::pending());
+            handshakes.start(never(), |()| std::future::pending());
         }
         tokio::task::yield_now().await;
         assert_eq!(handshakes.count(), HANDSHAKES_MAX);

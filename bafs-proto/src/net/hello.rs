@@ -13,24 +13,24 @@ use crate::limits::{BODY_BYTES_MAX, HEAD_BYTES_MAX};
 use crate::message::Hello;
 
 /// Time for the peer to say hello, in milliseconds.
-pub(super) const HELLO_MS: u64 = 5_000;
+pub(super) const HELLO_TIMEOUT_MS: u64 = 5_000;
 
 /// A peer that says nothing for so long is taken for gone, in milliseconds; the next call connects
 /// afresh.
-pub(super) const IDLE_MS: u32 = 5_000;
+pub(super) const IDLE_TIMEOUT_MS: u32 = 5_000;
 
 /// How often a quiet connection is kept alive, in milliseconds.
-pub(super) const KEEP_ALIVE_MS: u64 = 1_000;
+pub(super) const KEEP_ALIVE_INTERVAL_MS: u64 = 1_000;
 
 /// Time for a request to arrive whole and for a reply to be taken, in milliseconds: the largest
 /// frame at 10 kB/s. Callers give up by their own deadlines long before; this is for a peer that
 /// lives and takes nothing, which must not keep memory for ever.
-pub(super) const FRAME_MS: u64 = 600_000;
+pub(super) const FRAME_TIMEOUT_MS: u64 = 600_000;
 
 /// What a server answers to a [`Hello`] of its own version; any other gets an error, so this may
 /// change with the version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Welcome {
+pub(super) struct HelloReply {
     /// What it says as its peer does.
     pub(super) hello: Hello,
     /// Which server it is, if it says so: homes do, which others may take the place of.
@@ -38,7 +38,7 @@ pub(super) struct Welcome {
 }
 
 /// What a process with this identity says.
-pub(super) fn hello_of(identity: &Identity) -> Hello {
+pub(super) fn own_hello(identity: &Identity) -> Hello {
     Hello {
         version: PROTOCOL_VERSION,
         cluster: identity.cluster,
@@ -65,15 +65,15 @@ pub(super) fn check_hello(ours: &Hello, theirs: &Hello) -> Result<()> {
 }
 
 /// What a server answers to a hello: who it is, or why it has nothing to do with the peer.
-pub(super) fn welcome(
+pub(super) fn reply_to_hello(
     ours: &Hello,
     theirs: &Result<Hello>,
     server: Option<ServerId>,
-) -> Result<Welcome> {
+) -> Result<HelloReply> {
     let theirs = theirs.as_ref().map_err(Clone::clone)?;
     check_hello(ours, theirs)?;
     let hello = ours.clone();
-    Ok(Welcome { hello, server })
+    Ok(HelloReply { hello, server })
 }
 
 /// The first address of a name, `host:port`.
@@ -113,17 +113,17 @@ pub(super) fn decode_lengths(lengths: [u8; 8]) -> Result<(usize, usize)> {
 }
 
 /// The other end ended in the middle.
-pub(super) fn broke_off() -> Error {
+pub(super) fn peer_closed_error() -> Error {
     Error::new(ErrorCode::Unreachable, "the peer broke off")
 }
 
 /// The library says what broke, and only below that why.
-pub(super) fn broken(error: &(dyn std::error::Error + 'static)) -> Error {
+pub(super) fn connection_error(error: &(dyn std::error::Error + 'static)) -> Error {
     let end = error.downcast_ref::<std::io::Error>();
     if end.is_some_and(|end| end.kind() == std::io::ErrorKind::UnexpectedEof) {
         // The process at the other end was killed, or a device between cut the connection; the
         // library speaks of attacks on TLS.
-        return broke_off();
+        return peer_closed_error();
     }
     let mut text = error.to_string();
     let mut below = error.source();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Awaited, BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, answer};
+use super::{Cancellation, BoxFuture, Connection, Dial, Exchange, Frame, Peer, Service, serve_frame};
 use crate::error::{Error, ErrorCode, Result};
 use crate::ids::ServerId;
 use crate::message::Role;
@@ -12,23 +12,23 @@ use crate::time::Deadline;
 
 /// A network of services within this process.
 #[derive(Clone, Default)]
-pub struct Network(Arc<Mutex<State>>);
+pub struct MemoryNetwork(Arc<Mutex<NetworkState>>);
 
 #[derive(Default)]
-struct State {
+struct NetworkState {
     services: BTreeMap<String, Arc<dyn Service>>,
-    cut: BTreeSet<(String, String)>,
+    cut_links: BTreeSet<(String, String)>,
     delay: Duration,
-    calls: u64,
+    call_count: u64,
 }
 
-impl std::fmt::Debug for Network {
+impl std::fmt::Debug for MemoryNetwork {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Network({} services)", self.lock().services.len())
     }
 }
 
-impl Network {
+impl MemoryNetwork {
     /// A network without services.
     pub fn new() -> Self {
         Self::default()
@@ -45,46 +45,46 @@ impl Network {
     }
 
     /// Cuts the link from `source` to `target` (one direction); calls over it never answer.
-    pub fn cut(&self, source: &str, target: &str) {
+    pub fn cut_link(&self, source: &str, target: &str) {
         self.lock()
-            .cut
+            .cut_links
             .insert((source.to_owned(), target.to_owned()));
     }
 
     /// Heals all links.
-    pub fn heal(&self) {
-        self.lock().cut.clear();
+    pub fn heal_links(&self) {
+        self.lock().cut_links.clear();
     }
 
     /// Delays every call by `delay`.
-    pub fn delay(&self, delay: Duration) {
+    pub fn set_delay(&self, delay: Duration) {
         self.lock().delay = delay;
     }
 
     /// Calls made so far.
-    pub fn calls(&self) -> u64 {
-        self.lock().calls
+    pub fn call_count(&self) -> u64 {
+        self.lock().call_count
     }
 
     /// A dialer at the address `source`.
     pub fn dialer(&self, source: &str) -> Arc<dyn Dial> {
-        Arc::new(MemDialer {
+        Arc::new(MemoryDialer {
             network: self.clone(),
             source: source.to_owned(),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, NetworkState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct MemDialer {
-    network: Network,
+struct MemoryDialer {
+    network: MemoryNetwork,
     source: String,
 }
 
-impl Dial for MemDialer {
+impl Dial for MemoryDialer {
     fn dial<'a>(
         &'a self,
         address: &'a str,
@@ -95,7 +95,7 @@ impl Dial for MemDialer {
                 let text = format!("nothing listens at {address}");
                 return Err(Error::new(ErrorCode::Unreachable, text));
             }
-            Ok(Connection::new(Arc::new(MemLink {
+            Ok(Connection::new(Arc::new(MemoryLink {
                 network: self.network.clone(),
                 source: self.source.clone(),
                 target: address.to_owned(),
@@ -104,22 +104,22 @@ impl Dial for MemDialer {
     }
 }
 
-struct MemLink {
-    network: Network,
+struct MemoryLink {
+    network: MemoryNetwork,
     source: String,
     target: String,
 }
 
-impl Exchange for MemLink {
+impl Exchange for MemoryLink {
     fn exchange(&self, frame: Frame, deadline: Deadline) -> BoxFuture<'_, Result<Frame>> {
         Box::pin(async move {
             let (service, cut, delay) = {
                 let mut state = self.network.lock();
-                state.calls += 1;
+                state.call_count += 1;
                 let link = (self.source.clone(), self.target.clone());
                 (
                     state.services.get(&self.target).cloned(),
-                    state.cut.contains(&link),
+                    state.cut_links.contains(&link),
                     state.delay,
                 )
             };
@@ -142,15 +142,15 @@ impl Exchange for MemLink {
                 role: Role::Agent,
                 address: self.source.clone(),
             };
-            let (_waiting, awaited) = Awaited::new();
-            let answered = answer(service, peer, frame, awaited);
+            let (_waiting, awaited) = Cancellation::new();
+            let answered = serve_frame(service, peer, frame, awaited);
             tokio::time::timeout_at(deadline.instant().into(), answered)
                 .await
                 .map_err(|_| late())
         })
     }
 
-    fn carrier(&self) -> &'static str {
+    fn transport_name(&self) -> &'static str {
         "memory"
     }
 

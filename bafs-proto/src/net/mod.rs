@@ -18,9 +18,9 @@ mod routes;
 pub mod tcp;
 mod tls;
 
-pub use awaited::{Awaited, Waiting};
-pub use room::bound_requests;
-pub use tls::use_ring;
+pub use awaited::{Cancellation, CancelGuard};
+pub use room::set_request_memory_max;
+pub use tls::install_crypto_provider;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -53,7 +53,7 @@ pub struct Peer {
 
 /// A request as a service receives it.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct IncomingRequest {
     /// Who asks.
     pub peer: Peer,
     /// Capability that came with it.
@@ -65,7 +65,7 @@ pub struct Incoming {
     /// When the caller stops waiting.
     pub deadline: Deadline,
     /// Whether it waits still.
-    pub awaited: Awaited,
+    pub cancellation: Cancellation,
 }
 
 /// What a server does with requests.
@@ -77,7 +77,7 @@ pub trait Service: Send + Sync + 'static {
     }
 
     /// Answers one request, with raw data if the call returns some.
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>>;
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>>;
 }
 
 /// One way to carry an exchange.
@@ -89,7 +89,7 @@ pub trait Exchange: Send + Sync {
     fn is_closed(&self) -> bool;
 
     /// What carries it, for people.
-    fn carrier(&self) -> &'static str;
+    fn transport_name(&self) -> &'static str;
 
     /// Which server answers, as it said when the connection began.
     fn server(&self) -> Option<ServerId>;
@@ -127,8 +127,8 @@ impl Connection {
     }
 
     /// What carries it, for people.
-    pub fn carrier(&self) -> &'static str {
-        self.0.carrier()
+    pub fn transport_name(&self) -> &'static str {
+        self.0.transport_name()
     }
 
     /// Which server is at the other end, as it said when the connection began: one of this cluster,
@@ -172,7 +172,7 @@ impl Connection {
                 format!("{name}: body too long"),
             ));
         }
-        let time_left_ms = deadline.left_ms();
+        let time_left_ms = deadline.remaining_ms();
         if time_left_ms == 0 {
             return Err(Error::new(
                 ErrorCode::DeadlineExceeded,
@@ -195,13 +195,13 @@ impl Connection {
 }
 
 /// Decodes a request frame, has it served within its deadline, and encodes the answer.
-pub(crate) async fn answer(
+pub(crate) async fn serve_frame(
     service: Arc<dyn Service>,
     peer: Peer,
     frame: Frame,
-    awaited: Awaited,
+    awaited: Cancellation,
 ) -> Frame {
-    let (result, body) = match answer_decoded(service, peer, frame, awaited).await {
+    let (result, body) = match serve_decoded(service, peer, frame, awaited).await {
         Ok((reply, body)) => (Ok(reply), body),
         Err(error) => (Err(error), Bytes::new()),
     };
@@ -214,22 +214,22 @@ pub(crate) async fn answer(
     }
 }
 
-async fn answer_decoded(
+async fn serve_decoded(
     service: Arc<dyn Service>,
     peer: Peer,
     (head, body): Frame,
-    awaited: Awaited,
+    awaited: Cancellation,
 ) -> Result<(Reply, Bytes)> {
     let head: RequestHead = codec::decode(&head)?;
     let deadline = Deadline::after_ms(u64::from(head.time_left_ms.min(DEADLINE_MS_MAX)));
     let name = head.request.name();
-    let incoming = Incoming {
+    let incoming = IncomingRequest {
         peer,
         token: head.token,
         request: head.request,
         body,
         deadline,
-        awaited,
+        cancellation: awaited,
     };
     let served = tokio::time::timeout_at(deadline.instant().into(), service.serve(incoming));
     let (reply, body) = served.await.unwrap_or_else(|_| {

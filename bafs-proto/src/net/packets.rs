@@ -17,7 +17,7 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::door::{DOOR_BYTES_MAX, DOOR_FILES_MAX};
+use crate::door::{HANDOFF_MESSAGE_BYTES_MAX, HANDOFF_FILES_MAX};
 
 /// Connections that wait to be accepted; a full queue sends the agent the long way.
 const BACKLOG: i32 = 64;
@@ -54,17 +54,17 @@ impl PacketListener {
     ///
     /// # Errors
     /// As the system says: when there are no descriptors, or the other end is gone again.
-    pub async fn accept(&self) -> io::Result<Packets> {
-        Ok(Packets(self.0.accept().await?.0))
+    pub async fn accept(&self) -> io::Result<PacketSocket> {
+        Ok(PacketSocket(self.0.accept().await?.0))
     }
 }
 
 /// A connection between two processes of one machine. Its methods may run concurrently; a packet
 /// is sent and received whole.
 #[derive(Debug)]
-pub struct Packets(UnixStream);
+pub struct PacketSocket(UnixStream);
 
-impl Packets {
+impl PacketSocket {
     /// Connects to the socket at `path`. Must be called within a tokio runtime; waits for nothing.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl Packets {
         let directory = open_directory(directory)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
         connect(&socket, &address(&directory, name)?)?;
-        Self::of(socket)
+        Self::from_descriptor(socket)
     }
 
     /// Two ends of one connection, for tests.
@@ -86,10 +86,10 @@ impl Packets {
     /// As the system says.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
-        Ok((Self::of(one)?, Self::of(other)?))
+        Ok((Self::from_descriptor(one)?, Self::from_descriptor(other)?))
     }
 
-    fn of(socket: OwnedFd) -> io::Result<Self> {
+    fn from_descriptor(socket: OwnedFd) -> io::Result<Self> {
         Ok(Self(UnixStream::from_std(StdStream::from(socket))?))
     }
 
@@ -107,8 +107,8 @@ impl Packets {
     /// `InvalidInput` for one that is empty or too large; as the system says when the other end is
     /// gone.
     pub async fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let sizes = 1..=DOOR_BYTES_MAX;
-        if !sizes.contains(&bytes.len()) || files.len() > DOOR_FILES_MAX {
+        let sizes = 1..=HANDOFF_MESSAGE_BYTES_MAX;
+        if !sizes.contains(&bytes.len()) || files.len() > HANDOFF_FILES_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         loop {
@@ -138,7 +138,7 @@ impl Packets {
 }
 
 fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DOOR_FILES_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(HANDOFF_FILES_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -153,9 +153,9 @@ fn send_now(socket: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_>]) -> i
 }
 
 fn receive_now(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DOOR_FILES_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(HANDOFF_FILES_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut bytes = vec![0; DOOR_BYTES_MAX];
+    let mut bytes = vec![0; HANDOFF_MESSAGE_BYTES_MAX];
     let received = recvmsg(
         socket,
         &mut [IoSliceMut::new(&mut bytes)],
@@ -207,7 +207,7 @@ mod tests {
         // A second life takes the name over.
         drop(listener);
         let listener = PacketListener::bind(&deep, "s").expect("bind again");
-        let agent = Packets::connect(&deep.join("s")).expect("connect");
+        let agent = PacketSocket::connect(&deep.join("s")).expect("connect");
         let node = listener.accept().await.expect("accept");
         let mut file = tempfile::tempfile().expect("file");
         file.write_all(b"content").expect("write");
@@ -225,20 +225,20 @@ mod tests {
         );
         drop(node);
         assert!(agent.receive().await.expect("end").is_none());
-        assert!(Packets::connect(&deep.join("absent")).is_err());
+        assert!(PacketSocket::connect(&deep.join("absent")).is_err());
     }
 
     #[tokio::test]
     async fn packets_keep_their_bounds() {
-        let (one, other) = Packets::pair().expect("pair");
+        let (one, other) = PacketSocket::pair().expect("pair");
         assert!(one.send(&[], &[]).await.is_err());
-        assert!(one.send(&vec![0; DOOR_BYTES_MAX + 1], &[]).await.is_err());
-        let longest = vec![7; DOOR_BYTES_MAX];
+        assert!(one.send(&vec![0; HANDOFF_MESSAGE_BYTES_MAX + 1], &[]).await.is_err());
+        let longest = vec![7; HANDOFF_MESSAGE_BYTES_MAX];
         one.send(&longest, &[]).await.expect("send");
         let (bytes, files) = other.receive().await.expect("receive").expect("packet");
         assert!(bytes == longest && files.is_empty());
         // What another program sends beyond the bound is cut, and told.
-        rustix::net::send(&one.0, &vec![0; DOOR_BYTES_MAX + 1], SendFlags::empty()).expect("send");
+        rustix::net::send(&one.0, &vec![0; HANDOFF_MESSAGE_BYTES_MAX + 1], SendFlags::empty()).expect("send");
         assert!(other.receive().await.is_err());
     }
 }

@@ -15,7 +15,7 @@ use super::{Connection, Dial};
 use crate::error::{Error, ErrorCode, Result};
 use crate::ids::ServerId;
 use crate::message::Call;
-use crate::time::{Deadline, Patience};
+use crate::time::{Deadline, KeepaliveDeadline};
 use crate::token::Token;
 
 /// Longest time to wait for a connection before trying afresh.
@@ -25,22 +25,22 @@ const DIAL_MS_MAX: u64 = 3_000;
 const PAUSE_MS_MIN: u64 = 20;
 const PAUSE_MS_MAX: u64 = 1_000;
 
-type Slot = Arc<Mutex<Link>>;
+type SharedPoolEntry = Arc<Mutex<PoolEntry>>;
 
 /// What is at an address.
 #[derive(Default)]
-struct Link {
+struct PoolEntry {
     connection: Option<Connection>,
     /// Which server was there first.
-    first: Option<ServerId>,
+    first_server: Option<ServerId>,
 }
 
 /// Connections by address. Cheap to clone.
 #[derive(Clone)]
 pub struct Pool {
     dialer: Arc<dyn Dial>,
-    slots: Arc<std::sync::Mutex<BTreeMap<String, Slot>>>,
-    is_faithful: bool,
+    entries: Arc<std::sync::Mutex<BTreeMap<String, SharedPoolEntry>>>,
+    pins_servers: bool,
 }
 
 impl std::fmt::Debug for Pool {
@@ -54,18 +54,18 @@ impl Pool {
     pub fn new(dialer: Arc<dyn Dial>) -> Self {
         Self {
             dialer,
-            slots: Arc::default(),
-            is_faithful: false,
+            entries: Arc::default(),
+            pins_servers: false,
         }
     }
 
     /// The same, but who was first at an address must be there always: for processes that know
     /// servers by nothing else, and live no longer than what they do with them.
     #[must_use]
-    pub fn faithful(self) -> Self {
+    pub fn with_pinned_servers(self) -> Self {
         let is_faithful = true;
         Self {
-            is_faithful,
+            pins_servers: is_faithful,
             ..self
         }
     }
@@ -76,7 +76,7 @@ impl Pool {
     /// `Unreachable` or `DeadlineExceeded`.
     pub async fn connection(&self, address: &str, deadline: Deadline) -> Result<Connection> {
         let slot = {
-            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slots = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
             slots.entry(address.to_owned()).or_default().clone()
         };
         // Others may be dialing, one after the other; each waits no longer than it wants.
@@ -89,13 +89,13 @@ impl Pool {
         let connection = match open {
             Some(connection) => connection,
             None => {
-                let soon = deadline.earlier(Deadline::after_ms(DIAL_MS_MAX));
+                let soon = deadline.earlier_of(Deadline::after_ms(DIAL_MS_MAX));
                 self.dialer.dial(address, soon).await?
             }
         };
-        if self.is_faithful {
-            slot.first = slot.first.or_else(|| connection.server());
-            check_same(slot.first, &connection, address)?;
+        if self.pins_servers {
+            slot.first_server = slot.first_server.or_else(|| connection.server());
+            check_server_id(slot.first_server, &connection, address)?;
         }
         slot.connection = Some(connection.clone());
         Ok(connection)
@@ -113,7 +113,7 @@ impl Pool {
         deadline: Deadline,
     ) -> Result<Connection> {
         let connection = self.connection(address, deadline).await?;
-        check_same(server, &connection, address)?;
+        check_server_id(server, &connection, address)?;
         Ok(connection)
     }
 
@@ -138,18 +138,18 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Connection::call`].
-    pub async fn call_patiently<C: Call + Clone>(
+    pub async fn call_with_keepalives<C: Call + Clone>(
         &self,
         address: &str,
         token: &Token,
         call: C,
         deadline: Deadline,
     ) -> Result<C::Reply> {
-        let mut patience = Patience::until(deadline);
+        let mut keepalive_deadline = KeepaliveDeadline::new(deadline);
         loop {
-            let asked = self.call(address, token, call.clone(), patience.deadline());
+            let asked = self.call(address, token, call.clone(), keepalive_deadline.deadline());
             match asked.await {
-                Err(error) if patience.goes_on(&error) => {}
+                Err(error) if keepalive_deadline.extend_if_in_progress(&error) => {}
                 answer => return answer,
             }
             tokio::time::sleep(Duration::from_millis(PAUSE_MS_MIN)).await;
@@ -178,7 +178,7 @@ impl Pool {
     /// # Errors
     /// The first error that is not transient, or the last transient one. When time ran out, with
     /// why the call was repeated before; [`ErrorCode::HomeUnreachable`] stands for itself.
-    pub async fn call_until<C: Call + Clone>(
+    pub async fn call_with_retries<C: Call + Clone>(
         &self,
         address: &str,
         token: &Token,
@@ -187,24 +187,24 @@ impl Pool {
         deadline: Deadline,
     ) -> Result<(C::Reply, Bytes)> {
         let mut pause_ms = PAUSE_MS_MIN;
-        let mut patience = Patience::until(deadline);
+        let mut keepalive_deadline = KeepaliveDeadline::new(deadline);
         // Why it was repeated says more than that time ran out meanwhile.
         let mut reason = None;
         loop {
             let body = body.clone();
-            let deadline = patience.deadline();
+            let deadline = keepalive_deadline.deadline();
             match self
                 .call_with_body(address, token, call.clone(), body, deadline)
                 .await
             {
-                Err(error) if patience.goes_on(&error) => {
+                Err(error) if keepalive_deadline.extend_if_in_progress(&error) => {
                     pause_ms = PAUSE_MS_MIN;
                     reason = None;
                 }
                 Err(error)
                     if error.is_transient()
                         && error.code != ErrorCode::SessionUnknown
-                        && deadline.left() > Duration::from_millis(pause_ms) =>
+                        && deadline.remaining() > Duration::from_millis(pause_ms) =>
                 {
                     tracing::debug!(address, %error, "call will be repeated");
                     if error.code != ErrorCode::DeadlineExceeded {
@@ -212,7 +212,7 @@ impl Pool {
                     }
                 }
                 Err(error) if error.code == ErrorCode::DeadlineExceeded => {
-                    return Err(out_of_time(error, reason));
+                    return Err(deadline_error(error, reason));
                 }
                 result => return result,
             }
@@ -223,7 +223,7 @@ impl Pool {
 }
 
 /// Checks that the server that is meant, if any is, answers at an address.
-fn check_same(meant: Option<ServerId>, there: &Connection, address: &str) -> Result<()> {
+fn check_server_id(meant: Option<ServerId>, there: &Connection, address: &str) -> Result<()> {
     if meant.is_none() || meant == there.server() {
         return Ok(());
     }
@@ -236,7 +236,7 @@ fn check_same(meant: Option<ServerId>, there: &Connection, address: &str) -> Res
 
 /// What is told when time ran out after a call was repeated for a `reason`. The code stays, by
 /// which callers know silence; but a home's silence is not that of who asked it.
-fn out_of_time(error: Error, reason: Option<Error>) -> Error {
+fn deadline_error(error: Error, reason: Option<Error>) -> Error {
     match reason {
         Some(reason) if reason.code == ErrorCode::HomeUnreachable => reason,
         Some(reason) => error.context(format!("before that: {reason}")),
@@ -253,9 +253,9 @@ mod tests {
     use crate::net::BoxFuture;
 
     /// Never connects.
-    struct Silence;
+    struct SilentDialer;
 
-    impl Dial for Silence {
+    impl Dial for SilentDialer {
         fn dial<'a>(
             &'a self,
             address: &'a str,
@@ -270,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_waits_for_the_attempts_of_others() {
-        let pool = Pool::new(Arc::new(Silence));
+        let pool = Pool::new(Arc::new(SilentDialer));
         let patient = pool.clone();
         let first =
             tokio::spawn(
@@ -286,9 +286,9 @@ mod tests {
 
     /// Is refused once, then hears nothing until time runs out.
     #[derive(Default)]
-    struct RefusedThenSilent(AtomicBool);
+    struct RefusingThenSilentDialer(AtomicBool);
 
-    impl Dial for RefusedThenSilent {
+    impl Dial for RefusingThenSilentDialer {
         fn dial<'a>(&'a self, _: &'a str, deadline: Deadline) -> BoxFuture<'a, Result<Connection>> {
             let was_refused = self.0.swap(true, Ordering::Relaxed);
             Box::pin(async move {
@@ -303,11 +303,11 @@ mod tests {
 
     #[tokio::test]
     async fn who_runs_out_of_time_hears_why_it_was_tried_again() {
-        let pool = Pool::new(Arc::new(RefusedThenSilent::default()));
+        let pool = Pool::new(Arc::new(RefusingThenSilentDialer::default()));
         let (token, call) = (Token::none(), ListVolumes::default());
         let deadline = Deadline::after_ms(500);
         let error = pool
-            .call_until("a:1", &token, call, Bytes::new(), deadline)
+            .call_with_retries("a:1", &token, call, Bytes::new(), deadline)
             .await;
         let error = error.expect_err("nobody answers");
         assert_eq!(error.code, ErrorCode::DeadlineExceeded, "it is silent");

@@ -18,8 +18,8 @@ use quinn::{
 };
 
 use super::hello::{
-    FRAME_MS, IDLE_MS, KEEP_ALIVE_MS, Welcome, broke_off, broken, check_hello, decode_lengths,
-    encode_lengths, hello_of, resolve,
+    FRAME_TIMEOUT_MS, IDLE_TIMEOUT_MS, KEEP_ALIVE_INTERVAL_MS, HelloReply, peer_closed_error, connection_error, check_hello, decode_lengths,
+    encode_lengths, own_hello, resolve,
 };
 use super::{BoxFuture, Connection, Dial, Exchange, Frame, tls};
 use crate::codec;
@@ -38,20 +38,20 @@ const TLS_ALERTS: std::ops::Range<u64> = 0x100..0x200;
 
 /// Bytes of a connection's name, all by chance: names that can be checked, as the library makes
 /// them, belong to one life of an endpoint, and the next life ignores them without a word.
-const NAME_BYTES: usize = 8;
+const CONNECTION_ID_BYTES: usize = 8;
 
 /// What the key is for by which a restarted server tells peers that it forgot their connections.
-const RESET_PURPOSE: &str = "bafs 2026 stateless reset of a connection";
+const RESET_KEY_PURPOSE: &str = "bafs 2026 stateless reset of a connection";
 
 /// Shortest pause between two such words: a thousand agents hear it within a second or two.
-const RESET_PAUSE: Duration = Duration::from_millis(1);
+const RESET_INTERVAL_MIN: Duration = Duration::from_millis(1);
 
 /// Flow-control window of a stream and of a connection, in bytes: 1.25 MB, the library's default,
 /// is made for 100 Mbit/s at 100 ms and halves the rate of a faster link.
 const WINDOW_BYTES: u32 = 8 << 20;
 
 /// Socket buffers in bytes: with the system's default the kernel drops packets of a burst.
-const SOCKET_BYTES: usize = 4 << 20;
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 
 /// Connects to servers.
 pub struct QuicDialer {
@@ -84,11 +84,11 @@ impl QuicDialer {
             .connect(target, SERVER_NAME)
             .map_err(|e| unreachable(e.to_string()))?
             .await
-            .map_err(|e| not_connected(address, &e))?;
+            .map_err(|e| connect_error(address, &e))?;
         // A server looks at our certificate when we believe to be connected already.
         let server = self.say_hello(&connection).await.map_err(|error| {
             let reason = connection.close_reason();
-            reason.map_or(error, |reason| not_connected(address, &reason))
+            reason.map_or(error, |reason| connect_error(address, &reason))
         })?;
         Ok(Connection::new(Arc::new(QuicLink {
             connection,
@@ -98,17 +98,17 @@ impl QuicDialer {
     }
 
     async fn say_hello(&self, connection: &quinn::Connection) -> Result<Option<ServerId>> {
-        let (mut send, mut receive) = connection.open_bi().await.map_err(|e| broken(&e))?;
+        let (mut send, mut receive) = connection.open_bi().await.map_err(|e| connection_error(&e))?;
         let hello = codec::encode(&self.hello())?;
         write_frame(&mut send, (hello.into(), Bytes::new())).await?;
         let (head, _) = read_frame(&mut receive).await?;
-        let theirs = codec::decode::<Result<Welcome>>(&head)??;
+        let theirs = codec::decode::<Result<HelloReply>>(&head)??;
         check_hello(&self.hello(), &theirs.hello)?;
         Ok(theirs.server)
     }
 
     fn hello(&self) -> Hello {
-        hello_of(&self.identity)
+        own_hello(&self.identity)
     }
 }
 
@@ -136,8 +136,8 @@ struct QuicLink {
 }
 
 impl QuicLink {
-    async fn run(&self, frame: Frame) -> Result<Frame> {
-        let (mut send, mut receive) = self.connection.open_bi().await.map_err(|e| broken(&e))?;
+    async fn exchange_frames(&self, frame: Frame) -> Result<Frame> {
+        let (mut send, mut receive) = self.connection.open_bi().await.map_err(|e| connection_error(&e))?;
         let written = write_frame(&mut send, frame).await;
         // Who is refused is told so before all is written.
         let heard = read_frame(&mut receive).await;
@@ -148,7 +148,7 @@ impl QuicLink {
 impl Exchange for QuicLink {
     fn exchange(&self, frame: Frame, deadline: Deadline) -> BoxFuture<'_, Result<Frame>> {
         Box::pin(async move {
-            tokio::time::timeout_at(deadline.instant().into(), self.run(frame))
+            tokio::time::timeout_at(deadline.instant().into(), self.exchange_frames(frame))
                 .await
                 .unwrap_or_else(|_| {
                     let text = format!("{} did not answer in time", self.address);
@@ -158,7 +158,7 @@ impl Exchange for QuicLink {
         })
     }
 
-    fn carrier(&self) -> &'static str {
+    fn transport_name(&self) -> &'static str {
         "QUIC"
     }
 
@@ -182,7 +182,7 @@ pub fn client_endpoint(identity: &Identity) -> Result<Endpoint> {
     let crypto = QuicClientConfig::try_from(tls)
         .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?;
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
-    config.transport_config(Arc::new(transport()));
+    config.transport_config(Arc::new(transport_config()));
     endpoint.set_default_client_config(config);
     Ok(endpoint)
 }
@@ -200,7 +200,7 @@ pub fn server_endpoint(address: &str, identity: &Identity) -> Result<Endpoint> {
     let crypto = QuicServerConfig::try_from(tls::server_config(identity)?)
         .map_err(|e| Error::new(ErrorCode::Malformed, format!("TLS: {e}")))?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
-    config.transport_config(Arc::new(transport()));
+    config.transport_config(Arc::new(transport_config()));
     endpoint(target, Some(config), identity)
 }
 
@@ -219,8 +219,8 @@ fn endpoint(
     let socket = UdpSocket::bind(address).map_err(failed)?;
     let buffers = socket2::SockRef::from(&socket);
     // Best effort: the system may allow less, and less works too.
-    let _ = buffers.set_recv_buffer_size(SOCKET_BYTES);
-    let _ = buffers.set_send_buffer_size(SOCKET_BYTES);
+    let _ = buffers.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
+    let _ = buffers.set_send_buffer_size(SOCKET_BUFFER_BYTES);
     let runtime = quinn::default_runtime().ok_or_else(|| {
         Error::new(
             ErrorCode::ServerFault,
@@ -228,19 +228,19 @@ fn endpoint(
         )
     })?;
     let bound = socket.local_addr().map_err(failed)?;
-    Endpoint::new(lasting(identity, bound), server, socket, runtime).map_err(failed)
+    Endpoint::new(persistent_endpoint_config(identity, bound), server, socket, runtime).map_err(failed)
 }
 
 /// What is the same in each life of an endpoint: by it the next life answers packets for the last
 /// one in a way that the peer knows for genuine, and the peer need not wait for silence. The key
 /// depends on the address, as a server of the same identity elsewhere could be made to say so too.
-fn lasting(identity: &Identity, bound: SocketAddr) -> EndpointConfig {
+fn persistent_endpoint_config(identity: &Identity, bound: SocketAddr) -> EndpointConfig {
     let place = bound.to_string();
-    let key = DigestKey::derive(RESET_PURPOSE, &identity.key_der, place.as_bytes());
+    let key = DigestKey::derive(RESET_KEY_PURPOSE, &identity.key_der, place.as_bytes());
     let mut config = EndpointConfig::new(Arc::new(ResetKey(key)));
     config
-        .cid_generator(|| Box::new(RandomNames))
-        .min_reset_interval(RESET_PAUSE);
+        .cid_generator(|| Box::new(RandomConnectionIds))
+        .min_reset_interval(RESET_INTERVAL_MIN);
     config
 }
 
@@ -256,7 +256,7 @@ impl HmacKey for ResetKey {
     }
 
     fn verify(&self, data: &[u8], signature: &[u8]) -> std::result::Result<(), CryptoError> {
-        if self.0.made(signature, data) {
+        if self.0.is_digest_of(signature, data) {
             Ok(())
         } else {
             Err(CryptoError)
@@ -265,15 +265,15 @@ impl HmacKey for ResetKey {
 }
 
 /// Names of connections; see [`NAME_BYTES`].
-struct RandomNames;
+struct RandomConnectionIds;
 
-impl ConnectionIdGenerator for RandomNames {
+impl ConnectionIdGenerator for RandomConnectionIds {
     fn generate_cid(&mut self) -> ConnectionId {
-        ConnectionId::new(&rand::random::<[u8; NAME_BYTES]>())
+        ConnectionId::new(&rand::random::<[u8; CONNECTION_ID_BYTES]>())
     }
 
     fn cid_len(&self) -> usize {
-        NAME_BYTES
+        CONNECTION_ID_BYTES
     }
 
     fn cid_lifetime(&self) -> Option<Duration> {
@@ -281,11 +281,11 @@ impl ConnectionIdGenerator for RandomNames {
     }
 }
 
-fn transport() -> TransportConfig {
+fn transport_config() -> TransportConfig {
     let mut config = TransportConfig::default();
     config
-        .max_idle_timeout(Some(VarInt::from_u32(IDLE_MS).into()))
-        .keep_alive_interval(Some(Duration::from_millis(KEEP_ALIVE_MS)))
+        .max_idle_timeout(Some(VarInt::from_u32(IDLE_TIMEOUT_MS).into()))
+        .keep_alive_interval(Some(Duration::from_millis(KEEP_ALIVE_INTERVAL_MS)))
         .stream_receive_window(VarInt::from_u32(WINDOW_BYTES))
         .receive_window(VarInt::from_u32(4 * WINDOW_BYTES))
         .send_window(4 * u64::from(WINDOW_BYTES))
@@ -299,13 +299,13 @@ async fn write_frame(send: &mut SendStream, (head, body): Frame) -> Result<()> {
     let mut pieces = [Bytes::copy_from_slice(&lengths), head, body];
     send.write_all_chunks(&mut pieces)
         .await
-        .map_err(|e| broken(&e))?;
-    send.finish().map_err(|e| broken(&e))
+        .map_err(|e| connection_error(&e))?;
+    send.finish().map_err(|e| connection_error(&e))
 }
 
 async fn read_frame(receive: &mut RecvStream) -> Result<Frame> {
     let lengths = read_lengths(receive).await?;
-    read_rest(receive, lengths, FRAME_MS).await
+    read_head_and_body(receive, lengths, FRAME_TIMEOUT_MS).await
 }
 
 async fn read_lengths(receive: &mut RecvStream) -> Result<(usize, usize)> {
@@ -313,12 +313,12 @@ async fn read_lengths(receive: &mut RecvStream) -> Result<(usize, usize)> {
     receive
         .read_exact(&mut lengths)
         .await
-        .map_err(|e| broken(&e))?;
+        .map_err(|e| connection_error(&e))?;
     decode_lengths(lengths)
 }
 
 /// The head and the body, between whose pieces there are at most so many milliseconds.
-async fn read_rest(
+async fn read_head_and_body(
     receive: &mut RecvStream,
     (head, body): (usize, usize),
     stall_ms: u64,
@@ -338,8 +338,8 @@ async fn read_bytes(receive: &mut RecvStream, length: usize, stall_ms: u64) -> R
                 let text = format!("a frame stood still for {stall_ms} ms");
                 Error::new(ErrorCode::DeadlineExceeded, text)
             })?
-            .map_err(|e| broken(&e))?
-            .ok_or_else(broke_off)?;
+            .map_err(|e| connection_error(&e))?
+            .ok_or_else(peer_closed_error)?;
         if chunk.bytes.len() == length {
             return Ok(chunk.bytes);
         }
@@ -349,7 +349,7 @@ async fn read_bytes(receive: &mut RecvStream, length: usize, stall_ms: u64) -> R
 }
 
 /// Why there is no connection. A certificate that is not accepted never will be, by either side.
-fn not_connected(address: &str, error: &ConnectionError) -> Error {
+fn connect_error(address: &str, error: &ConnectionError) -> Error {
     let code = match error {
         ConnectionError::TransportError(error) => Some(error.code),
         ConnectionError::ConnectionClosed(close) => Some(close.error_code),
@@ -357,7 +357,7 @@ fn not_connected(address: &str, error: &ConnectionError) -> Error {
     };
     let refused = code.is_some_and(|code| TLS_ALERTS.contains(&u64::from(code)));
     if !refused {
-        return broken(error).context(address);
+        return connection_error(error).context(address);
     }
     let text =
         format!("{address}: {error}; are the identities of one cluster, which `bafs init` made?");

@@ -4,14 +4,14 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Flag of a route that leads through another machine (`RTF_GATEWAY`).
-const GATEWAY: u32 = 0x2;
+const ROUTE_GATEWAY: u32 = 0x2;
 
 /// Flags of a route that is up (`RTF_UP`), and of one that refuses (`RTF_REJECT`).
-const UP: u32 = 0x1;
-const REJECT: u32 = 0x200;
+const ROUTE_UP: u32 = 0x1;
+const ROUTE_REJECT: u32 = 0x200;
 
 /// Whether packets to `address` pass through no router.
-pub(super) fn is_near(address: IpAddr) -> bool {
+pub(super) fn is_directly_attached(address: IpAddr) -> bool {
     if address.is_loopback() {
         return true;
     }
@@ -20,11 +20,11 @@ pub(super) fn is_near(address: IpAddr) -> bool {
         IpAddr::V6(_) => "/proc/net/ipv6_route",
     };
     // Where the table cannot be read nobody is near.
-    std::fs::read_to_string(table).is_ok_and(|table| is_on_link(&table, address))
+    std::fs::read_to_string(table).is_ok_and(|table| has_on_link_route(&table, address))
 }
 
 /// Whether the most specific route to `address` leads through no other machine.
-fn is_on_link(table: &str, address: IpAddr) -> bool {
+fn has_on_link_route(table: &str, address: IpAddr) -> bool {
     let routes = table.lines().filter_map(|line| match address {
         IpAddr::V4(address) => route_v4(line, address),
         IpAddr::V6(address) => route_v6(line, address),
@@ -44,8 +44,8 @@ fn route_v4(line: &str, address: Ipv4Addr) -> Option<(u32, bool)> {
     // Numbers as they lie in the memory of the machine, the address in network order.
     let mask = u32::from_str_radix(mask, 16).ok()?;
     let wanted = u32::from_ne_bytes(address.octets());
-    let leads = wanted & mask == to && flags & (UP | REJECT) == UP;
-    leads.then_some((mask.count_ones(), flags & GATEWAY == 0))
+    let leads = wanted & mask == to && flags & (ROUTE_UP | ROUTE_REJECT) == ROUTE_UP;
+    leads.then_some((mask.count_ones(), flags & ROUTE_GATEWAY == 0))
 }
 
 /// As [`route_v4`].
@@ -55,8 +55,8 @@ fn route_v6(line: &str, address: Ipv6Addr) -> Option<(u32, bool)> {
     let prefix = u32::from_str_radix(fields.get(1)?, 16).ok()?;
     let flags = u32::from_str_radix(fields.get(8)?, 16).ok()?;
     let mask = u128::MAX.checked_shl(128 - prefix.min(128)).unwrap_or(0);
-    let leads = u128::from(address) & mask == to && flags & (UP | REJECT) == UP;
-    leads.then_some((prefix, flags & GATEWAY == 0))
+    let leads = u128::from(address) & mask == to && flags & (ROUTE_UP | ROUTE_REJECT) == ROUTE_UP;
+    leads.then_some((prefix, flags & ROUTE_GATEWAY == 0))
 }
 
 #[cfg(test)]
@@ -82,7 +82,7 @@ fe800000000000000000000000000001 00000400 00000001 00000000 00000003 eth0
     #[test]
     fn neighbours_are_near_and_others_are_not() {
         let near =
-            |table: &str, address: &str| is_on_link(table, address.parse().expect("address"));
+            |table: &str, address: &str| has_on_link_route(table, address.parse().expect("address"));
         assert!(near(V4, "192.168.1.77"));
         assert!(!near(V4, "192.168.2.77"), "by the router");
         assert!(
@@ -92,6 +92,6 @@ fe800000000000000000000000000001 00000400 00000001 00000000 00000003 eth0
         assert!(near(V6, "fd00::7"));
         assert!(!near(V6, "2001:db8::7"));
         assert!(!near("", "192.168.1.77"));
-        assert!(is_near("127.0.0.1".parse().expect("address")));
+        assert!(is_directly_attached("127.0.0.1".parse().expect("address")));
     }
 }

@@ -16,14 +16,14 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::identity::{Identity, SERVER_NAME};
 
 /// A TCP connection on which both ends have shown who they are.
-pub(super) type Secured = tokio_rustls::TlsStream<TcpStream>;
+pub(super) type TlsTcpStream = tokio_rustls::TlsStream<TcpStream>;
 
 /// Most bytes that are encrypted ahead of what the socket takes. It makes large writes: the
 /// library's 64 KiB are sixteen for each MiB.
-const AHEAD_BYTES: usize = 256 << 10;
+const TLS_BUFFER_BYTES_MAX: usize = 256 << 10;
 
 /// Most bytes that are thrown away of a peer that was refused; see [`Acceptor::accept`].
-const UNHEARD_BYTES: u64 = 64 << 10;
+const DISCARDED_BYTES_MAX: u64 = 64 << 10;
 
 /// Configuration of a side that accepts connections: the peer must show a certificate of this
 /// cluster's authority.
@@ -32,13 +32,13 @@ pub(super) fn server_config(identity: &Identity) -> Result<ServerConfig> {
     let verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::new(roots(identity)?), provider.clone())
             .build()
-            .map_err(|e| bad(&e))?;
+            .map_err(|e| unusable_identity_error(&e))?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(|e| bad(&e))?
+        .map_err(|e| unusable_identity_error(&e))?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain(identity), key(identity)?)
-        .map_err(|e| bad(&e))?;
+        .map_err(|e| unusable_identity_error(&e))?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)
 }
@@ -48,10 +48,10 @@ pub(super) fn client_config(identity: &Identity) -> Result<ClientConfig> {
     let provider = provider();
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(|e| bad(&e))?
+        .map_err(|e| unusable_identity_error(&e))?
         .with_root_certificates(roots(identity)?)
         .with_client_auth_cert(chain(identity), key(identity)?)
-        .map_err(|e| bad(&e))?;
+        .map_err(|e| unusable_identity_error(&e))?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)
 }
@@ -94,10 +94,10 @@ impl Connector {
     }
 
     /// Secures a connection. The server has not looked at our certificate when this returns.
-    pub(super) async fn connect(&self, stream: TcpStream) -> io::Result<Secured> {
+    pub(super) async fn connect(&self, stream: TcpStream) -> io::Result<TlsTcpStream> {
         let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
         let mut stream = self.0.connect(name, stream).await?;
-        stream.get_mut().1.set_buffer_limit(Some(AHEAD_BYTES));
+        stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES_MAX));
         check_protocol(stream.get_ref().1.alpn_protocol())?;
         Ok(stream.into())
     }
@@ -114,17 +114,17 @@ impl Acceptor {
 
     /// Secures a connection. Who is refused is heard out, or the system would throw the refusal
     /// away together with what nobody reads.
-    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<Secured> {
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsTcpStream> {
         let mut stream = match self.0.accept(stream).into_fallible().await {
             Ok(stream) => stream,
             Err((error, mut stream)) => {
                 let _ = tokio::io::AsyncWriteExt::shutdown(&mut stream).await;
-                let mut unheard = stream.take(UNHEARD_BYTES);
+                let mut unheard = stream.take(DISCARDED_BYTES_MAX);
                 let _ = tokio::io::copy(&mut unheard, &mut tokio::io::sink()).await;
                 return Err(error);
             }
         };
-        stream.get_mut().1.set_buffer_limit(Some(AHEAD_BYTES));
+        stream.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_BYTES_MAX));
         check_protocol(stream.get_ref().1.alpn_protocol())?;
         Ok(stream.into())
     }
@@ -157,7 +157,7 @@ pub(super) fn is_refusal(error: &io::Error) -> bool {
 
 /// Makes ring what TLS means in this process wherever nothing else is said: for clients of other
 /// servers' certificates. Harmless to repeat.
-pub fn use_ring() {
+pub fn install_crypto_provider() {
     // An error says that there is a default already.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
@@ -166,7 +166,7 @@ fn roots(identity: &Identity) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     roots
         .add(CertificateDer::from(identity.authority_der.clone()))
-        .map_err(|e| bad(&e))?;
+        .map_err(|e| unusable_identity_error(&e))?;
     Ok(roots)
 }
 
@@ -175,10 +175,10 @@ fn chain(identity: &Identity) -> Vec<CertificateDer<'static>> {
 }
 
 fn key(identity: &Identity) -> Result<PrivateKeyDer<'static>> {
-    PrivateKeyDer::try_from(identity.key_der.clone()).map_err(|e| bad(&e))
+    PrivateKeyDer::try_from(identity.key_der.clone()).map_err(|e| unusable_identity_error(&e))
 }
 
-fn bad(error: &dyn std::fmt::Display) -> Error {
+fn unusable_identity_error(error: &dyn std::fmt::Display) -> Error {
     Error::new(
         ErrorCode::Malformed,
         format!("TLS identity is not usable: {error}"),

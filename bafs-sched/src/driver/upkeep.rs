@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use bafs_proto::Result;
-use bafs_proto::allotment::Allotments;
-use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
+use bafs_proto::allotment::NodeQuotaList;
+use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
 use tokio::task::JoinSet;
 
 use super::{Driver, Note, now, send, tick};
@@ -65,7 +65,7 @@ impl Driver {
     pub(super) fn allotted(
         &mut self,
         server: ServerId,
-        answer: Result<Allotments>,
+        answer: Result<NodeQuotaList>,
     ) -> Option<Event> {
         let shares = self.shares.as_mut()?;
         let shares = match answer {
@@ -189,7 +189,7 @@ impl Driver {
     }
 
     /// Sends a file home.
-    pub(super) fn send_home(&mut self, extract: (ExtractId, u32), source: MountedVolume) {
+    pub(super) fn send_home(&mut self, extract: (ExtractionId, u32), source: MountedVolume) {
         let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
         let place = source.server.map(|server| self.place(server));
         self.tasks.spawn(async move {

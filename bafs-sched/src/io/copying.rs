@@ -4,7 +4,7 @@ use bafs_proto::ids::VolumeId;
 use bafs_proto::message::CreateVolume;
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right};
-use bafs_proto::volume::{Source, VolumeKind as Kind};
+use bafs_proto::volume::{VolumeSource, VolumeKind as Kind};
 use bafs_proto::{Error, ErrorCode};
 
 use super::servers::{Place, Servers, made};
@@ -39,7 +39,7 @@ impl Servers {
             let gone = || Error::new(ErrorCode::VolumeLost, "there is nothing to copy");
             let holder = holder.ok_or_else(gone)?;
             let source_token = self.give(now, Resource::Volume(source.id), &[Right::Read])?;
-            let fill = Some(Source::Volume {
+            let fill = Some(VolumeSource::Volume {
                 address: holder.address,
                 volume: source.id,
             });

@@ -2,7 +2,7 @@
 //! files' way to where they are wanted, and their removal. Moves no data.
 
 use bafs_proto::file_op::{Caller, FileOp, FileReply, S_IFDIR, S_IFMT};
-use bafs_proto::ids::{AgentId, Epoch, ExtractId, InodeNo, RunId};
+use bafs_proto::ids::{AgentId, Epoch, ExtractionId, InodeNo, RunId};
 use bafs_proto::message::{CloseTree, OpenTree, RunFileOps, SourceKind, StatSource, TreeRef};
 use bafs_proto::{Error, ErrorCode, Result};
 
@@ -66,7 +66,7 @@ pub(crate) async fn link(
     home: &str,
     source: &str,
     target: &str,
-    extract: ExtractId,
+    extract: ExtractionId,
 ) -> Result<u64> {
     let mut session = Session::open(servers, home).await?;
     let linked = session.link(source, target, extract).await;
@@ -79,7 +79,7 @@ pub(crate) async fn link(
 pub(crate) async fn filled(
     servers: &Servers,
     source: HomePath,
-    extract: ExtractId,
+    extract: ExtractionId,
 ) -> Result<HomePath> {
     let call = StatSource {
         path: source.path.clone(),
@@ -127,7 +127,7 @@ impl<'a> Session<'a> {
             tree: tree(),
             agent: AgentId::random(),
             writable: true,
-            resumes: None,
+            resumed_incarnation: None,
         };
         let session = servers.until(home, call, CALL_MS).await?;
         Ok(Self {
@@ -142,14 +142,14 @@ impl<'a> Session<'a> {
         let call = CloseTree {
             tree: tree(),
             epoch: self.epoch,
-            keep_ms: 0,
+            lifetime_ms_min: 0,
         };
         if let Err(error) = self.servers.until(self.home, call, CALL_MS).await {
             tracing::debug!(home = self.home, %error, "session ends by its lease");
         }
     }
 
-    async fn link(&mut self, source: &str, target: &str, extract: ExtractId) -> Result<u64> {
+    async fn link(&mut self, source: &str, target: &str, extract: ExtractionId) -> Result<u64> {
         let missing = || Error::new(ErrorCode::NotFound, format!("'{source}' was not written"));
         let (ino, size, _) = self.find(source).await?.ok_or_else(missing)?;
         let (directory, name) = target.rsplit_once('/').unwrap_or(("", target));
@@ -305,10 +305,10 @@ impl<'a> Session<'a> {
             tree: tree(),
             epoch: self.epoch,
             sequence: self.sequence,
-            after: None,
+            after_sequence: None,
             caller: Caller::default(),
             ops: vec![op],
-            given: Vec::new(),
+            assigned_numbers: Vec::new(),
         };
         let mut answer = self.servers.until(self.home, call, CALL_MS).await?;
         let first = answer.results.pop().ok_or_else(|| {

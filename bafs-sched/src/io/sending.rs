@@ -1,8 +1,8 @@
 //! Files that go home: the nodes send them, here they are asked to.
 
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::ExtractFile;
-use bafs_proto::time::{Deadline, Patience, Time};
+use bafs_proto::time::{Deadline, KeepaliveDeadline, Time};
 use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
 
@@ -19,7 +19,7 @@ impl Servers {
     pub(crate) async fn extract(
         &self,
         now: Time,
-        (extract, index): (ExtractId, u32),
+        (extract, index): (ExtractionId, u32),
         source: MountedVolume,
         place: Option<Place>,
     ) -> Event {
@@ -39,11 +39,11 @@ impl Servers {
             let call = ExtractFile {
                 volume: source.id,
                 path: spec.path.clone(),
-                extract,
+                extraction: extract,
                 home_token: self.narrow_home(now, &home.path, &[Right::Read, Right::Write])?,
-                home: home.address,
+                home_address: home.address,
                 home_id: home.id,
-                target: home.path,
+                target_path: home.path,
             };
             self.send_home(&place.address, call).await
         };
@@ -58,14 +58,14 @@ impl Servers {
     async fn send_home(&self, address: &str, call: ExtractFile) -> Result<u64> {
         let mut trying = Deadline::after_ms(CALL_MS);
         loop {
-            let ms = Patience::longest_ms(EXTRACT_MS);
+            let ms = KeepaliveDeadline::total_ms_max(EXTRACT_MS);
             let token = self.show(address, call.clone().into(), ms)?;
             let deadline = Deadline::after_ms(EXTRACT_MS);
             let began = Deadline::after_ms(CALL_MS);
             let since = tick();
             let asked = self
                 .pool
-                .call_patiently(address, &token, call.clone(), deadline);
+                .call_with_keepalives(address, &token, call.clone(), deadline);
             let answer = asked.await;
             self.note_contact(address, since, &answer);
             let error = match answer {
@@ -78,11 +78,11 @@ impl Servers {
                 continue;
             }
             // A call that lasted was at it.
-            if began.left().is_zero() {
+            if began.remaining().is_zero() {
                 trying = Deadline::after_ms(CALL_MS);
             }
             let is_away = error.code == ErrorCode::HomeUnreachable;
-            if is_away || !error.is_transient() || trying.left().is_zero() {
+            if is_away || !error.is_transient() || trying.remaining().is_zero() {
                 return Err(error);
             }
             tracing::debug!(address, %error, "the file will be asked for again");

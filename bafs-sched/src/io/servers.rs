@@ -4,11 +4,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::allotment::{Allot, Allotments};
+use bafs_proto::allotment::{SetNodeQuota, NodeQuotaList};
 use bafs_proto::bearer::Bearer;
-use bafs_proto::cache::{CacheStatus, Pinning, ShowCache, WarmCache};
-use bafs_proto::command::too_long;
-use bafs_proto::ids::{ExecutionId, ExtractId, RunId, ServerId, VolumeId};
+use bafs_proto::cache::{CacheStatus, Pinning, GetCache, WarmCache};
+use bafs_proto::command::too_long_message;
+use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
     Advert, Call, CreateVolume, DeleteVolume, JobCommand, JobOutcome, JobReport, JobSpec, KillJob,
@@ -16,10 +16,10 @@ use bafs_proto::message::{
 };
 use bafs_proto::net::pool::Pool;
 use bafs_proto::source_warning::SourceWarnings;
-use bafs_proto::time::{Deadline, Patience, Time};
+use bafs_proto::time::{Deadline, KeepaliveDeadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{
-    Replacement, Source, VolumeKind as Kind, VolumeSpec, VolumeState, VolumeStatus,
+    ReplacementPolicy, VolumeSource, VolumeKind as Kind, VolumeSpec, VolumeState, VolumeStatus,
 };
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -115,7 +115,7 @@ impl Servers {
     }
 
     /// Asks a node to keep a part of itself for the run.
-    pub(crate) async fn allot(&self, address: &str, call: Allot) -> Result<Allotments> {
+    pub(crate) async fn allot(&self, address: &str, call: SetNodeQuota) -> Result<NodeQuotaList> {
         let deadline = Deadline::after_ms(ALLOT_MS);
         self.once(address, call, deadline).await
     }
@@ -166,8 +166,8 @@ impl Servers {
                     source: source(home),
                     cooperative: format!("{}-{}", self.run, spec.name),
                     replacement: match policy {
-                        CachePolicy::Lru => Replacement::Lru,
-                        CachePolicy::Mru => Replacement::Mru,
+                        CachePolicy::Lru => ReplacementPolicy::Lru,
+                        CachePolicy::Mru => ReplacementPolicy::Mru,
                     },
                     block_bytes: BLOCK_BYTES_DEFAULT,
                 };
@@ -192,7 +192,7 @@ impl Servers {
         kind: Kind,
     ) -> VolumeSpec {
         let declared = self.workflow.volume(volume);
-        let (size_bytes, size_files) = declared.limit.held(size.bytes, size.files);
+        let (size_bytes, size_files) = declared.limit.limit_for_reservation(size.bytes, size.files);
         VolumeSpec {
             id,
             name: declared.name.clone(),
@@ -207,7 +207,7 @@ impl Servers {
 
     pub(super) async fn make(&self, place: &Place, call: CreateVolume) -> Result<VolumeStatus> {
         let mut status = self.fill(&place.address, call).await?;
-        status.fault.take().map_or(Ok(status), Err)
+        status.error.take().map_or(Ok(status), Err)
     }
 
     /// Asks again while the server is busy filling the volume. A server answers before the call's
@@ -225,7 +225,7 @@ impl Servers {
                 }
                 answer => return answer,
             }
-            if end.left().is_zero() {
+            if end.remaining().is_zero() {
                 let text = format!(
                     "filling it took longer than {} hours",
                     FILL_MS_MAX / 3_600_000
@@ -241,7 +241,7 @@ impl Servers {
         let call = WarmCache {
             volume,
             path: String::new(),
-            pinning: Pinning::Leave,
+            pinning: Pinning::FetchOnly,
         };
         if let Err(error) = self.until(&place.address, call, CALL_MS).await {
             tracing::debug!(%volume, %error, "the cache comes with its readers");
@@ -251,7 +251,7 @@ impl Servers {
     /// What a part of a cache keeps, and what it got once more.
     pub(crate) async fn look_at_cache(&self, volume: VolumeId, place: &Place) -> Result<Event> {
         let deadline = Deadline::after_ms(LOOK_MS);
-        let status = self.once(&place.address, ShowCache { volume }, deadline);
+        let status = self.once(&place.address, GetCache { volume }, deadline);
         let status = status.await?;
         Ok(Event::CacheSeen {
             volume,
@@ -285,7 +285,7 @@ impl Servers {
             lifetime_ms,
         };
         let renewed = self.until(&place.address, call, self.silence_ms()).await;
-        renewed.map(|renewed| renewed.lost)
+        renewed.map(|renewed| renewed.lost_volumes)
     }
 
     /// A small call is repeated for so long, in milliseconds: a server that has not answered it
@@ -307,9 +307,9 @@ impl Servers {
             Ok(spec) => spec,
             Err(error) => return Event::JobStartFailed { execution, error },
         };
-        let Ok(words) = spec.command.take_words() else {
+        let Ok(words) = spec.command.move_arguments_to_body() else {
             // No node could start it: it ends as one that Linux refuses.
-            let report = not_started(too_long(&spec.command.executable));
+            let report = not_started(too_long_message(&spec.command.executable));
             return Event::JobEnded { execution, report };
         };
         let call = StartJob {
@@ -376,7 +376,7 @@ impl Servers {
                 writable: mount.writable,
                 write_back: mount.write_back,
                 token,
-                keep_ms: match results.contains(&mount.volume) {
+                lifetime_ms_min: match results.contains(&mount.volume) {
                     true => self.settings.result_lifetime_ms,
                     false => 0,
                 },
@@ -392,7 +392,7 @@ impl Servers {
                 directory: command.directory.clone(),
                 stdout: command.stdout.clone(),
                 stderr: command.stderr.clone(),
-                share: command.share.clone(),
+                shared_directories: command.share.clone(),
             },
             mounts,
             op_deadline_ms: self.settings.op_deadline_ms,
@@ -419,7 +419,7 @@ impl Servers {
         match &self.workflow.volume(volume).kind {
             VolumeKind::Cache { source: url, .. } => self.resolve(url).await,
             VolumeKind::Scratch { fill: Some(url) } => {
-                remote_io::filled(self, self.resolve(url).await?, ExtractId(id.0)).await
+                remote_io::filled(self, self.resolve(url).await?, ExtractionId(id.0)).await
             }
             VolumeKind::Scratch { fill: None } => {
                 let url = remote_io::any_home(&self.workflow).ok_or_else(|| {
@@ -443,7 +443,7 @@ impl Servers {
                 (homes.resolve(url), homes.is_listed())
             };
             let error = match found {
-                Err(error) if error.is_transient() && !end.left().is_zero() => error,
+                Err(error) if error.is_transient() && !end.remaining().is_zero() => error,
                 // Not the fault of who asks: it is away, as when a node says so.
                 Err(error) if error.is_transient() && self.is_resumed => {
                     return Err(Error::new(ErrorCode::HomeUnreachable, error.detail));
@@ -453,7 +453,7 @@ impl Servers {
             // Its jobs ran, so the names in the workflow were right once: their homes come back.
             if is_listed && !self.is_resumed {
                 let until = *patience.get_or_insert_with(|| Deadline::after_ms(HOME_MS));
-                if until.left().is_zero() {
+                if until.remaining().is_zero() {
                     // A home that never appears is a mistake in the workflow.
                     return Err(Error::new(ErrorCode::NotFound, error.detail));
                 }
@@ -468,7 +468,7 @@ impl Servers {
 
     /// A token for others to use, for as long as jobs may take.
     pub(super) fn give(&self, now: Time, resource: Resource, rights: &[Right]) -> Result<Token> {
-        self.bearer.give(resource, rights, now.plus_ms(TOKEN_MS))
+        self.bearer.delegate_token(resource, rights, now.plus_ms(TOKEN_MS))
     }
 
     /// Makes a call once.
@@ -478,7 +478,7 @@ impl Servers {
         call: C,
         deadline: Deadline,
     ) -> Result<C::Reply> {
-        let token = self.show(address, call.clone().into(), deadline.left_ms().into())?;
+        let token = self.show(address, call.clone().into(), deadline.remaining_ms().into())?;
         let answer = self.pool.call(address, &token, call, deadline).await;
         // One call may be late for other reasons: silence begins with its end.
         self.note_contact(address, tick(), &answer);
@@ -487,7 +487,7 @@ impl Servers {
 
     /// The token that a call shows: good for nothing else, and at no other node.
     pub(super) fn show(&self, address: &str, request: Request, ms: u64) -> Result<Token> {
-        self.bearer.show(address, &request, now(), ms)
+        self.bearer.token_for_call(address, &request, now(), ms)
     }
 
     pub(crate) async fn until<C: Call + Clone>(
@@ -509,9 +509,9 @@ impl Servers {
         let mut doubts = 0;
         loop {
             let (since, deadline) = (tick(), Deadline::after_ms(ms));
-            let token = self.show(address, call.clone().into(), Patience::longest_ms(ms))?;
+            let token = self.show(address, call.clone().into(), KeepaliveDeadline::total_ms_max(ms))?;
             let (call, body) = (call.clone(), body.clone());
-            let asked = self.pool.call_until(address, &token, call, body, deadline);
+            let asked = self.pool.call_with_retries(address, &token, call, body, deadline);
             let answer = asked.await.map(|(reply, _)| reply);
             self.note_contact(address, since, &answer);
             match &answer {
@@ -540,7 +540,7 @@ fn not_started(why: String) -> JobReport {
 /// What a part of a cache keeps as the primary. One that had to give some of it up has asked home
 /// for more than it could keep.
 fn kept_bytes(status: &CacheStatus) -> u64 {
-    let count = |name: &str| status.counts.get(name).copied().unwrap_or(0);
+    let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
     let kept = status.primary_bytes.saturating_add(status.pinned_bytes);
     match count("cache_evicted_primary") {
         0 => kept,
@@ -550,7 +550,7 @@ fn kept_bytes(status: &CacheStatus) -> u64 {
 
 /// What home sent a part of a cache once more as it had no room to keep it, in bytes.
 fn again_bytes(status: &CacheStatus) -> u64 {
-    let count = |name: &str| status.counts.get(name).copied().unwrap_or(0);
+    let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
     match count("cache_evicted_primary") {
         0 => 0,
         _ => count("cache_home_bytes").saturating_sub(count("cache_wanted_bytes")),
@@ -572,8 +572,8 @@ pub(super) fn made(warnings: SourceWarnings, volume: VolumeId, made: Event) -> V
     warned.into_iter().chain([made]).collect()
 }
 
-fn source(home: HomePath) -> Source {
-    Source::Home {
+fn source(home: HomePath) -> VolumeSource {
+    VolumeSource::Home {
         address: home.address,
         path: home.path,
         id: home.id,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::allotment::{Allot, Allotment, Allotments, Share};
+use bafs_proto::allotment::{SetNodeQuota, NodeQuotaStatus, NodeQuotaList, NodeQuota};
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
@@ -27,10 +27,10 @@ const LOOK_MS: u64 = 250;
 /// What is known of one node.
 #[derive(Debug, Default)]
 struct Known {
-    granted: Share,
+    granted: NodeQuota,
     /// This run's part, however much it has begun.
-    fair: Share,
-    others: Vec<Allotment>,
+    fair: NodeQuota,
+    others: Vec<NodeQuotaStatus>,
     asked: Option<Time>,
     is_asking: bool,
     /// Why it keeps nothing, if that is so and is no matter of the way to it.
@@ -80,7 +80,7 @@ impl Shares {
         &mut self,
         Moment { now, tick }: Moment,
         scheduler: &Scheduler,
-    ) -> (Vec<NodeShare>, Vec<(ServerId, Allot)>) {
+    ) -> (Vec<NodeShare>, Vec<(ServerId, SetNodeQuota)>) {
         // A run that has just begun knows no node; with the first it must not wait for more news.
         let nodes = scheduler.nodes_alive();
         let is_as_seen = |(at, seen)| tick.ms_since(at) < LOOK_MS && seen == nodes;
@@ -102,7 +102,7 @@ impl Shares {
             else {
                 continue;
             };
-            let capacity = Share {
+            let capacity = NodeQuota {
                 bytes: node.capacity.bytes,
                 files: node.capacity.files,
                 slots: node.slots,
@@ -110,8 +110,8 @@ impl Shares {
             let others = known.others.iter().map(|other| Claim {
                 owner: other.owner.clone(),
                 user: other.user.clone(),
-                want: other.want,
-                unit: other.unit,
+                want: other.desired,
+                unit: other.start_minimum,
             });
             let own = Claim {
                 owner: self.owner.clone(),
@@ -125,10 +125,10 @@ impl Shares {
             if demand.has_next && leaves_nothing(&self.owner, capacity, demand.keep, &claims) {
                 fair.slots = fair.slots.max(1);
             }
-            let ask = fair.most(demand.keep).least(capacity);
+            let ask = fair.component_max(demand.keep).component_min(capacity);
             known.fair = fair;
             if known.told.is_some() {
-                known.granted = known.granted.least(ask);
+                known.granted = known.granted.component_min(ask);
                 smaller.extend(known.tell(server));
             }
             known.asked = Some(tick);
@@ -143,26 +143,26 @@ impl Shares {
         now.0.max(self.serial.saturating_add(1))
     }
 
-    fn call(&self, serial: u64, demand: Demand, ask: Share) -> Allot {
-        Allot {
+    fn call(&self, serial: u64, demand: Demand, ask: NodeQuota) -> SetNodeQuota {
+        SetNodeQuota {
             owner: self.owner.clone(),
             user: self.user.clone(),
-            serial,
-            want: demand.want,
-            unit: demand.unit,
-            keep: demand.keep,
-            ask,
+            sequence: serial,
+            desired: demand.want,
+            start_minimum: demand.unit,
+            committed: demand.keep,
+            requested: ask,
             lifetime_ms: LIFETIME_MS,
         }
     }
 
     /// Takes what a node keeps; what the core must know. The first answers are told together: a
     /// cache is divided once, among the nodes that are known then.
-    pub(crate) fn answered(&mut self, server: ServerId, answer: Allotments) -> Vec<NodeShare> {
+    pub(crate) fn answered(&mut self, server: ServerId, answer: NodeQuotaList) -> Vec<NodeShare> {
         let known = self.known.entry(server).or_default();
         (known.is_asking, known.was_tried, known.refusal) = (false, true, None);
         known.granted = answer.granted;
-        known.others = answer.others;
+        known.others = answer.other_owners;
         known.has_answered = true;
         self.news(Some(server))
     }
@@ -205,16 +205,16 @@ impl Shares {
     }
 
     /// Calls that give everything back.
-    pub(crate) fn end(&self, now: Time) -> Vec<(ServerId, Allot)> {
+    pub(crate) fn end(&self, now: Time) -> Vec<(ServerId, SetNodeQuota)> {
         let nothing = Demand {
-            want: Share::ZERO,
-            unit: Share::ZERO,
-            keep: Share::ZERO,
+            want: NodeQuota::ZERO,
+            unit: NodeQuota::ZERO,
+            keep: NodeQuota::ZERO,
             has_next: false,
         };
         let (serial, nodes) = (self.serial_after(now), self.known.keys());
         nodes
-            .map(|server| (*server, self.call(serial, nothing, Share::ZERO)))
+            .map(|server| (*server, self.call(serial, nothing, NodeQuota::ZERO)))
             .collect()
     }
 }
@@ -223,7 +223,7 @@ impl Known {
     fn tell(&mut self, server: ServerId) -> Option<NodeShare> {
         let is_full = self.refusal == Some(ErrorCode::Busy);
         let is_shared = is_full || !self.others.is_empty();
-        let fair = Share {
+        let fair = NodeQuota {
             slots: self.granted.slots,
             ..self.fair
         };
@@ -236,7 +236,7 @@ impl Known {
             // Jobs that run are not stopped, but none takes their place.
             slots: self.granted.slots.min(self.fair.slots),
             is_shared,
-            is_over: is_shared && !fair.holds(self.granted),
+            is_over: is_shared && !fair.can_hold(self.granted),
         };
         let is_new = self.told != Some(share);
         self.told = Some(share);
@@ -280,11 +280,11 @@ mod tests {
         Shares::new("me".to_owned(), "me (run 1)".to_owned())
     }
 
-    fn granted(call: &Allot) -> Allotments {
-        Allotments {
-            granted: call.ask,
-            capacity: call.ask,
-            others: Vec::new(),
+    fn granted(call: &SetNodeQuota) -> NodeQuotaList {
+        NodeQuotaList {
+            granted: call.requested,
+            capacity: call.requested,
+            other_owners: Vec::new(),
         }
     }
 
@@ -300,13 +300,13 @@ mod tests {
             for (server, call) in &calls {
                 shares.answered(*server, granted(call));
             }
-            calls.first().map(|(_, call)| call.serial)
+            calls.first().map(|(_, call)| call.sequence)
         };
         let first = ask(1_000_000, 0).expect("it is asked");
         assert_eq!(ask(1_000_300, 300), None, "it was asked just now");
         let second = ask(940_000, ALONE_MS).expect("it is asked again");
         assert!(second > first);
-        assert!(shares.end(Time(940_000))[0].1.serial > second);
+        assert!(shares.end(Time(940_000))[0].1.sequence > second);
     }
 
     #[test]
@@ -341,19 +341,19 @@ mod tests {
                 tick: Time(now),
             };
             let (_, calls) = shares.due(moment(0), &scheduler);
-            let other = Allotment {
+            let other = NodeQuotaStatus {
                 owner: "they (run 2)".to_owned(),
                 user: "they".to_owned(),
-                want: calls[0].1.ask,
-                unit: Share {
+                desired: calls[0].1.requested,
+                start_minimum: NodeQuota {
                     bytes: 7_000_000,
                     files: 1,
                     slots: 2,
                 },
-                granted: Share::ZERO,
+                granted: NodeQuota::ZERO,
             };
-            let answer = Allotments {
-                others: vec![other],
+            let answer = NodeQuotaList {
+                other_owners: vec![other],
                 ..granted(&calls[0].1)
             };
             let told = shares.answered(NODE, answer);

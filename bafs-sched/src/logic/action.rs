@@ -1,6 +1,6 @@
 //! What the core wants done, as imperatives. All are safe to repeat.
 
-use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use super::progress::Outcome;
@@ -81,7 +81,7 @@ pub enum Action {
     /// Send a file home; answered by `FileExtracted` or `ExtractFailed`.
     ExtractFile {
         /// This extraction.
-        extract: ExtractId,
+        extract: ExtractionId,
         /// Position in the workflow's list of extracts.
         index: u32,
         /// The volume that has the file.

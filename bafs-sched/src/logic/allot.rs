@@ -1,7 +1,7 @@
 //! Nodes that several runs share: what this run could use of each, what it needs of it, what it
 //! has. How much it asks for is decided in `division.rs`.
 
-use bafs_proto::allotment::Share;
+use bafs_proto::allotment::NodeQuota;
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
@@ -40,11 +40,11 @@ pub(super) enum GivesUp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
     /// What it could use.
-    pub want: Share,
+    pub want: NodeQuota,
     /// The least with which it can begin anything.
-    pub unit: Share,
+    pub unit: NodeQuota,
     /// What it needs to bring to an end what it has begun there.
-    pub keep: Share,
+    pub keep: NodeQuota,
     /// Whether something that it has begun there has a job to start yet.
     pub has_next: bool,
 }
@@ -60,7 +60,7 @@ impl Scheduler {
         let begun = self.graph.finals() + self.attempts.len() as u64;
         let left = (self.graph.workflow.jobs.len() as u64).saturating_sub(begun);
         if left == 0 || matches!(self.phase, Phase::Finishing | Phase::Over) {
-            let unit = Share::ZERO;
+            let unit = NodeQuota::ZERO;
             return Some(Demand {
                 want: keep,
                 unit,
@@ -75,9 +75,9 @@ impl Scheduler {
             true => (Space::ZERO, Space::ZERO),
             false => (node.seen.capacity, self.unit()),
         };
-        let unit = share(unit, self.cpus_max.min(slots)).least(capacity);
+        let unit = share(unit, self.cpus_max.min(slots)).component_min(capacity);
         Some(Demand {
-            want: share(want, slots).most(keep),
+            want: share(want, slots).component_max(keep),
             unit,
             keep,
             has_next,
@@ -262,8 +262,8 @@ impl Scheduler {
     }
 }
 
-fn share(space: Space, slots: u32) -> Share {
-    Share {
+fn share(space: Space, slots: u32) -> NodeQuota {
+    NodeQuota {
         bytes: space.bytes,
         files: space.files,
         slots,

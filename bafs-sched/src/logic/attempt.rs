@@ -302,7 +302,7 @@ impl Scheduler {
             JobOutcome::NotStarted(why) => {
                 self.refused(job, format!("could not be started: {why}"), tail);
             }
-            JobOutcome::Environment(error) => self.environment_ended(job, &error, tail),
+            JobOutcome::EnvironmentFailed(error) => self.environment_ended(job, &error, tail),
             JobOutcome::Killed => self.environment_fault(job, "somebody killed it"),
         }
     }

@@ -189,7 +189,7 @@ impl Checkpoints {
 
     /// Takes note of a job that is done, and kept its slots for so long.
     pub(super) fn learn_job(&mut self, took_ms: u64, report: &JobReport) {
-        let waits = report.volumes.iter().map(|used| used.waited_ms);
+        let waits = report.volumes.iter().map(|used| used.wait_ms);
         let waited_ms = waits.fold(0, u64::saturating_add);
         self.took_ms = self.took_ms.saturating_add(took_ms);
         self.wall_ms = self.wall_ms.saturating_add(report.wall_ms);
@@ -394,8 +394,8 @@ impl Scheduler {
             let name = &self.graph.workflow.volume(*volume).name;
             let used = report.volumes.iter().find(|used| used.name == *name);
             // None of an agent that was not told.
-            if let Some(used) = used.filter(|used| used.held_bytes > 0) {
-                self.checkpoints.held.insert(*volume, used.held_bytes);
+            if let Some(used) = used.filter(|used| used.used_bytes > 0) {
+                self.checkpoints.held.insert(*volume, used.used_bytes);
             }
         }
     }

@@ -90,7 +90,7 @@ impl Scheduler {
     pub(super) fn learn_computing(&mut self, job: JobIndex, report: &JobReport) {
         let declared_s = self.graph.workflow.job(job).runtime_s.unwrap_or(0);
         if let Some(guided) = &mut self.guided {
-            guided.computing.learn(declared_s, report.computed_ms());
+            guided.computing.learn(declared_s, report.compute_ms());
         }
     }
 

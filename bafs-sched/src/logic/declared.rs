@@ -50,7 +50,7 @@ pub(super) struct Deeds {
 }
 
 fn has_read(used: &VolumeUse) -> bool {
-    used.opened > 0 || used.read_bytes > 0
+    used.read_opens > 0 || used.read_bytes > 0
 }
 
 /// What a job did to a volume, at all of the paths where it mounts it.
@@ -58,17 +58,17 @@ fn used_in_all(report: &JobReport, name: &str) -> Option<VolumeUse> {
     let mut all = report.volumes.iter().filter(|used| used.name == name);
     let mut sum = all.next()?.clone();
     for used in all {
-        sum.opened = sum.opened.saturating_add(used.opened);
+        sum.read_opens = sum.read_opens.saturating_add(used.read_opens);
         sum.read_bytes = sum.read_bytes.saturating_add(used.read_bytes);
         sum.changes = sum.changes.saturating_add(used.changes);
         sum.written_bytes = sum.written_bytes.saturating_add(used.written_bytes);
-        sum.looked = sum.looked.saturating_add(used.looked);
-        sum.is_uncounted |= used.is_uncounted;
-        if sum.first_read.is_empty() {
-            sum.first_read.clone_from(&used.first_read);
+        sum.metadata_ops = sum.metadata_ops.saturating_add(used.metadata_ops);
+        sum.has_no_counts |= used.has_no_counts;
+        if sum.first_read_path.is_empty() {
+            sum.first_read_path.clone_from(&used.first_read_path);
         }
-        if sum.first_changed.is_empty() {
-            sum.first_changed.clone_from(&used.first_changed);
+        if sum.first_changed_path.is_empty() {
+            sum.first_changed_path.clone_from(&used.first_changed_path);
         }
     }
     Some(sum)
@@ -96,8 +96,8 @@ impl Scheduler {
             let Some(used) = used_in_all(report, name) else {
                 continue;
             };
-            let is_unused = !has_read(&used) && !has_written(&used) && used.looked == 0;
-            if is_unused && !used.is_uncounted {
+            let is_unused = !has_read(&used) && !has_written(&used) && used.metadata_ops == 0;
+            if is_unused && !used.has_no_counts {
                 self.warn_unused(job, volume);
             }
             if !self.graph.volume(volume).is_cache {
@@ -121,7 +121,7 @@ impl Scheduler {
         }
         let spec = self.graph.workflow.volume(volume);
         let is_filled = matches!(&spec.kind, VolumeKind::Scratch { fill: Some(_) });
-        let file = &used.first_read;
+        let file = &used.first_read_path;
         let writers = self.deeds.wrote.get(&volume);
         let others: Vec<JobIndex> = writers.into_iter().flatten().map(|(job, _)| *job).collect();
         // One that comes after this job has done so before when this one runs again.
@@ -160,7 +160,7 @@ impl Scheduler {
             }
         }
         let writers = self.deeds.wrote.entry(volume).or_default();
-        writers.insert(job, used.first_changed.clone());
+        writers.insert(job, used.first_changed_path.clone());
     }
 
     fn warn_unordered(
@@ -278,7 +278,7 @@ impl Scheduler {
     /// Tells the user something, if it is not too much.
     pub(super) fn tell(&mut self, mut warning: Warning) {
         // Agents tell of files by their names, which may be bytes.
-        warning.text = path::shown(&warning.text).into_owned();
+        warning.text = path::printable(&warning.text).into_owned();
         if self.deeds.warnings.contains(&warning) {
             return;
         }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::allotment::Share;
+use bafs_proto::allotment::NodeQuota;
 
 /// What a run wants of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,57 +14,57 @@ pub struct Claim {
     /// The person.
     pub user: String,
     /// What it could use.
-    pub want: Share,
+    pub want: NodeQuota,
     /// The least with which it can begin anything.
-    pub unit: Share,
+    pub unit: NodeQuota,
 }
 
 /// What `owner` may ask for of a node with this capacity, in the turn of this number. Where parts
 /// that are alike would be too small for some to begin anything, one after the other gets what it
 /// needs for a turn, and the others divide the rest.
-pub fn share_of(owner: &str, capacity: Share, claims: &[Claim], turn: u64) -> Share {
+pub fn share_of(owner: &str, capacity: NodeQuota, claims: &[Claim], turn: u64) -> NodeQuota {
     let mut claims: Vec<&Claim> = claims.iter().collect();
     claims.sort_by(|a, b| (&a.user, &a.owner).cmp(&(&b.user, &b.owner)));
     claims.dedup_by(|a, b| a.owner == b.owner);
-    let all: Vec<Share> = divide(capacity, &claims);
+    let all: Vec<NodeQuota> = divide(capacity, &claims);
     let is_large = |position: usize| {
         let claim = claims[position];
-        let unit = claim.unit.least(capacity);
-        claim.want.holds(unit) && !all[position].holds(unit)
+        let unit = claim.unit.component_min(capacity);
+        claim.want.can_hold(unit) && !all[position].can_hold(unit)
     };
     let position = claims.iter().position(|claim| claim.owner == owner);
     let Some(position) = position else {
-        return Share::ZERO;
+        return NodeQuota::ZERO;
     };
     if !(0..claims.len()).any(is_large) {
         return all[position];
     }
     let first = whose_turn(&claims, turn);
     if is_large(first) {
-        let unit = claims[first].unit.most(all[first]).least(capacity);
+        let unit = claims[first].unit.component_max(all[first]).component_min(capacity);
         if first == position {
             return unit;
         }
         let others = |at: &usize| *at != first;
-        return divide_among(capacity.minus(unit), &claims, position, others);
+        return divide_among(capacity.saturating_sub(unit), &claims, position, others);
     }
     match is_large(position) {
-        true => Share::ZERO,
+        true => NodeQuota::ZERO,
         false => divide_among(capacity, &claims, position, |at| !is_large(*at)),
     }
 }
 
 /// Whether what `owner` keeps of a node leaves some other run too little space to begin anything:
 /// that one gets on only when the owner ends what it has begun, whoever's turn it is.
-pub fn leaves_nothing(owner: &str, capacity: Share, keep: Share, claims: &[Claim]) -> bool {
-    let left = Share {
+pub fn leaves_nothing(owner: &str, capacity: NodeQuota, keep: NodeQuota, claims: &[Claim]) -> bool {
+    let left = NodeQuota {
         slots: u32::MAX,
-        ..capacity.minus(keep)
+        ..capacity.saturating_sub(keep)
     };
     let mut others = claims.iter().filter(|claim| claim.owner != owner);
     let is_large = |claim: &Claim| {
-        let unit = claim.unit.least(capacity);
-        claim.want.holds(unit) && !left.holds(unit)
+        let unit = claim.unit.component_min(capacity);
+        claim.want.can_hold(unit) && !left.can_hold(unit)
     };
     others.any(is_large)
 }
@@ -82,11 +82,11 @@ fn whose_turn(claims: &[&Claim], turn: u64) -> usize {
 }
 
 fn divide_among(
-    capacity: Share,
+    capacity: NodeQuota,
     claims: &[&Claim],
     position: usize,
     is_in: impl Fn(&usize) -> bool,
-) -> Share {
+) -> NodeQuota {
     let among: Vec<usize> = (0..claims.len()).filter(is_in).collect();
     let theirs: Vec<&Claim> = among.iter().map(|at| claims[*at]).collect();
     let shares = divide(capacity, &theirs);
@@ -95,8 +95,8 @@ fn divide_among(
 }
 
 /// Parts that are alike, in the order of the claims, which are sorted by user.
-fn divide(capacity: Share, claims: &[&Claim]) -> Vec<Share> {
-    let by = |of: fn(&Share) -> u64| {
+fn divide(capacity: NodeQuota, claims: &[&Claim]) -> Vec<NodeQuota> {
+    let by = |of: fn(&NodeQuota) -> u64| {
         let mut users: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
         for claim in claims {
             let wants = users.entry(&claim.user).or_default();
@@ -112,7 +112,7 @@ fn divide(capacity: Share, claims: &[&Claim]) -> Vec<Share> {
     let (bytes, files) = (by(|s| s.bytes), by(|s| s.files));
     let slots = by(|s| u64::from(s.slots));
     let parts = bytes.into_iter().zip(files).zip(slots);
-    let part = |((bytes, files), slots)| Share {
+    let part = |((bytes, files), slots)| NodeQuota {
         bytes,
         files,
         slots: u32::try_from(slots).unwrap_or(u32::MAX),
@@ -146,15 +146,15 @@ fn fill(mut left: u64, wants: &[u64]) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    fn share(bytes: u64, slots: u32) -> Share {
-        Share {
+    fn share(bytes: u64, slots: u32) -> NodeQuota {
+        NodeQuota {
             bytes,
             files: bytes,
             slots,
         }
     }
 
-    fn claim(user: &str, run: u32, want: Share, unit: Share) -> Claim {
+    fn claim(user: &str, run: u32, want: NodeQuota, unit: NodeQuota) -> Claim {
         Claim {
             owner: format!("{user}{run}"),
             user: user.to_owned(),
@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    fn shares(capacity: Share, claims: &[Claim], turn: u64) -> Vec<(u64, u32)> {
+    fn shares(capacity: NodeQuota, claims: &[Claim], turn: u64) -> Vec<(u64, u32)> {
         let part = |claim: &Claim| share_of(&claim.owner, capacity, claims, turn);
         let parts = claims.iter().map(part);
         parts.map(|part| (part.bytes, part.slots)).collect()
@@ -252,7 +252,7 @@ mod tests {
                 .map(|run| {
                     let user = ["a", "b", "c"][usize::try_from(dice.below(3)).expect("three")];
                     let unit = share(1 + dice.below(capacity.bytes), 1);
-                    let want = unit.most(share(dice.below(2_000), slots));
+                    let want = unit.component_max(share(dice.below(2_000), slots));
                     claim(user, u32::try_from(run).expect("few"), want, unit)
                 })
                 .collect();
@@ -261,7 +261,7 @@ mod tests {
                 let mut sum = (0, 0);
                 for (claim, has_had) in claims.iter().zip(&mut has_had) {
                     let part = share_of(&claim.owner, capacity, &claims, turn);
-                    *has_had |= part.holds(claim.unit);
+                    *has_had |= part.can_hold(claim.unit);
                     sum = (sum.0 + part.bytes, sum.1 + part.slots);
                 }
                 let is_within = sum.0 <= capacity.bytes && sum.1 <= capacity.slots;

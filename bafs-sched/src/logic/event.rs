@@ -1,7 +1,7 @@
 //! Facts that the core is told, in the past tense. They are what the journal keeps.
 
 use bafs_proto::Error;
-use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::JobReport;
 use bafs_proto::source_warning::SourceWarnings;
 use serde::{Deserialize, Serialize};
@@ -119,14 +119,14 @@ pub enum Event {
     /// A file is durable at home.
     FileExtracted {
         /// Which extraction.
-        extract: ExtractId,
+        extract: ExtractionId,
         /// Size of the file.
         bytes: u64,
     },
     /// A file could not be sent home.
     ExtractFailed {
         /// Which extraction.
-        extract: ExtractId,
+        extract: ExtractionId,
         /// Why.
         error: Error,
     },

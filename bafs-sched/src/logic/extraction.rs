@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
@@ -21,9 +21,9 @@ enum Stage {
     /// The volume's writers are not all done.
     Waiting,
     /// The server was asked.
-    Sending(ExtractId, VolumeId),
+    Sending(ExtractionId, VolumeId),
     /// Failed for the moment; the same extraction goes on later.
-    Paused(ExtractId, VolumeId),
+    Paused(ExtractionId, VolumeId),
     /// Durable at home.
     Done,
     /// Given up; the file stays where it is, for the user to fetch.
@@ -53,7 +53,7 @@ pub(super) struct Extractions {
     given_up: BTreeMap<u32, Warning>,
     /// Kinds of refusals that the user was told of.
     told: BTreeSet<ErrorCode>,
-    by_id: BTreeMap<ExtractId, u32>,
+    by_id: BTreeMap<ExtractionId, u32>,
     /// Files that are no results.
     pub(super) logs: FailedLogs,
     pub(super) done: u64,
@@ -84,7 +84,7 @@ impl Extractions {
     }
 
     /// Extractions that a server was asked for: position, id and volume.
-    pub(super) fn under_way(&self) -> impl Iterator<Item = (u32, ExtractId, VolumeId)> {
+    pub(super) fn under_way(&self) -> impl Iterator<Item = (u32, ExtractionId, VolumeId)> {
         let asked = self.by_id.iter();
         let asked = asked.filter_map(|(id, index)| match self.stages[*index as usize] {
             Stage::Sending(_, volume) => Some((*index, *id, volume)),
@@ -100,7 +100,7 @@ impl Extractions {
 
     /// An extraction from this volume that was begun: its id, and whether a server is asked for it
     /// now.
-    pub(super) fn begun(&self, index: u32, volume: VolumeId) -> Option<(ExtractId, bool)> {
+    pub(super) fn begun(&self, index: u32, volume: VolumeId) -> Option<(ExtractionId, bool)> {
         match self.stages[index as usize] {
             Stage::Sending(extract, of) if of == volume => Some((extract, true)),
             Stage::Paused(extract, of) if of == volume => Some((extract, false)),
@@ -120,7 +120,7 @@ impl Extractions {
     }
 
     /// The volume of an extraction that a server was asked for.
-    pub(super) fn volume_of(&self, extract: ExtractId) -> Option<VolumeId> {
+    pub(super) fn volume_of(&self, extract: ExtractionId) -> Option<VolumeId> {
         let Some(index) = self.by_id.get(&extract) else {
             return self.logs.volume_of(extract);
         };
@@ -216,7 +216,7 @@ impl Scheduler {
         {
             return;
         }
-        let extract = ExtractId(self.next_id());
+        let extract = ExtractionId(self.next_id());
         self.extractions.stages[index as usize] = Stage::Sending(extract, id);
         self.extractions.asked[index as usize] = self.now;
         self.extractions.by_id.insert(extract, index);
@@ -249,7 +249,7 @@ impl Scheduler {
         });
     }
 
-    pub(super) fn file_extracted(&mut self, extract: ExtractId, bytes: u64) {
+    pub(super) fn file_extracted(&mut self, extract: ExtractionId, bytes: u64) {
         if self.log_sent(extract) {
             return;
         }
@@ -262,7 +262,7 @@ impl Scheduler {
         self.close_extract(index, Stage::Done);
     }
 
-    pub(super) fn extract_failed(&mut self, extract: ExtractId, error: &Error) {
+    pub(super) fn extract_failed(&mut self, extract: ExtractionId, error: &Error) {
         if self.log_failed(extract, error) {
             return;
         }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
@@ -34,7 +34,7 @@ struct FailedLog {
 
 /// All that are on their way.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct FailedLogs(BTreeMap<ExtractId, FailedLog>);
+pub(super) struct FailedLogs(BTreeMap<ExtractionId, FailedLog>);
 
 impl FailedLogs {
     /// Whether none is on its way.
@@ -43,13 +43,13 @@ impl FailedLogs {
     }
 
     /// Those that a server was asked for: position, id and volume.
-    pub(super) fn under_way(&self) -> impl Iterator<Item = (u32, ExtractId, VolumeId)> {
+    pub(super) fn under_way(&self) -> impl Iterator<Item = (u32, ExtractionId, VolumeId)> {
         let asked = self.0.iter().filter(|(_, log)| !log.is_paused);
         asked.map(|(extract, log)| (log.index, *extract, log.volume))
     }
 
     /// The volume of one.
-    pub(super) fn volume_of(&self, extract: ExtractId) -> Option<VolumeId> {
+    pub(super) fn volume_of(&self, extract: ExtractionId) -> Option<VolumeId> {
         self.0.get(&extract).map(|log| log.volume)
     }
 
@@ -78,7 +78,7 @@ impl FailedLogs {
 
 impl Scheduler {
     /// Whether an extraction is that of the log of a job that failed.
-    pub(crate) fn is_failed_log(&self, extract: ExtractId) -> bool {
+    pub(crate) fn is_failed_log(&self, extract: ExtractionId) -> bool {
         self.extractions.logs.volume_of(extract).is_some()
     }
 
@@ -104,7 +104,7 @@ impl Scheduler {
             // What was asked for is not asked for under another id.
             let (extract, is_asked) = match self.extractions.begun(index, id) {
                 Some(begun) => begun,
-                None if self.extractions.is_waiting(index) => (ExtractId(self.next_id()), false),
+                None if self.extractions.is_waiting(index) => (ExtractionId(self.next_id()), false),
                 None => continue,
             };
             let log = FailedLog {
@@ -150,12 +150,12 @@ impl Scheduler {
     }
 
     /// Takes note of a log that is at home. Answers whether it was one.
-    pub(super) fn log_sent(&mut self, extract: ExtractId) -> bool {
+    pub(super) fn log_sent(&mut self, extract: ExtractionId) -> bool {
         self.end_log(extract, |path, target| format!("its {path} is at {target}"))
     }
 
     /// Takes note of a log that could not be sent. Answers whether it was one.
-    pub(super) fn log_failed(&mut self, extract: ExtractId, error: &Error) -> bool {
+    pub(super) fn log_failed(&mut self, extract: ExtractionId, error: &Error) -> bool {
         let Some(log) = self.extractions.logs.0.get_mut(&extract) else {
             return false;
         };
@@ -182,7 +182,7 @@ impl Scheduler {
 
     /// The last of what was to be done for a log; the message of the job's failure says how it
     /// went.
-    fn end_log(&mut self, extract: ExtractId, tell: impl Fn(&str, &str) -> String) -> bool {
+    fn end_log(&mut self, extract: ExtractionId, tell: impl Fn(&str, &str) -> String) -> bool {
         let Some(log) = self.extractions.logs.0.remove(&extract) else {
             return false;
         };

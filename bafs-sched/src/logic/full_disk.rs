@@ -168,12 +168,12 @@ impl Scheduler {
         used: &VolumeUse,
         report: &JobReport,
     ) -> bool {
-        let Some(disk) = disk_of(used).filter(|_| used.is_uncounted) else {
+        let Some(disk) = disk_of(used).filter(|_| used.has_no_counts) else {
             return false;
         };
         let held = Space {
-            bytes: used.held_bytes,
-            files: used.held_files,
+            bytes: used.used_bytes,
+            files: used.used_files,
         };
         let is_short = !disk.holds(self.size_of(volume).minus(held));
         let is_full = disk.bytes < FULL_BYTES || disk.files == 0;
@@ -183,7 +183,7 @@ impl Scheduler {
     /// The most that a volume may hold, which of a watched one is less than its reservation.
     fn limit_of(&self, volume: VolumeIndex) -> Space {
         let (size, spec) = (self.size_of(volume), self.graph.workflow.volume(volume));
-        let (bytes, files) = spec.limit.held(size.bytes, size.files);
+        let (bytes, files) = spec.limit.limit_for_reservation(size.bytes, size.files);
         Space { bytes, files }
     }
 
@@ -207,8 +207,8 @@ impl Scheduler {
             let used = used_of(*volume)?;
             let (size, disk) = (self.size_of(*volume), disk_of(used)?);
             let held = Space {
-                bytes: used.held_bytes,
-                files: used.held_files,
+                bytes: used.used_bytes,
+                files: used.used_files,
             };
             Some((*volume, disk, disk.holds(size.minus(held))))
         });
@@ -220,8 +220,8 @@ impl Scheduler {
             let (size, used) = (self.size_of(*volume), used_of(*volume));
             // What a program removed before it ended may have filled the volume.
             used.is_none_or(|used| {
-                used.held_bytes.max(used.written_bytes) >= size.bytes.div_ceil(2)
-                    || used.held_files.max(used.changes) >= size.files.div_ceil(2)
+                used.used_bytes.max(used.written_bytes) >= size.bytes.div_ceil(2)
+                    || used.used_files.max(used.changes) >= size.files.div_ceil(2)
             })
         };
         let is_unknown = known.next().is_none() && !refused.iter().any(is_half_full);
@@ -494,8 +494,8 @@ fn with_commas(number: u64) -> String {
 
 /// What the disk below a volume had free, as far as that is known.
 fn disk_of(used: &VolumeUse) -> Option<Space> {
-    let bytes = used.disk_bytes?;
-    let files = used.disk_files.unwrap_or(u64::MAX);
+    let bytes = used.disk_free_bytes?;
+    let files = used.disk_free_files.unwrap_or(u64::MAX);
     Some(Space { bytes, files })
 }
 

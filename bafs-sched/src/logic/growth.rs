@@ -35,7 +35,7 @@ impl Scheduler {
     /// says so, or it ended by itself after calls that failed for that.
     pub(super) fn found_no_space(&self, job: JobIndex, report: &JobReport) -> bool {
         match &report.outcome {
-            JobOutcome::Environment(error) => error.class() == ErrorClass::NoSpace,
+            JobOutcome::EnvironmentFailed(error) => error.class() == ErrorClass::NoSpace,
             // It does not begin where its output finds no place.
             JobOutcome::Exited(_) | JobOutcome::Signaled(_) | JobOutcome::NotStarted(_) => {
                 !self.refused_for_space(job, report).is_empty()
@@ -50,7 +50,7 @@ impl Scheduler {
         let is_refused = |volume: &VolumeIndex| {
             let name = &self.graph.workflow.volume(*volume).name;
             let mut used = report.volumes.iter().filter(|used| used.name == *name);
-            used.any(|used| used.refused_for_space > 0 || self.met_full_disk(*volume, used, report))
+            used.any(|used| used.no_space_errors > 0 || self.met_full_disk(*volume, used, report))
         };
         let mut written = self.scratch_written(job);
         written.retain(is_refused);
@@ -131,8 +131,8 @@ impl Scheduler {
             let (size, spec) = (self.size_of(*volume), self.graph.workflow.volume(*volume));
             let mut used = report.volumes.iter().filter(|used| used.name == spec.name);
             used.any(|used| {
-                used.held_bytes >= size.bytes - size.bytes / 10
-                    || used.held_files >= size.files - size.files / 10
+                used.used_bytes >= size.bytes - size.bytes / 10
+                    || used.used_files >= size.files - size.files / 10
             })
         };
         let refused = self.refused_for_space(job, report);

@@ -357,7 +357,7 @@ impl Scheduler {
 fn may_have_run(report: &JobReport) -> bool {
     match &report.outcome {
         JobOutcome::NotStarted(_) => false,
-        JobOutcome::Environment(error) => {
+        JobOutcome::EnvironmentFailed(error) => {
             !report.volumes.is_empty() || report.wall_ms > 0 || error.code == ErrorCode::ServerFault
         }
         JobOutcome::Exited(_) | JobOutcome::Signaled(_) | JobOutcome::Killed => true,

@@ -293,8 +293,8 @@ impl Scheduler {
                 continue;
             };
             let held = Space {
-                bytes: used.held_bytes,
-                files: used.held_files,
+                bytes: used.used_bytes,
+                files: used.used_files,
             };
             let known = self.sizes.learned.get(kind).copied();
             // The margin is there to be used, but not up to its end.

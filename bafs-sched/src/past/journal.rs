@@ -179,7 +179,7 @@ impl<'r> Uses<'r> {
     fn held(&self, job: JobIndex, name: &str) -> u64 {
         let volumes = self.summaries.get(&job).map(|summary| &summary.volumes);
         let used = volumes.and_then(|volumes| volumes.iter().find(|used| used.name == name));
-        used.map_or(0, |used| used.held_bytes.max(used.read_bytes))
+        used.map_or(0, |used| used.used_bytes.max(used.read_bytes))
     }
 
     /// What a volume was filled with: what its first user found, or rather left without what it
@@ -190,7 +190,7 @@ impl<'r> Uses<'r> {
             return None;
         }
         let used = self.of(self.first_user(volume)?, volume)?;
-        let found = used.held_bytes.saturating_sub(used.written_bytes);
+        let found = used.used_bytes.saturating_sub(used.written_bytes);
         (found > 0).then_some(found)
     }
 
@@ -237,12 +237,12 @@ impl<'r> Uses<'r> {
             // A directory of the node was bound into the job's name space: nobody counted, neither
             // bytes nor waits.
             (false, true) => MountLoad {
-                written_bytes: used.held_bytes,
+                written_bytes: used.used_bytes,
                 is_bound: true,
                 ..MountLoad::default()
             },
             (false, false) => MountLoad {
-                read_bytes: used.held_bytes,
+                read_bytes: used.used_bytes,
                 is_bound: true,
                 ..MountLoad::default()
             },
@@ -261,7 +261,7 @@ fn touched_bytes(file: &TouchedPages) -> u64 {
             size => all.min(size.saturating_sub(first.saturating_mul(PAGE_BYTES))),
         }
     };
-    file.runs.iter().map(bytes).fold(0, u64::saturating_add)
+    file.page_runs.iter().map(bytes).fold(0, u64::saturating_add)
 }
 
 /// The machines: groups of nodes as clusters, each with the rates that were measured there.
@@ -521,7 +521,7 @@ mod tests {
             let summary = |job: u32| {
                 let used = VolumeUse {
                     name: "v".to_owned(),
-                    held_bytes: 6_000_000_000,
+                    used_bytes: 6_000_000_000,
                     written_bytes: if job == writer { 5_000_000_000 } else { 0 },
                     ..VolumeUse::default()
                 };
@@ -552,7 +552,7 @@ mod tests {
             touched_bytes(&TouchedPages {
                 path: "set".to_owned(),
                 size,
-                runs,
+                page_runs: runs,
             })
         };
         assert_eq!(read(16_000_000, &[(0, 3_907)]), 16_000_000);

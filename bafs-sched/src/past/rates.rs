@@ -39,7 +39,7 @@ pub(super) fn home_rate(timeline: &Timeline, uses: &Uses<'_>, measured: &Measure
             let used = uses.of(execution.job, mount.volume);
             if let (VolumeKind::Cache { .. }, Some(used)) = (kind, used) {
                 let bytes = uses.mount(execution.job, mount.volume, false).read_bytes;
-                let read = (used.waited_ms, execution.asked_ms, bytes);
+                let read = (used.wait_ms, execution.asked_ms, bytes);
                 let most = longest.entry(mount.volume).or_default();
                 *most = read.max(*most);
             }
@@ -99,7 +99,7 @@ pub(super) fn node_rates(
             if let VolumeKind::Cache { .. } = uses.workflow.volume(mount.volume).kind {
                 let reading = Reading {
                     from_ms: execution.asked_ms,
-                    waited_ms: used.waited_ms,
+                    waited_ms: used.wait_ms,
                     bytes: uses.mount(execution.job, mount.volume, false).read_bytes,
                 };
                 let of_node = caches.entry((mount.volume, execution.server));
@@ -107,14 +107,14 @@ pub(super) fn node_rates(
                 continue;
             }
             let bytes = used.read_bytes.saturating_add(used.written_bytes);
-            if bytes < TELLING_BYTES || used.waited_ms < TELLING_MS {
+            if bytes < TELLING_BYTES || used.wait_ms < TELLING_MS {
                 continue;
             }
             let mut mounted = execution.mounts.iter().map(|at| &timeline.volumes[*at]);
             let is_own =
                 mounted.any(|it| it.volume == mount.volume && it.server == execution.server);
             let fastest = if is_own { &mut own } else { &mut others };
-            *fastest = rate(bytes, used.waited_ms).max(*fastest);
+            *fastest = rate(bytes, used.wait_ms).max(*fastest);
         }
     }
     let mut parts: BTreeMap<VolumeIndex, BTreeMap<ServerId, u64>> = BTreeMap::new();

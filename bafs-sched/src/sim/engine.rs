@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
-use bafs_proto::ids::{ExecutionId, ExtractId, RunId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, VolumeId};
 use bafs_proto::time::Time;
 
 use super::clusters::Caches;
@@ -60,7 +60,7 @@ pub(super) enum Owner {
     /// A scratch volume's that is filled from home.
     Fill(VolumeId),
     /// A file's on its way home.
-    Extract(ExtractId),
+    Extract(ExtractionId),
 }
 
 /// What happens at a time.
@@ -169,7 +169,7 @@ pub struct Simulation {
     /// Volumes on their way.
     pub(super) fills: BTreeMap<VolumeId, Fill>,
     pub(super) copying: Copying,
-    pub(super) extracts: BTreeMap<ExtractId, Sending>,
+    pub(super) extracts: BTreeMap<ExtractionId, Sending>,
     pub(super) dice: SeededRng,
     /// Nodes of which the catalog noticed lately that they are there or not.
     pub(super) noticed: Vec<u32>,

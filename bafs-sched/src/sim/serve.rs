@@ -1,7 +1,7 @@
 //! What simulated servers do when the scheduler asks, and what executions do one thing after the
 //! other. Models where bytes go and how long that takes; decides nothing.
 
-use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::report::VolumeUse;
 use bafs_proto::{Error, ErrorCode};
@@ -364,7 +364,7 @@ impl Simulation {
         self.note_spell(at, !is_lost);
         self.clear(at);
         let outcome = match is_lost {
-            true => JobOutcome::Environment(Error::new(ErrorCode::VolumeLost, "a volume is gone")),
+            true => JobOutcome::EnvironmentFailed(Error::new(ErrorCode::VolumeLost, "a volume is gone")),
             false => JobOutcome::Exited(0),
         };
         self.facts.push_back(Event::JobEnded {
@@ -381,7 +381,7 @@ impl Simulation {
         let written = mounts.filter(|(mount, _)| mount.writable);
         let used = written.map(|(mount, volume)| VolumeUse {
             name: workflow.volume(mount.volume).name.clone(),
-            held_bytes: self.copying.held(volume.id),
+            used_bytes: self.copying.held(volume.id),
             changes: 1,
             ..VolumeUse::default()
         });
@@ -435,7 +435,7 @@ impl Simulation {
         });
     }
 
-    fn extract(&mut self, extract: ExtractId, index: u32, source: &MountedVolume) {
+    fn extract(&mut self, extract: ExtractionId, index: u32, source: &MountedVolume) {
         let workflow = self.scheduler.workflow();
         let volume = workflow.extracts[index as usize].volume;
         // Of a file of unknown size all that its volume may hold is taken.
@@ -470,7 +470,7 @@ fn report(
     mut volumes: Vec<VolumeUse>,
 ) -> JobReport {
     let waits = VolumeUse {
-        waited_ms: wall_ms.saturating_sub(cpu_ms),
+        wait_ms: wall_ms.saturating_sub(cpu_ms),
         ..VolumeUse::default()
     };
     volumes.push(waits);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bafs_proto::ids::{ExecutionId, ExtractId, ServerId, VolumeId};
+use bafs_proto::ids::{ExecutionId, ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 
@@ -32,7 +32,7 @@ pub(super) struct Observer {
     /// The last execution that did each job.
     done: BTreeMap<JobIndex, usize>,
     volume_at: BTreeMap<VolumeId, usize>,
-    sending_at: BTreeMap<ExtractId, usize>,
+    sending_at: BTreeMap<ExtractionId, usize>,
     /// Nodes that may have been lost or come back since they were looked at.
     is_fleet_stale: bool,
 }
@@ -149,11 +149,11 @@ impl Observer {
         };
         execution.wall_ms = report.wall_ms;
         execution.cpu_ms = report.cpu_ms;
-        execution.waited_ms = sum(|used| used.waited_ms);
+        execution.waited_ms = sum(|used| used.wait_ms);
         execution.read_bytes = sum(|used| used.read_bytes);
         execution.written_bytes = sum(|used| used.written_bytes);
         execution.distinct_bytes = sum(|used| {
-            let runs = used.pages.iter().flat_map(|file| &file.runs);
+            let runs = used.pages.iter().flat_map(|file| &file.page_runs);
             runs.map(|(_, pages)| pages.saturating_mul(PAGE_BYTES))
                 .fold(0, u64::saturating_add)
         });
@@ -174,7 +174,7 @@ impl Observer {
         }
     }
 
-    fn sent(&mut self, extract: ExtractId, bytes: Option<u64>) {
+    fn sent(&mut self, extract: ExtractionId, bytes: Option<u64>) {
         if let Some(&at) = self.sending_at.get(&extract) {
             self.sendings[at].ended_ms = Some(self.at_ms);
             self.sendings[at].bytes = bytes;
@@ -324,7 +324,7 @@ impl Observer {
         });
     }
 
-    fn send(&mut self, extract: ExtractId, index: u32) {
+    fn send(&mut self, extract: ExtractionId, index: u32) {
         // The same try may be asked for again after a restart of the scheduler.
         let known = self.sending_at.get(&extract);
         if known.is_some_and(|at| self.sendings[*at].ended_ms.is_none()) {
@@ -423,7 +423,7 @@ fn how(outcome: &JobOutcome) -> String {
         JobOutcome::Exited(code) => format!("exit code {code}"),
         JobOutcome::Signaled(signal) => format!("signal {signal}"),
         JobOutcome::NotStarted(why) => format!("not started: {why}"),
-        JobOutcome::Environment(error) => format!("environment: {error}"),
+        JobOutcome::EnvironmentFailed(error) => format!("environment: {error}"),
         JobOutcome::Killed => "killed".to_owned(),
     }
 }

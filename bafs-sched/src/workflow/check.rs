@@ -198,7 +198,7 @@ impl Checker<'_> {
                 let files = (size_bytes / BYTES_PER_FILE_DEFAULT).max(FILES_DEFAULT_MIN);
                 files.min(files_most)
             });
-            let (size_bytes, size_files) = limit.reserved(size_bytes, size_files);
+            let (size_bytes, size_files) = limit.reservation(size_bytes, size_files);
             let users = vec![];
             self.workflow.volumes.push(Volume {
                 name: name.text,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use bafs_proto::path::steers_text;
+use bafs_proto::path::is_control_or_bidirectional;
 use serde::{Deserialize, Serialize};
 
 use super::limits::DIAGNOSTICS_MAX;
@@ -313,7 +313,7 @@ fn printable(text: &str) -> String {
 }
 
 fn visible(c: char) -> char {
-    if steers_text(c) && c != '\t' {
+    if is_control_or_bidirectional(c) && c != '\t' {
         char::REPLACEMENT_CHARACTER
     } else {
         c

@@ -1,6 +1,6 @@
 //! Paths inside a job's name space and inside a volume, as text. It touches no file system.
 
-use bafs_proto::path::steers_text;
+use bafs_proto::path::is_control_or_bidirectional;
 
 use super::limits::{PART_BYTES_MAX, PATH_BYTES_MAX};
 
@@ -87,7 +87,7 @@ pub(super) fn is_inside(path: &str, directory: &str) -> bool {
 }
 
 fn parts(text: &str) -> Result<String, PathError> {
-    if text.len() > PATH_BYTES_MAX || text.contains(steers_text) {
+    if text.len() > PATH_BYTES_MAX || text.contains(is_control_or_bidirectional) {
         return Err(PathError::Long);
     }
     let parts: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bafs_proto::path::{from_bytes, steers_text};
+use bafs_proto::path::{from_bytes, is_control_or_bidirectional};
 use serde::{Deserialize, Serialize};
 
 use super::limits::PATH_BYTES_MAX;
@@ -146,7 +146,7 @@ impl std::str::FromStr for Url {
                 hint,
             ));
         };
-        if text.len() > PATH_BYTES_MAX || text.contains(steers_text) {
+        if text.len() > PATH_BYTES_MAX || text.contains(is_control_or_bidirectional) {
             let hint =
                 format!("at most {PATH_BYTES_MAX} bytes, no control or bidirectional characters");
             return Err(error(

@@ -1,6 +1,6 @@
 //! Copies of volumes between simulated nodes, and files that go home.
 
-use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
+use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
 
 use super::chaos::digest as digest_of;
 use super::{CALL_MS, Due, World, unreachable_error};
@@ -47,7 +47,7 @@ impl World {
         self.at(copying_ms, Due::Tell(event));
     }
 
-    pub(super) fn serve_extract(&mut self, extract: ExtractId, index: u32, source: MountedVolume) {
+    pub(super) fn serve_extract(&mut self, extract: ExtractionId, index: u32, source: MountedVolume) {
         let lost = Event::ExtractFailed {
             extract,
             error: unreachable_error(),

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bafs_proto::allotment::{Allot, Allotments};
+use bafs_proto::allotment::{SetNodeQuota, NodeQuotaList};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{
     Advert, Done, JobOutcome, JobOutput, JobReport, JobReports, JobState, MountTarget, PutReceipt,
-    RenewedVolumes, Reply, Request, ServerKind, ServerList, WatchJobs,
+    RenewVolumesReply, Reply, Request, ServerKind, ServerList, WatchJobs,
 };
-use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::token::Token;
@@ -73,7 +73,7 @@ impl Cluster {
                 servers.retain(|it| it.kind != ServerKind::Home || !state.is_home_away);
                 Reply::QueryServers(ServerList { servers })
             }
-            Request::Allot(call) => Reply::Allot(self.allot(call)?),
+            Request::SetNodeQuota(call) => Reply::SetNodeQuota(self.allot(call)?),
             Request::CreateVolume(call) => {
                 if self.state().deleted.contains(&call.spec.id) {
                     return Err(Error::new(ErrorCode::VolumeLost, "it was deleted"));
@@ -89,7 +89,7 @@ impl Cluster {
                 self.state().renewals += 1;
                 let mut lost = call.volumes;
                 lost.retain(|id| !self.state().volumes.contains(id));
-                Reply::RenewVolumes(RenewedVolumes { lost })
+                Reply::RenewVolumes(RenewVolumesReply { lost_volumes: lost })
             }
             Request::StartJob(call) => {
                 self.start(call.execution, &call.job);
@@ -121,10 +121,10 @@ impl Cluster {
                     state.extract_faults += 1;
                     return Err(Error::new(code, "nothing is heard of home"));
                 }
-                *state.home.entry(call.target.clone()).or_default() += 1;
+                *state.home.entry(call.target_path.clone()).or_default() += 1;
                 Reply::ExtractFile(PutReceipt {
-                    extract: call.extract,
-                    path: call.target,
+                    extraction: call.extraction,
+                    path: call.target_path,
                     size: 3,
                     digest: Digest::of(b""),
                 })
@@ -133,7 +133,7 @@ impl Cluster {
         })
     }
 
-    fn allot(&self, call: Allot) -> Result<Allotments> {
+    fn allot(&self, call: SetNodeQuota) -> Result<NodeQuotaList> {
         let mut state = self.state();
         state.allots += 1;
         // A node that is full of runs is so for a while.
@@ -141,10 +141,10 @@ impl Cluster {
         if let Some(code) = state.allot_fault.filter(|_| !is_over) {
             return Err(Error::new(code, "nothing for you"));
         }
-        Ok(Allotments {
-            granted: call.ask,
-            capacity: call.ask,
-            others: Vec::new(),
+        Ok(NodeQuotaList {
+            granted: call.requested,
+            capacity: call.requested,
+            other_owners: Vec::new(),
         })
     }
 
@@ -159,7 +159,7 @@ impl Cluster {
                 Some(_) => VolumeState::Failed,
                 None => VolumeState::Ready,
             },
-            fault,
+            error: fault,
             used_bytes: 0,
             used_files: 0,
             received_bytes: 0,
@@ -221,7 +221,7 @@ impl Cluster {
 }
 
 impl Service for Cluster {
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             let (request, token) = (incoming.request, incoming.token);
             let is_gone = {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use bafs_proto::ids::BlockIndex;
 use bafs_proto::limits::BODY_BYTES_MAX;
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::ReplacementPolicy;
 
 use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
@@ -141,7 +141,7 @@ fn room_to_stay(generation: &Generation, class: CopyClass) -> u64 {
 fn room_to_keep(generation: &Generation, view: &View) -> u64 {
     let table = generation.disk.table();
     match table.replacement() {
-        Replacement::Lru if view.lacks_room(generation) => {
+        ReplacementPolicy::Lru if view.lacks_room(generation) => {
             table.retainable_bytes(CopyClass::Primary) / SHARE_TO_KEEP
         }
         _ => 0,

@@ -41,7 +41,7 @@ impl Generation {
             let mut blocks = Vec::with_capacity(run.count);
             let mut start = 0;
             for (n, digest) in digests.into_iter().enumerate() {
-                if [Digest::ABSENT, Digest::GONE].contains(&digest) {
+                if [Digest::ABSENT, Digest::EVICTED].contains(&digest) {
                     blocks.push(None);
                     continue;
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::Result;
-use bafs_proto::message::Reader;
+use bafs_proto::message::ReadKind;
 use bafs_proto::time::Deadline;
 
 use super::disk::Run;
@@ -35,7 +35,7 @@ pub(crate) async fn bring(
     run: Run,
     deadline: Deadline,
 ) -> Result<Brought> {
-    let (disk, errand) = (&generation.disk, Errand::of(&Reader::Agent));
+    let (disk, errand) = (&generation.disk, Errand::of(&ReadKind::Agent));
     let absent: Vec<_> = {
         let table = disk.table();
         (0..run.count)

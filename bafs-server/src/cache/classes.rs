@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use bafs_proto::Result;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex};
-use bafs_proto::message::Reader;
+use bafs_proto::message::ReadKind;
 use bafs_proto::time::Deadline;
 
 use super::disk::Run;
@@ -151,7 +151,7 @@ impl Fetcher {
             last_bytes: generation.manifest.length_of(entry, last.block),
             block_bytes: generation.manifest.block_bytes(),
         };
-        let call = generation.ask_for(Some(&run), Reader::Look);
+        let call = generation.ask_for(Some(&run), ReadKind::CheckPresence);
         let deadline = Deadline::after_ms(LOOK_MS_MAX);
         let told = self.pool.call(&peer.address, &self.token, call, deadline);
         let digests = told.await?.digests;

@@ -47,7 +47,7 @@ impl Local {
     /// None of a run.
     pub(crate) fn nothing(run: &Run) -> Self {
         Self {
-            bytes: Buffer::of_any(run.bytes()),
+            bytes: Buffer::with_unspecified_content(run.bytes()),
             digests: vec![None; run.count],
         }
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use bafs_proto::cache::CacheMember;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId};
-use bafs_proto::message::{Blocks, CacheRef, ReadBlocks, Reader};
+use bafs_proto::message::{BlockData, CacheRef, ReadBlocks, ReadKind};
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -82,14 +82,14 @@ impl Fetcher {
             else {
                 continue;
             };
-            if deadline.left().is_zero() {
+            if deadline.remaining().is_zero() {
                 return Err(too_late());
             }
             let answer = if place == 0 {
                 self.ask_primary(generation, peer, run, urgency, deadline)
                     .await
             } else {
-                self.ask(generation, peer, run, Reader::Detour, deadline)
+                self.ask(generation, peer, run, ReadKind::Relay, deadline)
                     .await
             };
             match answer {
@@ -127,17 +127,17 @@ impl Fetcher {
         deadline: Deadline,
     ) -> Result<PeerReply> {
         if urgency.is_urgent() {
-            let asked = self.ask(generation, peer, run, Reader::Peer, deadline);
+            let asked = self.ask(generation, peer, run, ReadKind::Peer, deadline);
             return asked.await;
         }
-        let ahead = self.ask(generation, peer, run, Reader::Ahead, deadline);
+        let ahead = self.ask(generation, peer, run, ReadKind::ReadAhead, deadline);
         tokio::pin!(ahead);
         tokio::select! {
             answer = &mut ahead => return answer,
             () = urgency.raised() => {}
         }
         // The blocks may be on the wire already: to ask for them again would bring them twice.
-        let hurry = generation.ask_for(Some(run), Reader::Hurry);
+        let hurry = generation.ask_for(Some(run), ReadKind::Expedite);
         let hurry = self.pool.call(&peer.address, &self.token, hurry, deadline);
         tokio::select! {
             answer = &mut ahead => return answer,
@@ -150,7 +150,7 @@ impl Fetcher {
 
     /// Tells a primary that somebody is about to read a run.
     pub(super) fn say_soon(&self, generation: &Generation, peer: &PeerCache, run: &Run) {
-        let call = generation.ask_for(Some(run), Reader::Soon);
+        let call = generation.ask_for(Some(run), ReadKind::Touch);
         let (pool, token, address) = (self.pool.clone(), self.token.clone(), peer.address.clone());
         tokio::spawn(async move {
             let deadline = Deadline::after_ms(SOON_MS_MAX);
@@ -165,7 +165,7 @@ impl Fetcher {
         generation: &Arc<Generation>,
         peer: &PeerCache,
         run: &Run,
-        reader: Reader,
+        reader: ReadKind,
         deadline: Deadline,
     ) -> Result<PeerReply> {
         let call = generation.ask_for(Some(run), reader);
@@ -175,7 +175,7 @@ impl Fetcher {
             Err(error) if error.code == ErrorCode::DigestMismatch => {
                 note_wrong_bytes(generation, peer, &error);
                 let doubting = ReadBlocks {
-                    doubted: true,
+                    must_verify: true,
                     ..call
                 };
                 self.ask_once(generation, peer, run, doubting, deadline)
@@ -193,7 +193,7 @@ impl Fetcher {
             }
             // Nor that nobody waits any more.
             Err(error)
-                if error.code == ErrorCode::DeadlineExceeded && deadline.left().is_zero() => {}
+                if error.code == ErrorCode::DeadlineExceeded && deadline.remaining().is_zero() => {}
             Err(error) if error.code == ErrorCode::VolumeLost => {
                 self.peers().forget(&generation.name(), peer.server);
             }
@@ -223,7 +223,7 @@ impl Fetcher {
         generation.meter.add_for(peer.server, "wait_us", waited);
         let (reply, body) = asked?;
         let bytes = body.len() as u64;
-        let is_gone = |digest: &Digest| *digest == Digest::GONE;
+        let is_gone = |digest: &Digest| *digest == Digest::EVICTED;
         let gone = reply.digests.iter().map(is_gone).collect();
         let checked = generation.check(run, reply.digests, body, BlockOrigin::Peer);
         let blocks = checked.await?;
@@ -235,7 +235,7 @@ impl Fetcher {
         Ok(PeerReply {
             blocks,
             gone,
-            others: reply.others,
+            others: reply.other_holders,
         })
     }
 
@@ -250,7 +250,7 @@ impl Fetcher {
         peer: &PeerCache,
         call: ReadBlocks,
         deadline: Deadline,
-    ) -> Result<(Blocks, Bytes)> {
+    ) -> Result<(BlockData, Bytes)> {
         let asked =
             self.pool
                 .call_with_body(&peer.address, &self.token, call, Bytes::new(), deadline);
@@ -260,13 +260,13 @@ impl Fetcher {
                 answer = &mut asked => return answer,
                 () = sleep(Duration::from_millis(PROBE_AFTER_MS)) => {}
             }
-            let until = deadline.earlier(Deadline::after_ms(PROBE_MS_MAX));
-            let probe = generation.ask_for(None, Reader::Peer);
+            let until = deadline.earlier_of(Deadline::after_ms(PROBE_MS_MAX));
+            let probe = generation.ask_for(None, ReadKind::Peer);
             tokio::select! {
                 answer = &mut asked => return answer,
                 alive = self.pool.call(&peer.address, &self.token, probe, until) => {
                     // It may be home that is slow, and whoever waits here wants to know.
-                    generation.note_home_of_peers(alive?.home_ago_ms, clock::now());
+                    generation.note_home_of_peers(alive?.home_silence_ms, clock::now());
                 }
             }
         }
@@ -308,7 +308,7 @@ pub(super) fn told_to_agents(
     }
     // A peer says `Busy` of a home that has much to do, and that sent it something lately.
     if error.code == ErrorCode::Busy {
-        return Error::new(ErrorCode::Running, error.detail);
+        return Error::new(ErrorCode::InProgress, error.detail);
     }
     let last = fetcher.home_answered(generation);
     let silent_ms = now.ms_since(last);
@@ -320,7 +320,7 @@ pub(super) fn told_to_agents(
     let comes = silent_ms < lately_ms && (waits_for_home || waits_for_peers)
         || of_peers_ms < lately_ms && waits_for_peers;
     if comes {
-        return Error::new(ErrorCode::Running, error.detail);
+        return Error::new(ErrorCode::InProgress, error.detail);
     }
     if silent_ms < lately_ms || !waits_for_home {
         return error;
@@ -343,10 +343,10 @@ pub(super) fn told_to_agents(
 pub(super) fn home_ago_ms(
     fetcher: &Fetcher,
     generation: &Generation,
-    reader: &Reader,
+    reader: &ReadKind,
 ) -> Option<u64> {
     let last = fetcher.home_answered(generation);
-    let tells = *reader != Reader::Agent && last != Time(0);
+    let tells = *reader != ReadKind::Agent && last != Time(0);
     tells.then(|| clock::now().ms_since(last))
 }
 
@@ -383,15 +383,15 @@ impl Generation {
     }
 
     /// The call that asks a peer for a run, or for nothing.
-    pub(super) fn ask_for(&self, run: Option<&Run>, reader: Reader) -> ReadBlocks {
+    pub(super) fn ask_for(&self, run: Option<&Run>, reader: ReadKind) -> ReadBlocks {
         ReadBlocks {
             cache: CacheRef::Cooperative(self.cooperative.clone()),
             manifest: self.manifest.digest(),
             file: run.map_or(FileIndex(0), |run| run.file),
             first: BlockIndex(run.map_or(0, |run| run.first)),
             count: run.map_or(0, |run| run.count as u32),
-            reader,
-            doubted: false,
+            kind: reader,
+            must_verify: false,
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::door::{DoorReply, DoorRequest, HandedCache, HandedOver};
+use bafs_proto::door::{HandoffReply, HandoffRequest, CacheHandoff, HandoffHeader};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
 use bafs_proto::net::BoxFuture;
@@ -78,7 +78,7 @@ async fn hand_over(fetcher: Arc<Fetcher>, generation: Arc<Generation>) -> Result
         holds: Mutex::default(),
     });
     Ok(Handoff {
-        header: HandedOver::Cache(HandedCache { manifest }),
+        header: HandoffHeader::Cache(CacheHandoff { manifest }),
         files,
         handler: Box::new(CacheHandoffHandler { fetcher, held }),
         recall,
@@ -92,19 +92,19 @@ struct CacheHandoffHandler {
 }
 
 impl HandoffHandler for CacheHandoffHandler {
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, HandlerReply> {
+    fn answer(&mut self, request: HandoffRequest) -> BoxFuture<'static, HandlerReply> {
         let (fetcher, held) = (self.fetcher.clone(), self.held.clone());
-        if let DoorRequest::PinFile { file } = request {
+        if let HandoffRequest::PinFile { file } = request {
             held.note(file);
         }
         Box::pin(async move {
             match request {
-                DoorRequest::PinFile { file } => held.hold(file).await,
-                DoorRequest::ReleaseFile { file } => held.let_go(file),
-                DoorRequest::ReadBlocks { file, first, count } => {
+                HandoffRequest::PinFile { file } => held.hold(file).await,
+                HandoffRequest::ReleaseFile { file } => held.let_go(file),
+                HandoffRequest::ReadBlocks { file, first, count } => {
                     read_blocks(&fetcher, &held.generation, file, (first, count)).await
                 }
-                DoorRequest::Used { .. } => {
+                HandoffRequest::ReportUse { .. } => {
                     let text = "a cache volume needs no account of its use";
                     Err(Error::new(ErrorCode::Unsupported, text))
                 }
@@ -126,7 +126,7 @@ async fn read_blocks(
     let deadline = Deadline::after_ms(READ_MS);
     let blocks = (file, first, count);
     let (digests, bytes) = match bring_for(fetcher, generation, blocks, deadline).await? {
-        Brought::Here => return Ok((DoorReply::Here, Vec::new())),
+        Brought::Here => return Ok((HandoffReply::NowLocal, Vec::new())),
         Brought::Bytes(read) => read,
     };
     let broken = |error: std::io::Error| {
@@ -139,7 +139,7 @@ async fn read_blocks(
         memfd_create("bafs-blocks", MemfdFlags::CLOEXEC).map_err(|error| broken(error.into()))?,
     );
     memory.write_all(&bytes).map_err(broken)?;
-    Ok((DoorReply::Blocks(digests), vec![memory.into()]))
+    Ok((HandoffReply::Blocks(digests), vec![memory.into()]))
 }
 
 /// Knows which whole files one agent has.
@@ -180,7 +180,7 @@ impl HeldFiles {
             let text = "the file was given back before it was handed over";
             return Err(Error::new(ErrorCode::WrongState, text));
         }
-        Ok((DoorReply::Pinned, vec![opened]))
+        Ok((HandoffReply::Pinned, vec![opened]))
     }
 
     async fn open(&self, file: FileIndex) -> Result<OwnedFd> {
@@ -238,7 +238,7 @@ impl HeldFiles {
         } else {
             return Err(unknown());
         }
-        Ok((DoorReply::Done, Vec::new()))
+        Ok((HandoffReply::Done, Vec::new()))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<FileIndex, Holds>> {

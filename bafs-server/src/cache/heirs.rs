@@ -8,7 +8,7 @@ use bafs_proto::buffer::Buffer;
 use bafs_proto::cache::CacheMember;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, ServerId};
-use bafs_proto::message::Reader;
+use bafs_proto::message::ReadKind;
 use bafs_proto::time::Deadline;
 use bytes::Bytes;
 
@@ -59,7 +59,7 @@ impl Fetcher {
         if self.peers().is_suspect(peer.server, clock::monotonic_ms()) {
             return nothing();
         }
-        let reader = Reader::Heir(self.member(generation));
+        let reader = ReadKind::PeerProbe(self.member(generation));
         match self.ask(generation, peer, run, reader, deadline).await {
             Ok(answer) => {
                 let told = answer.blocks.into_iter().zip(answer.gone);
@@ -109,7 +109,7 @@ pub(super) async fn read_for_heir(
         .collect();
     let local = read_local(generation, run).await?;
     let mut digests = Vec::with_capacity(run.count);
-    let mut body = Buffer::with_room(run.bytes());
+    let mut body = Buffer::with_capacity(run.bytes());
     for (n, passenger) in flying.into_iter().enumerate() {
         if let Some(digest) = local.digests[n] {
             digests.push(digest);
@@ -124,13 +124,13 @@ pub(super) async fn read_for_heir(
             None => None,
         };
         let absent = match generation.wanted.contains(run.key(n)) {
-            true => Digest::GONE,
+            true => Digest::EVICTED,
             false => Digest::ABSENT,
         };
         digests.push(landed.as_ref().map_or(absent, |(_, digest)| *digest));
         body.extend_from_slice(landed.as_ref().map_or(&[][..], |(bytes, _)| bytes));
     }
-    let given = (0..run.count).filter(|n| ![Digest::ABSENT, Digest::GONE].contains(&digests[*n]));
+    let given = (0..run.count).filter(|n| ![Digest::ABSENT, Digest::EVICTED].contains(&digests[*n]));
     hand_down(fetcher, generation, &run, given.collect(), heir).await?;
     Ok((digests, body.freeze()))
 }
@@ -152,7 +152,7 @@ pub(super) async fn others_for(
     });
     let lacking = blocks
         .zip(digests)
-        .filter(|(_, digest)| [Digest::ABSENT, Digest::GONE].contains(digest));
+        .filter(|(_, digest)| [Digest::ABSENT, Digest::EVICTED].contains(digest));
     let lacking: Vec<BlockKey> = lacking.map(|(key, _)| key).collect();
     let Some(key) = lacking.first() else {
         return Ok(Vec::new());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bafs_proto::Result;
-use bafs_proto::cache::{CacheMember, JoinCache, JoinedCache};
+use bafs_proto::cache::{CacheMember, JoinCache, JoinCacheReply};
 use bafs_proto::message::CacheRef;
 use bafs_proto::time::Deadline;
 
@@ -33,7 +33,7 @@ impl Caches {
     ///
     /// # Errors
     /// `VolumeLost` when it does not, `SourceChanged` when it shows another state of the source.
-    pub fn join(&self, call: JoinCache) -> Result<JoinedCache> {
+    pub fn join(&self, call: JoinCache) -> Result<JoinCacheReply> {
         let cache = CacheRef::Cooperative(call.cooperative);
         let generation = self.find(&cache, call.manifest)?;
         let joined = self.fetcher.joined(&generation, &call.member);
@@ -73,9 +73,9 @@ impl Fetcher {
         while let Some(answered) = calls.join_next().await {
             let Ok(Some(joined)) = answered else { continue };
             self.welcome(generation, joined.member);
-            generation.learn_former(joined.former);
-            adopt(generation, joined.pins).await;
-            for other in joined.others {
+            generation.learn_former(joined.former_placements);
+            adopt(generation, joined.pinned_paths).await;
+            for other in joined.other_members {
                 if told.len() < TOLD_MAX && told.insert(other.address.clone()) {
                     let (this, generation, address) = tell(other.address);
                     calls.spawn(async move { this.introduce_to(&generation, address).await });
@@ -88,7 +88,7 @@ impl Fetcher {
         &self,
         generation: &Arc<Generation>,
         address: String,
-    ) -> Option<JoinedCache> {
+    ) -> Option<JoinCacheReply> {
         let call = JoinCache {
             cooperative: generation.cooperative.clone(),
             manifest: generation.manifest.digest(),
@@ -109,7 +109,7 @@ impl Fetcher {
     }
 
     /// What a newcomer must know of a cache.
-    fn joined(&self, generation: &Generation, newcomer: &CacheMember) -> JoinedCache {
+    fn joined(&self, generation: &Generation, newcomer: &CacheMember) -> JoinCacheReply {
         let now = clock::monotonic_ms();
         let mut others = self.sharers(generation);
         let peers = self.peers();
@@ -127,16 +127,16 @@ impl Fetcher {
             servers <= FORMER_MAX
         };
         let former = generation.former().into_iter();
-        JoinedCache {
+        JoinCacheReply {
             member: self.member(generation),
-            others: others.map(PeerCache::into_member).collect(),
-            pins: generation
+            other_members: others.map(PeerCache::into_member).collect(),
+            pinned_paths: generation
                 .pins
                 .paths()
                 .into_iter()
                 .take_while(fits)
                 .collect(),
-            former: former.take_while(few).collect(),
+            former_placements: former.take_while(few).collect(),
         }
     }
 }

@@ -90,7 +90,7 @@ impl JournalRecord {
     }
 
     fn sum(&self) -> u64 {
-        hash::score(&[
+        hash::rendezvous_score(&[
             &[self.kind, self.version],
             &self.file.to_le_bytes(),
             &self.block.to_le_bytes(),

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::slice;
 
-use bafs_proto::hash::{Digest, Hasher};
+use bafs_proto::hash::{Digest, DigestHasher};
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId};
 use bafs_proto::limits::{MANIFEST_ENTRIES_MAX, PAGE_ENTRIES_MAX};
 use bafs_proto::message::{ListSource, ManifestPage, SourceEntry, SourceIdentity, SourceKind};
@@ -72,7 +72,7 @@ impl Manifest {
                 after,
             };
             let page = homes.list(source.at(), token, call, deadline).await?;
-            if page.more && page.entries.is_empty() {
+            if page.has_more && page.entries.is_empty() {
                 return Err(bad_listing(&source, "has an empty page in the middle"));
             }
             warnings.extend(page.warnings);
@@ -92,7 +92,7 @@ impl Manifest {
                     "has more files than a cache volume can show",
                 ));
             }
-            if !page.more {
+            if !page.has_more {
                 break;
             }
         }
@@ -211,9 +211,9 @@ impl Manifest {
         ManifestPage {
             manifest: self.digest,
             block_bytes: self.block_bytes,
-            top: self.top.clone(),
+            root: self.top.clone(),
             entries: self.entries[start..start + length].to_vec(),
-            more: start + length < self.entries.len(),
+            has_more: start + length < self.entries.len(),
         }
     }
 
@@ -328,7 +328,7 @@ fn digest_of(
     top: &SourceEntry,
     entries: &[SourceEntry],
 ) -> Result<Digest> {
-    let mut hasher = Hasher::new();
+    let mut hasher = DigestHasher::new();
     // What the blocks depend on beside the entries: shares of one cache must agree on it too, also
     // those that were made after the home moved.
     let home = source.id.ok_or(&source.address);
@@ -400,7 +400,7 @@ mod tests {
         let mut joined = Vec::new();
         loop {
             let page = manifest.page(FileIndex(joined.len() as u32));
-            let more = page.more;
+            let more = page.has_more;
             assert!(!page.entries.is_empty());
             joined.extend(page.entries.clone());
             let head: ReplyHead = Ok(Reply::ReadManifest(page));
@@ -480,11 +480,11 @@ mod tests {
         let of = |listed| Manifest::of(source("d/f"), 4096, listed).expect("manifest");
         let shown = of(vec![top]);
         let page = shown.page(FileIndex(0));
-        assert_eq!((page.top.mode, page.top.identity.mtime_ns), (0o1750, 77));
+        assert_eq!((page.root.mode, page.root.identity.mtime_ns), (0o1750, 77));
         assert_ne!(shown.digest(), of(listed(&[])).digest(), "it is compared");
         let file = of(vec![entry("", SourceKind::File, 9)]).page(FileIndex(0));
-        assert_eq!((file.top.mode, file.top.identity.mtime_ns), (0o755, 5));
-        assert_eq!(file.top.kind, SourceKind::Directory);
+        assert_eq!((file.root.mode, file.root.identity.mtime_ns), (0o755, 5));
+        assert_eq!(file.root.kind, SourceKind::Directory);
         let nothing = Manifest::of(source("d"), 4096, Vec::new());
         assert_eq!(nothing.expect_err("no top").code, ErrorCode::Malformed);
     }

@@ -43,7 +43,7 @@ use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::limits::BODY_BYTES_MAX;
 use bafs_proto::message::{
-    Advert, Blocks, CacheAdvert, CacheRef, ManifestPage, ReadBlocks, ReadManifest, Reader,
+    Advert, BlockData, CacheAdvert, CacheRef, ManifestPage, ReadBlocks, ReadManifest, ReadKind,
 };
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
@@ -328,27 +328,27 @@ impl Caches {
         &self,
         call: ReadBlocks,
         deadline: Deadline,
-    ) -> Result<(Blocks, Bytes)> {
+    ) -> Result<(BlockData, Bytes)> {
         let generation = self.find(&call.cache, call.manifest)?;
         let blocks = (call.file, call.first, call.count);
-        if let (Reader::Heir(member), CacheRef::Cooperative(_)) = (&call.reader, &call.cache) {
+        if let (ReadKind::PeerProbe(member), CacheRef::Cooperative(_)) = (&call.kind, &call.cache) {
             self.fetcher.meet(&generation, member);
         }
-        let is_read = !matches!(call.reader, Reader::Hurry | Reader::Look | Reader::Soon);
-        if call.doubted
+        let is_read = !matches!(call.kind, ReadKind::Expedite | ReadKind::CheckPresence | ReadKind::Touch);
+        if call.must_verify
             && is_read
             && let Some(run) = run_of(&generation, blocks)?
         {
             generation.disk.doubt(&run);
         }
         let (digests, bytes) =
-            read_for(&self.fetcher, &generation, blocks, &call.reader, deadline).await?;
-        if call.reader != Reader::Agent {
+            read_for(&self.fetcher, &generation, blocks, &call.kind, deadline).await?;
+        if call.kind != ReadKind::Agent {
             let bytes = bytes.len() as u64;
             generation.meter.add("cache_served_bytes", bytes);
         }
-        let others = match &call.reader {
-            Reader::Heir(heir) => {
+        let others = match &call.kind {
+            ReadKind::PeerProbe(heir) => {
                 let (file, block) = (call.file, call.first);
                 let first = BlockKey { file, block };
                 let lacking = (first, &*digests);
@@ -358,10 +358,10 @@ impl Caches {
             }
             _ => Vec::new(),
         };
-        let blocks = Blocks {
+        let blocks = BlockData {
             digests,
-            others,
-            home_ago_ms: from_peers::home_ago_ms(&self.fetcher, &generation, &call.reader),
+            other_holders: others,
+            home_silence_ms: from_peers::home_ago_ms(&self.fetcher, &generation, &call.kind),
         };
         Ok((blocks, bytes))
     }
@@ -414,7 +414,7 @@ async fn read_for(
     fetcher: &Arc<Fetcher>,
     generation: &Arc<Generation>,
     blocks: (FileIndex, BlockIndex, u32),
-    reader: &Reader,
+    reader: &ReadKind,
     deadline: Deadline,
 ) -> Result<read::Read> {
     let Some(run) = run_of(generation, blocks)? else {
@@ -422,30 +422,30 @@ async fn read_for(
     };
     let (fetcher, generation) = (fetcher.clone(), generation.clone());
     match reader {
-        Reader::Heir(member) => {
+        ReadKind::PeerProbe(member) => {
             let heir = member.server;
             heirs::read_for_heir(&fetcher, &generation, run, heir, deadline)
                 .await
                 .map_err(|error| told_to_peers(&fetcher, &generation, error))
         }
-        Reader::Look => Ok(heirs::look(&generation, &run)),
-        Reader::Soon => {
+        ReadKind::CheckPresence => Ok(heirs::look(&generation, &run)),
+        ReadKind::Touch => {
             generation.disk.use_all(&run);
             Ok((Vec::new(), Bytes::new()))
         }
-        Reader::Hurry => {
+        ReadKind::Expedite => {
             read::hurry(&generation, &run);
             Ok((Vec::new(), Bytes::new()))
         }
-        Reader::Agent => {
+        ReadKind::Agent => {
             ahead::follow(&fetcher, &generation, &run);
             let (asked, by) = (generation.clone(), fetcher.clone());
-            let (began, deadline) = (clock::monotonic_us(), deadline.to_answer());
+            let (began, deadline) = (clock::monotonic_us(), deadline.with_reply_margin());
             let read = read::read(fetcher, generation, run, Errand::of(reader), deadline);
             read.await
                 .map_err(|error| told_to_agents(&by, &asked, &run, began, error))
         }
-        Reader::Peer | Reader::Ahead | Reader::Detour => {
+        ReadKind::Peer | ReadKind::ReadAhead | ReadKind::Relay => {
             let (asked, by) = (generation.clone(), fetcher.clone());
             let read = read::read(fetcher, generation, run, Errand::of(reader), deadline);
             read.await

@@ -17,7 +17,7 @@ use std::time::Duration;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::{BlockMap, BlockPlaces};
+use bafs_tree::{BlockMap, BlockLayout};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -45,13 +45,13 @@ impl NearMap {
     /// Tells of changes, in order.
     pub(super) fn tell(&self, changes: impl IntoIterator<Item = BlockChange>) {
         for (key, told) in changes {
-            self.map.set(key.file.0, key.block.0, told);
+            self.map.set_block(key.file.0, key.block.0, told);
         }
     }
 
     /// Whether an agent found other bytes in a block than there should be, since the last time.
     pub(super) fn take_doubt(&self, key: BlockKey) -> bool {
-        self.map.take_doubt(key.file.0, key.block.0)
+        self.map.take_mismatch(key.file.0, key.block.0)
     }
 
     /// Blocks that agents used since the last time.
@@ -60,7 +60,7 @@ impl NearMap {
             file: FileIndex(file),
             block: BlockIndex(block),
         };
-        self.map.take_uses().into_iter().map(key).collect()
+        self.map.take_used_blocks().into_iter().map(key).collect()
     }
 }
 
@@ -270,7 +270,7 @@ impl CacheDisk {
 
 impl NearMap {
     fn create(manifest: &Manifest) -> Result<Self> {
-        let places = BlockPlaces::of(manifest.entries(), manifest.block_bytes());
+        let places = BlockLayout::from_manifest(manifest.entries(), manifest.block_bytes());
         let places = places.ok_or_else(|| {
             let text = "the volume has too many blocks for a map";
             Error::new(ErrorCode::Unsupported, text)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bafs_proto::hash::Digest;
-use bafs_proto::message::Reader;
+use bafs_proto::message::ReadKind;
 use bafs_proto::net::BoxFuture;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -44,20 +44,20 @@ enum Reach {
 
 impl Errand {
     /// The errand of a reader that waits, or reads ahead for others.
-    pub(crate) fn of(reader: &Reader) -> Self {
+    pub(crate) fn of(reader: &ReadKind) -> Self {
         let reach = match reader {
-            Reader::Agent => Reach::Anywhere,
-            Reader::Detour => Reach::Primary,
-            Reader::Peer
-            | Reader::Heir(_)
-            | Reader::Ahead
-            | Reader::Hurry
-            | Reader::Look
-            | Reader::Soon => Reach::Home,
+            ReadKind::Agent => Reach::Anywhere,
+            ReadKind::Relay => Reach::Primary,
+            ReadKind::Peer
+            | ReadKind::PeerProbe(_)
+            | ReadKind::ReadAhead
+            | ReadKind::Expedite
+            | ReadKind::CheckPresence
+            | ReadKind::Touch => Reach::Home,
         };
         Self {
             reach,
-            urgency: Urgency::new(*reader != Reader::Ahead),
+            urgency: Urgency::new(*reader != ReadKind::ReadAhead),
         }
     }
 
@@ -131,7 +131,7 @@ async fn complete_run(
     deadline: Deadline,
 ) -> Result<Read> {
     while local.digests.contains(&None) {
-        if deadline.left().is_zero() {
+        if deadline.remaining().is_zero() {
             return Err(too_late());
         }
         let absent: Vec<_> = (0..run.count)

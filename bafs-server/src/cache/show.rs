@@ -39,9 +39,9 @@ impl Caches {
             primary_bytes,
             secondary_bytes,
             pinned_bytes,
-            pins: generation.pins.paths(),
+            pinned_paths: generation.pins.paths(),
             warming: volume.warmer().state(),
-            counts: generation.meter.counts().snapshot(),
+            counters: generation.meter.counts().snapshot(),
             peers: peers.collect(),
         })
     }
@@ -58,8 +58,8 @@ impl Caches {
             address,
             capacity_bytes,
             used_bytes: peers.used_bytes(&generation.name(), server),
-            suspect: peers.is_suspect(server, clock::monotonic_ms()),
-            counts: generation.meter.of_peer(server),
+            is_unresponsive: peers.is_suspect(server, clock::monotonic_ms()),
+            counters: generation.meter.of_peer(server),
         }
     }
 }

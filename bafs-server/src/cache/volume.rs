@@ -14,7 +14,7 @@ use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use bafs_proto::message::SourceKind;
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
+use bafs_proto::volume::{ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec};
 use bafs_proto::{Error, ErrorCode, Result, codec};
 use serde::{Deserialize, Serialize};
 
@@ -57,7 +57,7 @@ pub(crate) struct CacheVolume {
 pub(crate) struct CacheKind {
     pub(crate) source: HomeSource,
     pub(crate) cooperative: String,
-    pub(crate) replacement: Replacement,
+    pub(crate) replacement: ReplacementPolicy,
     pub(crate) block_bytes: u32,
 }
 
@@ -78,7 +78,7 @@ impl CacheKind {
             let text = format!("volume '{}' is no cache volume", spec.name);
             return Err(Error::new(ErrorCode::WrongState, text));
         };
-        let Source::Home { address, path, id } = source else {
+        let VolumeSource::Home { address, path, id } = source else {
             let text = "a cache volume shows a path of a home server, not a volume";
             return Err(Error::new(ErrorCode::Unsupported, text));
         };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::cache::{Pinning, WarmCache, WarmState, Warming};
+use bafs_proto::cache::{Pinning, WarmCache, WarmingState, WarmingStatus};
 use bafs_proto::ids::{BlockIndex, FileIndex};
 use bafs_proto::message::SourceKind;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -37,7 +37,7 @@ pub(crate) struct Warmer(Mutex<WarmerState>);
 
 #[derive(Debug, Default)]
 struct WarmerState {
-    warming: Option<Warming>,
+    warming: Option<WarmingStatus>,
     /// What is warmed, or was last.
     paths: BTreeSet<String>,
     turn: u64,
@@ -45,7 +45,7 @@ struct WarmerState {
 
 impl Warmer {
     /// How far the last warming is.
-    pub(crate) fn state(&self) -> Option<Warming> {
+    pub(crate) fn state(&self) -> Option<WarmingStatus> {
         self.lock().warming.clone()
     }
 
@@ -56,7 +56,7 @@ impl Warmer {
     /// Begins a turn for these paths and those that are under way, unless that changes nothing.
     fn begin(&self, paths: Vec<String>) -> Option<(u64, Vec<String>)> {
         let mut state = self.lock();
-        let is_running = |w: &Warming| w.state == WarmState::Running;
+        let is_running = |w: &WarmingStatus| w.state == WarmingState::Running;
         let goes_on = state.warming.as_ref().is_some_and(is_running);
         let under_way = state.paths.iter().filter(|_| goes_on);
         let wanted: BTreeSet<_> = paths.into_iter().chain(under_way.cloned()).collect();
@@ -66,10 +66,10 @@ impl Warmer {
             return None;
         }
         let paths: Vec<_> = wanted.iter().cloned().collect();
-        state.warming = Some(Warming {
+        state.warming = Some(WarmingStatus {
             path: paths.join(", "),
-            state: WarmState::Running,
-            wanted_bytes: 0,
+            state: WarmingState::Running,
+            total_bytes: 0,
             present_bytes: 0,
         });
         state.paths = wanted;
@@ -78,7 +78,7 @@ impl Warmer {
     }
 
     /// Notes how a turn goes on, if it still is the present one. Tells whether it is.
-    fn note(&self, turn: u64, change: impl FnOnce(&mut Warming)) -> bool {
+    fn note(&self, turn: u64, change: impl FnOnce(&mut WarmingStatus)) -> bool {
         let mut state = self.lock();
         let is_present = state.turn == turn;
         if let Some(warming) = state.warming.as_mut().filter(|_| is_present) {
@@ -94,7 +94,7 @@ impl Caches {
     /// # Errors
     /// `VolumeLost`; `NotFound` when the source has no such path; `WrongState` when a path that is
     /// part of a pinned one shall be unpinned; `ServerFault`.
-    pub async fn warm(self: &Arc<Self>, call: WarmCache) -> Result<Warming> {
+    pub async fn warm(self: &Arc<Self>, call: WarmCache) -> Result<WarmingStatus> {
         let volume = self.volume(call.volume)?;
         let generation = volume.generation();
         let mut entries = generation.manifest.entries().iter();
@@ -104,15 +104,15 @@ impl Caches {
         }
         let (pins, path) = (generation.pins.clone(), call.path.clone());
         match call.pinning {
-            Pinning::Leave => {}
+            Pinning::FetchOnly => {}
             Pinning::Pin => blocking(move || pins.add(&path)).await??,
             Pinning::Unpin => {
                 blocking(move || pins.remove(&path)).await??;
                 self.maintain().await;
-                return Ok(volume.warmer().state().unwrap_or(Warming {
+                return Ok(volume.warmer().state().unwrap_or(WarmingStatus {
                     path: call.path,
-                    state: WarmState::Done,
-                    wanted_bytes: 0,
+                    state: WarmingState::Done,
+                    total_bytes: 0,
                     present_bytes: 0,
                 }));
             }
@@ -131,7 +131,7 @@ pub(super) fn go_on(fetcher: Arc<Fetcher>, volume: Arc<CacheVolume>, paths: Vec<
     tokio::spawn(async move {
         let state = match warm(&fetcher, &volume, &paths, turn).await {
             Ok(state) => state,
-            Err(error) => WarmState::Failed(error),
+            Err(error) => WarmingState::Failed(error),
         };
         volume.warmer().note(turn, |warming| warming.state = state);
     });
@@ -142,7 +142,7 @@ async fn warm(
     volume: &Arc<CacheVolume>,
     paths: &[String],
     turn: u64,
-) -> Result<WarmState> {
+) -> Result<WarmingState> {
     fetcher.until_settled().await;
     loop {
         let generation = volume.generation();
@@ -153,7 +153,7 @@ async fn warm(
         };
         let wanted_bytes = plan.iter().map(|run| run.bytes() as u64).sum();
         volume.warmer().note(turn, |warming| {
-            (warming.wanted_bytes, warming.present_bytes) = (wanted_bytes, 0);
+            (warming.total_bytes, warming.present_bytes) = (wanted_bytes, 0);
         });
         let state = fetch(fetcher, volume, &generation, &plan, turn).await?;
         let state = {
@@ -164,10 +164,10 @@ async fn warm(
                 .note(turn, |warming| warming.present_bytes = present_bytes);
             match state {
                 // What came had to go again, or came after all.
-                WarmState::Done | WarmState::Full if present_bytes < wanted_bytes => {
-                    WarmState::Full
+                WarmingState::Done | WarmingState::Full if present_bytes < wanted_bytes => {
+                    WarmingState::Full
                 }
-                WarmState::Full => WarmState::Done,
+                WarmingState::Full => WarmingState::Done,
                 state => state,
             }
         };
@@ -217,8 +217,8 @@ async fn fetch(
     generation: &Arc<Generation>,
     plan: &[Run],
     turn: u64,
-) -> Result<WarmState> {
-    let mut state = WarmState::Done;
+) -> Result<WarmingState> {
+    let mut state = WarmingState::Done;
     let mut refused = None;
     let before = given_way(generation);
     let mut under_way: JoinSet<(u64, Result<u64>)> = JoinSet::new();
@@ -228,7 +228,7 @@ async fn fetch(
     let mut promised: u64 = 0;
     loop {
         while under_way.len() < EXTENTS_MAX
-            && state == WarmState::Done
+            && state == WarmingState::Done
             && let Some(run) = next
         {
             if generation.disk.is_retired() || !volume.warmer().note(turn, |_| {}) {
@@ -244,13 +244,13 @@ async fn fetch(
                     .spawn(async move { (bytes, one_extent(&fetcher, &generation, run).await) });
                 next = plan.next();
             } else if under_way.is_empty() {
-                state = WarmState::Full;
+                state = WarmingState::Full;
             } else {
                 break;
             }
         }
         let Some(done) = under_way.join_next().await else {
-            return Ok(refused.map_or(state, WarmState::Failed));
+            return Ok(refused.map_or(state, WarmingState::Failed));
         };
         let broken = |e| Error::new(ErrorCode::ServerFault, format!("warming broke off: {e}"));
         let (bytes, present) = done.map_err(broken)?;
@@ -264,7 +264,7 @@ async fn fetch(
             present => present?,
         };
         if present < bytes {
-            state = WarmState::Full;
+            state = WarmingState::Full;
         }
         volume
             .warmer()
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(begin("b"), Some((3, owned(&["a", "b"]))));
         assert_eq!(begin("b/d"), None);
         assert_eq!(warmer.state().map(|w| w.path).as_deref(), Some("a, b"));
-        assert!(warmer.note(3, |warming| warming.state = WarmState::Done));
+        assert!(warmer.note(3, |warming| warming.state = WarmingState::Done));
         assert_eq!(begin("b"), Some((4, owned(&["b"]))), "what is over is over");
     }
 }

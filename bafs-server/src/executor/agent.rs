@@ -48,7 +48,7 @@ pub(super) async fn run_job(
     mut killed: watch::Receiver<bool>,
 ) -> JobReport {
     let result = run_agent(config, call, &mut killed).await;
-    result.unwrap_or_else(|error| minimal_report(JobOutcome::Environment(error)))
+    result.unwrap_or_else(|error| minimal_report(JobOutcome::EnvironmentFailed(error)))
 }
 
 async fn run_agent(
@@ -236,7 +236,7 @@ fn spawn(
         .arg("--printed")
         .arg(log::output_path_prefix(&config.log_directory, call.execution))
         .envs(memory.map(|memory| ("BAFS_MEMORY", memory)))
-        .env("BAFS_CHANNEL", channel::chosen().name())
+        .env("BAFS_CHANNEL", channel::current_channel().name())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

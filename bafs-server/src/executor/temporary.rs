@@ -11,7 +11,7 @@ use bafs_proto::ids::ExecutionId;
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_tree::held_below;
+use bafs_tree::measure_use;
 use rustix::fs::statvfs;
 
 use crate::clock;
@@ -193,7 +193,7 @@ impl TemporaryDirectory {
             return Ok((last, None));
         }
         let path = self.path.clone();
-        let used = tokio::task::spawn_blocking(move || held_below(&path));
+        let used = tokio::task::spawn_blocking(move || measure_use(&path));
         let used = used.await.map_err(io::Error::other)??;
         let took = clock::now().ms_since(start);
         let pause = took.saturating_mul(WALK_PAUSE_FACTOR);
@@ -228,12 +228,12 @@ impl TemporaryDirectory {
             JobOutcome::Signaled(_) => true,
             _ => false,
         };
-        let is_told = report.volumes.iter().any(|used| used.refused_for_space > 0);
+        let is_told = report.volumes.iter().any(|used| used.no_space_errors > 0);
         if !has_failed || is_told {
             return None;
         }
         let free_bytes = free_disk_bytes(&self.path).ok()?;
-        let holds = held_below(&self.path).is_ok_and(|(bytes, _)| bytes > 0);
+        let holds = measure_use(&self.path).is_ok_and(|(bytes, _)| bytes > 0);
         let text = format!(
             "the disk of the node is full, and with it /tmp: {free_bytes} bytes are free; free \
              some of it, or start the node with a smaller --size"

@@ -8,9 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::Result;
-use bafs_proto::hash::{Digest, Hasher};
-use bafs_proto::ids::ExtractId;
-use bafs_proto::limits::PUT_AHEAD_BYTES_MAX;
+use bafs_proto::hash::{Digest, DigestHasher};
+use bafs_proto::ids::ExtractionId;
+use bafs_proto::limits::PUT_REORDER_BYTES_MAX;
 use bafs_proto::time::Deadline;
 use tokio::sync::watch;
 
@@ -26,7 +26,7 @@ pub(super) struct Arrival {
     file: File,
     received_bytes: u64,
     /// Of all bytes; `None` when some came to an earlier server.
-    hasher: Option<Hasher>,
+    hasher: Option<DigestHasher>,
 }
 
 impl Arrival {
@@ -37,7 +37,7 @@ impl Arrival {
             path,
             file,
             received_bytes,
-            hasher: (received_bytes == 0).then(Hasher::new),
+            hasher: (received_bytes == 0).then(DigestHasher::new),
         })
     }
 
@@ -81,13 +81,13 @@ struct Slot {
 
 /// All uploads that are coming in or acted on.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals(Mutex<BTreeMap<ExtractId, Arc<Slot>>>);
+pub(super) struct Arrivals(Mutex<BTreeMap<ExtractionId, Arc<Slot>>>);
 
 impl Arrivals {
     /// Runs `act` while nobody else acts on the same upload.
     pub(super) fn locked<T>(
         &self,
-        extract: ExtractId,
+        extract: ExtractionId,
         act: impl FnOnce(&mut Option<Arrival>) -> Result<T>,
     ) -> Result<T> {
         let slot = self.slots().entry(extract).or_default().clone();
@@ -116,21 +116,21 @@ impl Arrivals {
 
     /// Waits until the bytes before `offset` are here, unless they are too many to be on their way:
     /// the pieces of an upload are under way together and may overtake each other.
-    pub(super) async fn turn(&self, extract: ExtractId, offset: u64, deadline: Deadline) {
+    pub(super) async fn turn(&self, extract: ExtractionId, offset: u64, deadline: Deadline) {
         let Some(slot) = self.slots().get(&extract).cloned() else {
             return;
         };
         let mut received = slot.received_bytes.subscribe();
         let is_turn = |received: &Option<u64>| {
             let ahead = received.map_or(0, |received| offset.saturating_sub(received));
-            ahead == 0 || ahead > u64::from(PUT_AHEAD_BYTES_MAX)
+            ahead == 0 || ahead > u64::from(PUT_REORDER_BYTES_MAX)
         };
         let waiting = received.wait_for(is_turn);
         // Whoever waited in vain is told so when its bytes are refused.
         let _ = tokio::time::timeout_at(deadline.instant().into(), waiting).await;
     }
 
-    fn slots(&self) -> MutexGuard<'_, BTreeMap<ExtractId, Arc<Slot>>> {
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<ExtractionId, Arc<Slot>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -145,7 +145,7 @@ mod tests {
     async fn among_many_uploads_those_that_pieces_wait_for_are_kept_in_mind() {
         let arrivals = Arc::new(Arrivals::default());
         let begin = |number: u128| {
-            let begun = arrivals.locked(ExtractId(number), |slot| {
+            let begun = arrivals.locked(ExtractionId(number), |slot| {
                 let file = tempfile::tempfile().expect("file");
                 *slot = Some(Arrival::new("f".to_owned(), file).expect("arrival"));
                 Ok(())
@@ -154,7 +154,7 @@ mod tests {
         };
         let awaited = 7;
         begin(awaited);
-        let (later, extract) = (Arc::clone(&arrivals), ExtractId(awaited));
+        let (later, extract) = (Arc::clone(&arrivals), ExtractionId(awaited));
         let waiting = async move { later.turn(extract, 4, Deadline::after_ms(600_000)).await };
         let waiting = tokio::spawn(waiting);
         tokio::task::yield_now().await;

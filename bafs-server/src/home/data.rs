@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-use bafs_proto::hash::{Digest, Hasher};
+use bafs_proto::hash::{Digest, DigestHasher};
 use rustix::fs::{Mode, fchmod};
 
 /// Bytes that are hashed at once.
@@ -34,7 +34,7 @@ pub(super) fn open_data(path: &Path) -> io::Result<File> {
 
 /// Size and digest of a file; stops soon after `size_max` bytes.
 pub(super) fn digest_of(mut file: &File, size_max: u64) -> io::Result<(u64, Digest)> {
-    let mut hasher = Hasher::new();
+    let mut hasher = DigestHasher::new();
     let mut buffer = vec![0; HASH_CHUNK_BYTES];
     let mut size = 0;
     loop {

@@ -65,7 +65,7 @@ pub(crate) fn list(
         SourcePage {
             entries: page.entries,
             warnings: page.warnings,
-            more,
+            has_more: more,
         },
         bytes,
     ))

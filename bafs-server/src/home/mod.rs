@@ -32,15 +32,15 @@ use std::time::Duration;
 
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::ServerId;
-use bafs_proto::limits::PACK_FILES_MAX;
+use bafs_proto::limits::PUT_FILES_MAX;
 use bafs_proto::message::{
-    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, PackedFile, PutFile,
+    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, PutFilesEntry, PutFile,
     PutFiles, PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind,
     SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
 };
 use bafs_proto::net::channel::Listener;
-use bafs_proto::net::{Awaited, BoxFuture, Incoming, Service};
-use bafs_proto::path::check_result;
+use bafs_proto::net::{Cancellation, BoxFuture, IncomingRequest, Service};
+use bafs_proto::path::check_result_path;
 use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
@@ -122,7 +122,7 @@ pub async fn start(config: HomeConfig) -> Result<RunningServer> {
 }
 
 /// How long a caller waits at most, and whether it waits still.
-type CallWait<'a> = (Deadline, &'a Awaited);
+type CallWait<'a> = (Deadline, &'a Cancellation);
 
 /// Answers calls about one exported directory.
 #[derive(Debug)]
@@ -170,14 +170,14 @@ impl HomeServer {
         }))
     }
 
-    async fn answer(self: Arc<Self>, incoming: Incoming) -> Result<(Reply, Bytes)> {
-        let Incoming {
+    async fn answer(self: Arc<Self>, incoming: IncomingRequest) -> Result<(Reply, Bytes)> {
+        let IncomingRequest {
             peer,
             token,
             request,
             body,
             deadline,
-            awaited,
+            cancellation: awaited,
         } = incoming;
         let wait = (deadline, &awaited);
         self.counters.add("home_requests", 1);
@@ -277,10 +277,10 @@ impl HomeServer {
             }
             Request::PutRange(call) => {
                 self.throttle.pass(body.len(), wait).await?;
-                self.puts.turn(call.extract, call.offset, wait.0).await;
+                self.puts.turn(call.extraction, call.offset, wait.0).await;
                 let put = move |home: &Self| {
                     let allow = |path: &str| home.require_right(&token, path, Right::Write);
-                    let written = home.puts.write(call.extract, call.offset, &body, allow);
+                    let written = home.puts.write(call.extraction, call.offset, &body, allow);
                     let progress = written.map_err(|error| home.puts.with_room(error))?;
                     home.counters.add("home_written_bytes", body.len() as u64);
                     Ok(progress)
@@ -336,7 +336,7 @@ impl HomeServer {
         wait: CallWait<'_>,
     ) -> Result<PutResults> {
         let sizes = call.files.iter().map(|file| u64::from(file.size));
-        if call.files.len() > PACK_FILES_MAX || sizes.sum::<u64>() != body.len() as u64 {
+        if call.files.len() > PUT_FILES_MAX || sizes.sum::<u64>() != body.len() as u64 {
             let text = format!(
                 "{} files in a body of {} bytes do not fit together",
                 call.files.len(),
@@ -389,7 +389,7 @@ impl HomeServer {
             home.require_right(&token, &path, right)?;
             let found = match home.find_for_token(&token, &path, right) {
                 Err(error) if writable && error.code == ErrorCode::NotFound => {
-                    check_result(&path)?;
+                    check_result_path(&path)?;
                     let allow = |place: &str| home.require_right(&token, place, right);
                     let made = home.export.make_directory(&path, &allow)?;
                     allow(&made.path)?;
@@ -510,7 +510,7 @@ impl Service for HomeServer {
         Some(self.id)
     }
 
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(self.answer(incoming))
     }
 }
@@ -536,11 +536,11 @@ fn required_rights(token: &Token, request: &Request) -> Vec<RequiredRight> {
         Request::BeginPut(call) => at(&call.path, Right::Write),
         Request::PutFile(call) => at(&call.path, Right::Write),
         Request::PutFiles(call) => {
-            let one = |file: &PackedFile| {
+            let one = |file: &PutFilesEntry| {
                 let resource = Resource::Home(file.put.path.clone());
                 (Arc::new(file.token.clone()), resource, Right::Write)
             };
-            call.files.iter().take(PACK_FILES_MAX).map(one).collect()
+            call.files.iter().take(PUT_FILES_MAX).map(one).collect()
         }
         Request::OpenTree(call) => match (&call.tree, call.writable) {
             (TreeRef::Home(path), true) => at(path, Right::Write),

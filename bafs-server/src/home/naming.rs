@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::path::to_bytes;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fsync, renameat, statat};
@@ -16,7 +16,7 @@ impl Puts {
     /// Gives the checked file its name, durably. It may have it already.
     pub(super) fn publish(
         &self,
-        extract: ExtractId,
+        extract: ExtractionId,
         upload: &UploadRecord,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<()> {
@@ -47,7 +47,7 @@ impl Puts {
 
     /// Checks that a file has its name whose bytes are not where they came: then it was given
     /// before an interruption. Otherwise they are lost, and the upload begins anew.
-    fn check_published(&self, extract: ExtractId, upload: &UploadRecord, parent: &ExportEntry) -> Result<()> {
+    fn check_published(&self, extract: ExtractionId, upload: &UploadRecord, parent: &ExportEntry) -> Result<()> {
         let (_, name) = parted(&upload.path);
         let there = match statat(&parent.fd, &*to_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
             Err(error) if error != Errno::NOENT => return Err(system_error(&upload.path, error)),
@@ -67,7 +67,7 @@ impl Puts {
     }
 
     /// Has an upload sent again of which the bytes are lost.
-    fn restart_upload(&self, extract: ExtractId, upload: &UploadRecord) -> Result<()> {
+    fn restart_upload(&self, extract: ExtractionId, upload: &UploadRecord) -> Result<()> {
         let anew = UploadRecord {
             phase: Phase::Receiving,
             ..upload.clone()

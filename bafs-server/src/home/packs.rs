@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{PutFile, PutReceipt};
 use bafs_proto::path::to_bytes;
 use bafs_proto::time::Deadline;
@@ -105,7 +105,7 @@ impl Puts {
 
     async fn wait_for_place(&self, deadline: Deadline) -> Result<OwnedSemaphorePermit> {
         let place = self.limits.packs.clone().acquire_owned();
-        let until = deadline.to_answer().instant();
+        let until = deadline.with_reply_margin().instant();
         match tokio::time::timeout_at(until.into(), place).await {
             Ok(place) => place.map_err(|error| failed(&error)),
             Err(_) => {
@@ -200,7 +200,7 @@ impl Puts {
     /// `Conflict` when that was for another path.
     pub(super) fn claim(
         &self,
-        extract: ExtractId,
+        extract: ExtractionId,
         path: &str,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<Option<PutReceipt>> {
@@ -227,7 +227,7 @@ impl Puts {
         let KnownRecord { record, placed } = known;
         let receipt = &record.receipt;
         if receipt.path != path {
-            return Err(other_path(receipt.extract, &receipt.path, path));
+            return Err(other_path(receipt.extraction, &receipt.path, path));
         }
         match placed {
             Placed::No => self.name_one(receipts, &record, allow)?,
@@ -247,12 +247,12 @@ impl Puts {
         });
         match there {
             Err(error) if error.code == ErrorCode::NotFound => {
-                receipts.take_back(receipt.extract)?;
+                receipts.take_back(receipt.extraction)?;
                 Err(gone(&receipt.path))
             }
             Err(error) => Err(error),
             Ok(_) => {
-                receipts.set_placed(receipt.extract);
+                receipts.set_placed(receipt.extraction);
                 Ok(())
             }
         }
@@ -267,11 +267,11 @@ impl Puts {
         let Some(receipts) = receipts else {
             return self.put_alone(call, data, allow).map(PackStage::Done);
         };
-        if let Some(known) = receipts.find(call.extract)? {
+        if let Some(known) = receipts.find(call.extraction)? {
             let receipt = self.known(receipts, known, &call.path, allow)?;
             return same_content(receipt, size, call.digest).map(PackStage::Done);
         }
-        if fs::symlink_metadata(self.place(call.extract)).is_ok() {
+        if fs::symlink_metadata(self.place(call.extraction)).is_ok() {
             return self.put_alone(call, data, allow).map(PackStage::Done);
         }
         if Digest::of(data) != call.digest {
@@ -288,7 +288,7 @@ impl Puts {
         let temporary = format!("{:032x}", rand::random::<u128>());
         let record = SmallFileRecord {
             receipt: PutReceipt {
-                extract: call.extract,
+                extraction: call.extraction,
                 path: call.path.clone(),
                 size,
                 digest: call.digest,
@@ -417,7 +417,7 @@ impl Puts {
         allow: &dyn Fn(&str) -> Result<()>,
         last: &mut Option<(String, ExportEntry)>,
     ) -> Result<()> {
-        let PutReceipt { extract, path, .. } = &record.receipt;
+        let PutReceipt { extraction: extract, path, .. } = &record.receipt;
         let (above, name) = parted(path);
         let parent = match last.take() {
             Some((known, parent)) if known == above => parent,
@@ -520,7 +520,7 @@ mod tests {
     fn small(number: u128, path: &str, data: &'static [u8]) -> Small {
         Small {
             call: PutFile {
-                extract: ExtractId(number),
+                extraction: ExtractionId(number),
                 path: path.to_owned(),
                 mode: 0o640,
                 digest: Digest::of(data),
@@ -536,7 +536,7 @@ mod tests {
 
     fn begin(number: u128, path: &str) -> BeginPut {
         BeginPut {
-            extract: ExtractId(number),
+            extraction: ExtractionId(number),
             path: path.to_owned(),
             mode: 0o640,
         }
@@ -773,7 +773,7 @@ mod tests {
         expected.extend([None, Some(RightMissing)]);
         assert_eq!(codes.collect::<Vec<_>>(), expected);
         for number in [1, 2, 3, 4, 5, 7] {
-            let known = receipts(&puts).find(ExtractId(number)).expect("read");
+            let known = receipts(&puts).find(ExtractionId(number)).expect("read");
             assert_eq!(known, None, "{number}");
         }
         assert_eq!(temporaries(root.path()), 0);
@@ -840,13 +840,13 @@ mod tests {
         assert_eq!(code(other), ErrorCode::Conflict);
         assert_eq!(read(root.path(), "out/old").expect("read"), b"used since");
         puts.begin(&begin(2, "out/new"), |_| Ok(())).expect("begin");
-        puts.write(ExtractId(2), 0, b"half", |_| Ok(()))
+        puts.write(ExtractionId(2), 0, b"half", |_| Ok(()))
             .expect("write");
         put_one(&puts, small(2, "out/new", b"whole"))
             .await
             .expect("put");
         assert_eq!(read(root.path(), "out/new").expect("read"), b"whole");
-        assert_eq!(receipts(&puts).find(ExtractId(2)), Ok(None));
+        assert_eq!(receipts(&puts).find(ExtractionId(2)), Ok(None));
     }
 
     #[test]
@@ -858,7 +858,7 @@ mod tests {
         let receipts = receipts(&puts);
         let told = puts.place_all(Some(&receipts), vec![Ok(PackStage::Ready(under_way))]);
         assert!(told[0].is_ok(), "{told:?}");
-        assert_eq!(receipts.find(ExtractId(1)), Ok(None));
+        assert_eq!(receipts.find(ExtractionId(1)), Ok(None));
         let state = puts.begin(&begin(1, "out/f"), |_| Ok(()));
         assert!(
             state.expect("begin").receipt.is_some(),
@@ -904,7 +904,7 @@ mod tests {
         let puts = open(root.path());
         let is_known = |number| {
             receipts(&puts)
-                .find(ExtractId(number))
+                .find(ExtractionId(number))
                 .expect("read")
                 .is_some()
         };

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{BeginPut, CommitPut, PutFile, PutProgress, PutReceipt};
-use bafs_proto::path::check_result;
+use bafs_proto::path::check_result_path;
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
@@ -128,10 +128,10 @@ impl Puts {
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutProgress> {
         let mut begun = self.begin_once(call, &allow);
-        if self.refused.is_waiting(call.extract) {
+        if self.refused.is_waiting(call.extraction) {
             return begun;
         }
-        if is_full(&begun) && self.make_room(Some(call.extract)) {
+        if is_full(&begun) && self.make_room(Some(call.extraction)) {
             begun = self.begin_once(call, &allow);
         }
         if is_full(&begun) {
@@ -147,20 +147,20 @@ impl Puts {
     ) -> Result<PutProgress> {
         check_target(&call.path)?;
         allow(&call.path)?;
-        self.supersede(call.extract, &call.path);
-        self.refused.resume(call.extract);
-        self.arrivals.locked(call.extract, |arrival| {
-            if let Some(upload) = self.load_same(call.extract, &call.path)? {
-                let progress = self.resume(call.extract, upload, arrival, allow)?;
+        self.supersede(call.extraction, &call.path);
+        self.refused.resume(call.extraction);
+        self.arrivals.locked(call.extraction, |arrival| {
+            if let Some(upload) = self.load_same(call.extraction, &call.path)? {
+                let progress = self.resume(call.extraction, upload, arrival, allow)?;
                 // Its bytes would take the link from those whose turn it is.
                 let is_empty = progress.receipt.is_none() && progress.received_bytes == 0;
-                if is_empty && let Some(why) = self.refused.must_wait(call.extract, clock::now()) {
+                if is_empty && let Some(why) = self.refused.must_wait(call.extraction, clock::now()) {
                     *arrival = None;
                     return Err(why);
                 }
                 return Ok(progress);
             }
-            if let Some(receipt) = self.claim(call.extract, &call.path, allow)? {
+            if let Some(receipt) = self.claim(call.extraction, &call.path, allow)? {
                 return Ok(PutProgress {
                     received_bytes: receipt.size,
                     receipt: Some(receipt),
@@ -171,14 +171,14 @@ impl Puts {
                 mode: call.mode & 0o777,
                 phase: Phase::Receiving,
             };
-            self.store(call.extract, &upload)?;
+            self.store(call.extraction, &upload)?;
             sync_directory(&self.directory)?;
-            self.resume(call.extract, upload, arrival, allow)
+            self.resume(call.extraction, upload, arrival, allow)
         })
     }
 
     /// Waits until it is the turn of bytes at `offset`, which may have overtaken others.
-    pub(crate) async fn turn(&self, extract: ExtractId, offset: u64, deadline: Deadline) {
+    pub(crate) async fn turn(&self, extract: ExtractionId, offset: u64, deadline: Deadline) {
         self.arrivals.turn(extract, offset, deadline).await;
     }
 
@@ -191,7 +191,7 @@ impl Puts {
     /// they do as the disk refused those before them.
     pub(crate) fn write(
         &self,
-        extract: ExtractId,
+        extract: ExtractionId,
         offset: u64,
         data: &[u8],
         allow: impl Fn(&str) -> Result<()>,
@@ -212,7 +212,7 @@ impl Puts {
     /// them.
     fn write_once(
         &self,
-        extract: ExtractId,
+        extract: ExtractionId,
         offset: u64,
         data: &[u8],
         allow: &dyn Fn(&str) -> Result<()>,
@@ -276,7 +276,7 @@ impl Puts {
         allow: impl Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
         let mut done = self.commit_once(call, &allow);
-        if is_full(&done) && self.make_room(Some(call.extract)) {
+        if is_full(&done) && self.make_room(Some(call.extraction)) {
             done = self.commit_once(call, &allow);
         }
         if is_full(&done) {
@@ -290,8 +290,8 @@ impl Puts {
         call: &CommitPut,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
-        self.arrivals.locked(call.extract, |slot| {
-            let mut upload = self.load_known(call.extract)?;
+        self.arrivals.locked(call.extraction, |slot| {
+            let mut upload = self.load_known(call.extraction)?;
             allow(&upload.path)?;
             if upload.phase == Phase::Receiving {
                 let seen = slot.take().and_then(|arrival| arrival.seen());
@@ -300,7 +300,7 @@ impl Puts {
                     size: call.size,
                     digest: call.digest,
                 };
-                self.store(call.extract, &upload)?;
+                self.store(call.extraction, &upload)?;
             }
             self.finish(call, upload, allow)
         })
@@ -318,12 +318,12 @@ impl Puts {
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
         let commit = CommitPut {
-            extract: call.extract,
+            extraction: call.extraction,
             size: data.len() as u64,
             digest: call.digest,
         };
-        self.arrivals.locked(call.extract, |slot| {
-            if let Some(upload) = self.load_same(call.extract, &call.path)?
+        self.arrivals.locked(call.extraction, |slot| {
+            if let Some(upload) = self.load_same(call.extraction, &call.path)?
                 && upload.phase != Phase::Receiving
             {
                 return self.finish(&commit, upload, allow);
@@ -332,7 +332,7 @@ impl Puts {
             if Digest::of(data) != call.digest {
                 return Err(damaged(&call.path));
             }
-            if let Some(receipt) = self.claim(call.extract, &call.path, allow)? {
+            if let Some(receipt) = self.claim(call.extraction, &call.path, allow)? {
                 return same_content(receipt, commit.size, commit.digest);
             }
             let upload = UploadRecord {
@@ -343,7 +343,7 @@ impl Puts {
                     digest: commit.digest,
                 },
             };
-            let path = self.place(call.extract).join(DATA);
+            let path = self.place(call.extraction).join(DATA);
             let write = || {
                 let file = open_data(&path)?;
                 file.set_len(0)?;
@@ -351,7 +351,7 @@ impl Puts {
                 seal_file(&file, upload.mode)
             };
             write().map_err(|error| fault(&path, error))?;
-            self.store(call.extract, &upload)?;
+            self.store(call.extraction, &upload)?;
             sync_directory(&self.directory)?;
             self.finish(&commit, upload, allow)
         })
@@ -360,7 +360,7 @@ impl Puts {
     /// Where an upload stands, and takes up its arrival if it is not done.
     fn resume(
         &self,
-        extract: ExtractId,
+        extract: ExtractionId,
         upload: UploadRecord,
         slot: &mut Option<Arrival>,
         allow: &dyn Fn(&str) -> Result<()>,
@@ -387,7 +387,7 @@ impl Puts {
     /// interrupted; `None` while bytes come in.
     fn receipt(
         &self,
-        extract: ExtractId,
+        extract: ExtractionId,
         upload: &UploadRecord,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<Option<PutReceipt>> {
@@ -406,7 +406,7 @@ impl Puts {
             Phase::Done { size, digest } => (size, digest),
         };
         Ok(Some(PutReceipt {
-            extract,
+            extraction: extract,
             path: upload.path.clone(),
             size,
             digest,
@@ -420,8 +420,8 @@ impl Puts {
         upload: UploadRecord,
         allow: &dyn Fn(&str) -> Result<()>,
     ) -> Result<PutReceipt> {
-        let Some(receipt) = self.receipt(call.extract, &upload, allow)? else {
-            return Err(other_content(call.extract));
+        let Some(receipt) = self.receipt(call.extraction, &upload, allow)? else {
+            return Err(other_content(call.extraction));
         };
         same_content(receipt, call.size, call.digest)
     }
@@ -429,7 +429,7 @@ impl Puts {
     /// Checks an upload by what was seen of it as it came, or by reading it again, and makes it
     /// durable if it is right.
     fn check(&self, call: &CommitPut, upload: &UploadRecord, seen: Option<(u64, Digest)>) -> Result<()> {
-        let path = self.place(call.extract).join(DATA);
+        let path = self.place(call.extraction).join(DATA);
         let failed = |error: io::Error| fault(&path, error);
         let file = open_data(&path).map_err(failed)?;
         let (size, digest) = match seen {
@@ -450,7 +450,7 @@ impl Puts {
         seal_file(&file, upload.mode).map_err(failed)
     }
 
-    fn load_known(&self, extract: ExtractId) -> Result<UploadRecord> {
+    fn load_known(&self, extract: ExtractionId) -> Result<UploadRecord> {
         self.load(extract)?.ok_or_else(|| {
             let text = format!("no upload {extract} was begun here; begin it first");
             Error::new(ErrorCode::NotFound, text)
@@ -458,7 +458,7 @@ impl Puts {
     }
 
     /// The upload if it was begun, which must have been for the same path.
-    fn load_same(&self, extract: ExtractId, path: &str) -> Result<Option<UploadRecord>> {
+    fn load_same(&self, extract: ExtractionId, path: &str) -> Result<Option<UploadRecord>> {
         let known = self.load(extract)?;
         match known.as_ref().filter(|upload| upload.path != path) {
             None => Ok(known),
@@ -466,21 +466,21 @@ impl Puts {
         }
     }
 
-    pub(super) fn load(&self, extract: ExtractId) -> Result<Option<UploadRecord>> {
+    pub(super) fn load(&self, extract: ExtractionId) -> Result<Option<UploadRecord>> {
         loaded(&self.place(extract))
     }
 
-    pub(super) fn store(&self, extract: ExtractId, upload: &UploadRecord) -> Result<()> {
+    pub(super) fn store(&self, extract: ExtractionId, upload: &UploadRecord) -> Result<()> {
         let place = self.place(extract);
         let text = serde_json::to_vec(upload).map_err(|error| fault(&place, error))?;
         replace_file(&place.join(STATE), &text).map_err(|error| fault(&place, error))
     }
 
-    pub(super) fn place(&self, extract: ExtractId) -> PathBuf {
+    pub(super) fn place(&self, extract: ExtractionId) -> PathBuf {
         self.directory.join(extract.to_string())
     }
 
-    pub(super) fn make_place(&self, extract: ExtractId) -> Result<()> {
+    pub(super) fn make_place(&self, extract: ExtractionId) -> Result<()> {
         // Never with those above: the exported directory may have gone, and must stay so.
         for path in [self.directory.clone(), self.place(extract)] {
             match fs::create_dir(&path) {
@@ -507,7 +507,7 @@ pub(super) fn loaded(place: &Path) -> Result<Option<UploadRecord>> {
 }
 
 pub(super) fn check_target(path: &str) -> Result<()> {
-    check_result(path)?;
+    check_result_path(path)?;
     if path.is_empty() || path.split('/').next() == Some(OWN_DIRECTORY) {
         let text = format!("'{path}' is no place for a file");
         return Err(Error::new(ErrorCode::BadPath, text));
@@ -524,16 +524,16 @@ pub(super) fn same_content(receipt: PutReceipt, size: u64, digest: Digest) -> Re
     if (receipt.size, receipt.digest) == (size, digest) {
         Ok(receipt)
     } else {
-        Err(other_content(receipt.extract))
+        Err(other_content(receipt.extraction))
     }
 }
 
-fn other_content(extract: ExtractId) -> Error {
+fn other_content(extract: ExtractionId) -> Error {
     let text = format!("upload {extract} is done with other content");
     Error::new(ErrorCode::Conflict, text)
 }
 
-pub(super) fn other_path(extract: ExtractId, begun: &str, path: &str) -> Error {
+pub(super) fn other_path(extract: ExtractionId, begun: &str, path: &str) -> Error {
     let text = format!("upload {extract} was begun for '{begun}', not for '{path}'; take a new id");
     Error::new(ErrorCode::Conflict, text)
 }
@@ -575,7 +575,7 @@ mod tests {
     use super::super::sweep::IDLE_MS_MAX;
     use super::*;
 
-    const EXTRACT: ExtractId = ExtractId(7);
+    const EXTRACT: ExtractionId = ExtractionId(7);
 
     fn open(root: &Path) -> Puts {
         Puts::open(Arc::new(Export::open(root).expect("export"))).expect("puts")
@@ -608,14 +608,14 @@ mod tests {
 
     fn receive(puts: &Puts, path: &str, data: &[u8]) -> CommitPut {
         let begin = BeginPut {
-            extract: EXTRACT,
+            extraction: EXTRACT,
             path: path.to_owned(),
             mode: 0o640,
         };
         puts.begin(&begin, |_| Ok(())).expect("begin");
         puts.write(EXTRACT, 0, data, |_| Ok(())).expect("write");
         CommitPut {
-            extract: EXTRACT,
+            extraction: EXTRACT,
             size: data.len() as u64,
             digest: Digest::of(data),
         }
@@ -657,7 +657,7 @@ mod tests {
             .expect("rename");
         fs::write(root.path().join("f"), b"later").expect("write");
         let begin = BeginPut {
-            extract: EXTRACT,
+            extraction: EXTRACT,
             path: "f".to_owned(),
             mode: 0o640,
         };
@@ -708,7 +708,7 @@ mod tests {
         assert_eq!(seen(&puts), Ok(all), "what is hashed is not replaced");
         let again = open(root.path());
         let begin = BeginPut {
-            extract: EXTRACT,
+            extraction: EXTRACT,
             path: "f".to_owned(),
             mode: 0o640,
         };
@@ -781,9 +781,9 @@ mod tests {
         let puts = open(root.path());
         let now = clock::now();
         let put = |number: u128, minutes_ago: u64| {
-            let extract = ExtractId(number);
+            let extract = ExtractionId(number);
             let call = PutFile {
-                extract,
+                extraction: extract,
                 path: format!("f{number}"),
                 mode: 0o640,
                 digest: Digest::of(b"x"),
@@ -795,7 +795,7 @@ mod tests {
             state.set_modified(changed).expect("time");
         };
         let left = || -> Vec<u128> {
-            let is_there = |number: &u128| puts.load(ExtractId(*number)).expect("load").is_some();
+            let is_there = |number: &u128| puts.load(ExtractionId(*number)).expect("load").is_some();
             (1..=5).filter(is_there).collect()
         };
         put(1, 70);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::PutReceipt;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, Result};
@@ -109,7 +109,7 @@ pub(super) struct Receipts {
 #[derive(Debug)]
 struct Index {
     file: Arc<File>,
-    entries: BTreeMap<ExtractId, LogEntry>,
+    entries: BTreeMap<ExtractionId, LogEntry>,
 }
 
 /// Where the record of an upload is in the log.
@@ -220,7 +220,7 @@ impl Receipts {
     ///
     /// # Errors
     /// `ServerFault` when its record cannot be read any more.
-    pub(super) fn find(&self, extract: ExtractId) -> Result<Option<KnownRecord>> {
+    pub(super) fn find(&self, extract: ExtractionId) -> Result<Option<KnownRecord>> {
         let index = self.index();
         let Some(entry) = index.entries.get(&extract).copied() else {
             return Ok(None);
@@ -235,14 +235,14 @@ impl Receipts {
     }
 
     /// Whether it is known that a file was given its name.
-    pub(super) fn is_placed(&self, extract: ExtractId) -> bool {
+    pub(super) fn is_placed(&self, extract: ExtractionId) -> bool {
         let index = self.index();
         let entry = index.entries.get(&extract);
         entry.is_some_and(|entry| entry.placed != Placed::No)
     }
 
     /// Notes that a file was given its name.
-    pub(super) fn set_placed(&self, extract: ExtractId) {
+    pub(super) fn set_placed(&self, extract: ExtractionId) {
         if let Some(entry) = self.index().entries.get_mut(&extract) {
             entry.placed = Placed::Yes;
         }
@@ -253,7 +253,7 @@ impl Receipts {
     ///
     /// # Errors
     /// What the disk does not do; then it stays decided.
-    pub(super) fn take_back(&self, extract: ExtractId) -> Result<()> {
+    pub(super) fn take_back(&self, extract: ExtractionId) -> Result<()> {
         let log = self.log();
         let Some(entry) = self.index().entries.get(&extract).copied() else {
             return Ok(());
@@ -273,7 +273,7 @@ impl Receipts {
     /// That of what is done.
     pub(super) fn unless_known<T>(
         &self,
-        extract: ExtractId,
+        extract: ExtractionId,
         act: impl FnOnce() -> Result<T>,
     ) -> Result<Option<T>> {
         let _log = self.log();
@@ -309,7 +309,7 @@ impl Receipts {
     fn decide_all(&self, log: &mut ReceiptLog, together: Vec<(Vec<SmallFileRecord>, DecisionReply)>) {
         let (mut text, mut fresh) = (String::new(), BTreeMap::new());
         let mut decide = |record: &SmallFileRecord| {
-            let extract = record.receipt.extract;
+            let extract = record.receipt.extraction;
             if fresh.contains_key(&extract) || self.index().entries.contains_key(&extract) {
                 return Decision::Known;
             }
@@ -401,8 +401,8 @@ impl Receipts {
     fn rewrite(
         &self,
         log: &mut ReceiptLog,
-        kept: &[(ExtractId, LogEntry)],
-        gone: &[(ExtractId, LogEntry)],
+        kept: &[(ExtractionId, LogEntry)],
+        gone: &[(ExtractionId, LogEntry)],
     ) -> io::Result<()> {
         let fresh = self.directory.join(LOG).with_extension("new");
         let mut options = OpenOptions::new();
@@ -472,7 +472,7 @@ impl ReceiptLog {
 /// What is in a log.
 #[derive(Default)]
 struct LogContent {
-    entries: BTreeMap<ExtractId, LogEntry>,
+    entries: BTreeMap<ExtractionId, LogEntry>,
     /// Records whose files have no name yet, by their place.
     pending: BTreeMap<u64, SmallFileRecord>,
     records: usize,
@@ -518,7 +518,7 @@ impl LogContent {
             placed,
             time: record.time,
         };
-        if let Some(before) = self.entries.insert(record.receipt.extract, entry) {
+        if let Some(before) = self.entries.insert(record.receipt.extraction, entry) {
             self.pending.remove(&before.offset);
         }
         if placed == Placed::No {
@@ -532,7 +532,7 @@ impl LogContent {
 impl SmallFileRecord {
     fn line(&self) -> String {
         let PutReceipt {
-            extract,
+            extraction: extract,
             path,
             size,
             digest,
@@ -558,7 +558,7 @@ impl SmallFileRecord {
         let temporary = next()?.to_owned();
         let path = serde_json::from_str(next()?).ok()?;
         let receipt = PutReceipt {
-            extract,
+            extraction: extract,
             path,
             size,
             digest,
@@ -575,9 +575,9 @@ impl SmallFileRecord {
 /// and where each record is.
 fn copied(
     from: &File,
-    kept: &[(ExtractId, LogEntry)],
+    kept: &[(ExtractionId, LogEntry)],
     to: &File,
-) -> io::Result<(u64, BTreeMap<ExtractId, u64>)> {
+) -> io::Result<(u64, BTreeMap<ExtractionId, u64>)> {
     let (mut writer, mut offset, mut offsets) = (BufWriter::new(to), 0, BTreeMap::new());
     for (extract, entry) in kept {
         let line = match read(from, entry) {
@@ -662,7 +662,7 @@ mod tests {
     fn record(number: u128, time: Time) -> SmallFileRecord {
         SmallFileRecord {
             receipt: PutReceipt {
-                extract: ExtractId(number),
+                extraction: ExtractionId(number),
                 path: format!("a \"dir\"\n/file {number}"),
                 size: number as u64,
                 digest: Digest::of(&number.to_le_bytes()),
@@ -692,7 +692,7 @@ mod tests {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         (1..=2).for_each(|number| made(&receipts, number));
-        receipts.take_back(ExtractId(1)).expect("take back");
+        receipts.take_back(ExtractionId(1)).expect("take back");
         let log = File::open(root.path().join(LOG)).expect("log");
         let found = LogContent::read(&log, &BTreeSet::new()).expect("read");
         assert_eq!((found.damaged_bytes, found.records), (0, 1));
@@ -703,7 +703,7 @@ mod tests {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         (1..=3).for_each(|number| made(&receipts, number));
-        let known = receipts.find(ExtractId(2)).expect("read").expect("known");
+        let known = receipts.find(ExtractionId(2)).expect("read").expect("known");
         assert_eq!(known.record, record(2, Time(2)));
         drop(receipts);
         // Of the last line the end did not come to the disk.
@@ -725,7 +725,7 @@ mod tests {
         fs::write(&log, &text).expect("write");
         let (receipts, _) = open(root.path());
         assert_eq!(numbers(&receipts), [2, 4]);
-        let known = receipts.find(ExtractId(4)).expect("read").expect("known");
+        let known = receipts.find(ExtractionId(4)).expect("read").expect("known");
         assert_eq!(known.record, record(4, Time(4)));
     }
 
@@ -764,7 +764,7 @@ mod tests {
             let decided = receipts.decide(vec![record(number, time)]);
             assert_eq!(decided, Ok(vec![Decision::Made]));
         }
-        receipts.set_placed(ExtractId(4));
+        receipts.set_placed(ExtractionId(4));
         receipts.sweep(now, 5);
         assert_eq!(numbers(&receipts), [1, 2, 3, 4, 5]);
         receipts.sweep(now, 3);
@@ -773,7 +773,7 @@ mod tests {
         let is_there = |number: &u128| receipts.temporary(&format!("t{number}")).exists();
         let left: Vec<_> = (1..=5).filter(is_there).collect();
         assert_eq!(left, [2, 3, 4]);
-        let known = receipts.find(ExtractId(4)).expect("read").expect("known");
+        let known = receipts.find(ExtractionId(4)).expect("read").expect("known");
         assert_eq!(known.record.receipt, record(4, now).receipt);
         assert_ne!(known.placed, Placed::No);
         receipts.sweep(now, 0);
@@ -782,7 +782,7 @@ mod tests {
         drop(receipts);
         let (receipts, pending) = open(root.path());
         assert_eq!(numbers(&receipts), [2, 3, 7]);
-        let pending: Vec<_> = pending.iter().map(|it| it.receipt.extract.0).collect();
+        let pending: Vec<_> = pending.iter().map(|it| it.receipt.extraction.0).collect();
         assert_eq!(pending, [2, 3], "in the order of the log");
         receipts.sweep(now.plus_ms(RECEIPT_MS_MAX), RECEIPTS_MAX);
         assert_eq!(numbers(&receipts), [0; 0]);
@@ -794,7 +794,7 @@ mod tests {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         (1..=2).for_each(|number| made(&receipts, number));
-        receipts.take_back(ExtractId(1)).expect("take back");
+        receipts.take_back(ExtractionId(1)).expect("take back");
         assert_eq!(numbers(&receipts), [2]);
         drop(receipts);
         let (receipts, _) = open(root.path());
@@ -805,7 +805,7 @@ mod tests {
         assert_eq!(numbers(&receipts), [1, 2]);
         receipts.set_read_only();
         receipts
-            .take_back(ExtractId(1))
+            .take_back(ExtractionId(1))
             .expect_err("the disk does not");
         assert_eq!(numbers(&receipts), [1, 2], "so it stays decided");
     }
@@ -816,7 +816,7 @@ mod tests {
         let (receipts, _) = open(root.path());
         (1..=4).for_each(|number| made(&receipts, number));
         let log = root.path().join(LOG);
-        let line = receipts.index().entries[&ExtractId(3)];
+        let line = receipts.index().entries[&ExtractionId(3)];
         receipts
             .log()
             .file

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::Error;
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::time::Time;
 
 use super::unfinished::STALE_MS;
@@ -49,7 +49,7 @@ impl UploadRefusal {
     }
 
     /// Who comes first has the larger one.
-    fn rank(&self, extract: ExtractId) -> (Reverse<u32>, u64, ExtractId) {
+    fn rank(&self, extract: ExtractionId) -> (Reverse<u32>, u64, ExtractionId) {
         (Reverse(self.too_large), self.held_bytes, extract)
     }
 }
@@ -57,7 +57,7 @@ impl UploadRefusal {
 /// Uploads that the disk refused since this server began, and those that it found unfinished then.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
-    list: Mutex<BTreeMap<ExtractId, UploadRefusal>>,
+    list: Mutex<BTreeMap<ExtractionId, UploadRefusal>>,
     /// When the disk refused anything of which no bytes are here, in milliseconds.
     wanted_ms: AtomicU64,
     /// Uploads that came to their end since the disk refused any.
@@ -68,14 +68,14 @@ pub(super) struct Refused {
 
 impl Refused {
     /// Why the last bytes of an upload were refused, unless it goes on.
-    pub(super) fn why(&self, extract: ExtractId) -> Option<Error> {
+    pub(super) fn why(&self, extract: ExtractionId) -> Option<Error> {
         let list = self.list();
         let refusal = list.get(&extract).filter(|refusal| !refusal.goes_on)?;
         refusal.why.clone()
     }
 
     /// Notes that the disk refused bytes of an upload of which so many are there.
-    pub(super) fn note(&self, extract: ExtractId, target: String, error: &Error, held_bytes: u64) {
+    pub(super) fn note(&self, extract: ExtractionId, target: String, error: &Error, held_bytes: u64) {
         let mut list = self.list();
         let refusal = list.entry(extract).or_default();
         refusal.target = target;
@@ -95,7 +95,7 @@ impl Refused {
     }
 
     /// Notes what a former server left: nobody continues it yet.
-    pub(super) fn note_left(&self, extract: ExtractId, target: String) {
+    pub(super) fn note_left(&self, extract: ExtractionId, target: String) {
         let left = UploadRefusal {
             target,
             ..UploadRefusal::default()
@@ -104,7 +104,7 @@ impl Refused {
     }
 
     /// It goes on.
-    pub(super) fn resume(&self, extract: ExtractId) {
+    pub(super) fn resume(&self, extract: ExtractionId) {
         if let Some(refusal) = self.list().get_mut(&extract) {
             refusal.at = clock::now();
             refusal.goes_on = true;
@@ -114,11 +114,11 @@ impl Refused {
     /// Why an upload of which nothing is here must wait, if others come first: of those, one for
     /// each that came to its end since the disk refused any may go on beside the first. Whoever is
     /// told so asks again.
-    pub(super) fn must_wait(&self, extract: ExtractId, now: Time) -> Option<Error> {
+    pub(super) fn must_wait(&self, extract: ExtractionId, now: Time) -> Option<Error> {
         let mut list = self.list();
         let mine = list.get(&extract)?;
         let why = mine.why.clone()?;
-        let comes_first = |(other, refusal): &(&ExtractId, &UploadRefusal)| {
+        let comes_first = |(other, refusal): &(&ExtractionId, &UploadRefusal)| {
             refusal.is_recent(now) && refusal.rank(**other) > mine.rank(extract)
         };
         let ahead = list.iter().filter(comes_first).count() as u64;
@@ -134,23 +134,23 @@ impl Refused {
     }
 
     /// It has its name.
-    pub(super) fn end(&self, extract: ExtractId) {
+    pub(super) fn end(&self, extract: ExtractionId) {
         self.done.fetch_add(1, Ordering::Relaxed);
         self.forget(extract);
     }
 
     /// It is no more.
-    pub(super) fn forget(&self, extract: ExtractId) {
+    pub(super) fn forget(&self, extract: ExtractionId) {
         self.list().remove(&extract);
     }
 
     /// Forgets those of which `exists` says that they are no more.
-    pub(super) fn retain(&self, exists: impl Fn(ExtractId) -> bool) {
+    pub(super) fn retain(&self, exists: impl Fn(ExtractionId) -> bool) {
         self.list().retain(|extract, _| exists(*extract));
     }
 
     /// Those to a place that nobody has continued since.
-    pub(super) fn waiting(&self, target: &str) -> Vec<ExtractId> {
+    pub(super) fn waiting(&self, target: &str) -> Vec<ExtractionId> {
         let list = self.list();
         let waiting = list
             .iter()
@@ -158,14 +158,14 @@ impl Refused {
         waiting.map(|(extract, _)| *extract).collect()
     }
 
-    pub(super) fn is_waiting(&self, extract: ExtractId) -> bool {
+    pub(super) fn is_waiting(&self, extract: ExtractionId) -> bool {
         let list = self.list();
         list.get(&extract).is_some_and(|refusal| !refusal.goes_on)
     }
 
     /// Whether an upload that was refused must drop what it holds: others that still come hold
     /// more, or it is stuck and others wait.
-    pub(super) fn must_give_way(&self, extract: ExtractId, now: Time) -> bool {
+    pub(super) fn must_give_way(&self, extract: ExtractionId, now: Time) -> bool {
         let list = self.list();
         let Some(mine) = list.get(&extract) else {
             return false;
@@ -177,7 +177,7 @@ impl Refused {
             .iter()
             .filter(|(other, it)| **other != extract && it.is_recent(now));
         let comes_first =
-            |(other, it): (&ExtractId, &UploadRefusal)| it.rank(*other) > mine.rank(extract);
+            |(other, it): (&ExtractionId, &UploadRefusal)| it.rank(*other) > mine.rank(extract);
         if !mine.is_stuck {
             others.any(comes_first)
         } else if mine.too_large < TOO_LARGE_MAX {
@@ -188,7 +188,7 @@ impl Refused {
     }
 
     /// It dropped what it held.
-    pub(super) fn gave_way(&self, extract: ExtractId) {
+    pub(super) fn gave_way(&self, extract: ExtractionId) {
         if let Some(refusal) = self.list().get_mut(&extract) {
             refusal.too_large += u32::from(refusal.is_stuck);
             refusal.held_bytes = 0;
@@ -198,7 +198,7 @@ impl Refused {
 
     /// Whether nobody continues an upload any more to which nothing came for so long. Whoever wants
     /// one that the disk refused asks again soon.
-    pub(super) fn is_stale(&self, extract: ExtractId, idle_ms: u64, now: Time) -> bool {
+    pub(super) fn is_stale(&self, extract: ExtractionId, idle_ms: u64, now: Time) -> bool {
         match self.list().get(&extract) {
             Some(it) if it.why.is_some() && !it.goes_on => !it.is_recent(now),
             Some(it) => idle_ms > STALE_MS && now.ms_since(it.at) > STALE_MS,
@@ -222,13 +222,13 @@ impl Refused {
     }
 
     #[cfg(test)]
-    pub(super) fn set_at(&self, extract: ExtractId, at: Time) {
+    pub(super) fn set_at(&self, extract: ExtractionId, at: Time) {
         if let Some(refusal) = self.list().get_mut(&extract) {
             refusal.at = at;
         }
     }
 
-    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractId, UploadRefusal>> {
+    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractionId, UploadRefusal>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -256,7 +256,7 @@ mod tests {
             if held[at] == sizes[at] {
                 continue;
             }
-            let (extract, now) = (ExtractId(at as u128 + 1), clock::now());
+            let (extract, now) = (ExtractionId(at as u128 + 1), clock::now());
             refused.resume(extract);
             if held[at] == 0 && refused.must_wait(extract, now).is_some() {
                 continue;

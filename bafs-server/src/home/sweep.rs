@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use bafs_proto::Result;
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::time::Time;
 
 use super::puts::{DATA, Phase, Puts, STATE, fault};
@@ -56,7 +56,7 @@ impl Puts {
 
     /// Removes an upload that nobody continued, or that was done so long ago; returns the age of a
     /// receipt that stays.
-    fn sweep_one(&self, extract: ExtractId, now: Time, done_ms_max: u64) -> Result<Option<u64>> {
+    fn sweep_one(&self, extract: ExtractionId, now: Time, done_ms_max: u64) -> Result<Option<u64>> {
         self.arrivals.locked(extract, |slot| {
             let (age_ms, is_done) = self.upload_age(extract, now)?;
             if age_ms <= if is_done { done_ms_max } else { IDLE_MS_MAX } {
@@ -71,7 +71,7 @@ impl Puts {
     }
 
     /// How long ago anything happened to an upload, in milliseconds, and whether it is done.
-    fn upload_age(&self, extract: ExtractId, now: Time) -> Result<(u64, bool)> {
+    fn upload_age(&self, extract: ExtractionId, now: Time) -> Result<(u64, bool)> {
         let path = self.place(extract);
         let done = match self.load(extract) {
             Ok(upload) => upload.is_some_and(|upload| upload.phase != Phase::Receiving),

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::net::Awaited;
+use bafs_proto::net::Cancellation;
 use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
@@ -93,7 +93,7 @@ impl Turn<'_> {
             while left > 0 {
                 let slice = left.min(SLICE_BYTES);
                 let now_ns = nanoseconds(self.throttle.start.elapsed());
-                let wait_ns_max = nanoseconds(deadline.left());
+                let wait_ns_max = nanoseconds(deadline.remaining());
                 let wait = {
                     let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
                     bucket.take(now_ns, slice as u64, wait_ns_max)
@@ -126,10 +126,10 @@ pub(super) async fn while_awaited<T>(
     unless_over(awaited, async { going.await.map_err(|_| late())? }).await
 }
 
-async fn unless_over<T>(awaited: &Awaited, going: impl Future<Output = Result<T>>) -> Result<T> {
+async fn unless_over<T>(awaited: &Cancellation, going: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
         gone = going => gone,
-        () = awaited.clone().is_over() => {
+        () = awaited.clone().cancelled() => {
             Err(Error::new(ErrorCode::DeadlineExceeded, "nobody waits for the bytes"))
         }
     }
@@ -155,9 +155,9 @@ mod tests {
         const LARGE: usize = 1 << 20;
         // All of the dead would take half a minute.
         let throttle = Throttle::new(Some(4 << 20));
-        let (gone, left) = Awaited::new();
+        let (gone, left) = Cancellation::new();
         let dead = (0..120).map(|_| throttle.pass(LARGE, (Deadline::after_ms(600_000), &left)));
-        let (_waiting, awaited) = Awaited::new();
+        let (_waiting, awaited) = Cancellation::new();
         let living = async {
             drop(gone);
             let wait = (Deadline::after_ms(10_000), &awaited);

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
 use rustix::fs::statvfs;
@@ -23,7 +23,7 @@ pub(super) const STALE_MS: u64 = 600_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnfinishedUpload {
     /// Its number.
-    pub extract: ExtractId,
+    pub extract: ExtractionId,
     /// Where the file shall be.
     pub target: String,
     /// Where its bytes are.
@@ -102,7 +102,7 @@ impl Puts {
 
     /// Removes earlier uploads to the same place that the disk refused or a former server left, and
     /// that nobody continues: who begins anew knows nothing of them.
-    pub(super) fn supersede(&self, extract: ExtractId, path: &str) {
+    pub(super) fn supersede(&self, extract: ExtractionId, path: &str) {
         if self.place(extract).exists() {
             return;
         }
@@ -114,7 +114,7 @@ impl Puts {
     /// Drops what came of an upload that the disk refused, where others want the room: of several
     /// that hold a part each, none would ever be whole. The one that holds most keeps it, unless
     /// it gets no further.
-    pub(super) fn give_way(&self, extract: ExtractId) {
+    pub(super) fn give_way(&self, extract: ExtractionId) {
         let dropped = self.arrivals.locked(extract, |slot| {
             // Whoever sends may have begun again, and even ended, since the refusal.
             if !self.refused.must_give_way(extract, clock::now()) {
@@ -143,7 +143,7 @@ impl Puts {
 
     /// Removes what nobody continues any more, but not the one that asks; whether that was
     /// anything.
-    pub(super) fn make_room(&self, asks: Option<ExtractId>) -> bool {
+    pub(super) fn make_room(&self, asks: Option<ExtractionId>) -> bool {
         let now = clock::now();
         let all = self.unfinished();
         let stale = all.iter().filter(|upload| {
@@ -159,7 +159,7 @@ impl Puts {
     }
 
     /// Removes an upload that is not decided, if it is still so that it may be; whether it did.
-    fn give_up(&self, extract: ExtractId, may_be: impl FnOnce() -> bool) -> bool {
+    fn give_up(&self, extract: ExtractionId, may_be: impl FnOnce() -> bool) -> bool {
         let removed = self.arrivals.locked(extract, |slot| {
             if !may_be() {
                 return Ok(false);
@@ -263,7 +263,7 @@ mod tests {
 
     fn call(number: u128, path: &str) -> BeginPut {
         BeginPut {
-            extract: ExtractId(number),
+            extraction: ExtractionId(number),
             path: path.to_owned(),
             mode: 0o640,
         }
@@ -275,13 +275,13 @@ mod tests {
     }
 
     fn write(puts: &Puts, number: u128, offset: u64) -> Result<u64> {
-        let written = puts.write(ExtractId(number), offset, b"data", |_| Ok(()));
+        let written = puts.write(ExtractionId(number), offset, b"data", |_| Ok(()));
         written.map(|progress| progress.received_bytes)
     }
 
     /// Begins an upload whose bytes meet a full disk.
     fn begin_full(puts: &Puts, number: u128, path: &str) {
-        let place = puts.place(ExtractId(number));
+        let place = puts.place(ExtractionId(number));
         fs::create_dir(&place).expect("mkdir");
         symlink("/dev/full", place.join("data")).expect("link");
         begin(puts, number, path);
@@ -292,13 +292,13 @@ mod tests {
         let error = Error::new(ErrorCode::NoSpaceBytes, "full");
         let target = format!("f{number}");
         puts.refused
-            .note(ExtractId(number), target, &error, held_bytes);
+            .note(ExtractionId(number), target, &error, held_bytes);
     }
 
     /// Commits an upload of what [`write`] sends.
     fn commit(puts: &Puts, number: u128) -> Result<PutReceipt> {
         let commit = CommitPut {
-            extract: ExtractId(number),
+            extraction: ExtractionId(number),
             size: 4,
             digest: Digest::of(b"data"),
         };
@@ -307,7 +307,7 @@ mod tests {
 
     /// Does to the bytes of an upload what another server may.
     fn empty(puts: &Puts, number: u128) {
-        let data = puts.place(ExtractId(number)).join(DATA);
+        let data = puts.place(ExtractionId(number)).join(DATA);
         fs::set_permissions(&data, fs::Permissions::from_mode(0o600)).expect("mode");
         let file = File::options().write(true).open(&data).expect("open");
         file.set_len(0).expect("truncate");
@@ -322,7 +322,7 @@ mod tests {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         begin_full(&puts, 1, "f");
-        let (later, extract) = (Arc::clone(&puts), ExtractId(1));
+        let (later, extract) = (Arc::clone(&puts), ExtractionId(1));
         let waiting = async move { later.turn(extract, 4, Deadline::after_ms(600_000)).await };
         let waiting = tokio::spawn(waiting);
         // It waits before the bytes ahead of it are refused.
@@ -349,7 +349,7 @@ mod tests {
         begin(&puts, 3, "f");
         assert_eq!(write(&puts, 3, 0), Ok(4));
         begin(&puts, 4, "f");
-        let left = [1, 2, 3, 4].map(|number| puts.place(ExtractId(number)).exists());
+        let left = [1, 2, 3, 4].map(|number| puts.place(ExtractionId(number)).exists());
         assert_eq!(left, [false, true, true, true], "the others may go on");
     }
 
@@ -358,12 +358,12 @@ mod tests {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let held = |number: u128| {
-            let data = puts.place(ExtractId(number)).join(DATA);
+            let data = puts.place(ExtractionId(number)).join(DATA);
             fs::metadata(data).map_or(0, |data| data.len())
         };
         let end_full = |number: u128, held_bytes: u64| {
             refuse(&puts, number, held_bytes);
-            puts.give_way(ExtractId(number));
+            puts.give_way(ExtractionId(number));
         };
         for number in [1, 2] {
             begin(&puts, number, &format!("f{number}"));
@@ -412,12 +412,12 @@ mod tests {
             refuse(&puts, number, number as u64);
         }
         begin(&puts, 1, "f1");
-        puts.give_way(ExtractId(1));
-        let data = puts.place(ExtractId(1)).join(DATA);
+        puts.give_way(ExtractionId(1));
+        let data = puts.place(ExtractionId(1)).join(DATA);
         assert_eq!(fs::metadata(&data).expect("it is there").len(), 4);
         commit(&puts, 1).expect("commit");
         refuse(&puts, 1, 1);
-        puts.give_way(ExtractId(1));
+        puts.give_way(ExtractionId(1));
         assert!(!data.exists());
         assert_eq!(fs::read(root.path().join("f1")).expect("read"), b"data");
     }
@@ -429,17 +429,17 @@ mod tests {
         begin(&puts, 1, "f1");
         assert_eq!(write(&puts, 1, 0), Ok(4));
         refuse(&puts, 1, 4);
-        assert!(!puts.make_room(Some(ExtractId(2))), "it may come again");
+        assert!(!puts.make_room(Some(ExtractionId(2))), "it may come again");
         let long_ago = Time(clock::now().0 - WANTED_MS - 1_000);
-        let refuse_then = |at| puts.refused.set_at(ExtractId(1), at);
+        let refuse_then = |at| puts.refused.set_at(ExtractionId(1), at);
         refuse_then(long_ago);
-        puts.refused.resume(ExtractId(1));
+        puts.refused.resume(ExtractionId(1));
         refuse_then(long_ago);
-        assert!(!puts.make_room(Some(ExtractId(2))), "it goes on");
+        assert!(!puts.make_room(Some(ExtractionId(2))), "it goes on");
         refuse(&puts, 1, 4);
         refuse_then(long_ago);
-        assert!(puts.make_room(Some(ExtractId(2))));
-        assert!(!puts.place(ExtractId(1)).exists());
+        assert!(puts.make_room(Some(ExtractionId(2))));
+        assert!(!puts.place(ExtractionId(1)).exists());
     }
 
     #[test]
@@ -450,7 +450,7 @@ mod tests {
         assert_eq!(write(&puts, 1, 0), Ok(4));
         empty(&puts, 1);
         write(&puts, 1, 4).expect_err("there would be a hole");
-        let data = puts.place(ExtractId(1)).join(DATA);
+        let data = puts.place(ExtractionId(1)).join(DATA);
         assert_eq!(fs::metadata(&data).expect("it is there").len(), 0);
         begin(&puts, 1, "f1");
         assert_eq!(write(&puts, 1, 0), Ok(4));
@@ -487,7 +487,7 @@ mod tests {
         let puts = open(root.path());
         begin(&puts, 1, "f1");
         begin(&puts, 4, "f1");
-        let left = [1, 2, 3, 4].map(|number| puts.place(ExtractId(number)).exists());
+        let left = [1, 2, 3, 4].map(|number| puts.place(ExtractionId(number)).exists());
         assert_eq!(left, [true, true, false, true], "what goes on stays");
     }
 
@@ -498,7 +498,7 @@ mod tests {
         for (number, idle_ms) in [(1, STALE_MS + 60_000), (2, 0)] {
             begin(&puts, number, &format!("f{number}"));
             assert_eq!(write(&puts, number, 0), Ok(4));
-            let data = puts.place(ExtractId(number)).join("data");
+            let data = puts.place(ExtractionId(number)).join("data");
             let data = File::options().write(true).open(data);
             let since = Duration::from_millis(clock::now().0 - idle_ms);
             let time = SystemTime::UNIX_EPOCH + since;
@@ -514,7 +514,7 @@ mod tests {
         );
         begin_full(&puts, 3, "g");
         assert_eq!(code(write(&puts, 3, 0)), ErrorCode::NoSpaceBytes);
-        let left = [1, 2, 3].map(|number| puts.place(ExtractId(number)).exists());
+        let left = [1, 2, 3].map(|number| puts.place(ExtractionId(number)).exists());
         assert_eq!(left, [false, true, true]);
     }
 }

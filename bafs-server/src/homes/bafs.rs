@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bafs_proto::Result;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::ServerId;
-use bafs_proto::limits::{IO_BYTES_MAX, PUT_AHEAD_BYTES_MAX};
+use bafs_proto::limits::{IO_BYTES_MAX, PUT_REORDER_BYTES_MAX};
 use bafs_proto::message::{
     BeginPut, Call, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadSource,
     SourceData, SourcePage,
@@ -107,7 +107,7 @@ impl HomeBackend for ServerHome {
 
     fn begin<'a>(&'a self, put: &'a HomeUpload, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
         let call = BeginPut {
-            extract: put.extract,
+            extraction: put.extract,
             path: put.path.clone(),
             mode: put.mode,
         };
@@ -115,7 +115,7 @@ impl HomeBackend for ServerHome {
     }
 
     fn concurrent_chunks_max(&self) -> usize {
-        (PUT_AHEAD_BYTES_MAX / IO_BYTES_MAX) as usize
+        (PUT_REORDER_BYTES_MAX / IO_BYTES_MAX) as usize
     }
 
     fn write<'a>(
@@ -126,7 +126,7 @@ impl HomeBackend for ServerHome {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutProgress>> {
         let call = PutRange {
-            extract: put.extract,
+            extraction: put.extract,
             offset,
         };
         self.call_without_body(&put.token, call, data, deadline)
@@ -139,7 +139,7 @@ impl HomeBackend for ServerHome {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {
         let call = CommitPut {
-            extract: put.extract,
+            extraction: put.extract,
             size: put.size,
             digest,
         };
@@ -154,7 +154,7 @@ impl HomeBackend for ServerHome {
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<PutReceipt>> {
         let call = PutFile {
-            extract: put.extract,
+            extraction: put.extract,
             path: put.path.clone(),
             mode: put.mode,
             digest,

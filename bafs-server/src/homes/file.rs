@@ -181,7 +181,7 @@ impl HomeBackend for DirectoryHomes {
         Box::pin(async move {
             let (directory, path) = self.find_directory(&put.path)?;
             let begin = BeginPut {
-                extract: put.extract,
+                extraction: put.extract,
                 path,
                 mode: put.mode,
             };
@@ -221,7 +221,7 @@ impl HomeBackend for DirectoryHomes {
         Box::pin(async move {
             let (directory, _) = self.find_directory(&put.path)?;
             let commit = CommitPut {
-                extract: put.extract,
+                extraction: put.extract,
                 size: put.size,
                 digest,
             };

@@ -11,7 +11,7 @@ mod facts;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::hash::{Digest, Hasher};
+use bafs_proto::hash::{Digest, DigestHasher};
 use bafs_proto::limits::MANIFEST_ENTRIES_MAX;
 use bafs_proto::message::{
     PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity, SourcePage,
@@ -93,7 +93,7 @@ impl FtpHost {
 
     fn newest_idle(&self) -> Option<FtpConnection> {
         let mut idle = self.idle();
-        idle.retain(|(kept_until, _)| !kept_until.left().is_zero());
+        idle.retain(|(kept_until, _)| !kept_until.remaining().is_zero());
         idle.pop().map(|(_, control)| control)
     }
 
@@ -227,7 +227,7 @@ impl PlainHost for FtpHost {
         if put.size == 0 {
             control.write(&temporary, 0, b"").await?;
         }
-        let (mut hasher, mut size) = (Hasher::new(), 0);
+        let (mut hasher, mut size) = (DigestHasher::new(), 0);
         let mut take = |piece: &[u8]| {
             hasher.update(piece);
             size += piece.len() as u64;
@@ -245,7 +245,7 @@ impl PlainHost for FtpHost {
         control.run_command("RNTO", &absolute_path(&put.path)).await?;
         self.return_connection(control);
         Ok(PutReceipt {
-            extract: put.extract,
+            extraction: put.extract,
             path: put.path.clone(),
             size: put.size,
             digest,

@@ -76,7 +76,7 @@ pub(super) fn make_page(entries: Vec<SourceEntry>, mut warnings: SourceWarnings)
     Ok(SourcePage {
         entries: tree.into_values().collect(),
         warnings,
-        more: false,
+        has_more: false,
     })
 }
 
@@ -139,7 +139,7 @@ mod tests {
         let page = only(vec![named("a"), named(&long)]).expect("a tree");
         let paths: Vec<_> = page.entries.iter().map(|e| e.path.as_str()).collect();
         assert_eq!(paths, ["", "a"]);
-        let [warning] = &page.warnings.named[..] else {
+        let [warning] = &page.warnings.warnings[..] else {
             panic!("{:?}", page.warnings);
         };
         assert_eq!(warning.reason, WarningReason::PathTooLong);
@@ -150,7 +150,7 @@ mod tests {
         let page = only(vec![named("a/c"), named("a.b"), named("a/b/d")]).expect("a tree");
         let paths: Vec<_> = page.entries.iter().map(|e| e.path.as_str()).collect();
         assert_eq!(paths, ["", "a", "a/b", "a/b/d", "a/c", "a.b"]);
-        assert!(!page.more);
+        assert!(!page.has_more);
     }
 
     #[test]

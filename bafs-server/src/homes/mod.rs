@@ -25,14 +25,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ExtractId, ServerId};
+use bafs_proto::ids::{ExtractionId, ServerId};
 use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
 use bafs_proto::message::{
     Advert, ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::path::{check_relative, check_result};
+use bafs_proto::path::{check_relative, check_result_path};
 use bafs_proto::replica::ReadSources;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
@@ -65,7 +65,7 @@ const UPLOAD_PREFIX: &str = ".bafs-put-";
 /// A file on its way to a home.
 pub(crate) struct HomeUpload {
     /// The upload; the same one resumes.
-    pub(crate) extract: ExtractId,
+    pub(crate) extract: ExtractionId,
     /// Address of the home.
     pub(crate) home: String,
     /// Which home server that is; `None` for whoever is there.
@@ -403,7 +403,7 @@ impl HomeClients {
     /// Checks that a file may be put there.
     fn check_write(&self, put: &HomeUpload) -> Result<()> {
         self.backend(put.home_address())?;
-        check_result(&put.path)?;
+        check_result_path(&put.path)?;
         self.require_right(&put.home, &put.token, &put.path, Right::Write)
     }
 
@@ -506,7 +506,7 @@ async fn retry_until<T, F: Future<Output = Result<T>>>(
     loop {
         match with_deadline(deadline, call()).await {
             Err(error)
-                if error.is_transient() && deadline.left() > Duration::from_millis(pause_ms) =>
+                if error.is_transient() && deadline.remaining() > Duration::from_millis(pause_ms) =>
             {
                 tracing::debug!(%error, "a home will be asked again");
             }

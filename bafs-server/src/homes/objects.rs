@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::message::{ReadSource, SourceData, SourceIdentity};
-use bafs_proto::net::use_ring;
+use bafs_proto::net::install_crypto_provider;
 use bafs_proto::path::to_bytes;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::{Bytes, BytesMut};
@@ -45,7 +45,7 @@ struct ObjectStore {
 
 impl ObjectStore {
     fn new(address: &str, service: impl opendal::Builder) -> Result<Self> {
-        use_ring();
+        install_crypto_provider();
         let operator = Operator::new(service).map_err(|e| store_error(address, "", &e))?;
         let transport = HttpTransporter::new(ReqwestTransport::default());
         let context = operator.base_context().with_http_transport(transport);

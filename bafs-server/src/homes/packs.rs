@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::limits::{IO_BYTES_MAX, PACK_FILES_MAX, TOKEN_BYTES_MAX};
-use bafs_proto::message::{PackedFile, PutFile, PutFiles, PutReceipt};
+use bafs_proto::limits::{IO_BYTES_MAX, PUT_FILES_MAX, TOKEN_BYTES_MAX};
+use bafs_proto::message::{PutFilesEntry, PutFile, PutFiles, PutReceipt};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -38,7 +38,7 @@ struct PackQueue {
 
 /// A file that is to go. Its sender is gone when nobody wants the answer any more.
 struct QueuedFile {
-    file: PackedFile,
+    file: PutFilesEntry,
     data: Bytes,
     deadline: Deadline,
     reply: oneshot::Sender<Result<PutReceipt>>,
@@ -73,7 +73,7 @@ impl PackSender {
             return Err(Error::new(ErrorCode::TokenInvalid, text));
         }
         let (answer, told) = oneshot::channel();
-        let file = PackedFile { put, size, token };
+        let file = PutFilesEntry { put, size, token };
         let one_more = self.lock().add(QueuedFile {
             file,
             data,
@@ -108,7 +108,7 @@ impl PackSender {
             .unzip();
         let token = files[0].token.clone();
         let call = PutFiles { files };
-        let deadline = latest.earlier(Deadline::after_ms(PACK_TIMEOUT_MS));
+        let deadline = latest.earlier_of(Deadline::after_ms(PACK_TIMEOUT_MS));
         let told = self.location.call(&token, call, concatenate(data), deadline);
         let results = match told.await {
             Ok((told, _)) if told.results.len() == answers.len() => told.results,
@@ -150,7 +150,7 @@ impl PackQueue {
         let (mut pack, mut bytes) = (Vec::new(), 0);
         while let Some(next) = self.waiting.front() {
             bytes += next.data.len();
-            if pack.len() == PACK_FILES_MAX || (bytes > PACK_BYTES_MAX && !pack.is_empty()) {
+            if pack.len() == PUT_FILES_MAX || (bytes > PACK_BYTES_MAX && !pack.is_empty()) {
                 break;
             }
             pack.extend(self.waiting.pop_front());
@@ -182,11 +182,11 @@ fn interrupted_error() -> Error {
 #[cfg(test)]
 mod tests {
     use bafs_proto::hash::Digest;
-    use bafs_proto::ids::ExtractId;
+    use bafs_proto::ids::ExtractionId;
     use bafs_proto::message::{PutResults, Reply, Request};
-    use bafs_proto::net::mem::Network;
+    use bafs_proto::net::mem::MemoryNetwork;
     use bafs_proto::net::pool::Pool;
-    use bafs_proto::net::{BoxFuture, Incoming, Service};
+    use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
     use futures_util::future::join_all;
 
     use super::*;
@@ -200,7 +200,7 @@ mod tests {
     impl Service for RecordingService {
         fn serve(
             self: Arc<Self>,
-            incoming: Incoming,
+            incoming: IncomingRequest,
         ) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
             Box::pin(async move {
                 let Request::PutFiles(call) = incoming.request else {
@@ -209,14 +209,14 @@ mod tests {
                 let pack = (call.files.len(), incoming.body.len());
                 self.0.lock().expect("lock").push(pack);
                 let mut at = 0;
-                let results = call.files.into_iter().map(|PackedFile { put, size, .. }| {
+                let results = call.files.into_iter().map(|PutFilesEntry { put, size, .. }| {
                     let data = &incoming.body[at..at + size as usize];
                     at += data.len();
                     assert_eq!(Digest::of(data), put.digest);
                     match put.path.as_str() {
                         "refused" => Err(Error::new(ErrorCode::BadPath, "no place")),
                         _ => Ok(PutReceipt {
-                            extract: put.extract,
+                            extraction: put.extraction,
                             path: put.path,
                             size: size.into(),
                             digest: put.digest,
@@ -229,8 +229,8 @@ mod tests {
         }
     }
 
-    fn sender_fixture() -> (Network, Arc<RecordingService>, Arc<PackSender>) {
-        let (network, home) = (Network::new(), Arc::new(RecordingService::default()));
+    fn sender_fixture() -> (MemoryNetwork, Arc<RecordingService>, Arc<PackSender>) {
+        let (network, home) = (MemoryNetwork::new(), Arc::new(RecordingService::default()));
         network.listen(HOME, home.clone());
         let packs = PackSender::new(HomeServerLocation::new(Pool::new(network.dialer("node")), HOME, None));
         (network, home, packs)
@@ -244,7 +244,7 @@ mod tests {
     ) -> impl Future<Output = Result<PutReceipt>> + use<> {
         let data = Bytes::from(vec![number as u8; bytes]);
         let call = PutFile {
-            extract: ExtractId(number.into()),
+            extraction: ExtractionId(number.into()),
             path: path.to_owned(),
             mode: 0o600,
             digest: Digest::of(&data),
@@ -269,7 +269,7 @@ mod tests {
         let told = join_all(sent).await;
         for (number, told) in told.into_iter().enumerate() {
             match told {
-                Ok(receipt) => assert_eq!(receipt.extract, ExtractId(number as u128)),
+                Ok(receipt) => assert_eq!(receipt.extraction, ExtractionId(number as u128)),
                 Err(error) => assert_eq!((number, error.code), (70, ErrorCode::BadPath)),
             }
         }

@@ -6,7 +6,7 @@ mod session;
 
 use std::sync::Arc;
 
-use bafs_proto::hash::{Digest, Hasher};
+use bafs_proto::hash::{Digest, DigestHasher};
 use bafs_proto::limits::MANIFEST_ENTRIES_MAX;
 use bafs_proto::message::{
     PutProgress, PutReceipt, ReadSource, SourceData, SourceEntry, SourceIdentity, SourceKind,
@@ -233,7 +233,7 @@ impl PlainHost for SftpHost {
         };
         renamed?.check_status()?;
         Ok(PutReceipt {
-            extract: put.extract,
+            extraction: put.extract,
             path: put.path.clone(),
             size: put.size,
             digest,
@@ -344,7 +344,7 @@ async fn remove(session: &SftpSession, path: &str) -> Result<()> {
 
 /// Reads an upload back and makes it durable if it is right.
 async fn verify_and_sync(session: &SftpSession, file: &[u8], put: &HomeUpload, digest: Digest) -> Result<()> {
-    let mut hasher = Hasher::new();
+    let mut hasher = DigestHasher::new();
     let mut at = 0;
     // One byte more than there should be, so that too many are noticed.
     let length = put.size + 1;

@@ -9,7 +9,7 @@ use bafs_proto::message::{
     ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
 };
 use bafs_proto::net::BoxFuture;
-use bafs_proto::net::mem::Network;
+use bafs_proto::net::mem::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
@@ -37,7 +37,7 @@ impl SlowHome {
 
 /// Homes of which the one at `address` is slow.
 pub(crate) fn slow_homes(address: &str) -> (Arc<HomeClients>, Arc<SlowHome>) {
-    let homes = HomeClients::home_servers_only(Pool::new(Network::new().dialer("test")));
+    let homes = HomeClients::home_servers_only(Pool::new(MemoryNetwork::new().dialer("test")));
     let slow = Arc::new(SlowHome::default());
     let mut known = homes.backends.lock().unwrap_or_else(PoisonError::into_inner);
     known.insert((address.to_owned(), None), slow.clone());
@@ -105,7 +105,7 @@ impl HomeBackend for SlowHome {
             self.commits.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(Duration::from_millis(COMMIT_MS)).await;
             Ok(PutReceipt {
-                extract: put.extract,
+                extraction: put.extract,
                 path: put.path.clone(),
                 size: put.size,
                 digest,

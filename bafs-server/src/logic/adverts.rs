@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::ServerId;
 use bafs_proto::limits::HEAD_BYTES_MAX;
 use bafs_proto::message::{Advert, CacheAdvert, QueryServers, ServerKind};
-use bafs_proto::path::steers_text;
+use bafs_proto::path::is_control_or_bidirectional;
 use bafs_proto::time::Time;
 
 /// Most servers that one catalog knows.
@@ -59,7 +59,7 @@ impl Adverts {
     pub fn advertise(&mut self, now: Time, advert: Advert) -> Result<usize, AdvertRefusal> {
         self.expire(now);
         let texts = [&advert.name, &advert.address, &advert.group];
-        let unfit = |text: &str| text.len() > TEXT_BYTES_MAX || text.contains(steers_text);
+        let unfit = |text: &str| text.len() > TEXT_BYTES_MAX || text.contains(is_control_or_bidirectional);
         if texts.iter().any(|text| unfit(text))
             || advert.caches.len() > CACHES_MAX
             || advert.caches.iter().any(|cache| unfit(&cache.cooperative))

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use bafs_proto::allotment::{Allot, Allotment, Allotments, Share};
+use bafs_proto::allotment::{SetNodeQuota, NodeQuotaStatus, NodeQuotaList, NodeQuota};
 use bafs_proto::time::Time;
 
 use super::space::Amount;
@@ -20,9 +20,9 @@ pub const LIFETIME_MS_MAX: u64 = 600_000;
 
 #[derive(Debug)]
 struct RunQuota {
-    status: Allotment,
+    status: NodeQuotaStatus,
     serial: u64,
-    guaranteed: Share,
+    guaranteed: NodeQuota,
     expires: Time,
 }
 
@@ -38,19 +38,19 @@ impl QuotaLedger {
     pub fn set_quota(
         &mut self,
         now: Time,
-        call: Allot,
-        capacity: Share,
+        call: SetNodeQuota,
+        capacity: NodeQuota,
         free: Amount,
         held_by: impl Fn(&str) -> Amount,
-    ) -> Option<Allotments> {
+    ) -> Option<NodeQuotaList> {
         self.expire(now);
-        let is_late = |given: &&RunQuota| given.serial >= call.serial;
+        let is_late = |given: &&RunQuota| given.serial >= call.sequence;
         let latest = self.quotas.get(&call.owner).filter(is_late);
         let granted = match latest {
             Some(given) => given.status.granted,
             None => self
                 .grantable(&call.owner, capacity, free, &held_by)
-                .least(call.ask),
+                .component_min(call.requested),
         };
         if latest.is_none() {
             if self.quotas.len() >= RUNS_MAX && !self.quotas.contains_key(&call.owner) {
@@ -59,14 +59,14 @@ impl QuotaLedger {
             self.record_quota(now, call.clone(), granted);
         }
         let has_any = |given: &&RunQuota| {
-            let Allotment { want, granted, .. } = given.status;
-            given.status.owner != call.owner && (want != Share::ZERO || granted != Share::ZERO)
+            let NodeQuotaStatus { desired: want, granted, .. } = given.status;
+            given.status.owner != call.owner && (want != NodeQuota::ZERO || granted != NodeQuota::ZERO)
         };
         let others = self.quotas.values().filter(has_any);
-        Some(Allotments {
+        Some(NodeQuotaList {
             granted,
             capacity,
-            others: others.map(|given| given.status.clone()).collect(),
+            other_owners: others.map(|given| given.status.clone()).collect(),
         })
     }
 
@@ -74,15 +74,15 @@ impl QuotaLedger {
     fn grantable(
         &self,
         owner: &str,
-        capacity: Share,
+        capacity: NodeQuota,
         free: Amount,
         held_by: impl Fn(&str) -> Amount,
-    ) -> Share {
+    ) -> NodeQuota {
         let held = held_by(owner);
         let left = self.available_to_run(owner, free, &held_by);
         let others = self.quotas.iter().filter(|(other, _)| *other != owner);
         let taken: u32 = others.map(|(_, given)| given.status.granted.slots).sum();
-        Share {
+        NodeQuota {
             bytes: held.bytes.saturating_add(left.bytes),
             files: held.files.saturating_add(left.files),
             slots: capacity.slots.saturating_sub(taken),
@@ -90,16 +90,16 @@ impl QuotaLedger {
     }
 
     /// What was given back stays as nothing for a while, so that an asking that is late finds it.
-    fn record_quota(&mut self, now: Time, call: Allot, granted: Share) {
+    fn record_quota(&mut self, now: Time, call: SetNodeQuota, granted: NodeQuota) {
         let given = RunQuota {
-            serial: call.serial,
-            guaranteed: call.keep.least(granted),
+            serial: call.sequence,
+            guaranteed: call.committed.component_min(granted),
             expires: now.plus_ms(call.lifetime_ms.min(LIFETIME_MS_MAX)),
-            status: Allotment {
+            status: NodeQuotaStatus {
                 owner: call.owner.clone(),
                 user: call.user,
-                want: call.want,
-                unit: call.unit,
+                desired: call.desired,
+                start_minimum: call.start_minimum,
                 granted,
             },
         };
@@ -140,7 +140,7 @@ impl QuotaLedger {
         owner: &str,
         free: Amount,
         held_by: impl Fn(&str) -> Amount,
-        kept: impl Fn(&RunQuota) -> Share,
+        kept: impl Fn(&RunQuota) -> NodeQuota,
     ) -> Amount {
         let others = self.quotas.iter().filter(|(other, _)| *other != owner);
         others.fold(free, |left, (other, given)| {
@@ -167,14 +167,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const CAPACITY: Share = Share {
+    const CAPACITY: NodeQuota = NodeQuota {
         bytes: 100,
         files: 100,
         slots: 4,
     };
 
-    fn share(bytes: u64, slots: u32) -> Share {
-        Share {
+    fn share(bytes: u64, slots: u32) -> NodeQuota {
+        NodeQuota {
             bytes,
             files: bytes,
             slots,
@@ -188,15 +188,15 @@ mod tests {
         }
     }
 
-    fn call(serial: u64, owner: &str, ask: Share, keep: Share) -> Allot {
-        Allot {
+    fn call(serial: u64, owner: &str, ask: NodeQuota, keep: NodeQuota) -> SetNodeQuota {
+        SetNodeQuota {
             owner: owner.to_owned(),
             user: owner.to_owned(),
-            serial,
-            want: CAPACITY,
-            unit: Share::ZERO,
-            keep,
-            ask,
+            sequence: serial,
+            desired: CAPACITY,
+            start_minimum: NodeQuota::ZERO,
+            committed: keep,
+            requested: ask,
             lifetime_ms: 1_000,
         }
     }
@@ -211,15 +211,15 @@ mod tests {
         };
         let first = ask(0, "a", share(100, 4), share(30, 1)).expect("there is room");
         assert_eq!(first.granted, share(100, 4));
-        let second = ask(1, "b", share(50, 2), Share::ZERO).expect("there is room");
-        assert_eq!(second.granted, Share::ZERO, "a has all");
-        assert_eq!(second.others[0].owner, "a");
+        let second = ask(1, "b", share(50, 2), NodeQuota::ZERO).expect("there is room");
+        assert_eq!(second.granted, NodeQuota::ZERO, "a has all");
+        assert_eq!(second.other_owners[0].owner, "a");
         let less = ask(2, "a", share(50, 2), share(30, 1)).expect("there is room");
         assert_eq!(less.granted, share(50, 2));
-        assert_eq!(less.others[0].want, CAPACITY, "b still wants");
-        let again = ask(3, "b", share(60, 2), Share::ZERO).expect("there is room");
+        assert_eq!(less.other_owners[0].desired, CAPACITY, "b still wants");
+        let again = ask(3, "b", share(60, 2), NodeQuota::ZERO).expect("there is room");
         assert_eq!(again.granted, share(50, 2));
-        let late = ask(1_003, "b", share(60, 4), Share::ZERO).expect("there is room");
+        let late = ask(1_003, "b", share(60, 4), NodeQuota::ZERO).expect("there is room");
         assert_eq!(late.granted, share(60, 4), "the time of a is up");
     }
 
@@ -228,23 +228,23 @@ mod tests {
         let mut allotted = QuotaLedger::default();
         let none = |_: &str| Amount::default();
         let mut ask = |serial, owner, ask| {
-            let want = if ask == Share::ZERO { ask } else { CAPACITY };
-            let call = Allot {
-                want,
-                ..call(serial, owner, ask, Share::ZERO)
+            let want = if ask == NodeQuota::ZERO { ask } else { CAPACITY };
+            let call = SetNodeQuota {
+                desired: want,
+                ..call(serial, owner, ask, NodeQuota::ZERO)
             };
             let answer = allotted.set_quota(Time(0), call, CAPACITY, amount(100), none);
             answer.expect("there is room")
         };
         ask(1, "a", share(100, 4));
-        assert_eq!(ask(3, "a", Share::ZERO).granted, Share::ZERO);
+        assert_eq!(ask(3, "a", NodeQuota::ZERO).granted, NodeQuota::ZERO);
         assert_eq!(
             ask(2, "a", share(100, 4)).granted,
-            Share::ZERO,
+            NodeQuota::ZERO,
             "it gave all back"
         );
         let other = ask(1, "b", share(100, 4));
-        assert_eq!((other.granted, other.others.len()), (share(100, 4), 0));
+        assert_eq!((other.granted, other.other_owners.len()), (share(100, 4), 0));
     }
 
     #[test]
@@ -256,9 +256,9 @@ mod tests {
         assert_eq!(allotted.available_to("a", amount(80), held), amount(80));
         // By hand all may be taken that the run does not keep: 80 free, 20 of them kept.
         assert_eq!(allotted.available_to("by hand", amount(80), held), amount(60));
-        let other = Allot {
+        let other = SetNodeQuota {
             owner: "b".to_owned(),
-            ..self::call(1, "b", share(90, 1), Share::ZERO)
+            ..self::call(1, "b", share(90, 1), NodeQuota::ZERO)
         };
         let given = allotted.set_quota(Time(0), other, CAPACITY, amount(80), held);
         assert_eq!(given.expect("there is room").granted.bytes, 30);

@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex};
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::ReplacementPolicy;
 use lru::LruCache;
 
 use self::files::{FileTable, FileHold};
@@ -94,7 +94,7 @@ pub(crate) struct BlockTable {
     capacity_bytes: u64,
     /// All that readers may ask for.
     source_bytes: u64,
-    replacement: Replacement,
+    replacement: ReplacementPolicy,
     used_bytes: u64,
     primary: LruCache<BlockKey, StoredBlock>,
     secondary: LruCache<BlockKey, StoredBlock>,
@@ -132,7 +132,7 @@ impl StoredBlock {
 
 impl BlockTable {
     /// A table of a volume that keeps at most so many bytes in so many files.
-    pub(crate) fn new(capacity_bytes: u64, capacity_files: u64, replacement: Replacement) -> Self {
+    pub(crate) fn new(capacity_bytes: u64, capacity_files: u64, replacement: ReplacementPolicy) -> Self {
         Self {
             capacity_bytes,
             source_bytes: 0,
@@ -517,7 +517,7 @@ impl BlockTable {
     }
 
     /// Which block of a class goes first.
-    pub(crate) fn replacement(&self) -> Replacement {
+    pub(crate) fn replacement(&self) -> ReplacementPolicy {
         self.replacement
     }
 
@@ -526,7 +526,7 @@ impl BlockTable {
     pub(crate) fn retainable_bytes(&self, class: CopyClass) -> u64 {
         let is_crowded = class == CopyClass::Secondary && self.has_little_room_for_copies();
         match self.replacement {
-            Replacement::Lru if !is_crowded => self.attainable_bytes(class),
+            ReplacementPolicy::Lru if !is_crowded => self.attainable_bytes(class),
             // The newest goes first, or is passed through.
             _ => self.capacity_bytes.saturating_sub(self.used_bytes),
         }
@@ -598,8 +598,8 @@ impl BlockTable {
         let replacement = self.replacement;
         let (list, _) = self.class_list(class);
         match replacement {
-            Replacement::Lru => list.pop_lru(),
-            Replacement::Mru => list.pop_mru(),
+            ReplacementPolicy::Lru => list.pop_lru(),
+            ReplacementPolicy::Mru => list.pop_mru(),
         }
     }
 
@@ -608,7 +608,7 @@ impl BlockTable {
         let replacement = self.replacement;
         let (list, _) = self.class_list(class);
         list.put(key, held);
-        if replacement == Replacement::Mru {
+        if replacement == ReplacementPolicy::Mru {
             list.demote(&key);
         }
     }
@@ -636,7 +636,7 @@ mod tests {
         }
     }
 
-    fn table(blocks: u64, replacement: Replacement) -> BlockTable {
+    fn table(blocks: u64, replacement: ReplacementPolicy) -> BlockTable {
         BlockTable::new(blocks * u64::from(BLOCK), 1, replacement)
     }
 
@@ -652,7 +652,7 @@ mod tests {
 
     #[test]
     fn lru_drops_the_oldest_and_mru_the_latest() {
-        for (replacement, expected) in [(Replacement::Lru, 1), (Replacement::Mru, 0)] {
+        for (replacement, expected) in [(ReplacementPolicy::Lru, 1), (ReplacementPolicy::Mru, 0)] {
             let mut table = table(3, replacement);
             for block in 0..3 {
                 assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
@@ -664,7 +664,7 @@ mod tests {
 
     #[test]
     fn secondary_copies_go_first_and_drive_out_no_primary() {
-        let mut table = table(3, Replacement::Lru);
+        let mut table = table(3, ReplacementPolicy::Lru);
         assert_eq!(put(&mut table, 0, CopyClass::Primary), Ok(vec![]));
         assert_eq!(put(&mut table, 1, CopyClass::Secondary), Ok(vec![]));
         assert_eq!(put(&mut table, 2, CopyClass::Primary), Ok(vec![]));
@@ -677,7 +677,7 @@ mod tests {
     #[test]
     fn a_scan_drives_out_few_copies_where_they_have_little_room() {
         let replaced = |source: u64| {
-            let mut table = table(4, Replacement::Lru).with_source_bytes(source * u64::from(BLOCK));
+            let mut table = table(4, ReplacementPolicy::Lru).with_source_bytes(source * u64::from(BLOCK));
             for block in 0..2 {
                 assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
             }
@@ -691,7 +691,7 @@ mod tests {
 
     #[test]
     fn pinned_blocks_stay_and_are_let_go_when_they_are_pinned_no_more() {
-        for replacement in [Replacement::Lru, Replacement::Mru] {
+        for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
             let mut table = table(3, replacement);
             assert_eq!(put(&mut table, 0, CopyClass::Pinned), Ok(vec![]));
             assert_eq!(put(&mut table, 1, CopyClass::Primary), Ok(vec![]));
@@ -710,7 +710,7 @@ mod tests {
 
     #[test]
     fn who_gives_way_to_a_full_disk_stays_charged_until_it_is_off() {
-        let mut table = table(4, Replacement::Lru);
+        let mut table = table(4, ReplacementPolicy::Lru);
         for (block, class) in [(0, CopyClass::Primary), (1, CopyClass::Secondary)] {
             assert_eq!(put(&mut table, block, class), Ok(vec![]));
         }
@@ -725,7 +725,7 @@ mod tests {
 
     #[test]
     fn a_block_on_its_way_is_left_alone() {
-        let mut table = table(1, Replacement::Lru);
+        let mut table = table(1, ReplacementPolicy::Lru);
         assert_eq!(put(&mut table, 0, CopyClass::Primary), Ok(vec![]));
         let victims = table
             .reserve(key(1), BLOCK, CopyClass::Primary)
@@ -750,7 +750,7 @@ mod tests {
 
     #[test]
     fn a_victim_that_stays_on_disk_stays_charged() {
-        let mut table = table(2, Replacement::Lru);
+        let mut table = table(2, ReplacementPolicy::Lru);
         for block in 0..2 {
             assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
         }
@@ -768,7 +768,7 @@ mod tests {
 
     #[test]
     fn what_is_stuck_beyond_the_capacity_is_no_room_until_it_is_freed() {
-        let mut table = table(2, Replacement::Lru);
+        let mut table = table(2, ReplacementPolicy::Lru);
         for block in 0..2 {
             assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
         }
@@ -789,7 +789,7 @@ mod tests {
 
     #[test]
     fn a_held_file_with_damage_is_given_to_nobody_else() {
-        let mut table = table(4, Replacement::Lru);
+        let mut table = table(4, ReplacementPolicy::Lru);
         for block in 0..2 {
             assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
         }
@@ -803,7 +803,7 @@ mod tests {
 
     #[test]
     fn bad_blocks_go_once_and_their_digest_is_remembered() {
-        let mut table = table(2, Replacement::Lru);
+        let mut table = table(2, ReplacementPolicy::Lru);
         assert_eq!(put(&mut table, 7, CopyClass::Secondary), Ok(vec![]));
         let held = table.find(key(7)).expect("is held");
         assert_eq!(table.remove(key(7), held.stamp + 1), None);
@@ -817,7 +817,7 @@ mod tests {
 
     #[test]
     fn files_are_limited_too() {
-        let mut table = table(8, Replacement::Lru);
+        let mut table = table(8, ReplacementPolicy::Lru);
         assert_eq!(put(&mut table, 0, CopyClass::Primary), Ok(vec![]));
         let other = BlockKey {
             file: FileIndex(1),
@@ -852,7 +852,7 @@ mod tests {
 
     #[test]
     fn a_file_without_blocks_gives_its_place_to_another_once_it_is_off_the_disk() {
-        let mut table = BlockTable::new(9 * u64::from(BLOCK), 1, Replacement::Lru);
+        let mut table = BlockTable::new(9 * u64::from(BLOCK), 1, ReplacementPolicy::Lru);
         assert_eq!(put_file(&mut table, 0, CopyClass::Primary), Ok(vec![]));
         let victims = table.evict_file(CopyClass::Primary);
         assert_eq!(table.used_bytes(), u64::from(BLOCK), "it is still on disk");
@@ -871,7 +871,7 @@ mod tests {
 
     #[test]
     fn with_too_many_files_the_one_goes_that_is_next_and_may_go_as_a_whole() {
-        for (replacement, first) in [(Replacement::Lru, 1), (Replacement::Mru, 4)] {
+        for (replacement, first) in [(ReplacementPolicy::Lru, 1), (ReplacementPolicy::Mru, 4)] {
             let mut table = BlockTable::new(99 * u64::from(BLOCK), 5, replacement);
             assert_eq!(put_file(&mut table, 0, CopyClass::Pinned), Ok(vec![]));
             for file in 1..5 {
@@ -896,7 +896,7 @@ mod tests {
 
     #[test]
     fn what_was_open_as_a_whole_counts_as_used_when_it_is_closed() {
-        let mut table = BlockTable::new(3 * u64::from(BLOCK), 9, Replacement::Lru);
+        let mut table = BlockTable::new(3 * u64::from(BLOCK), 9, ReplacementPolicy::Lru);
         for file in 0..3 {
             assert_eq!(put_file(&mut table, file, CopyClass::Primary), Ok(vec![]));
         }
@@ -908,7 +908,7 @@ mod tests {
 
     #[test]
     fn the_blocks_of_a_held_file_stay() {
-        for replacement in [Replacement::Lru, Replacement::Mru] {
+        for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
             let mut table = BlockTable::new(4 * u64::from(BLOCK), 9, replacement);
             let other = |block| BlockKey {
                 file: FileIndex(1),
@@ -954,7 +954,7 @@ mod tests {
 
     #[test]
     fn an_unchecked_block_is_not_held() {
-        let mut table = table(2, Replacement::Lru);
+        let mut table = table(2, ReplacementPolicy::Lru);
         let restored = table.restore(key(0), BLOCK, Digest([0; 32]), CopyClass::Primary);
         assert_eq!(restored, Ok(()));
         assert!(!table.hold_file(FileIndex(0), 1));
@@ -965,7 +965,7 @@ mod tests {
 
     #[test]
     fn uses_that_were_not_told_count_once_they_are() {
-        let mut table = table(3, Replacement::Lru);
+        let mut table = table(3, ReplacementPolicy::Lru);
         for block in 0..3 {
             assert!(!table.is_use_import_due(BLOCK));
             assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
@@ -988,7 +988,7 @@ mod tests {
         fn changes_tell_what_is_here(
             steps in prop::collection::vec((0u64..12, any::<bool>(), 0u8..6), 1..200),
         ) {
-            let mut table = table(6, Replacement::Lru);
+            let mut table = table(6, ReplacementPolicy::Lru);
             let mut told: BTreeMap<BlockKey, u32> = BTreeMap::new();
             let mut seen = BTreeSet::new();
             for (block, primary, what) in steps {
@@ -1029,7 +1029,7 @@ mod tests {
             steps in prop::collection::vec((0u64..20, 1u32..20_000, 0usize..3, 0u8..6), 1..200),
             mru in any::<bool>(),
         ) {
-            let replacement = if mru { Replacement::Mru } else { Replacement::Lru };
+            let replacement = if mru { ReplacementPolicy::Mru } else { ReplacementPolicy::Lru };
             let mut table = BlockTable::new(60_000, 1, replacement);
             for (block, length, class, what) in steps {
                 let class = ALL_CLASSES[class];

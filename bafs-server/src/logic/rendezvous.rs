@@ -51,7 +51,7 @@ pub(crate) fn best_candidate(
 fn with_score(key: &[&[u8]], candidate: Candidate) -> (Candidate, u64) {
     let server = candidate.server.0.to_le_bytes();
     let parts: Vec<&[u8]> = key.iter().copied().chain([server.as_slice()]).collect();
-    (candidate, negative_log2(hash::score(&parts)))
+    (candidate, negative_log2(hash::rendezvous_score(&parts)))
 }
 
 /// Orders by `weight / log`, the largest first, without division.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use bafs_proto::Error;
-use bafs_proto::allotment::{Allot, Allotments, Share};
+use bafs_proto::allotment::{SetNodeQuota, NodeQuotaList, NodeQuota};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::source_warning::SourceWarnings;
@@ -296,9 +296,9 @@ impl VolumeTable {
     }
 
     /// Gives a run a part of the space, and of `slots`; nothing when too many runs have one.
-    pub fn set_quota(&mut self, now: Time, call: Allot, slots: u32) -> Option<Allotments> {
+    pub fn set_quota(&mut self, now: Time, call: SetNodeQuota, slots: u32) -> Option<NodeQuotaList> {
         let capacity = self.space.capacity();
-        let capacity = Share {
+        let capacity = NodeQuota {
             bytes: capacity.bytes,
             files: capacity.files,
             slots,
@@ -366,7 +366,7 @@ fn add_reservation(held: &mut BTreeMap<String, Amount>, spec: &VolumeSpec) {
 }
 
 fn reserved_amount(spec: &VolumeSpec) -> Amount {
-    let (bytes, files) = spec.reserved();
+    let (bytes, files) = spec.reservation();
     Amount { bytes, files }
 }
 

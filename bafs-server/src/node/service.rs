@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bafs_proto::door::HandOverOf;
+use bafs_proto::door::HandoffTarget;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{
     CacheRef, Counters as CounterValues, OpenTree, Reply, Request, TreeRef, VolumeList,
 };
-use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::VolumeKind;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -24,7 +24,7 @@ const RENEWED_VOLUMES_MAX: usize = 4096;
 type CallResult = Result<(Reply, Bytes)>;
 
 impl Service for Node {
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, CallResult> {
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, CallResult> {
         Box::pin(async move {
             self.counters
                 .add(&format!("calls.{}", incoming.request.name()), 1);
@@ -53,7 +53,7 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         }
         // The answer holds only what the token may see.
         Request::ListVolumes(_) => Vec::new(),
-        Request::ShowVolume(call) => volume(call.volume, Right::Manage),
+        Request::GetVolume(call) => volume(call.volume, Right::Manage),
         Request::DeleteVolume(call) => volume(call.volume, Right::Manage),
         Request::InvalidateVolume(call) => volume(call.volume, Right::Manage),
         Request::ExtractFile(call) => volume(call.volume, Right::Manage),
@@ -74,7 +74,7 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
             CacheRef::Volume(id) => volume(*id, Right::Read),
             CacheRef::Cooperative(name) => need(Resource::Cooperative(name.clone()), Right::Read),
         },
-        Request::ShowCache(call) => volume(call.volume, Right::Manage),
+        Request::GetCache(call) => volume(call.volume, Right::Manage),
         Request::WarmCache(call) => volume(call.volume, Right::Manage),
         Request::JoinCache(call) => {
             let resource = Resource::Cooperative(call.cooperative.clone());
@@ -86,15 +86,15 @@ fn required_rights(token: &Token, request: &Request) -> Result<Vec<RequiredRight
         ),
         // Checked with the session, which alone knows the right that it needs.
         Request::RunFileOps(_) | Request::CloseTree(_) => Vec::new(),
-        Request::HandOver(call) => match &call.what {
-            HandOverOf::Tree { .. } => Vec::new(),
-            HandOverOf::Cache { volume: id, .. } => volume(*id, Right::Read),
+        Request::GetHandoffTicket(call) => match &call.target {
+            HandoffTarget::Tree { .. } => Vec::new(),
+            HandoffTarget::Cache { volume: id, .. } => volume(*id, Right::Read),
         },
         Request::StartJob(_)
         | Request::WatchJobs(_)
         | Request::ReadJobOutput(_)
         | Request::KillJob(_)
-        | Request::Allot(_) => need(Resource::Jobs, Right::Manage),
+        | Request::SetNodeQuota(_) => need(Resource::Jobs, Right::Manage),
         Request::ReadCounters(_) => need(Resource::Catalog, Right::Read),
         Request::Advertise(_)
         | Request::QueryServers(_)
@@ -134,7 +134,7 @@ impl Node {
         seen.copied().collect()
     }
 
-    async fn answer(&self, incoming: Incoming) -> CallResult {
+    async fn answer(&self, incoming: IncomingRequest) -> CallResult {
         match incoming.request {
             Request::OpenTree(_)
             | Request::RunFileOps(_)
@@ -146,10 +146,10 @@ impl Node {
             | Request::ReadManifest(_)
             | Request::ReadBlocks(_)
             | Request::JoinCache(_)
-            | Request::ShowCache(_)
+            | Request::GetCache(_)
             | Request::WarmCache(_) => self.answer_data(incoming).await,
             Request::StartJob(mut call) => {
-                call.job.command.put_words(&incoming.body)?;
+                call.job.command.read_arguments_from_body(&incoming.body)?;
                 reply_without_body(Reply::StartJob(self.executor.start(call)?))
             }
             Request::WatchJobs(call) => reply_without_body(Reply::WatchJobs(
@@ -160,8 +160,8 @@ impl Node {
                 Ok((Reply::ReadJobOutput(output), body))
             }
             Request::KillJob(call) => reply_without_body(Reply::KillJob(self.executor.kill(call))),
-            Request::HandOver(call) => {
-                reply_without_body(Reply::HandOver(self.issue_handoff_ticket(call.what, &incoming.token)?))
+            Request::GetHandoffTicket(call) => {
+                reply_without_body(Reply::GetHandoffTicket(self.issue_handoff_ticket(call.target, &incoming.token)?))
             }
             Request::ReadCounters(_) => {
                 self.caches.count_local_reads();
@@ -186,8 +186,8 @@ impl Node {
         }
     }
 
-    async fn answer_volumes(&self, incoming: Incoming) -> CallResult {
-        let Incoming {
+    async fn answer_volumes(&self, incoming: IncomingRequest) -> CallResult {
+        let IncomingRequest {
             peer,
             token,
             request,
@@ -212,12 +212,12 @@ impl Node {
                 let volumes = self.storage.describe_volumes(seen).await;
                 Reply::ListVolumes(VolumeList { volumes, next })
             }
-            Request::ShowVolume(call) => Reply::ShowVolume(self.storage.get_volume(call.volume).await?),
+            Request::GetVolume(call) => Reply::GetVolume(self.storage.get_volume(call.volume).await?),
             Request::DeleteVolume(call) => {
                 Reply::DeleteVolume(self.storage.delete(call.volume).await?)
             }
             Request::RenewVolumes(call) => Reply::RenewVolumes(self.storage.renew(call).await?),
-            Request::Allot(call) => Reply::Allot(self.storage.set_node_quota(call, self.config.slots)?),
+            Request::SetNodeQuota(call) => Reply::SetNodeQuota(self.storage.set_node_quota(call, self.config.slots)?),
             Request::InvalidateVolume(call) => {
                 Reply::InvalidateVolume(self.storage.invalidate(call, deadline).await?)
             }
@@ -229,8 +229,8 @@ impl Node {
         reply_without_body(reply)
     }
 
-    async fn answer_data(&self, incoming: Incoming) -> CallResult {
-        let Incoming {
+    async fn answer_data(&self, incoming: IncomingRequest) -> CallResult {
+        let IncomingRequest {
             token,
             request,
             body,
@@ -275,7 +275,7 @@ impl Node {
                 reply_without_body(Reply::ReadManifest(self.caches.read_manifest(call).await?))
             }
             Request::JoinCache(call) => reply_without_body(Reply::JoinCache(self.caches.join(call)?)),
-            Request::ShowCache(call) => reply_without_body(Reply::ShowCache(self.caches.get_cache(call.volume)?)),
+            Request::GetCache(call) => reply_without_body(Reply::GetCache(self.caches.get_cache(call.volume)?)),
             Request::WarmCache(call) => {
                 self.storage.touch(call.volume)?;
                 reply_without_body(Reply::WarmCache(self.caches.warm(call).await?))

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::hash::{Digest, Hasher};
+use bafs_proto::hash::{Digest, DigestHasher};
 use bafs_proto::limits::IO_BYTES_MAX;
 use bafs_proto::message::{ExtractFile, PutReceipt, SourceIdentity};
 use bafs_proto::path::check_relative;
@@ -71,7 +71,7 @@ pub(super) struct Extraction {
 /// The bytes of a file that were hashed, from its start on.
 #[derive(Default)]
 struct PrefixHash {
-    hasher: Hasher,
+    hasher: DigestHasher,
     bytes: u64,
 }
 
@@ -127,10 +127,10 @@ impl Extraction {
             & 0o777;
         let file = Arc::new(file);
         let put = Arc::new(HomeUpload {
-            extract: call.extract,
-            home: call.home.clone(),
+            extract: call.extraction,
+            home: call.home_address.clone(),
             home_id: call.home_id,
-            path: call.target.clone(),
+            path: call.target_path.clone(),
             mode,
             size: identity.size,
             token: call.home_token.clone(),
@@ -164,14 +164,14 @@ impl Extraction {
                 Ok(receipt) => return Ok(receipt),
                 Err(error) => self.or_unreachable(home_error(error)),
             };
-            let late = self.deadline.left() <= Duration::from_millis(pause_ms);
+            let late = self.deadline.remaining() <= Duration::from_millis(pause_ms);
             if !self.can_retry(&error) || late || self.has_changed()? {
                 return Err(error.context(format!(
                     "extract '{}' of volume {} to '{}'",
-                    self.call.path, self.call.volume, self.call.target
+                    self.call.path, self.call.volume, self.call.target_path
                 )));
             }
-            tracing::debug!(extract = %self.call.extract, %error, "extraction will be repeated");
+            tracing::debug!(extract = %self.call.extraction, %error, "extraction will be repeated");
             tokio::time::sleep(Duration::from_millis(pause_ms)).await;
             pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
         }
@@ -189,7 +189,7 @@ impl Extraction {
             ErrorCode::ServerFault => {
                 let patience = || Deadline::after_ms(FAILURE_TIMEOUT_MS);
                 let until = self.failing_until.get_or_insert_with(patience);
-                !until.left().is_zero()
+                !until.remaining().is_zero()
             }
             _ => error.is_transient(),
         }
@@ -213,7 +213,7 @@ impl Extraction {
         }
         let patience = || Deadline::after_ms(SILENCE_TIMEOUT_MS);
         let silent_until = self.silent_until.get_or_insert_with(patience);
-        if !silent_until.left().is_zero() {
+        if !silent_until.remaining().is_zero() {
             return error;
         }
         let text = format!(
@@ -237,7 +237,7 @@ impl Extraction {
             let digest = self.unchanged_digest()?;
             // The time of a pack begins when it leaves; the memory is not kept for ever.
             let until = match is_packed {
-                true => self.deadline.earlier(Deadline::after_ms(QUEUE_TIMEOUT_MS)),
+                true => self.deadline.earlier_of(Deadline::after_ms(QUEUE_TIMEOUT_MS)),
                 false => self.call_deadline(),
             };
             let put = self.homes.put(&self.upload, data, digest, until);
@@ -366,12 +366,12 @@ impl Extraction {
     }
 
     fn check_receipt(&self, receipt: PutReceipt) -> Result<PutReceipt> {
-        if receipt.extract == self.call.extract && receipt.path == self.call.target {
+        if receipt.extraction == self.call.extraction && receipt.path == self.call.target_path {
             return Ok(receipt);
         }
         let text = format!(
             "extract id {} was used for '{}'",
-            self.call.extract, receipt.path
+            self.call.extraction, receipt.path
         );
         Err(Error::new(ErrorCode::Conflict, text))
     }
@@ -388,7 +388,7 @@ impl Extraction {
 
     /// Until when a call may last that has so much time; the deadline of all may be earlier.
     fn call_deadline_after(&self, ms: u64) -> Deadline {
-        self.deadline.earlier(Deadline::after_ms(ms))
+        self.deadline.earlier_of(Deadline::after_ms(ms))
     }
 }
 
@@ -435,7 +435,7 @@ fn describe_open_error(error: &std::io::Error, link: Option<&str>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use bafs_proto::ids::{ExtractId, VolumeId};
+    use bafs_proto::ids::{ExtractionId, VolumeId};
     use bafs_proto::token::Token;
 
     use super::*;
@@ -452,13 +452,13 @@ mod tests {
         let call = ExtractFile {
             volume: VolumeId(1),
             path: "result".to_owned(),
-            extract: ExtractId(1),
-            home: "slow:1".to_owned(),
+            extraction: ExtractionId(1),
+            home_address: "slow:1".to_owned(),
             home_id: None,
-            target: "result".to_owned(),
+            target_path: "result".to_owned(),
             home_token: Token::none(),
         };
-        let (homes, slow) = slow_homes(&call.home);
+        let (homes, slow) = slow_homes(&call.home_address);
         let (pieces, deadline) = (Arc::new(Semaphore::new(64)), Deadline::after_ms(60_000));
         let mut upload = Extraction::open(root.path(), call, homes, pieces, deadline).expect("a file");
         upload.call_timeout_ms = COMMIT_MS / 2;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{ExtractFile, PutReceipt};
-use bafs_proto::path::{check_relative, check_result};
+use bafs_proto::path::{check_relative, check_result_path};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -38,7 +38,7 @@ enum ExtractionJoin {
 /// Extractions under way.
 #[derive(Debug)]
 pub(super) struct Extractions {
-    list: Mutex<BTreeMap<ExtractId, (ExtractFile, ExtractionReply)>>,
+    list: Mutex<BTreeMap<ExtractionId, (ExtractFile, ExtractionReply)>>,
     chunk_memory: Arc<Semaphore>,
 }
 
@@ -63,7 +63,7 @@ impl Storage {
         deadline: Deadline,
     ) -> Result<PutReceipt> {
         check_relative(&call.path)?;
-        check_result(&call.target)?;
+        check_result_path(&call.target_path)?;
         let stopped = || Error::new(ErrorCode::ServerFault, "the extraction was interrupted");
         loop {
             let (mut answer, joined) = self.join_extraction(&call, deadline)?;
@@ -73,7 +73,7 @@ impl Storage {
                 .map(|done| done.clone());
             let result = done.map_err(|_| stopped())?.ok_or_else(stopped)?;
             let again = |error: &Error| error.is_transient() && joined == ExtractionJoin::Joined;
-            if !result.as_ref().is_err_and(again) || deadline.left() <= RESTART_PAUSE {
+            if !result.as_ref().is_err_and(again) || deadline.remaining() <= RESTART_PAUSE {
                 return result;
             }
             // Whoever started it had less time than this caller has.
@@ -84,7 +84,7 @@ impl Storage {
     /// The answer of an extraction under way, started if it is not. It goes on when the caller
     /// gives up, at most until the caller's deadline.
     fn join_extraction(self: &Arc<Self>, call: &ExtractFile, deadline: Deadline) -> Result<(ExtractionReply, ExtractionJoin)> {
-        let extract = call.extract;
+        let extract = call.extraction;
         let mut under_way = self
             .extractions
             .list
@@ -123,7 +123,7 @@ impl Storage {
     }
 
     async fn extract_once(&self, call: ExtractFile, deadline: Deadline) -> Result<PutReceipt> {
-        let extract = call.extract;
+        let extract = call.extraction;
         // Before anything else: the volume may be gone after its result is safe.
         if let Some(record) = self.database.receipt(extract).await? {
             if record.is_proof_for(&call) {
@@ -144,9 +144,9 @@ impl Storage {
         let ExtractFile {
             volume,
             path,
-            home,
+            home_address: home,
             home_id,
-            target,
+            target_path: target,
             ..
         } = call;
         let record = ReceiptRecord {
@@ -167,7 +167,7 @@ impl Storage {
 /// Takes an extraction off the list however its task ends.
 struct ExtractionGuard {
     storage: Arc<Storage>,
-    extract: ExtractId,
+    extract: ExtractionId,
 }
 
 impl Drop for ExtractionGuard {
@@ -182,9 +182,9 @@ impl Drop for ExtractionGuard {
 /// Whether two calls ask for the same, with whatever token, and wherever the home is by now.
 fn is_same_request(one: &ExtractFile, other: &ExtractFile) -> bool {
     let asked = |call: &ExtractFile| ExtractFile {
-        home: match call.home_id {
+        home_address: match call.home_id {
             Some(_) => String::new(),
-            None => call.home.clone(),
+            None => call.home_address.clone(),
         },
         home_token: Token::none(),
         ..call.clone()
@@ -192,7 +192,7 @@ fn is_same_request(one: &ExtractFile, other: &ExtractFile) -> bool {
     asked(one) == asked(other)
 }
 
-fn id_reused_error(extract: ExtractId, path: &str) -> Error {
+fn id_reused_error(extract: ExtractionId, path: &str) -> Error {
     let text = format!("extract id {extract} was used for '{path}' already; choose a new id");
     Error::new(ErrorCode::Conflict, text)
 }

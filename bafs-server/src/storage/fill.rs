@@ -197,7 +197,7 @@ impl Fill {
         let mut pages = ListingPrefetch::new(&filling.source, &filling.usage).await?;
         while let Some(listed) = pages.next(&filling.source).await? {
             for (place, entry) in listed.page.entries.iter().enumerate() {
-                let is_new = match listed.file_at(place) {
+                let is_new = match listed.file_id_at(place) {
                     Some(file) => progress.links.is_first(entry, file)?,
                     None => true,
                 };

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bafs_proto::door::{DoorReply, DoorRequest, HandedOver, HandedTree};
+use bafs_proto::door::{HandoffReply, HandoffRequest, HandoffHeader, TreeHandoff};
 use bafs_proto::ids::{Epoch, VolumeId};
 use bafs_proto::net::BoxFuture;
 use bafs_proto::time::Deadline;
@@ -129,7 +129,7 @@ impl VolumeTree {
             return Ok(tree.clone());
         }
         if !matches!(hold, TreeOwner::Counting(_)) {
-            let lock = self.lock(until.earlier(give_back_deadline())).await?;
+            let lock = self.lock(until.earlier_of(give_back_deadline())).await?;
             *hold = TreeOwner::Counting(self.start_count(lock));
         }
         let TreeOwner::Counting(counting) = hold else {
@@ -138,7 +138,7 @@ impl VolumeTree {
         // It goes on when this caller is told how things stand.
         let Ok(counted) = tokio::time::timeout(IN_PROGRESS_AFTER, counting).await else {
             let text = format!("what volume {} holds is still being counted", self.id);
-            return Err(Error::new(ErrorCode::Running, text));
+            return Err(Error::new(ErrorCode::InProgress, text));
         };
         *hold = TreeOwner::Unknown;
         let counted = counted.unwrap_or_else(|e| Err(tree_io_error(self.id, &std::io::Error::other(e))));
@@ -172,7 +172,7 @@ impl VolumeTree {
             if let Some(lock) = looked.await? {
                 return Ok(lock);
             }
-            if until.left().is_zero() {
+            if until.remaining().is_zero() {
                 let text = format!(
                     "an agent on the node has not given volume {id} back yet; it is killed or \
                      hangs"
@@ -197,7 +197,7 @@ impl VolumeTree {
         let broken = |e: rustix::io::Errno| tree_io_error(self.id, &e.into());
         let (used, duplicate) = (tree.used(), || rustix::io::dup(tree.directory()));
         let told = Arc::new(TreeUse::new(self.limit, used));
-        let beside = Tree::open_beside(duplicate().map_err(broken)?, told.clone());
+        let beside = Tree::open_read_only(duplicate().map_err(broken)?, told.clone());
         let beside = beside.map_err(|e| tree_io_error(self.id, &e))?;
         let files = vec![
             clone_cloexec(tree.directory()).map_err(broken)?,
@@ -236,8 +236,8 @@ impl VolumeTree {
         recall: watch::Receiver<Option<Error>>,
     ) -> Handoff {
         let path = self.root.to_str().map(str::to_owned);
-        let header = HandedOver::Tree(HandedTree {
-            bind: path.filter(|_| self.kind == LimitKind::Watched),
+        let header = HandoffHeader::Tree(TreeHandoff {
+            bind_path: path.filter(|_| self.kind == LimitKind::Watched),
             size_bytes: self.limit.bytes,
             size_files: self.limit.files,
             used_bytes,
@@ -342,15 +342,15 @@ pub(super) fn give_back_deadline() -> Deadline {
 struct TreeHandoffHandler(Arc<TreeUse>);
 
 impl HandoffHandler for TreeHandoffHandler {
-    fn answer(&mut self, request: DoorRequest) -> BoxFuture<'static, HandlerReply> {
+    fn answer(&mut self, request: HandoffRequest) -> BoxFuture<'static, HandlerReply> {
         let answer = match request {
-            DoorRequest::Used { bytes, files } => {
+            HandoffRequest::ReportUse { bytes, files } => {
                 self.0.set((bytes, files));
-                Ok((DoorReply::Done, Vec::new()))
+                Ok((HandoffReply::Done, Vec::new()))
             }
-            DoorRequest::PinFile { .. }
-            | DoorRequest::ReleaseFile { .. }
-            | DoorRequest::ReadBlocks { .. } => {
+            HandoffRequest::PinFile { .. }
+            | HandoffRequest::ReleaseFile { .. }
+            | HandoffRequest::ReadBlocks { .. } => {
                 let text = "a scratch volume has no blocks";
                 Err(Error::new(ErrorCode::Unsupported, text))
             }

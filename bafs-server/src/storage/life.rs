@@ -9,9 +9,9 @@ use std::time::Duration;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{CreateVolume, Done, InvalidateVolume};
-use bafs_proto::path::{check_name, check_relative, check_text};
+use bafs_proto::path::{check_name, check_relative, check_printable};
 use bafs_proto::time::{Deadline, Time};
-use bafs_proto::volume::{LimitKind, Source, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
+use bafs_proto::volume::{LimitKind, VolumeSource, VolumeKind, VolumeSpec, VolumeState, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::fill::Fill;
@@ -54,7 +54,7 @@ impl Storage {
     ) -> Result<VolumeStatus> {
         check_spec(&call.spec)?;
         let wait = deadline
-            .left()
+            .remaining()
             .saturating_sub(Duration::from_millis(REPLY_MARGIN_MS));
         let near = Deadline::after(wait);
         let mut changes = self.changes();
@@ -444,11 +444,11 @@ fn check_spec(spec: &VolumeSpec) -> Result<()> {
         } => (Some(source), cooperative.as_str()),
     };
     let address = match source {
-        Some(Source::Home { address, path, .. }) => {
+        Some(VolumeSource::Home { address, path, .. }) => {
             check_relative(path)?;
             address.as_str()
         }
-        Some(Source::Volume { address, .. }) => address.as_str(),
+        Some(VolumeSource::Volume { address, .. }) => address.as_str(),
         None => "",
     };
     check_name(&spec.name)?;
@@ -456,7 +456,7 @@ fn check_spec(spec: &VolumeSpec) -> Result<()> {
         check_name(cooperative)?;
     }
     for text in [spec.owner.as_str(), address] {
-        check_text(text)?;
+        check_printable(text)?;
         if text.len() > TEXT_BYTES_MAX {
             return bad(format!(
                 "a text of volume {} is over {TEXT_BYTES_MAX} bytes",
@@ -488,7 +488,7 @@ fn refusal_error(spec: &VolumeSpec, refusal: CreationRefusal) -> Error {
             shortage: SpaceShortage::Bytes(free),
             ..
         } => {
-            let (bytes, _) = spec.reserved();
+            let (bytes, _) = spec.reservation();
             let text = format!(
                 "volume {id} needs {bytes} bytes{}, {free} are free",
                 limit_margin(spec.limit)
@@ -499,7 +499,7 @@ fn refusal_error(spec: &VolumeSpec, refusal: CreationRefusal) -> Error {
             shortage: SpaceShortage::Files(free),
             ..
         } => {
-            let (_, files) = spec.reserved();
+            let (_, files) = spec.reservation();
             let text = format!(
                 "volume {id} needs {files} files{}, {free} are free",
                 limit_margin(spec.limit)

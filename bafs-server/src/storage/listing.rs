@@ -10,7 +10,7 @@ use bafs_proto::limits::{BLOCK_BYTES_DEFAULT, BODY_BYTES_MAX, PAGE_ENTRIES_MAX, 
 use bafs_proto::message::{SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage};
 use bafs_proto::path::{check_relative, join, to_bytes};
 use bafs_proto::replica::{
-    DataRange, FileLink, FileMap, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
+    DataRange, LinkedEntry, FileMap, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
 use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::{Error, ErrorCode, Result};
@@ -77,8 +77,8 @@ pub(super) fn list_tree(root: &Path, after: Option<&str>) -> Result<TreePage> {
         bytes += entry_bytes(&entry);
         if let Some(file) = file {
             let entry = u32::try_from(entries.len()).unwrap_or(u32::MAX);
-            bytes += size_of::<FileLink>();
-            links.push(FileLink { entry, file });
+            bytes += size_of::<LinkedEntry>();
+            links.push(LinkedEntry { entry_index: entry, file_id: file });
         }
         if entry.kind == SourceKind::Directory {
             let names = beneath.sorted_names(&path).map_err(|e| listing_error(&path, &e))?;
@@ -102,13 +102,13 @@ fn warn_of_special(warnings: &mut SourceWarnings, paths: &mut Vec<String>) {
 fn make_page(
     entries: Vec<SourceEntry>,
     warnings: SourceWarnings,
-    links: Vec<FileLink>,
+    links: Vec<LinkedEntry>,
     more: bool,
 ) -> TreePage {
     let page = SourcePage {
         entries,
         warnings,
-        more,
+        has_more: more,
     };
     TreePage { page, links }
 }
@@ -148,7 +148,7 @@ pub(super) fn read_range(root: &Path, call: &ReadVolumeFile) -> Result<(SourceDa
     let length = left.min(u64::from(call.length));
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
     listed.read(&mut data, call.offset)?;
-    let whole = (data.len(), call.known.as_slice());
+    let whole = (data.len(), call.known_digests.as_slice());
     let (digests, body) = older::split_unknown(data, [whole].into_iter());
     Ok((SourceData { digests }, body))
 }
@@ -171,7 +171,7 @@ pub(super) fn read_files(root: &Path, call: &ReadVolumeFiles) -> Result<(SourceD
         let size = usize::try_from(file.identity.size).unwrap_or(0);
         let (own, after) = std::mem::take(&mut rest).split_at_mut(size);
         ListedContent::open(&beneath, call.volume, &file.path, file.identity)?.read(own, 0)?;
-        let known = call.known.get(number).map_or(&[][..], Vec::as_slice);
+        let known = call.known_digests.get(number).map_or(&[][..], Vec::as_slice);
         ranges.push((size, known));
         rest = after;
     }
@@ -184,7 +184,7 @@ pub(super) fn map_file(root: &Path, call: &MapVolumeFile) -> Result<FileMap> {
     let size = call.file.identity.size;
     let beneath = ConfinedDirectory::open(root).map_err(|e| listing_error("the volume's root", &e))?;
     let listed = ListedContent::open(&beneath, call.volume, &call.file.path, call.file.identity)?;
-    let (mut ranges, mut at) = (Vec::new(), call.from);
+    let (mut ranges, mut at) = (Vec::new(), call.start_offset);
     while at < size && ranges.len() < PAGE_ENTRIES_MAX {
         let Some(start) = listed.seek(SeekFrom::Data(at))? else {
             at = size;
@@ -308,7 +308,7 @@ mod tests {
         let root = tree();
         let paths = |after: Option<&str>| -> Vec<String> {
             let TreePage { page, .. } = list_tree(root.path(), after).expect("list");
-            assert!(!page.more);
+            assert!(!page.has_more);
             page.entries.into_iter().map(|entry| entry.path).collect()
         };
         assert_eq!(paths(None), ORDER);
@@ -335,15 +335,15 @@ mod tests {
         fs::hard_link(name(7), name(last)).expect("link");
         let first = list_tree(root.path(), None).expect("list");
         let entries = &first.page.entries;
-        assert!(first.page.more && entries.len() == PAGE_ENTRIES_MAX);
+        assert!(first.page.has_more && entries.len() == PAGE_ENTRIES_MAX);
         let after = entries.last().map(|entry| entry.path.clone());
         let second = list_tree(root.path(), after.as_deref()).expect("list");
-        assert!(!second.page.more);
+        assert!(!second.page.has_more);
         let count = second.page.entries.len();
         assert_eq!(entries.len() + count, PAGE_ENTRIES_MAX + 11);
         // The root comes before them; both pages say which file it is.
-        let file = first.file_at(8);
-        assert!(file.is_some() && file == second.file_at(count - 1));
+        let file = first.file_id_at(8);
+        assert!(file.is_some() && file == second.file_id_at(count - 1));
         assert_eq!((first.links.len(), second.links.len()), (1, 1));
     }
 
@@ -357,7 +357,7 @@ mod tests {
         }
         let told = |after| list_tree(root.path(), after).expect("list").page.warnings;
         let paths = |warnings: SourceWarnings| -> Vec<String> {
-            warnings.named.into_iter().map(|told| told.path).collect()
+            warnings.warnings.into_iter().map(|told| told.path).collect()
         };
         assert_eq!(paths(told(None)), ["a/fifo", "zfifo"]);
         assert_eq!(paths(told(Some("a-b"))), ["zfifo"]);
@@ -376,7 +376,7 @@ mod tests {
             identity,
             offset,
             length,
-            known: Vec::new(),
+            known_digests: Vec::new(),
         };
         let (data, body) = read_range(root.path(), &call(100, 150_000)).expect("read");
         assert_eq!(body, content[100..150_100]);

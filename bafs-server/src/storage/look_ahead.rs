@@ -80,7 +80,7 @@ impl ListingPrefetch {
 
 /// Where the listing goes on behind a page.
 fn position_after(listed: &TreePage) -> Result<Option<Option<String>>> {
-    if !listed.page.more {
+    if !listed.page.has_more {
         return Ok(None);
     }
     let last = listed.page.entries.last();

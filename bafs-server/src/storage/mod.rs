@@ -25,10 +25,10 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::allotment::{Allot, Allotments};
+use bafs_proto::allotment::{SetNodeQuota, NodeQuotaList};
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::{RenewVolumes, RenewedVolumes, SourceData, SourceIdentity};
-use bafs_proto::path::check_text;
+use bafs_proto::message::{RenewVolumes, RenewVolumesReply, SourceData, SourceIdentity};
+use bafs_proto::path::check_printable;
 use bafs_proto::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
@@ -206,12 +206,12 @@ impl Storage {
     ///
     /// # Errors
     /// `Malformed` for texts that are too long, `Busy` when too many runs have a part.
-    pub fn set_node_quota(&self, call: Allot, slots: u32) -> Result<Allotments> {
+    pub fn set_node_quota(&self, call: SetNodeQuota, slots: u32) -> Result<NodeQuotaList> {
         if call.owner.len().max(call.user.len()) > life::TEXT_BYTES_MAX {
             let text = "the name of an owner or user is too long";
             return Err(Error::new(ErrorCode::Malformed, text));
         }
-        check_text(&call.owner).and_then(|()| check_text(&call.user))?;
+        check_printable(&call.owner).and_then(|()| check_printable(&call.user))?;
         let allotted = self.volumes().set_quota(clock::now(), call, slots);
         allotted.ok_or_else(|| {
             let text = format!("{RUNS_MAX} runs share this node already; try again later");
@@ -223,7 +223,7 @@ impl Storage {
     ///
     /// # Errors
     /// `ServerFault` when a longer lifetime cannot be made durable.
-    pub async fn renew(self: &Arc<Self>, call: RenewVolumes) -> Result<RenewedVolumes> {
+    pub async fn renew(self: &Arc<Self>, call: RenewVolumes) -> Result<RenewVolumesReply> {
         let asked = call.volumes.iter().copied();
         let lost = {
             let (now, mut volumes) = (clock::now(), self.volumes());
@@ -237,7 +237,7 @@ impl Storage {
         for id in asked {
             kept = kept.and(self.extend_lifetime(id, call.lifetime_ms).await);
         }
-        kept.map(|()| RenewedVolumes { lost })
+        kept.map(|()| RenewVolumesReply { lost_volumes: lost })
     }
 
     /// A page of the tree of a scratch volume.
@@ -382,7 +382,7 @@ fn volume_status(row: VolumeRow, (used_bytes, used_files): (u64, u64)) -> Volume
     VolumeStatus {
         spec,
         state,
-        fault,
+        error: fault,
         used_bytes,
         used_files,
         received_bytes,

@@ -17,7 +17,7 @@ use bafs_proto::replica::{
 };
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::Source;
+use bafs_proto::volume::VolumeSource;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
@@ -40,7 +40,7 @@ const DAMAGED_ATTEMPTS_MAX: u32 = 3;
 pub(super) struct FillSource {
     pub(super) homes: Arc<HomeClients>,
     pub(super) token: Token,
-    pub(super) source: Source,
+    pub(super) source: VolumeSource,
     pub(super) counters: Counters,
     /// What of files came over the network.
     pub(super) received_bytes: AtomicU64,
@@ -55,7 +55,7 @@ impl fmt::Debug for FillSource {
 impl FillSource {
     /// Whether the source is at a home, which does not say where its files have holes.
     pub(super) fn is_home(&self) -> bool {
-        matches!(self.source, Source::Home { .. })
+        matches!(self.source, VolumeSource::Home { .. })
     }
 
     /// Whether who may read a file is the matter of that file, as on a file system. Elsewhere a
@@ -65,15 +65,15 @@ impl FillSource {
             let schemes = ["s3://", "http://", "https://"];
             schemes.iter().any(|scheme| address.starts_with(scheme))
         };
-        matches!(&self.source, Source::Home { address, .. } if !is_store(address))
+        matches!(&self.source, VolumeSource::Home { address, .. } if !is_store(address))
     }
 
     /// Most bytes of small files that the source gives in one answer; `None` if it gives them one
     /// by one. Of a home no more than with any other call: its link may be slow.
     pub(super) fn pack_bytes_max(&self) -> Option<u64> {
         match &self.source {
-            Source::Volume { .. } => Some(u64::from(BODY_BYTES_MAX)),
-            Source::Home { address, id, .. } => {
+            VolumeSource::Volume { .. } => Some(u64::from(BODY_BYTES_MAX)),
+            VolumeSource::Home { address, id, .. } => {
                 let packs = self.homes.has_packs(HomeAddress { address, id: *id });
                 packs.then_some(u64::from(RANGE_BYTES))
             }
@@ -86,7 +86,7 @@ impl FillSource {
             return Ok(entry.path.clone());
         }
         match &self.source {
-            Source::Home { path, .. } if !path.is_empty() => {
+            VolumeSource::Home { path, .. } if !path.is_empty() => {
                 Ok(path.rsplit('/').next().unwrap_or(path).to_owned())
             }
             _ => Err(Error::new(
@@ -99,7 +99,7 @@ impl FillSource {
     /// A page of the listing.
     pub(super) async fn list(&self, after: Option<String>) -> Result<TreePage> {
         match &self.source {
-            Source::Home { address, path, id } => {
+            VolumeSource::Home { address, path, id } => {
                 let call = ListSource {
                     path: path.clone(),
                     after,
@@ -112,7 +112,7 @@ impl FillSource {
                 let links = Vec::new();
                 Ok(TreePage { page, links })
             }
-            Source::Volume { address, volume } => {
+            VolumeSource::Volume { address, volume } => {
                 let volume = *volume;
                 let call = ListVolumeTree { volume, after };
                 let page = self.call_server(address, volume, call).await;
@@ -125,15 +125,15 @@ impl FillSource {
     pub(super) async fn map_file(&self, entry: &SourceEntry, from: u64) -> Result<FileMap> {
         let size = entry.identity.size;
         match &self.source {
-            Source::Volume { address, volume } if size > u64::from(RANGE_BYTES) => {
+            VolumeSource::Volume { address, volume } if size > u64::from(RANGE_BYTES) => {
                 let call = MapVolumeFile {
                     volume: *volume,
                     file: to_listed_file(entry),
-                    from,
+                    start_offset: from,
                 };
                 let (map, _) = self.call_server(address, *volume, call).await?;
                 let goes_on = map.next.is_none_or(|next| next > from && next < size);
-                if goes_on && map.ranges.iter().all(|data| data.is_in(from..size)) {
+                if goes_on && map.ranges.iter().all(|data| data.is_within(from..size)) {
                     return Ok(map);
                 }
                 let text = format!("the map of '{}' leads out of it", entry.path);
@@ -218,7 +218,7 @@ impl FillSource {
         known: &[Digest],
     ) -> Result<(Vec<Digest>, Bytes)> {
         let result = match &self.source {
-            Source::Home {
+            VolumeSource::Home {
                 address,
                 path: base,
                 id,
@@ -234,14 +234,14 @@ impl FillSource {
                 let data = self.homes.read_with_retry(at, &self.token, call, deadline);
                 data.await.map_err(|e| e.context(format!("home {address}")))
             }
-            Source::Volume { address, volume } => {
+            VolumeSource::Volume { address, volume } => {
                 let call = ReadVolumeFile {
                     volume: *volume,
                     path: entry.path.clone(),
                     identity: entry.identity,
                     offset,
                     length,
-                    known: known.to_vec(),
+                    known_digests: known.to_vec(),
                 };
                 self.call_server(address, *volume, call).await
             }
@@ -256,7 +256,7 @@ impl FillSource {
     ) -> Result<(Vec<Digest>, Bytes)> {
         let files = files.to_vec();
         let result = match &self.source {
-            Source::Home { address, path, id } => {
+            VolumeSource::Home { address, path, id } => {
                 let call = ReadSources {
                     path: path.clone(),
                     files,
@@ -267,11 +267,11 @@ impl FillSource {
                 let data = homes.read_files_with_retry(at, &self.token, call, deadline);
                 data.await.map_err(|e| e.context(format!("home {address}")))
             }
-            Source::Volume { address, volume } => {
+            VolumeSource::Volume { address, volume } => {
                 let call = ReadVolumeFiles {
                     volume: *volume,
                     files,
-                    known: known.iter().map(|known| known.digests.clone()).collect(),
+                    known_digests: known.iter().map(|known| known.digests.clone()).collect(),
                 };
                 self.call_server(address, *volume, call).await
             }
@@ -287,7 +287,7 @@ impl FillSource {
         call: C,
     ) -> Result<(C::Reply, Bytes)> {
         let (pool, deadline): (&Pool, _) = (self.homes.pool(), Deadline::after_ms(CALL_TIMEOUT_MS));
-        let asked = pool.call_until(address, &self.token, call, Bytes::new(), deadline);
+        let asked = pool.call_with_retries(address, &self.token, call, Bytes::new(), deadline);
         let answer = asked.await;
         answer.map_err(|e| e.context(format!("volume {volume} of {address}")))
     }

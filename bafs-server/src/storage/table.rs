@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{ExtractId, ServerId, VolumeId};
+use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
 use bafs_proto::message::{ExtractFile, PutReceipt};
 use bafs_proto::time::Time;
 use bafs_proto::volume::VolumeSpec;
@@ -58,8 +58,8 @@ impl ReceiptRecord {
         self.volume == call.volume
             && self.path == call.path
             && self.home_id == call.home_id
-            && (self.home_id.is_some() || self.home == call.home)
-            && self.target == call.target
+            && (self.home_id.is_some() || self.home == call.home_address)
+            && self.target == call.target_path
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) enum TableChange {
     /// The volume was lost by the store itself: its row goes, its id may be used again.
     RemoveVolume(VolumeId),
     /// The extraction is done.
-    AddReceipt(ExtractId, ReceiptRecord),
+    AddReceipt(ExtractionId, ReceiptRecord),
 }
 
 /// Everything that the table knew of volumes when it was opened.
@@ -193,7 +193,7 @@ impl VolumeDatabase {
     ///
     /// # Errors
     /// `ServerFault` when the table cannot be read.
-    pub(super) async fn receipt(&self, id: ExtractId) -> Result<Option<ReceiptRecord>> {
+    pub(super) async fn receipt(&self, id: ExtractionId) -> Result<Option<ReceiptRecord>> {
         let database = self.database.clone();
         tokio::task::spawn_blocking(move || {
             database.with_database(|database| {
@@ -274,7 +274,7 @@ fn apply(writing: &WriteTransaction, change: &TableChange) -> Result<()> {
     Ok(())
 }
 
-fn insert_receipt(writing: &WriteTransaction, id: ExtractId, record: &ReceiptRecord) -> Result<()> {
+fn insert_receipt(writing: &WriteTransaction, id: ExtractionId, record: &ReceiptRecord) -> Result<()> {
     let mut receipts = writing.open_table(RECEIPTS).map_err(database_error)?;
     let mut order = writing.open_table(RECEIPT_ORDER).map_err(database_error)?;
     let known = receipts
@@ -376,10 +376,10 @@ mod tests {
         }
     }
 
-    fn receipt(id: u128) -> (ExtractId, ReceiptRecord) {
-        let extract = ExtractId(id);
+    fn receipt(id: u128) -> (ExtractionId, ReceiptRecord) {
+        let extract = ExtractionId(id);
         let proof = PutReceipt {
-            extract,
+            extraction: extract,
             path: "t".to_owned(),
             size: 3,
             digest: Digest::of(b"abc"),
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!(loaded.volumes[0], record(1));
         assert_eq!(loaded.tombstones, [(VolumeId(2), Time(7))]);
         assert_eq!(table.receipt(extract).await, Ok(Some(proof)));
-        assert_eq!(table.receipt(ExtractId(6)).await, Ok(None));
+        assert_eq!(table.receipt(ExtractionId(6)).await, Ok(None));
     }
 
     /// The writing thread lets go of the file a moment after the last handle is dropped.

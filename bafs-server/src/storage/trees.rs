@@ -104,19 +104,19 @@ impl Storage {
     /// `VolumeLost`, `Busy`, `WrongState`; `Unsupported` for a tree that is no volume's; `Fenced`
     /// for a session that goes on when another agent has written since.
     pub async fn open_tree(&self, call: OpenTree, deadline: Deadline) -> Result<TreeSession> {
-        let left = deadline.left().saturating_sub(REPLY_MARGIN);
+        let left = deadline.remaining().saturating_sub(REPLY_MARGIN);
         let until = Deadline::after(left);
         let id = volume_id(&call.tree)?;
         let volume = self.tree_of(id)?;
         let opening = async {
-            if call.writable && call.resumes.is_none() {
+            if call.writable && call.resumed_incarnation.is_none() {
                 let sessions = &self.trees.sessions;
                 sessions.wait_for_writer_end(&call.tree, call.agent).await;
             }
             let mut hold = volume.lock_owner().await;
             let tree = if call.writable {
                 let (store, agent, resumes) =
-                    (self.store.clone(), call.agent, call.resumes.is_some());
+                    (self.store.clone(), call.agent, call.resumed_incarnation.is_some());
                 blocking(move || note_writer(&store, id, agent, resumes)).await?;
                 if VolumeTree::is_owned_by_agent(&hold) {
                     self.trees.sessions.fence(&call.tree).await;
@@ -215,14 +215,14 @@ impl Storage {
         let id = volume_id(&call.tree)?;
         let sessions = &self.trees.sessions;
         let reads = sessions.right(&call.tree, call.epoch) == Some(Right::Read);
-        if call.keep_ms == 0 || reads {
+        if call.lifetime_ms_min == 0 || reads {
             sessions.close(call, allow).await?;
             return Ok(Done);
         }
         // First, and also without a session: what holds results may outlive it, and the call may be
         // repeated.
         allow(Right::Write)?;
-        self.extend_lifetime(id, call.keep_ms).await?;
+        self.extend_lifetime(id, call.lifetime_ms_min).await?;
         sessions.close(call, |_| Ok(())).await?;
         Ok(Done)
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::held_below;
+use bafs_tree::measure_use;
 use rustix::fs::statvfs;
 
 use super::holds::VolumeTree;
@@ -103,7 +103,7 @@ impl Storage {
             return Ok(());
         }
         let used = blocking(move || {
-            held_below(&root).map_err(|e| crate::fault::disk_error(format!("walk of volume {id}"), &e))
+            measure_use(&root).map_err(|e| crate::fault::disk_error(format!("walk of volume {id}"), &e))
         })
         .await?;
         let took = clock::now().ms_since(start);

@@ -5,7 +5,7 @@
 use std::sync::{PoisonError, RwLock};
 
 use bafs_proto::limits::EARLY_HANDLES_MAX;
-use bafs_tree::{KeptDescriptors, Session, free_descriptors};
+use bafs_tree::{ReservedDescriptors, Session, reservable_descriptors};
 use rustix::process::{Resource, getrlimit};
 
 /// Part of the process's descriptors that is kept for them; what is opened in time and what is
@@ -17,13 +17,13 @@ const RESERVABLE_DIVISOR: u64 = 2;
 const SESSION_DIVISOR: u64 = 4;
 
 /// Has one more session keep descriptors as long as it lasts, where others keep `kept`.
-pub(super) fn reserve_descriptors(session: &mut RwLock<Option<Session>>, kept: u64) -> KeptDescriptors {
+pub(super) fn reserve_descriptors(session: &mut RwLock<Option<Session>>, kept: u64) -> ReservedDescriptors {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let share = session_share(limit, kept, free_descriptors());
+    let share = session_share(limit, kept, reservable_descriptors());
     let session = session.get_mut().unwrap_or_else(PoisonError::into_inner);
     let kept = session
         .as_mut()
-        .map(|session| session.keep_descriptors(share));
+        .map(|session| session.reserve_descriptors(share));
     kept.unwrap_or_default()
 }
 

@@ -2,7 +2,7 @@
 
 use bafs_proto::file_op::FileOp;
 use bafs_proto::limits::{
-    BODY_BYTES_MAX, DIRECTORY_BYTES_MAX, HEAD_BYTES_MAX, PATH_BYTES_MAX, XATTR_BYTES_MAX,
+    BODY_BYTES_MAX, DIRECTORY_PAGE_BYTES_MAX, HEAD_BYTES_MAX, PATH_BYTES_MAX, XATTR_BYTES_MAX,
 };
 
 /// Most bytes of names and values in one reply; the other half of its header has room for the rest
@@ -28,7 +28,7 @@ pub(super) fn has_room_for(op: &FileOp, body_bytes: usize, named_bytes: usize) -
         FileOp::Read { length, .. } => {
             return body_bytes + *length as usize <= BODY_BYTES_MAX as usize;
         }
-        FileOp::ReadDirectory { .. } => DIRECTORY_BYTES_MAX as usize,
+        FileOp::ReadDirectory { .. } => DIRECTORY_PAGE_BYTES_MAX as usize,
         FileOp::GetXattr { .. } | FileOp::ListXattr { .. } => XATTR_BYTES_MAX,
         FileOp::ReadLink { .. } => PATH_BYTES_MAX,
         _ => return true,

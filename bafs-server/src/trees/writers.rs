@@ -6,7 +6,7 @@ use std::time::Duration;
 use bafs_proto::ids::AgentId;
 use bafs_proto::message::TreeRef;
 use bafs_proto::time::{Deadline, Time};
-use bafs_tree::DescriptorShare;
+use bafs_tree::JobDescriptorUse;
 
 use super::{SessionTable, TreeSessions, lock};
 use crate::clock;
@@ -26,7 +26,7 @@ impl TreeSessions {
     /// one that was heard of just now.
     pub async fn wait_for_writer_end(&self, tree: &TreeRef, agent: AgentId) {
         let deadline = Deadline::after_ms(WRITER_END_WAIT_MS);
-        while self.lock().has_live_writer(tree, agent, clock::now()) && !deadline.left().is_zero() {
+        while self.lock().has_live_writer(tree, agent, clock::now()) && !deadline.remaining().is_zero() {
             tokio::time::sleep(WRITER_END_POLL).await;
         }
     }
@@ -34,8 +34,8 @@ impl TreeSessions {
 
 impl SessionTable {
     /// What an agent has open counts for all its sessions.
-    pub(super) fn descriptor_share(&mut self, agent: AgentId) -> DescriptorShare {
-        self.descriptor_shares.retain(|_, share| !share.is_unused());
+    pub(super) fn descriptor_share(&mut self, agent: AgentId) -> JobDescriptorUse {
+        self.descriptor_shares.retain(|_, share| !share.is_unshared());
         self.descriptor_shares.entry(agent).or_default().clone()
     }
 

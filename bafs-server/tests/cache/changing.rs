@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use bafs_proto::cache::{CacheMember, Pinning, WarmState};
+use bafs_proto::cache::{CacheMember, Pinning, WarmingState};
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
-use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, Reader};
+use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, ReadKind};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::ReplacementPolicy;
 use bafs_server::counters::Counters;
 use tokio::task::JoinSet;
 
@@ -23,7 +23,7 @@ async fn cluster(nodes: u64) -> (CacheCluster, Arc<Vec<u8>>) {
     let world = CacheCluster::new(nodes);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize - 9);
     world.home.put("db/large", bytes.clone(), 1);
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     world.announce_nodes();
     (world, Arc::new(bytes))
 }
@@ -38,7 +38,7 @@ async fn scan(node: &CacheNode, bytes: &[u8]) {
 
 async fn create_on(node: &CacheNode) {
     let deadline = Deadline::after_ms(30_000);
-    let spec = cache(1, LARGE, Replacement::Lru);
+    let spec = cache(1, LARGE, ReplacementPolicy::Lru);
     let made = node.caches.create(&spec, Token::none(), deadline).await;
     made.expect("create");
 }
@@ -208,11 +208,11 @@ async fn who_has_a_block_is_found_through_another_who_knows() {
     for number in 2..=7 {
         let last = number == 7;
         for other in (1..7).filter(|_| last) {
-            world.network.cut("node:7", &format!("node:{other}"));
+            world.network.cut_link("node:7", &format!("node:{other}"));
         }
         world.start(number);
         create_on(world.nodes.last().expect("node")).await;
-        world.network.heal();
+        world.network.heal_links();
         world.announce_nodes();
         for node in &world.nodes {
             node.caches.maintain().await;
@@ -229,7 +229,7 @@ async fn who_asked_in_vain_is_named_to_who_asks_next() {
     let (world, _) = cluster(12).await;
     let asked = &world.nodes[0];
     let named = async |heir: &CacheNode| {
-        let reader = Reader::Heir(CacheMember {
+        let reader = ReadKind::PeerProbe(CacheMember {
             server: heir.server,
             address: heir.address.clone(),
             capacity_bytes: LARGE,
@@ -245,14 +245,14 @@ async fn who_asked_in_vain_is_named_to_who_asks_next() {
             file: FileIndex(0),
             first: BlockIndex(0),
             count: 1,
-            reader,
-            doubted: false,
+            kind,
+            must_verify: false,
         };
         let deadline = Deadline::after_ms(30_000);
         let answer = asked.caches.read_blocks(call, deadline).await;
         let (blocks, bytes) = answer.expect("an answer");
         assert!(bytes.is_empty(), "nobody has read it");
-        let others = blocks.others.into_iter();
+        let others = blocks.other_holders.into_iter();
         others.map(|other| other.server).collect::<Vec<_>>()
     };
     let second = &world.nodes[1];
@@ -269,7 +269,7 @@ async fn who_joins_while_all_read_and_one_hangs_makes_nobody_read_from_home_twic
     let (mut world, bytes) = cluster(3).await;
     world.home.read_ms.store(20, Ordering::Relaxed);
     for number in [1, 2, 4] {
-        world.network.cut(&format!("node:{number}"), "node:3");
+        world.network.cut_link(&format!("node:{number}"), "node:3");
     }
     let bytes = Arc::new(bytes.to_vec());
     let mut readers = JoinSet::new();
@@ -306,11 +306,11 @@ async fn who_joins_nearly_full_caches_takes_over_without_home() {
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/large", bytes.clone(), 1);
     // Each keeps its own half, and has little room for copies of the other one.
-    let spec = cache(1, BLOCKS * 11 / 20 * u64::from(BLOCK), Replacement::Lru);
+    let spec = cache(1, BLOCKS * 11 / 20 * u64::from(BLOCK), ReplacementPolicy::Lru);
     world.create(&spec).await;
     world.announce_nodes();
     for node in &world.nodes {
-        assert_eq!(node.warm(ID, "", Pinning::Leave).await, WarmState::Done);
+        assert_eq!(node.warm(ID, "", Pinning::FetchOnly).await, WarmingState::Done);
     }
     assert_eq!(world.home_bytes(), bytes.len() as u64);
     world.start(3);
@@ -330,7 +330,7 @@ async fn who_joins_nearly_full_caches_takes_over_without_home() {
 async fn who_joins_a_pinned_cache_pins_its_share() {
     let (mut world, bytes) = cluster(2).await;
     for node in &world.nodes {
-        assert_eq!(node.warm(ID, "large", Pinning::Pin).await, WarmState::Done);
+        assert_eq!(node.warm(ID, "large", Pinning::Pin).await, WarmingState::Done);
     }
     world.start(3);
     create_on(&world.nodes[2]).await;
@@ -340,7 +340,7 @@ async fn who_joins_a_pinned_cache_pins_its_share() {
         let pinned = world.nodes.iter().map(|node| node.status(ID).pinned_bytes);
         pinned.collect::<Vec<_>>()
     };
-    assert_eq!(world.nodes[2].status(ID).pins, ["large"]);
+    assert_eq!(world.nodes[2].status(ID).pinned_paths, ["large"]);
     for _ in 0..2_000 {
         for node in &world.nodes {
             node.caches.maintain().await;
@@ -360,7 +360,7 @@ async fn what_is_read_from_home_again_by_another_primary_shows_in_the_ratio() {
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/large", bytes.clone(), 1);
     // The first one has read everything and kept little.
-    let small = cache(1, 20 * u64::from(BLOCK), Replacement::Lru);
+    let small = cache(1, 20 * u64::from(BLOCK), ReplacementPolicy::Lru);
     world.create(&small).await;
     scan(&world.nodes[0], &bytes).await;
     world.start(2);
@@ -380,7 +380,7 @@ async fn what_a_node_had_before_it_started_and_reads_from_home_again_shows_in_th
         world.home.put(name, content(seed, part as usize), 1);
     }
     world
-        .create(&cache(1, 20 * u64::from(BLOCK), Replacement::Lru))
+        .create(&cache(1, 20 * u64::from(BLOCK), ReplacementPolicy::Lru))
         .await;
     world.nodes[0].read(ID, 0, 0, 12).await.expect("read");
     world.wait_for_blocks(ID, 12).await;

@@ -36,7 +36,7 @@ async fn who_got_damaged_blocks_says_so_and_gets_good_ones() {
     let call = ReadBlocks {
         first: BlockIndex(3),
         count: 2,
-        doubted: true,
+        must_verify: true,
         ..first_block(page.manifest)
     };
     let read = node.caches.read_blocks(call, Deadline::after_ms(9_000));
@@ -62,7 +62,7 @@ async fn a_peer_whose_disk_is_damaged_brings_good_blocks_all_the_same() {
     assert!(two.counter("cache_digest_failures") > 0);
     assert_eq!(one.counter("cache_fallbacks"), 0);
     let shown = one.status(ID).peers;
-    assert!(!shown[0].suspect && shown[0].counts["digest_failures"] > 0);
+    assert!(!shown[0].is_unresponsive && shown[0].counters["digest_failures"] > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,10 +7,10 @@ use std::time::Duration;
 use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
-use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, Reader};
+use bafs_proto::message::{CacheRef, ReadBlocks, ReadManifest, ReadKind};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{Replacement, Source, VolumeKind};
+use bafs_proto::volume::{ReplacementPolicy, VolumeSource, VolumeKind};
 use tokio::task::JoinSet;
 
 use super::world::{BLOCK, HOME, MemoryHome, NAME, CacheCluster, cache, content};
@@ -23,7 +23,7 @@ pub(crate) async fn cluster(nodes: u64) -> (CacheCluster, Vec<u8>) {
     let world = CacheCluster::new(nodes);
     let bytes = content(1, BLOCKS * BLOCK as usize - 5);
     world.home.put("db/large", bytes.clone(), 1);
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     world.announce_nodes();
     (world, bytes)
 }
@@ -36,8 +36,8 @@ pub(crate) fn first_block(manifest: Digest) -> ReadBlocks {
         file: FileIndex(0),
         first: BlockIndex(0),
         count: 1,
-        reader: Reader::Agent,
-        doubted: false,
+        kind: ReadKind::Agent,
+        must_verify: false,
     }
 }
 
@@ -116,7 +116,7 @@ async fn an_outage_of_home_costs_home_nothing_and_makes_no_peer_suspect() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_gives_up_one_cache_is_asked_for_others_all_the_same() {
     let (world, bytes) = cluster(2).await;
-    let mut other = cache(2, LARGE, Replacement::Lru);
+    let mut other = cache(2, LARGE, ReplacementPolicy::Lru);
     if let VolumeKind::Cache { cooperative, .. } = &mut other.kind {
         "other".clone_into(cooperative);
     }
@@ -140,7 +140,7 @@ async fn a_peer_that_is_unreachable_from_one_other_is_passed_over() {
         world.nodes[0].address.clone(),
         world.nodes[1].address.clone(),
     );
-    world.network.cut(&one, &two);
+    world.network.cut_link(&one, &two);
     assert!(read_all(&world, 0).await == bytes);
     assert!(world.nodes[0].counter("cache_fallbacks") > 0);
     // The third one reaches it, and no byte is wrong.
@@ -151,11 +151,11 @@ async fn a_peer_that_is_unreachable_from_one_other_is_passed_over() {
     let shown = world.nodes[0].status(ID).peers;
     let peer = shown.iter().find(|peer| peer.address == two);
     let peer = peer.expect("it shares the cache");
-    assert!(peer.suspect && peer.counts["failures"] > 0 && peer.counts["fallbacks"] > 0);
+    assert!(peer.is_unresponsive && peer.counters["failures"] > 0 && peer.counters["fallbacks"] > 0);
     let others = world.nodes[2].status(ID).peers;
-    let gave = others.iter().find(|peer| peer.counts.contains_key("bytes"));
+    let gave = others.iter().find(|peer| peer.counters.contains_key("bytes"));
     let gave = gave.expect("the third one has read what others keep");
-    assert!(gave.counts["wait_us"] > 0, "what they gave took a while");
+    assert!(gave.counters["wait_us"] > 0, "what they gave took a while");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -174,9 +174,9 @@ async fn a_slow_home_keeps_nobody_from_another_one() {
     let other = Arc::new(MemoryHome::default());
     other.put("db/large", bytes.clone(), 1);
     world.network.listen("home:2", other);
-    let mut spec = cache(2, LARGE, Replacement::Lru);
+    let mut spec = cache(2, LARGE, ReplacementPolicy::Lru);
     if let VolumeKind::Cache { source, .. } = &mut spec.kind {
-        *source = Source::Home {
+        *source = VolumeSource::Home {
             address: "home:2".to_owned(),
             path: "db".to_owned(),
             id: None,
@@ -184,13 +184,13 @@ async fn a_slow_home_keeps_nobody_from_another_one() {
     }
     world.create(&spec).await;
     world.home.read_ms.store(60_000, Ordering::Relaxed);
-    let before = world.network.calls();
+    let before = world.network.call_count();
     for block in 0..BLOCKS as u64 {
         let node = world.nodes[0].clone();
         tokio::spawn(async move { node.read(ID, 0, block, 1).await });
     }
     // As many as may ask a home at once.
-    while world.network.calls() < before + 32 {
+    while world.network.call_count() < before + 32 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let read = world.nodes[0]
@@ -236,7 +236,7 @@ async fn bytes_damaged_between_home_and_here_are_fetched_again() {
     assert!(read_all(&world, 0).await == bytes);
     assert_eq!(world.counter_sum("cache_digest_failures"), 1);
     world.nodes[0].caches.remove(ID).await;
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     world
         .home
         .damaged_replies
@@ -255,7 +255,7 @@ async fn a_lying_peer_is_found_out_where_the_digest_is_known() {
     world.home.put("db/large", bytes.clone(), 1);
     // Room for four blocks: the digests of the others stay known after they left.
     world
-        .create(&cache(1, 4 * u64::from(BLOCK), Replacement::Lru))
+        .create(&cache(1, 4 * u64::from(BLOCK), ReplacementPolicy::Lru))
         .await;
     let node = &world.nodes[0];
     for block in 0..40 {
@@ -274,7 +274,7 @@ async fn a_lying_peer_is_found_out_where_the_digest_is_known() {
     assert!(node.counter("cache_digest_failures") > 0);
     assert!(node.counter("cache_fallbacks") > 0);
     let shown = node.status(ID).peers;
-    assert!(shown[0].counts["digest_failures"] > 0, "the peer is named");
+    assert!(shown[0].counters["digest_failures"] > 0, "the peer is named");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -332,7 +332,7 @@ async fn wrong_questions_are_refused() {
         .await;
     let good = ReadBlocks {
         cache: CacheRef::Cooperative(NAME.to_owned()),
-        reader: Reader::Peer,
+        kind: ReadKind::Peer,
         ..first_block(page.expect("manifest").manifest)
     };
     let ask = async |call: ReadBlocks| {
@@ -403,13 +403,13 @@ async fn who_waits_for_a_home_that_says_nothing_is_told_so_in_time() {
         file: FileIndex(0),
         first: BlockIndex(3),
         count: 2,
-        reader: Reader::Agent,
-        doubted: false,
+        kind: ReadKind::Agent,
+        must_verify: false,
     };
     let deadline = Deadline::after_ms(2_000);
     let told = node.caches.read_blocks(call, deadline).await;
     let told = told.expect_err("home sends nothing");
-    assert!(!deadline.left().is_zero(), "the answer comes too late");
+    assert!(!deadline.remaining().is_zero(), "the answer comes too late");
     assert_eq!(told.code, ErrorCode::HomeUnreachable, "{told}");
     assert!(told.detail.contains(HOME), "{told}");
 }
@@ -423,7 +423,7 @@ async fn who_waits_for_a_home_that_is_slow_is_told_that_its_blocks_come() {
     world.home.read_ms.store(2_500, Ordering::Relaxed);
     let early = node.read_until(ID, 0, 3, 2, Deadline::after_ms(2_000));
     let told = early.await.expect_err("home takes longer");
-    assert_eq!(told.code, ErrorCode::Running, "{told}");
+    assert_eq!(told.code, ErrorCode::InProgress, "{told}");
     // So it asks again, and home is not asked again.
     let come = node.read(ID, 0, 3, 2).await.expect("they came");
     let block = BLOCK as usize;
@@ -458,7 +458,7 @@ async fn who_waits_for_a_primary_whose_home_is_slow_is_told_that_its_blocks_come
     world.home.read_ms.store(2_500, Ordering::Relaxed);
     let early = one.read_until(ID, 0, wanted, 1, Deadline::after_ms(2_000));
     let told = early.await.expect_err("home takes longer");
-    assert_eq!(told.code, ErrorCode::Running, "{told}");
+    assert_eq!(told.code, ErrorCode::InProgress, "{told}");
     let come = one.read(ID, 0, wanted, 1).await.expect("they came");
     let (block, at) = (BLOCK as usize, wanted as usize);
     assert!(come == bytes[at * block..(at + 1) * block]);

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use bafs_proto::ErrorCode;
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::ReplacementPolicy;
 
 use super::near::{LocalAgent, ID, block_of, wait_until, scan};
 use super::world::{BLOCK, CacheCluster, cache, content};
@@ -36,11 +36,11 @@ impl DamagedFile {
         let bytes = content(1, 10 * BLOCK as usize);
         world.home.put("db/file", bytes.clone(), 1);
         let size = 10 * u64::from(BLOCK);
-        world.create(&cache(1, size, Replacement::Lru)).await;
+        world.create(&cache(1, size, ReplacementPolicy::Lru)).await;
         let node = &world.nodes[0];
         let (mut holder, other) = (LocalAgent::new(node).await, LocalAgent::new(node).await);
         scan(node, 0, &bytes).await;
-        wait_until(|| (0..10).all(|block| holder.map.has(0, block))).await;
+        wait_until(|| (0..10).all(|block| holder.map.has_block(0, block))).await;
         let opened = holder.hold(0).await.expect("it is wholly here");
         damage_block(&world, 3);
         assert!(other.read(0, 3, BLOCK as usize).is_none(), "it is noticed");
@@ -97,7 +97,7 @@ async fn damage_in_an_open_whole_file_ends_its_readers_and_is_given_to_nobody_el
     holder.release(0).await;
     wait_until(|| node.caches.usage(ID).expect("used").0 == size - u64::from(BLOCK)).await;
     scan(node, 0, &bytes).await;
-    wait_until(|| other.map.has(0, 3)).await;
+    wait_until(|| other.map.has_block(0, 3)).await;
     let read = other.read(0, 3, BLOCK as usize);
     assert!(read.as_deref() == Some(block_of(&bytes, 3)));
     assert_eq!(node.caches.usage(ID), Some((size, 1)));

@@ -10,7 +10,7 @@ use bafs_proto::ids::{FileIndex, VolumeId};
 use bafs_proto::message::ReadManifest;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::ReplacementPolicy;
 use tokio::task::JoinSet;
 
 use super::world::{BLOCK, CacheNode, CacheCluster, cache, content};
@@ -22,7 +22,7 @@ async fn cluster(blocks: usize, size_bytes: u64) -> (CacheCluster, Vec<u8>) {
     let world = CacheCluster::new(1);
     let bytes = content(1, blocks * BLOCK as usize - 77);
     world.home.put("db/file", bytes.clone(), 1);
-    world.create(&cache(1, size_bytes, Replacement::Lru)).await;
+    world.create(&cache(1, size_bytes, ReplacementPolicy::Lru)).await;
     (world, bytes)
 }
 
@@ -153,7 +153,7 @@ fn blocks_of_first(world: &CacheCluster) -> std::path::PathBuf {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_limit_holds_under_many_readers() {
-    for replacement in [Replacement::Lru, Replacement::Mru] {
+    for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
         let mut world = CacheCluster::new(2);
         let bytes = Arc::new(content(1, 200 * BLOCK as usize));
         world.home.put("db/file", bytes.to_vec(), 1);
@@ -221,7 +221,7 @@ async fn a_source_of_more_files_than_may_be_kept_is_kept_as_far_as_they_go() {
     for (n, bytes) in files.iter().enumerate() {
         world.home.put(&format!("db/{n}"), bytes.clone(), 1);
     }
-    let mut spec = cache(1, LARGE, Replacement::Lru);
+    let mut spec = cache(1, LARGE, ReplacementPolicy::Lru);
     spec.size_files = 4;
     world.create(&spec).await;
     let node = &world.nodes[0];
@@ -246,7 +246,7 @@ async fn a_source_of_more_files_than_may_be_kept_is_kept_as_far_as_they_go() {
 
 #[tokio::test]
 async fn lru_forgets_a_scan_and_mru_keeps_its_beginning() {
-    for (replacement, home_blocks) in [(Replacement::Lru, 24), (Replacement::Mru, 14)] {
+    for (replacement, home_blocks) in [(ReplacementPolicy::Lru, 24), (ReplacementPolicy::Mru, 14)] {
         let world = CacheCluster::new(1);
         world
             .home
@@ -264,7 +264,7 @@ async fn lru_forgets_a_scan_and_mru_keeps_its_beginning() {
         let blocks = world.home_bytes() / u64::from(BLOCK);
         assert!(blocks <= home_blocks, "{replacement:?}: {blocks}");
         assert_eq!(
-            replacement == Replacement::Lru,
+            replacement == ReplacementPolicy::Lru,
             blocks == 24,
             "{replacement:?}: {blocks}"
         );
@@ -279,7 +279,7 @@ async fn invalidation_keeps_what_did_not_change_and_survives_restarts() {
             .home
             .put(path, content(n as u64, 3 * BLOCK as usize), 1);
     }
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     for file in 0..3 {
         world.nodes[0].read(ID, file, 0, 3).await.expect("read");
     }
@@ -328,14 +328,14 @@ async fn creating_again_is_harmless_and_removing_is_final() {
     let deadline = Deadline::after_ms(9_000);
     node.read(ID, 0, 0, 4).await.expect("read");
     world.wait_for_blocks(ID, 4).await;
-    let spec = cache(1, LARGE, Replacement::Lru);
+    let spec = cache(1, LARGE, ReplacementPolicy::Lru);
     let fresher = Token::from_bytes(vec![1]);
     node.caches
         .create(&spec, fresher, deadline)
         .await
         .expect("again");
     assert_eq!(node.caches.usage(ID), Some((4 * u64::from(BLOCK), 1)));
-    let other = cache(1, LARGE, Replacement::Mru);
+    let other = cache(1, LARGE, ReplacementPolicy::Mru);
     let conflict = node.caches.create(&other, Token::none(), deadline).await;
     assert_eq!(conflict.map_err(|e| e.code), Err(ErrorCode::Conflict));
     node.caches.remove(ID).await;
@@ -365,7 +365,7 @@ async fn ten_thousand_files_come_in_pages() {
             .home
             .put(&format!("db/{n:05}-{}", "x".repeat(200)), vec![7; n % 3], 1);
     }
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     restart(&mut world);
     let mut entries = Vec::new();
     loop {
@@ -378,7 +378,7 @@ async fn ten_thousand_files_come_in_pages() {
             .expect("page");
         assert!(bafs_proto::codec::encode(&page).is_ok());
         entries.extend(page.entries);
-        if !page.more {
+        if !page.has_more {
             break;
         }
     }

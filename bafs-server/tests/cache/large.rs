@@ -1,7 +1,7 @@
 //! Files that take a while to be compared with their digests.
 
 use bafs_proto::ids::VolumeId;
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::ReplacementPolicy;
 
 use super::near::{LocalAgent, wait_until, read_whole};
 use super::world::{BLOCK, CacheCluster, cache, content};
@@ -17,7 +17,7 @@ async fn a_large_file_is_compared_as_soon_as_it_is_here_and_given_to_the_first_w
     let world = CacheCluster::new(1);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/a", bytes.clone(), 1);
-    world.create(&cache(1, 64 << 20, Replacement::Lru)).await;
+    world.create(&cache(1, 64 << 20, ReplacementPolicy::Lru)).await;
     let node = &world.nodes[0];
     let compared = || node.counter("cache_whole_files_compared");
     for first in (0..BLOCKS).step_by(64) {
@@ -44,7 +44,7 @@ async fn a_large_file_is_not_compared_again_whenever_a_block_of_it_comes_back() 
         .home
         .put("db/b", content(2, 4 * OTHERS as usize * BLOCK as usize), 1);
     let room = (BLOCKS + 8) * u64::from(BLOCK);
-    world.create(&cache(1, room, Replacement::Lru)).await;
+    world.create(&cache(1, room, ReplacementPolicy::Lru)).await;
     let node = &world.nodes[0];
     let compared = || node.counter("cache_whole_files_compared");
     let read = async |file, first, count| {

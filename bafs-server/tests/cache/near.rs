@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bafs_proto::ErrorCode;
-use bafs_proto::door::{DoorReply, DoorRequest};
+use bafs_proto::door::{HandoffReply, HandoffRequest};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
 use bafs_proto::message::ReadManifest;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::ReplacementPolicy;
 use bafs_server::door::Handoff;
-use bafs_tree::{BlockMap, BlockPlaces};
+use bafs_tree::{BlockMap, BlockLayout};
 use rustix::fs::{Mode, OFlags, openat};
 
 use super::world::{BLOCK, CacheNode, CacheCluster, cache, content};
@@ -36,7 +36,7 @@ impl LocalAgent {
         let first = FileIndex(0);
         let read = ReadManifest { volume: ID, first };
         let page = node.caches.read_manifest(read).await.expect("manifest");
-        let places = BlockPlaces::of(&page.entries, page.block_bytes).expect("places");
+        let places = BlockLayout::from_manifest(&page.entries, page.block_bytes).expect("places");
         let files = [parcel.files[1].as_fd(), parcel.files[2].as_fd()];
         let map = BlockMap::open(places, files).expect("map");
         Self { handoff: parcel, map }
@@ -58,16 +58,16 @@ impl LocalAgent {
             opened.read_exact_at(&mut bytes, at).ok()?;
             Some(vec![Digest::of(&bytes)])
         };
-        let here = self.map.while_there(file, block..block + 1, read);
-        self.map.note_read(BLOCK >> 10, 1);
+        let here = self.map.read_if_unchanged(file, block..block + 1, read);
+        self.map.count_read(BLOCK >> 10, 1);
         here.then_some(bytes)
     }
 
     pub(crate) async fn hold(&mut self, file: u32) -> Option<File> {
         let file = FileIndex(file);
-        let asked = self.handoff.handler.answer(DoorRequest::PinFile { file });
+        let asked = self.handoff.handler.answer(HandoffRequest::PinFile { file });
         match asked.await {
-            Ok((DoorReply::Pinned, mut files)) => Some(files.remove(0).into()),
+            Ok((HandoffReply::Pinned, mut files)) => Some(files.remove(0).into()),
             Ok(other) => panic!("{other:?}"),
             Err(error) => {
                 assert_eq!(error.code, ErrorCode::WrongState);
@@ -78,8 +78,8 @@ impl LocalAgent {
 
     pub(crate) async fn release(&mut self, file: u32) {
         let file = FileIndex(file);
-        let asked = self.handoff.handler.answer(DoorRequest::ReleaseFile { file });
-        assert!(matches!(asked.await, Ok((DoorReply::Done, _))));
+        let asked = self.handoff.handler.answer(HandoffRequest::ReleaseFile { file });
+        assert!(matches!(asked.await, Ok((HandoffReply::Done, _))));
     }
 }
 
@@ -121,7 +121,7 @@ pub(crate) async fn wait_until(what: impl Fn() -> bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_byte_is_right_while_blocks_come_and_go() {
     const BLOCKS: u64 = 120;
-    for replacement in [Replacement::Lru, Replacement::Mru] {
+    for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
         let world = CacheCluster::new(1);
         let bytes = Arc::new(content(1, BLOCKS as usize * BLOCK as usize - 77));
         world.home.put("db/file", bytes.to_vec(), 1);
@@ -183,18 +183,18 @@ async fn what_agents_use_without_asking_stays_longer() {
     let bytes = content(1, 40 * BLOCK as usize);
     world.home.put("db/file", bytes.clone(), 1);
     let size = 20 * u64::from(BLOCK);
-    world.create(&cache(1, size, Replacement::Lru)).await;
+    world.create(&cache(1, size, ReplacementPolicy::Lru)).await;
     let node = &world.nodes[0];
     let agent = LocalAgent::new(node).await;
     node.read(ID, 0, 0, 20).await.expect("read");
-    wait_until(|| (0..20).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..20).all(|block| agent.map.has_block(0, block))).await;
     // The oldest ones are used, where the node does not see it.
     for block in 0..10 {
         assert!(agent.read(0, block, BLOCK as usize).is_some());
     }
     node.read(ID, 0, 20, 8).await.expect("read");
-    wait_until(|| (20..28).all(|block| agent.map.has(0, block))).await;
-    assert!((0..10).all(|block| agent.map.has(0, block)));
+    wait_until(|| (20..28).all(|block| agent.map.has_block(0, block))).await;
+    assert!((0..10).all(|block| agent.map.has_block(0, block)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -202,7 +202,7 @@ async fn a_restored_block_is_told_of_only_after_it_was_checked() {
     let mut world = CacheCluster::new(1);
     let bytes = content(1, 10 * BLOCK as usize);
     world.home.put("db/file", bytes.clone(), 1);
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     world.nodes[0].read(ID, 0, 0, 10).await.expect("read");
     world.wait_for_blocks(ID, 10).await;
     drop(world.kill(0));
@@ -217,11 +217,11 @@ async fn a_restored_block_is_told_of_only_after_it_was_checked() {
     world.start(1);
     let node = &world.nodes[0];
     let mut agent = LocalAgent::new(node).await;
-    assert!((0..10).all(|block| !agent.map.has(0, block)));
+    assert!((0..10).all(|block| !agent.map.has_block(0, block)));
     assert!(agent.hold(0).await.is_none(), "not before it was checked");
     scan(node, 0, &bytes).await;
     assert_eq!(node.counter("cache_digest_failures"), 1);
-    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;
     for block in 0..10 {
         let read = agent.read(0, block, BLOCK as usize);
         assert!(
@@ -237,11 +237,11 @@ async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
     let world = CacheCluster::new(1);
     let bytes = content(1, 10 * BLOCK as usize);
     world.home.put("db/file", bytes.clone(), 1);
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     let node = &world.nodes[0];
     let mut agent = LocalAgent::new(node).await;
     scan(node, 0, &bytes).await;
-    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;
     assert!(agent.hold(0).await.is_some());
     agent.release(0).await;
     let path = world.root().join("1").join(ID.to_string());
@@ -253,7 +253,7 @@ async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
     let asked = agent
         .handoff
         .handler
-        .answer(DoorRequest::PinFile { file: FileIndex(0) });
+        .answer(HandoffRequest::PinFile { file: FileIndex(0) });
     assert_eq!(
         asked.await.map_err(|e| e.code).err(),
         Some(ErrorCode::ServerFault)
@@ -264,7 +264,7 @@ async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
     scan(node, 0, &bytes).await;
     assert_eq!(node.counter("cache_digest_failures"), 1);
     assert_eq!(world.home_bytes() - before, u64::from(BLOCK));
-    wait_until(|| agent.map.has(0, 3)).await;
+    wait_until(|| agent.map.has_block(0, 3)).await;
     let read = agent.read(0, 3, BLOCK as usize);
     assert!(read.as_deref() == Some(block_of(&bytes, 3)));
     assert!(agent.hold(0).await.is_some());
@@ -277,7 +277,7 @@ async fn blocks_that_are_asked_for_at_the_door_are_kept_or_come_along() {
     world.home.put("db/file", bytes.clone(), 1);
     for (number, size, here) in [(1, LARGE, true), (2, u64::from(BLOCK) * 2, false)] {
         let id = VolumeId(number);
-        world.create(&cache(number, size, Replacement::Lru)).await;
+        world.create(&cache(number, size, ReplacementPolicy::Lru)).await;
         world.announce_nodes();
         let node = &world.nodes[0];
         let read = ReadManifest {
@@ -289,21 +289,21 @@ async fn blocks_that_are_asked_for_at_the_door_are_kept_or_come_along() {
         let mut parcel = grant().await.expect("hand-over");
         // A disk that is slow to take them gets them later, and then they are there.
         for round in 0.. {
-            let asked = parcel.handler.answer(DoorRequest::ReadBlocks {
+            let asked = parcel.handler.answer(HandoffRequest::ReadBlocks {
                 file: FileIndex(0),
                 first: BlockIndex(0),
                 count: 20,
             });
             match asked.await.expect("blocks") {
-                (DoorReply::Here, files) => {
+                (HandoffReply::NowLocal, files) => {
                     assert!(here && files.is_empty());
-                    let places = BlockPlaces::of(&page.entries, page.block_bytes).expect("places");
+                    let places = BlockLayout::from_manifest(&page.entries, page.block_bytes).expect("places");
                     let files = [parcel.files[1].as_fd(), parcel.files[2].as_fd()];
                     let map = BlockMap::open(places, files).expect("map");
-                    assert!((0..10).all(|block| map.has(0, block)));
+                    assert!((0..10).all(|block| map.has_block(0, block)));
                     break;
                 }
-                (DoorReply::Blocks(digests), mut files) => {
+                (HandoffReply::Blocks(digests), mut files) => {
                     assert_eq!(digests.len(), 10);
                     let memory = File::from(files.remove(0));
                     assert!(read_whole(&memory, bytes.len()) == bytes);
@@ -334,7 +334,7 @@ async fn two_files() -> (CacheCluster, [Vec<u8>; 2]) {
     world.home.put("db/a", files[0].clone(), 1);
     world.home.put("db/b", files[1].clone(), 1);
     let size = 30 * u64::from(BLOCK);
-    world.create(&cache(1, size, Replacement::Lru)).await;
+    world.create(&cache(1, size, ReplacementPolicy::Lru)).await;
     (world, files)
 }
 
@@ -351,13 +351,13 @@ async fn a_whole_file_stays_for_as_long_as_somebody_has_it_open() {
     let (mut agent, mut other) = (LocalAgent::new(node).await, LocalAgent::new(node).await);
     assert!(agent.hold(0).await.is_none(), "it is not here yet");
     scan(node, 0, &small).await;
-    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;
     assert!(agent.hold(1).await.is_none());
     let opened = agent.hold(0).await.expect("it is wholly here");
     let again = other.hold(0).await.expect("others may have it too");
     let stays = async || {
         scan(node, 1, &large).await;
-        assert!((0..10).all(|block| agent.map.has(0, block)));
+        assert!((0..10).all(|block| agent.map.has_block(0, block)));
         assert!(read_whole(&opened, small.len()) == small);
     };
     stays().await;
@@ -372,7 +372,7 @@ async fn a_whole_file_stays_for_as_long_as_somebody_has_it_open() {
     drop(opened);
     for _ in 0..100 {
         scan(node, 1, &large).await;
-        if (0..10).all(|block| !agent.map.has(0, block)) {
+        if (0..10).all(|block| !agent.map.has_block(0, block)) {
             let used = node.caches.usage(ID).expect("used").0;
             assert!(used <= 30 * u64::from(BLOCK));
             return;
@@ -387,16 +387,16 @@ async fn a_whole_file_that_is_given_back_before_it_came_is_held_for_nobody() {
     let node = &world.nodes[0];
     let mut agent = LocalAgent::new(node).await;
     scan(node, 0, &small).await;
-    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;
     // The agent has asked, does not wait for the answer, and gives back what it may have got.
     let file = FileIndex(0);
-    let asked = agent.handoff.handler.answer(DoorRequest::PinFile { file });
+    let asked = agent.handoff.handler.answer(HandoffRequest::PinFile { file });
     agent.release(0).await;
     let late = asked.await.map_err(|error| error.code).err();
     assert_eq!(late, Some(ErrorCode::WrongState));
     for _ in 0..100 {
         scan(node, 1, &large).await;
-        if (0..10).all(|block| !agent.map.has(0, block)) {
+        if (0..10).all(|block| !agent.map.has_block(0, block)) {
             return;
         }
     }
@@ -409,10 +409,10 @@ async fn a_cache_of_nothing_but_open_files_passes_the_others_through() {
     let node = &world.nodes[0];
     node.caches.remove(ID).await;
     let size = 10 * u64::from(BLOCK);
-    world.create(&cache(1, size, Replacement::Mru)).await;
+    world.create(&cache(1, size, ReplacementPolicy::Mru)).await;
     let mut agent = LocalAgent::new(node).await;
     scan(node, 0, &small).await;
-    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;
     let opened = agent.hold(0).await.expect("it is wholly here");
     scan(node, 1, &large).await;
     assert!(node.counter("cache_pass_through") > 0);
@@ -425,7 +425,7 @@ async fn agents_of_an_old_state_are_told_and_read_nothing_of_the_new_one() {
     let node = &world.nodes[0];
     scan(node, 0, &small).await;
     let mut agent = LocalAgent::new(node).await;
-    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;
     let opened = agent.hold(0).await.expect("it is wholly here");
     let old = manifest(node).await;
     let changed = content(3, large.len());
@@ -444,7 +444,7 @@ async fn agents_of_an_old_state_are_told_and_read_nothing_of_the_new_one() {
     // Nothing moves under it while it has the file, and it gets no other one.
     assert!(read_whole(&opened, small.len()) == small);
     let file = FileIndex(0);
-    let asked = agent.handoff.handler.answer(DoorRequest::PinFile { file });
+    let asked = agent.handoff.handler.answer(HandoffRequest::PinFile { file });
     assert_eq!(
         asked.await.map_err(|e| e.code).err(),
         Some(ErrorCode::SourceChanged)
@@ -453,7 +453,7 @@ async fn agents_of_an_old_state_are_told_and_read_nothing_of_the_new_one() {
     agent.release(0).await;
     let new = renewing.await.expect("task").expect("invalidate");
     assert_ne!(new, old);
-    assert!((0..10).all(|block| !agent.map.has(0, block)));
+    assert!((0..10).all(|block| !agent.map.has_block(0, block)));
     assert!(node.caches.prepare_handoff(ID, old).is_err());
     // The file that did not change is still here, for those who work with the new state.
     let fresh = LocalAgent::new(node).await;
@@ -469,7 +469,7 @@ async fn a_later_life_changes_nothing_that_survivors_read() {
     let (mut world, [small, large]) = two_files().await;
     let mut agent = LocalAgent::new(&world.nodes[0]).await;
     scan(&world.nodes[0], 0, &small).await;
-    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;
     let opened = agent.hold(0).await.expect("it is wholly here");
     let directory: OwnedFd = agent.handoff.files[0].try_clone().expect("clone");
     let path = openat(&directory, "0", OFlags::RDONLY, Mode::empty());
@@ -489,7 +489,7 @@ async fn a_later_life_changes_nothing_that_survivors_read() {
     drop((agent, read_by_map, directory));
     scan(node, 0, &small).await;
     let mut agent = LocalAgent::new(node).await;
-    wait_until(|| (0..10).all(|block| agent.map.has(0, block))).await;
+    wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;
     let newer = agent.hold(0).await.expect("it is wholly here");
     drop(agent);
     drop(world.kill(0));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::ReplacementPolicy;
 use tokio::task::JoinSet;
 
 use super::world::{BLOCK, CacheCluster, cache, content};
@@ -32,7 +32,7 @@ fn fill(world: &CacheCluster) -> Vec<Vec<u8>> {
 async fn a_thousand_cold_readers_cost_home_each_byte_once() {
     let mut world = CacheCluster::new(8);
     let files = Arc::new(fill(&world));
-    let spec = cache(1, LARGE, Replacement::Lru);
+    let spec = cache(1, LARGE, ReplacementPolicy::Lru);
     world.create(&spec).await;
     world.announce_nodes();
     world.home.read_ms.store(2, Ordering::Relaxed);
@@ -83,15 +83,15 @@ async fn a_thousand_cold_readers_cost_home_each_byte_once() {
 async fn a_second_read_is_local() {
     let world = CacheCluster::new(4);
     let files = fill(&world);
-    let spec = cache(1, LARGE, Replacement::Lru);
+    let spec = cache(1, LARGE, ReplacementPolicy::Lru);
     world.create(&spec).await;
     let node = &world.nodes[0];
     for round in 0..2 {
-        let (calls, home) = (world.network.calls(), world.home_bytes());
+        let (calls, home) = (world.network.call_count(), world.home_bytes());
         assert_eq!(node.read(spec.id, 6, 0, 42).await.expect("read"), files[6]);
         world.wait_for_blocks(spec.id, 42).await;
         if round == 1 {
-            assert_eq!((calls, home), (world.network.calls(), world.home_bytes()));
+            assert_eq!((calls, home), (world.network.call_count(), world.home_bytes()));
             assert_eq!(node.counter("cache_hit_local_bytes"), files[6].len() as u64);
         }
     }
@@ -105,7 +105,7 @@ async fn a_second_read_is_local() {
 async fn newcomers_are_known_before_the_catalog_says_so() {
     let world = CacheCluster::new(4);
     fill(&world);
-    let spec = cache(1, LARGE, Replacement::Lru);
+    let spec = cache(1, LARGE, ReplacementPolicy::Lru);
     // All at once, and nobody tells of their adverts.
     let made = world.nodes.iter().map(|node| {
         let (caches, spec) = (node.caches.clone(), spec.clone());
@@ -130,7 +130,7 @@ async fn newcomers_are_known_before_the_catalog_says_so() {
 async fn who_joins_late_takes_over_without_home() {
     let mut world = CacheCluster::new(2);
     let files = fill(&world);
-    let spec = cache(1, LARGE, Replacement::Lru);
+    let spec = cache(1, LARGE, ReplacementPolicy::Lru);
     world.create(&spec).await;
     world.nodes[0].read(spec.id, 6, 0, 42).await.expect("read");
     let before = world.home_bytes();
@@ -156,7 +156,7 @@ async fn equal_nodes_fill_evenly_and_a_large_one_takes_more() {
     for (index, node) in world.nodes.iter().enumerate() {
         let size = if index == 0 { 3 * LARGE } else { LARGE };
         let deadline = bafs_proto::time::Deadline::after_ms(30_000);
-        let spec = cache(1, size, Replacement::Lru);
+        let spec = cache(1, size, ReplacementPolicy::Lru);
         node.caches
             .create(&spec, bafs_proto::token::Token::none(), deadline)
             .await

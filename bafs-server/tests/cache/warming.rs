@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use bafs_proto::ErrorCode;
-use bafs_proto::cache::{Pinning, WarmCache, WarmState};
+use bafs_proto::cache::{Pinning, WarmCache, WarmingState};
 use bafs_proto::ids::VolumeId;
-use bafs_proto::message::Reader;
-use bafs_proto::volume::Replacement;
+use bafs_proto::message::ReadKind;
+use bafs_proto::volume::ReplacementPolicy;
 
 use super::world::{BLOCK, HOME, CacheCluster, cache, content};
 
@@ -23,7 +23,7 @@ async fn a_scan_is_read_ahead_and_costs_home_each_byte_once() {
     let world = CacheCluster::new(3);
     let bytes = content(1, 700 * BLOCK as usize + 5);
     world.home.put("db/scan", bytes.clone(), 1);
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     world.announce_nodes();
     let node = &world.nodes[0];
     let mut whole = Vec::new();
@@ -44,11 +44,11 @@ async fn what_several_readers_want_ahead_at_once_is_counted_once() {
     let world = CacheCluster::new(1);
     let bytes = content(1, 700 * BLOCK as usize);
     world.home.put("db/scan", bytes.clone(), 1);
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     let node = &world.nodes[0];
     // What both read themselves is here, and who asked for it reads nothing ahead.
     for first in (0..264).step_by(8) {
-        let read = node.read_as(Reader::Peer, ID, 0, first, 8).await;
+        let read = node.read_as(ReadKind::Peer, ID, 0, first, 8).await;
         read.expect("read");
     }
     world.wait_for_blocks(ID, 264).await;
@@ -81,12 +81,12 @@ async fn a_scan_of_caches_that_hold_just_all_brings_each_block_from_peers_once()
     let whole = bytes.len() as u64;
     // A sixteenth is for copies: far less than is fetched ahead of a reader that has the room.
     let part = whole / 4 + whole / 64;
-    world.create(&cache(1, part, Replacement::Lru)).await;
+    world.create(&cache(1, part, ReplacementPolicy::Lru)).await;
     world.announce_nodes();
     for node in &world.nodes {
         assert_eq!(
-            node.warm(ID, "tight", Pinning::Leave).await,
-            WarmState::Done
+            node.warm(ID, "tight", Pinning::FetchOnly).await,
+            WarmingState::Done
         );
     }
     let node = &world.nodes[0];
@@ -106,7 +106,7 @@ async fn random_reads_fetch_what_they_read_and_nothing_else() {
     let world = CacheCluster::new(3);
     let bytes = content(1, 3_000 * BLOCK as usize);
     world.home.put("db/random", bytes.clone(), 1);
-    world.create(&cache(1, 2 * LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, 2 * LARGE, ReplacementPolicy::Lru)).await;
     world.announce_nodes();
     let mut unique = std::collections::BTreeSet::new();
     for n in 0..300u64 {
@@ -130,14 +130,14 @@ async fn each_node_warms_its_share_and_home_is_not_needed_any_more() {
     world.home.put("db/in/a", files[0].clone(), 1);
     world.home.put("db/in/b", files[1].clone(), 1);
     world.home.put("db/out", content(3, 40 * BLOCK as usize), 1);
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     world.announce_nodes();
     let whole = files.iter().map(|file| file.len() as u64).sum::<u64>();
     for round in 0..2 {
         for node in &world.nodes {
-            assert_eq!(node.warm(ID, "in", Pinning::Leave).await, WarmState::Done);
+            assert_eq!(node.warm(ID, "in", Pinning::FetchOnly).await, WarmingState::Done);
             let warming = node.status(ID).warming.expect("it has begun");
-            assert_eq!(warming.present_bytes, warming.wanted_bytes, "round {round}");
+            assert_eq!(warming.present_bytes, warming.total_bytes, "round {round}");
         }
         assert_eq!(world.home_bytes(), whole, "round {round}");
     }
@@ -158,7 +158,7 @@ async fn each_node_warms_its_share_and_home_is_not_needed_any_more() {
     let call = WarmCache {
         volume: ID,
         path: "nowhere".to_owned(),
-        pinning: Pinning::Leave,
+        pinning: Pinning::FetchOnly,
     };
     let refused = world.nodes[0].caches.warm(call).await.map_err(|e| e.code);
     assert_eq!(refused, Err(ErrorCode::NotFound));
@@ -166,7 +166,7 @@ async fn each_node_warms_its_share_and_home_is_not_needed_any_more() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pinned_blocks_stay_over_scans_and_restarts_until_they_are_unpinned() {
-    for replacement in [Replacement::Lru, Replacement::Mru] {
+    for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
         let mut world = CacheCluster::new(1);
         let pinned = content(1, 10 * BLOCK as usize);
         let other = content(2, 50 * BLOCK as usize);
@@ -176,7 +176,7 @@ async fn pinned_blocks_stay_over_scans_and_restarts_until_they_are_unpinned() {
         // Some of it is here already, as any block.
         world.nodes[0].read(ID, 0, 3, 2).await.expect("read");
         let state = world.nodes[0].warm(ID, "a", Pinning::Pin).await;
-        assert_eq!(state, WarmState::Done);
+        assert_eq!(state, WarmingState::Done);
         for round in 0..2 {
             for first in (0..50).step_by(5) {
                 world.nodes[0].read(ID, 1, first, 5).await.expect("read");
@@ -191,13 +191,13 @@ async fn pinned_blocks_stay_over_scans_and_restarts_until_they_are_unpinned() {
             world.announce_nodes();
         }
         let node = &world.nodes[0];
-        assert_eq!(node.status(ID).pins, ["a"]);
+        assert_eq!(node.status(ID).pinned_paths, ["a"]);
         world.network.kill(HOME);
         assert!(node.read(ID, 0, 0, 10).await.expect("read") == pinned);
         world.network.listen(HOME, world.home.clone());
         node.warm(ID, "a", Pinning::Unpin).await;
         let shown = node.status(ID);
-        assert_eq!((shown.pinned_bytes, shown.pins), (0, Vec::new()));
+        assert_eq!((shown.pinned_bytes, shown.pinned_paths), (0, Vec::new()));
         for _ in 0..2 {
             assert!(node.read(ID, 1, 0, 50).await.expect("read") == other);
         }
@@ -220,13 +220,13 @@ async fn a_volume_that_is_all_pinned_passes_through_and_warming_ends_where_room_
     world.home.put("db/a", bytes.clone(), 1);
     world.home.put("db/b", content(2, BLOCK as usize), 1);
     world
-        .create(&cache(1, bytes_of(10), Replacement::Lru))
+        .create(&cache(1, bytes_of(10), ReplacementPolicy::Lru))
         .await;
     let node = &world.nodes[0];
-    assert_eq!(node.warm(ID, "a", Pinning::Leave).await, WarmState::Full);
+    assert_eq!(node.warm(ID, "a", Pinning::FetchOnly).await, WarmingState::Full);
     let evicted = node.counter("cache_evicted_primary");
     assert_eq!(evicted, 0, "warming drives out nothing");
-    assert_eq!(node.warm(ID, "a", Pinning::Pin).await, WarmState::Full);
+    assert_eq!(node.warm(ID, "a", Pinning::Pin).await, WarmingState::Full);
     assert_eq!(node.status(ID).pinned_bytes, bytes_of(10));
     for _ in 0..3 {
         node.read(ID, 1, 0, 1).await.expect("read");
@@ -260,10 +260,10 @@ async fn what_passes_through_a_full_volume_comes_once_for_a_reader_in_order() {
     world.home.put("db/a", content(2, 40 * BLOCK as usize), 1);
     world.home.put("db/b", bytes.clone(), 1);
     world
-        .create(&cache(1, bytes_of(40), Replacement::Lru))
+        .create(&cache(1, bytes_of(40), ReplacementPolicy::Lru))
         .await;
     let node = &world.nodes[0];
-    assert_eq!(node.warm(ID, "a", Pinning::Pin).await, WarmState::Done);
+    assert_eq!(node.warm(ID, "a", Pinning::Pin).await, WarmingState::Done);
     assert!(scan(&world, 1, &bytes).await <= 1.0);
     assert!(node.counter("cache_pass_through") > 0);
     assert_eq!(node.counter("cache_ahead_bytes"), 0);
@@ -271,7 +271,7 @@ async fn what_passes_through_a_full_volume_comes_once_for_a_reader_in_order() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_small_volume_is_read_ahead_no_further_than_blocks_stay() {
-    for replacement in [Replacement::Lru, Replacement::Mru] {
+    for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
         let world = CacheCluster::new(1);
         let bytes = content(1, 1_000 * BLOCK as usize);
         world.home.put("db/a", bytes.clone(), 1);
@@ -292,7 +292,7 @@ async fn a_scan_of_lru_caches_that_lack_a_little_finds_most_of_what_the_one_befo
         let bytes = content(1, 1_640 * BLOCK as usize);
         world.home.put("db/a", bytes.clone(), 1);
         let part = bytes_of(1_600 / nodes);
-        world.create(&cache(1, part, Replacement::Lru)).await;
+        world.create(&cache(1, part, ReplacementPolicy::Lru)).await;
         world.announce_nodes();
         assert!(scan(&world, 0, &bytes).await <= 1.0);
         let again = scan(&world, 0, &bytes).await;
@@ -333,7 +333,7 @@ async fn node_on_small_disk(test: &str) -> Option<(CacheCluster, SmallDisk, Vec<
     world.start(1);
     let bytes = content(1, 600 * BLOCK as usize);
     world.home.put("db/large", bytes.clone(), 1);
-    world.create(&cache(1, LARGE, Replacement::Lru)).await;
+    world.create(&cache(1, LARGE, ReplacementPolicy::Lru)).await;
     Some((world, disk, bytes))
 }
 
@@ -350,14 +350,14 @@ fn print_skip(test: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn warming_ends_as_full_where_the_disk_is() {
-    for pinning in [Pinning::Leave, Pinning::Pin] {
+    for pinning in [Pinning::FetchOnly, Pinning::Pin] {
         let test = "warming_ends_as_full_where_the_disk_is";
         let Some((world, _disk, bytes)) = node_on_small_disk(test).await else {
             return;
         };
         let node = &world.nodes[0];
         let state = node.warm(ID, "", pinning).await;
-        assert_eq!(state, WarmState::Full, "{pinning:?}");
+        assert_eq!(state, WarmingState::Full, "{pinning:?}");
         // It does not go on to fetch what drives out what it fetched.
         let sent = world.home_bytes();
         assert!(sent < bytes.len() as u64 * 3 / 4, "{sent} bytes");

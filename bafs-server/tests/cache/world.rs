@@ -6,20 +6,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bafs_proto::cache::{CacheStatus, Pinning, WarmCache, WarmState};
+use bafs_proto::cache::{CacheStatus, Pinning, WarmCache, WarmingState};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, ServerId, VolumeId};
 use bafs_proto::message::{
-    Advert, CacheRef, ReadBlocks, ReadManifest, Reader, Reply, Request, ServerKind, SourceData,
+    Advert, CacheRef, ReadBlocks, ReadManifest, ReadKind, Reply, Request, ServerKind, SourceData,
     SourceEntry, SourceIdentity, SourceKind, SourcePage,
 };
-use bafs_proto::net::mem::Network;
+use bafs_proto::net::mem::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{LimitKind, Replacement, Source, VolumeKind, VolumeSpec};
+use bafs_proto::volume::{LimitKind, ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::cache::Caches;
 use bafs_server::counters::Counters;
@@ -112,7 +112,7 @@ impl MemoryHome {
         SourcePage {
             entries,
             warnings: SourceWarnings::default(),
-            more,
+            has_more: more,
         }
     }
 
@@ -177,7 +177,7 @@ fn identity(file: &HomeFile) -> SourceIdentity {
 }
 
 impl Service for MemoryHome {
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move { self.answer(incoming.request).await })
     }
 }
@@ -189,7 +189,7 @@ struct NodeService {
 }
 
 impl Service for NodeService {
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             match incoming.request {
                 Request::ReadBlocks(call) => {
@@ -240,7 +240,7 @@ impl CacheNode {
     }
 
     /// Warms the node's share of a volume and waits until that is over.
-    pub(crate) async fn warm(&self, volume: VolumeId, path: &str, pinning: Pinning) -> WarmState {
+    pub(crate) async fn warm(&self, volume: VolumeId, path: &str, pinning: Pinning) -> WarmingState {
         let path = path.to_owned();
         let call = WarmCache {
             volume,
@@ -248,7 +248,7 @@ impl CacheNode {
             pinning,
         };
         let mut warming = self.caches.warm(call).await.expect("works in tests");
-        while warming.state == WarmState::Running {
+        while warming.state == WarmingState::Running {
             tokio::time::sleep(Duration::from_millis(1)).await;
             warming = self.status(volume).warming.expect("it has begun");
         }
@@ -275,14 +275,14 @@ impl CacheNode {
         deadline: Deadline,
     ) -> Result<Bytes> {
         let blocks = (file, first, count);
-        self.read_blocks(Reader::Agent, volume, blocks, deadline)
+        self.read_blocks(ReadKind::Agent, volume, blocks, deadline)
             .await
     }
 
     /// As another server would ask.
     pub(crate) async fn read_as(
         &self,
-        reader: Reader,
+        reader: ReadKind,
         volume: VolumeId,
         file: u32,
         first: u64,
@@ -294,7 +294,7 @@ impl CacheNode {
 
     async fn read_blocks(
         &self,
-        reader: Reader,
+        reader: ReadKind,
         volume: VolumeId,
         (file, first, count): (u32, u64, u32),
         deadline: Deadline,
@@ -312,8 +312,8 @@ impl CacheNode {
             file: FileIndex(file),
             first: BlockIndex(first),
             count,
-            reader,
-            doubted: false,
+            kind: reader,
+            must_verify: false,
         };
         Ok(self.caches.read_blocks(call, deadline).await?.1)
     }
@@ -321,7 +321,7 @@ impl CacheNode {
 
 /// Everything.
 pub(crate) struct CacheCluster {
-    pub(crate) network: Network,
+    pub(crate) network: MemoryNetwork,
     pub(crate) home: Arc<MemoryHome>,
     pub(crate) nodes: Vec<CacheNode>,
     /// A node that the catalog names no more is believed in for so long; not at all, so that tests
@@ -332,7 +332,7 @@ pub(crate) struct CacheCluster {
 
 impl CacheCluster {
     pub(crate) fn new(nodes: u64) -> Self {
-        let network = Network::new();
+        let network = MemoryNetwork::new();
         let home = Arc::new(MemoryHome::default());
         network.listen(HOME, home.clone());
         let directory = tempfile::tempdir().expect("works in tests");
@@ -473,13 +473,13 @@ fn advert(node: &CacheNode) -> Advert {
 }
 
 /// A cache of everything below `db`.
-pub(crate) fn cache(number: u128, size_bytes: u64, replacement: Replacement) -> VolumeSpec {
+pub(crate) fn cache(number: u128, size_bytes: u64, replacement: ReplacementPolicy) -> VolumeSpec {
     VolumeSpec {
         id: VolumeId(number),
         name: "cache".to_owned(),
         owner: "test".to_owned(),
         kind: VolumeKind::Cache {
-            source: Source::Home {
+            source: VolumeSource::Home {
                 address: HOME.to_owned(),
                 path: "db".to_owned(),
                 id: None,

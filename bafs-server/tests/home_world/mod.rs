@@ -5,12 +5,12 @@ use std::fs;
 use bafs_proto::ErrorCode;
 use bafs_proto::error::Result;
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{
     BeginPut, Call, CommitPut, ListSource, PutRange, ReadCounters, ReadSource, SourceIdentity,
     StatSource,
 };
-use bafs_proto::net::mem::Network;
+use bafs_proto::net::mem::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Signer, Token};
@@ -26,7 +26,7 @@ const NEVER: Time = Time(u64::MAX >> 2);
 pub(crate) struct HomeFixture {
     pub(crate) root: TempDir,
     pub(crate) signer: Signer,
-    pub(crate) network: Network,
+    pub(crate) network: MemoryNetwork,
     pub(crate) pool: Pool,
     pub(crate) token: Token,
 }
@@ -39,7 +39,7 @@ impl HomeFixture {
     pub(crate) fn with_limit(limit: Option<u64>) -> Self {
         let root = tempfile::tempdir().expect("directory");
         let signer = Signer::generate();
-        let network = Network::new();
+        let network = MemoryNetwork::new();
         let pool = Pool::new(network.dialer("agent"));
         let token = grant(&signer, "", &[Right::Read, Right::Write]);
         let world = Self {
@@ -92,7 +92,7 @@ impl HomeFixture {
             };
             let page = self.call(call).await.expect("list");
             paths.extend(page.entries.into_iter().map(|entry| entry.path));
-            if !page.more {
+            if !page.has_more {
                 return paths;
             }
             after = paths.last().cloned();
@@ -110,7 +110,7 @@ impl HomeFixture {
 
     pub(crate) async fn put_range(&self, id: u128, offset: u64, data: &[u8]) -> Result<u64> {
         let call = PutRange {
-            extract: ExtractId(id),
+            extraction: ExtractionId(id),
             offset,
         };
         let (progress, _) = self.send(&self.token, call, data).await?;
@@ -120,9 +120,9 @@ impl HomeFixture {
     pub(crate) async fn put(&self, id: u128, path: &str, data: &[u8]) -> Result<CommitPut> {
         self.call(begin(id, path)).await?;
         self.put_range(id, 0, data).await?;
-        let (extract, size) = (ExtractId(id), data.len() as u64);
+        let (extract, size) = (ExtractionId(id), data.len() as u64);
         Ok(CommitPut {
-            extract,
+            extraction: extract,
             size,
             digest: Digest::of(data),
         })
@@ -142,7 +142,7 @@ impl HomeFixture {
 
 pub(crate) fn begin(id: u128, path: &str) -> BeginPut {
     BeginPut {
-        extract: ExtractId(id),
+        extraction: ExtractionId(id),
         path: path.to_owned(),
         mode: 0o640,
     }

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bafs_proto::hash::Digest;
-use bafs_proto::ids::{BlockIndex, ExtractId, FileIndex, VolumeId};
+use bafs_proto::ids::{BlockIndex, ExtractionId, FileIndex, VolumeId};
 use bafs_proto::message::{
-    CacheRef, ExtractFile, PutReceipt, ReadBlocks, ReadManifest, Reader, ShowVolume, SourceEntry,
+    CacheRef, ExtractFile, PutReceipt, ReadBlocks, ReadManifest, ReadKind, GetVolume, SourceEntry,
 };
 use bafs_proto::source_warning::SourceWarning;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
-use bafs_proto::volume::{Replacement, Source, VolumeKind, VolumeSpec};
+use bafs_proto::volume::{ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec};
 use bafs_proto::{Error, Result};
 use bafs_server::homes::HomeSettings;
 use bafs_server::node::Node;
@@ -64,7 +64,7 @@ impl HomesFixture {
             kind: VolumeKind::Cache {
                 source: source(address, path),
                 cooperative: String::new(),
-                replacement: Replacement::Lru,
+                replacement: ReplacementPolicy::Lru,
                 block_bytes: BLOCK,
             },
             ..spec(id, None)
@@ -74,7 +74,7 @@ impl HomesFixture {
 
     async fn create(&self, spec: VolumeSpec) -> Result<()> {
         let made = self.world.create(NODE, spec).await?;
-        made.fault.map_or(Ok(()), Err)
+        made.error.map_or(Ok(()), Err)
     }
 
     /// What a cache volume shows, with the digest of it.
@@ -84,15 +84,15 @@ impl HomesFixture {
             first: FileIndex(0),
         };
         let page = self.world.call(NODE, call).await.expect("manifest");
-        assert!(!page.more);
+        assert!(!page.has_more);
         (page.manifest, page.entries)
     }
 
     /// What a volume does not have as its source has it.
     pub(crate) async fn warnings(&self, id: u128) -> Vec<SourceWarning> {
         let volume = VolumeId(id);
-        let status = self.world.call(NODE, ShowVolume { volume }).await;
-        status.expect("status").warnings.named
+        let status = self.world.call(NODE, GetVolume { volume }).await;
+        status.expect("status").warnings.warnings
     }
 
     /// The whole content of a file of a cache volume, as an agent reads it.
@@ -109,8 +109,8 @@ impl HomesFixture {
                 file: FileIndex(file as u32),
                 first: BlockIndex(content.len() as u64 / u64::from(BLOCK)),
                 count: 4,
-                reader: Reader::Agent,
-                doubted: false,
+                kind: ReadKind::Agent,
+                must_verify: false,
             };
             let (pool, token) = (&self.world.pool, &self.world.token);
             let deadline = Deadline::after_ms(20_000);
@@ -148,10 +148,10 @@ impl HomesFixture {
         let call = ExtractFile {
             volume: VolumeId(id),
             path: path.to_owned(),
-            extract: ExtractId(extract),
-            home: address.to_owned(),
+            extraction: ExtractionId(extract),
+            home_address: address.to_owned(),
             home_id: None,
-            target: target.to_owned(),
+            target_path: target.to_owned(),
             home_token: home_token.clone(),
         };
         self.world.call_for(NODE, call, ms).await
@@ -168,7 +168,7 @@ impl HomesFixture {
             &random_bytes(3_000_000, 1),
         ];
         for (extract, part) in (90..).zip(parts) {
-            let upload = directory.join(format!(".bafs-put-{}", ExtractId(extract)));
+            let upload = directory.join(format!(".bafs-put-{}", ExtractionId(extract)));
             std::fs::write(&upload, part).expect("part");
             let target = format!("{at}result");
             let receipt = self
@@ -199,8 +199,8 @@ pub(crate) fn check_error<T>(result: Result<T>, words: &[&str]) -> Error {
     error
 }
 
-fn source(address: &str, path: &str) -> Source {
-    Source::Home {
+fn source(address: &str, path: &str) -> VolumeSource {
+    VolumeSource::Home {
         address: address.to_owned(),
         path: path.to_owned(),
         id: None,

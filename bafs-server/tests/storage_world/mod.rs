@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex};
 
 use bafs_proto::hash::Digest;
 use bafs_proto::identity::Authority;
-use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::message::{
     Call, CreateVolume, PutFile, PutProgress, PutReceipt, PutResults, ReadCounters, Reply, Request,
     Role, SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage,
 };
-use bafs_proto::net::mem::Network;
+use bafs_proto::net::mem::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
-use bafs_proto::net::{BoxFuture, Incoming, Service};
+use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::path::join;
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_proto::volume::{LimitKind, Source, VolumeKind, VolumeSpec, VolumeStatus};
+use bafs_proto::volume::{LimitKind, VolumeSource, VolumeKind, VolumeSpec, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::homes::HomeSettings;
 use bafs_server::node::{Node, NodeConfig};
@@ -38,8 +38,8 @@ pub(crate) fn tree(store: &Path, id: u128) -> PathBuf {
 }
 
 /// The volume of the first node as a source.
-pub(crate) fn from_volume(id: u128) -> Option<Source> {
-    Some(Source::Volume {
+pub(crate) fn from_volume(id: u128) -> Option<VolumeSource> {
+    Some(VolumeSource::Volume {
         address: A.to_owned(),
         volume: VolumeId(id),
     })
@@ -47,7 +47,7 @@ pub(crate) fn from_volume(id: u128) -> Option<Source> {
 
 /// A cluster with one authority.
 pub(crate) struct NodeCluster {
-    pub(crate) network: Network,
+    pub(crate) network: MemoryNetwork,
     pub(crate) authority: Authority,
     pub(crate) token: Token,
     pub(crate) pool: Pool,
@@ -60,7 +60,7 @@ impl NodeCluster {
             .signer()
             .grant(&[Resource::Cluster], &ALL, FOREVER)
             .expect("token");
-        let network = Network::new();
+        let network = MemoryNetwork::new();
         let pool = Pool::new(network.dialer("test"));
         Self {
             network,
@@ -143,7 +143,7 @@ impl NodeCluster {
     }
 }
 
-pub(crate) fn spec(id: u128, fill: Option<Source>) -> VolumeSpec {
+pub(crate) fn spec(id: u128, fill: Option<VolumeSource>) -> VolumeSpec {
     VolumeSpec {
         id: VolumeId(id),
         name: format!("v{id}"),
@@ -156,8 +156,8 @@ pub(crate) fn spec(id: u128, fill: Option<Source>) -> VolumeSpec {
     }
 }
 
-pub(crate) fn from_home(path: &str) -> Option<Source> {
-    Some(Source::Home {
+pub(crate) fn from_home(path: &str) -> Option<VolumeSource> {
+    Some(VolumeSource::Home {
         address: HOME.to_owned(),
         path: path.to_owned(),
         id: None,
@@ -190,7 +190,7 @@ type HomeEntry = (SourceKind, Vec<u8>, u32);
 #[derive(Default)]
 pub(crate) struct FaultyHome {
     pub(crate) entries: Mutex<BTreeMap<String, HomeEntry>>,
-    puts: Mutex<BTreeMap<ExtractId, HomeUploadState>>,
+    puts: Mutex<BTreeMap<ExtractionId, HomeUploadState>>,
     pub(crate) files: Mutex<BTreeMap<String, Vec<u8>>>,
     /// So many replies to reads carry damaged bytes.
     pub(crate) damaged_replies: AtomicU32,
@@ -274,7 +274,7 @@ impl FaultyHome {
         Ok(SourcePage {
             entries: found,
             warnings: SourceWarnings::default(),
-            more,
+            has_more: more,
         })
     }
 
@@ -323,7 +323,7 @@ impl FaultyHome {
             Request::BeginPut(call) => {
                 self.begins.fetch_add(1, Ordering::Relaxed);
                 let mut puts = self.puts.lock().expect("lock");
-                let put = puts.entry(call.extract).or_default();
+                let put = puts.entry(call.extraction).or_default();
                 put.path = call.path;
                 let received_bytes = put.received.len() as u64;
                 let receipt = put.receipt.clone();
@@ -337,7 +337,7 @@ impl FaultyHome {
             }
             Request::PutRange(call) => {
                 let mut puts = self.puts.lock().expect("lock");
-                let put = puts.get_mut(&call.extract).expect("begun");
+                let put = puts.get_mut(&call.extraction).expect("begun");
                 if call.offset != put.received.len() as u64 {
                     return Err(Error::new(ErrorCode::Conflict, "wrong offset"));
                 }
@@ -357,15 +357,15 @@ impl FaultyHome {
             }
             Request::CommitPut(call) => {
                 let mut puts = self.puts.lock().expect("lock");
-                let put = puts.get_mut(&call.extract).expect("begun");
+                let put = puts.get_mut(&call.extraction).expect("begun");
                 let digest = Digest::of(&put.received);
                 assert_eq!(
                     (digest, put.received.len() as u64),
                     (call.digest, call.size)
                 );
-                let (extract, path, size) = (call.extract, put.path.clone(), call.size);
+                let (extract, path, size) = (call.extraction, put.path.clone(), call.size);
                 let receipt = PutReceipt {
-                    extract,
+                    extraction: extract,
                     path,
                     size,
                     digest,
@@ -405,13 +405,13 @@ impl FaultyHome {
             return Err(misplaced_error());
         }
         let mut puts = self.puts.lock().expect("lock");
-        let put = puts.entry(call.extract).or_default();
+        let put = puts.entry(call.extraction).or_default();
         let digest = Digest::of(data);
         assert_eq!(digest, call.digest);
         let receipt = put.receipt.get_or_insert_with(|| {
             self.commits.fetch_add(1, Ordering::Relaxed);
             PutReceipt {
-                extract: call.extract,
+                extraction: call.extraction,
                 path: call.path.clone(),
                 size: data.len() as u64,
                 digest,
@@ -432,7 +432,7 @@ impl FaultyHome {
         };
         let received = || {
             let puts = self.puts.lock().expect("lock");
-            puts.get(&call.extract).expect("begun").received.len() as u64
+            puts.get(&call.extraction).expect("begun").received.len() as u64
         };
         let here = self.chunks_in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         self.chunks_in_flight_max.fetch_max(here, Ordering::Relaxed);
@@ -445,7 +445,7 @@ impl FaultyHome {
 }
 
 impl Service for FaultyHome {
-    fn serve(self: Arc<Self>, incoming: Incoming) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             let delay_ms = self.delay_ms.load(Ordering::Relaxed);
             if delay_ms > 0 {

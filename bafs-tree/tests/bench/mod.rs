@@ -18,20 +18,20 @@ pub(crate) const CALLER: Caller = Caller {
     pid: 1,
 };
 
-pub(crate) struct Bench {
+pub(crate) struct TreeFixture {
     root: TempDir,
     pub(crate) tree: Arc<Tree>,
     pub(crate) session: Session,
 }
 
-impl Bench {
+impl TreeFixture {
     pub(crate) fn new(limit: Option<Limit>) -> Self {
         let root = tempfile::tempdir().expect("directory");
         let tree = Tree::open(root.path(), limit).expect("tree");
-        Self::over(root, tree)
+        Self::with_tree(root, tree)
     }
 
-    pub(crate) fn over(root: TempDir, tree: Arc<Tree>) -> Self {
+    pub(crate) fn with_tree(root: TempDir, tree: Arc<Tree>) -> Self {
         Self {
             root,
             session: tree.session(true),
@@ -40,11 +40,11 @@ impl Bench {
     }
 
     /// With a session from which all changes come, as an agent has it on the machine of the tree.
-    pub(crate) fn alone(limit: Option<Limit>) -> Self {
-        let bench = Self::new(limit);
+    pub(crate) fn without_btimes(limit: Option<Limit>) -> Self {
+        let fixture = Self::new(limit);
         Self {
-            session: bench.session.that_tells_no_births(),
-            ..bench
+            session: fixture.session.without_btimes(),
+            ..fixture
         }
     }
 
@@ -204,7 +204,7 @@ pub(crate) const ROOMY: Limit = Limit {
     files: 10_000,
 };
 
-pub(crate) fn disk_bytes(bench: &Bench) -> u64 {
+pub(crate) fn disk_bytes(fixture: &TreeFixture) -> u64 {
     fn sum(path: &std::path::Path, seen: &mut std::collections::BTreeSet<u64>) -> u64 {
         let mut bytes = 0;
         for entry in fs::read_dir(path).expect("directory") {
@@ -219,8 +219,8 @@ pub(crate) fn disk_bytes(bench: &Bench) -> u64 {
         }
         bytes
     }
-    let root = fs::metadata(bench.path("")).expect("root").blocks() * 512;
-    root.saturating_sub(BLOCK) + sum(&bench.path(""), &mut std::collections::BTreeSet::new())
+    let root = fs::metadata(fixture.path("")).expect("root").blocks() * 512;
+    root.saturating_sub(BLOCK) + sum(&fixture.path(""), &mut std::collections::BTreeSet::new())
 }
 
 /// Says that a test did not run for real here, also to who runs many.

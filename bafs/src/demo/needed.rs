@@ -36,7 +36,7 @@ pub(super) fn unique_bytes(report: &RunReport, workflow: &Workflow, home: &Path)
         for file in used.pages.iter().filter(|_| is_batch(&used.name)) {
             let entry = runs.entry((&used.name, &file.path)).or_default();
             entry.0 = file.size;
-            entry.1.extend(&file.runs);
+            entry.1.extend(&file.page_runs);
         }
     }
     total += runs

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use bafs_proto::path::steers_text;
+use bafs_proto::path::is_control_or_bidirectional;
 use bafs_sched::goodput::Account;
 use bafs_sched::logic::Outcome;
 
@@ -272,7 +272,7 @@ fn escape_html(text: &str) -> String {
             '>' => escaped += "&gt;",
             '"' => escaped += "&quot;",
             '\'' => escaped += "&#39;",
-            c if steers_text(c) && c != '\n' && c != '\t' => escaped.push('\u{fffd}'),
+            c if is_control_or_bidirectional(c) && c != '\n' && c != '\t' => escaped.push('\u{fffd}'),
             c => escaped.push(c),
         }
     }

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use bafs_proto::ids::ExtractId;
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{Advert, ExtractFile, PutReceipt, ServerKind};
 use bafs_proto::time::Deadline;
 use bafs_proto::token::{Resource, Right};
-use bafs_proto::volume::Source;
+use bafs_proto::volume::VolumeSource;
 use bafs_proto::{Error, ErrorCode};
 use serde_json::json;
 
@@ -31,7 +31,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Result<()> {
     let client = ClusterClient::new(&args.client)?;
     let (node, status) = client.find_volume(&args.volume).await?;
-    let Source::Home {
+    let VolumeSource::Home {
         address: home,
         path: target,
         id: home_id,
@@ -44,10 +44,10 @@ pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Re
         volume: status.spec.id,
         path: args.path,
         // The same one each time: home goes on where it was, and has the file once.
-        extract: ExtractId::random(),
-        home,
+        extraction: ExtractionId::random(),
+        home_address: home,
         home_id,
-        target,
+        target_path: target,
         home_token: client.issue_token(resource, &[Right::Read, Right::Write])?,
     };
     let mut give_up = None;
@@ -57,21 +57,21 @@ pub(super) async fn extract_file(args: VolumeExtractArgs, output: Printer) -> Re
             Ok(receipt) => break receipt,
             Err(error) => expect_home_unreachable(error)?,
         };
-        if long.left().is_zero() {
+        if long.remaining().is_zero() {
             // It was there meanwhile.
             give_up = None;
         }
         let until = *give_up.get_or_insert_with(|| Deadline::after_ms(HOME_TIMEOUT_MS));
         eprintln!("{}; looking for the home again", away.detail);
-        call.home = loop {
-            if until.left().is_zero() {
+        call.home_address = loop {
+            if until.remaining().is_zero() {
                 let advice = "start the home again (`bafs servers` shows who lives), then repeat \
                               this command";
                 return Err(anyhow::Error::new(away).context(advice));
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
             let Some(id) = home_id else {
-                break call.home.clone();
+                break call.home_address.clone();
             };
             // Another one of that name is not the same home.
             let homes = client.list_servers(Some(ServerKind::Home)).await;
@@ -106,7 +106,7 @@ async fn send_file(client: &ClusterClient, node: &Advert, call: &ExtractFile) ->
         Err(_) => {
             eprintln!(
                 "node {} sends '{}' to home {}",
-                node.name, call.path, call.home
+                node.name, call.path, call.home_address
             );
             sent.await
         }

@@ -5,10 +5,10 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use bafs_proto::cache::{CacheStatus, Pinning, ShowCache, WarmCache, WarmState, Warming};
+use bafs_proto::cache::{CacheStatus, Pinning, GetCache, WarmCache, WarmingState, WarmingStatus};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::Advert;
-use bafs_proto::volume::{Source, VolumeKind, VolumeStatus};
+use bafs_proto::volume::{VolumeSource, VolumeKind, VolumeStatus};
 use bafs_proto::{Error, ErrorCode};
 use serde_json::{Value, json};
 
@@ -23,14 +23,14 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 struct VolumeWarming {
     node: Advert,
     volume: VolumeId,
-    warming: Result<Warming, Error>,
+    warming: Result<WarmingStatus, Error>,
 }
 
 /// Warms a cache volume on its node, or a cooperative one on all of its nodes.
 pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<()> {
     let client = ClusterClient::new(&args.client)?;
     let mut shares = start_warming(&client, &args).await?;
-    let is_running = |share: &VolumeWarming| share.has_state(|state| *state == WarmState::Running);
+    let is_running = |share: &VolumeWarming| share.has_state(|state| *state == WarmingState::Running);
     while args.wait && shares.iter().any(is_running) {
         if std::io::stderr().is_terminal() {
             let under_way = || {
@@ -38,14 +38,14 @@ pub(super) async fn warm_cache(args: VolumeWarmArgs, output: Printer) -> Result<
                     .iter()
                     .filter_map(|share| share.warming.as_ref().ok())
             };
-            let sum = |of: fn(&Warming) -> u64| under_way().map(of).sum::<u64>();
-            let (present, wanted) = (sum(|w| w.present_bytes), sum(|w| w.wanted_bytes));
+            let sum = |of: fn(&WarmingStatus) -> u64| under_way().map(of).sum::<u64>();
+            let (present, wanted) = (sum(|w| w.present_bytes), sum(|w| w.total_bytes));
             eprint!("\r{present} of {wanted} bytes are here ");
         }
         tokio::time::sleep(POLL_INTERVAL).await;
         for share in shares.iter_mut().filter(|share| share.warming.is_ok()) {
             let volume = share.volume;
-            let shown = client.call(&share.node.address, ShowCache { volume });
+            let shown = client.call(&share.node.address, GetCache { volume });
             share.warming = shown.await?.warming.ok_or_else(|| {
                 let text = "its node was started again meanwhile; warm it again";
                 Error::new(ErrorCode::WrongState, text)
@@ -63,7 +63,7 @@ async fn start_warming(client: &ClusterClient, args: &VolumeWarmArgs) -> Result<
     let pinning = match (args.pin, args.unpin) {
         (true, _) => Pinning::Pin,
         (_, true) => Pinning::Unpin,
-        _ => Pinning::Leave,
+        _ => Pinning::FetchOnly,
     };
     let mut shares = Vec::new();
     for (node, volume) in find_warming_targets(client, &args.volume).await? {
@@ -105,19 +105,19 @@ fn check_completion(shares: &[VolumeWarming], waited: bool) -> Result<()> {
     }
     for share in shares {
         match share.warming.as_ref().map(|warming| &warming.state) {
-            Ok(WarmState::Failed(error)) => bail!("not everything was fetched: {error}"),
-            Ok(WarmState::Full) => bail!(
+            Ok(WarmingState::Failed(error)) => bail!("not everything was fetched: {error}"),
+            Ok(WarmingState::Full) => bail!(
                 "not everything found room on {}; make the volume larger, or warm less (--path)",
                 share.node.name
             ),
-            Ok(WarmState::Running | WarmState::Done) | Err(_) => {}
+            Ok(WarmingState::Running | WarmingState::Done) | Err(_) => {}
         }
     }
     Ok(())
 }
 
 impl VolumeWarming {
-    fn has_state(&self, what: impl FnOnce(&WarmState) -> bool) -> bool {
+    fn has_state(&self, what: impl FnOnce(&WarmingState) -> bool) -> bool {
         self.warming
             .as_ref()
             .is_ok_and(|warming| what(&warming.state))
@@ -178,7 +178,7 @@ async fn find_warming_targets(client: &ClusterClient, wanted: &str) -> Result<Ve
 }
 
 /// By what a cache volume shares its blocks with others: a name, and a source.
-fn cooperative_key(volume: &VolumeStatus) -> Option<(&str, &Source)> {
+fn cooperative_key(volume: &VolumeStatus) -> Option<(&str, &VolumeSource)> {
     match &volume.spec.kind {
         VolumeKind::Cache {
             cooperative,
@@ -201,8 +201,8 @@ pub(super) fn format_cache(cache: &CacheStatus) -> String {
         cache.secondary_bytes,
         cache.pinned_bytes
     );
-    if !cache.pins.is_empty() {
-        let pins = cache.pins.iter().map(|pin| match pin.as_str() {
+    if !cache.pinned_paths.is_empty() {
+        let pins = cache.pinned_paths.iter().map(|pin| match pin.as_str() {
             "" => "everything",
             pin => pin,
         });
@@ -211,7 +211,7 @@ pub(super) fn format_cache(cache: &CacheStatus) -> String {
     if let Some(warming) = &cache.warming {
         let _ = write!(text, "\n  warming: {}", format_warming(warming));
     }
-    let count = |name: &str| cache.counts.get(name).copied().unwrap_or(0);
+    let count = |name: &str| cache.counters.get(name).copied().unwrap_or(0);
     let _ = write!(
         text,
         "\n  since the node started: {} bytes read by jobs from here, {} came from peers, \
@@ -236,7 +236,7 @@ pub(super) fn format_cache(cache: &CacheStatus) -> String {
         );
     }
     for peer in &cache.peers {
-        let count = |name: &str| peer.counts.get(name).copied().unwrap_or(0);
+        let count = |name: &str| peer.counters.get(name).copied().unwrap_or(0);
         let used = peer
             .used_bytes
             .map_or_else(|| "?".to_owned(), |used| used.to_string());
@@ -248,7 +248,7 @@ pub(super) fn format_cache(cache: &CacheStatus) -> String {
             peer.capacity_bytes,
             count("bytes")
         );
-        if peer.suspect {
+        if peer.is_unresponsive {
             text.push_str("; does not answer");
         }
         let wrong = count("digest_failures");
@@ -267,8 +267,8 @@ pub(super) fn cache_json(cache: &CacheStatus) -> Value {
             "address": peer.address,
             "capacity_bytes": peer.capacity_bytes,
             "used_bytes": peer.used_bytes,
-            "suspect": peer.suspect,
-            "counts": peer.counts,
+            "suspect": peer.is_unresponsive,
+            "counts": peer.counters,
         })
     });
     json!({
@@ -280,48 +280,48 @@ pub(super) fn cache_json(cache: &CacheStatus) -> Value {
         "primary_bytes": cache.primary_bytes,
         "secondary_bytes": cache.secondary_bytes,
         "pinned_bytes": cache.pinned_bytes,
-        "pins": cache.pins,
+        "pins": cache.pinned_paths,
         "warming": cache.warming.as_ref().map(warming_json),
         "home_ratio": cache.home_ratio(),
-        "counts": cache.counts,
+        "counts": cache.counters,
         "peers": peers.collect::<Vec<_>>(),
     })
 }
 
-fn warming_json(warming: &Warming) -> Value {
+fn warming_json(warming: &WarmingStatus) -> Value {
     json!({
         "path": warming.path,
         "state": state_name(&warming.state),
         "fault": match &warming.state {
-            WarmState::Failed(error) => Some(error.to_string()),
-            WarmState::Running | WarmState::Done | WarmState::Full => None,
+            WarmingState::Failed(error) => Some(error.to_string()),
+            WarmingState::Running | WarmingState::Done | WarmingState::Full => None,
         },
-        "wanted_bytes": warming.wanted_bytes,
+        "wanted_bytes": warming.total_bytes,
         "present_bytes": warming.present_bytes,
     })
 }
 
-fn format_warming(warming: &Warming) -> String {
+fn format_warming(warming: &WarmingStatus) -> String {
     let path = match warming.path.as_str() {
         "" => "everything",
         path => path,
     };
-    let (present, wanted) = (warming.present_bytes, warming.wanted_bytes);
+    let (present, wanted) = (warming.present_bytes, warming.total_bytes);
     let state = match &warming.state {
-        WarmState::Full => {
+        WarmingState::Full => {
             "full: no more finds room in the volume, or on its node's disk".to_owned()
         }
-        WarmState::Failed(error) => format!("failed: {error}"),
+        WarmingState::Failed(error) => format!("failed: {error}"),
         other => state_name(other).to_owned(),
     };
     format!("{path}, {present} of {wanted} bytes are here, {state}")
 }
 
-fn state_name(state: &WarmState) -> &'static str {
+fn state_name(state: &WarmingState) -> &'static str {
     match state {
-        WarmState::Running => "running",
-        WarmState::Done => "done",
-        WarmState::Full => "full",
-        WarmState::Failed(_) => "failed",
+        WarmingState::Running => "running",
+        WarmingState::Done => "done",
+        WarmingState::Full => "full",
+        WarmingState::Failed(_) => "failed",
     }
 }

@@ -9,7 +9,7 @@ use bafs_proto::buffer::Buffer;
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, VolumeId};
 use bafs_proto::limits::IO_BYTES_MAX;
-use bafs_proto::message::{CacheRef, ReadBlocks, Reader};
+use bafs_proto::message::{CacheRef, ReadBlocks, ReadKind};
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bytes::Bytes;
@@ -187,7 +187,7 @@ impl BlockFetcher {
                     next = claim.blocks.end;
                     let deadline = self.server.deadline();
                     // The network needs time to say why they are late.
-                    let near_deadline = Deadline::after(deadline.left() / 2);
+                    let near_deadline = Deadline::after(deadline.remaining() / 2);
                     let blocks = claim.blocks.clone();
                     match self.materialise_blocks(local_blocks, file, blocks, near_deadline).await {
                         Ok(Some(fetched)) => claim.complete(&fetched),
@@ -203,7 +203,7 @@ impl BlockFetcher {
             }
         }
         let whole = (wanted.end - wanted.start) * self.block_bytes();
-        let mut bytes = Buffer::of_any(usize::try_from(whole).unwrap_or(0));
+        let mut bytes = Buffer::with_unspecified_content(usize::try_from(whole).unwrap_or(0));
         Ok(local_blocks
             .read(file, range, &mut bytes)
             .map(|place| ReadData { bytes, range: place }))
@@ -284,8 +284,8 @@ impl BlockFetcher {
             file: file.index,
             first,
             count,
-            reader: Reader::Agent,
-            doubted: false,
+            kind: ReadKind::Agent,
+            must_verify: false,
         };
         let Server {
             pool,
@@ -296,7 +296,7 @@ impl BlockFetcher {
         let mut damaged = 0;
         loop {
             let (reply, body) = pool
-                .call_until(address, token, call.clone(), Bytes::new(), deadline)
+                .call_with_retries(address, token, call.clone(), Bytes::new(), deadline)
                 .await?;
             match self.verify(file, blocks.clone(), &reply.digests, &body) {
                 Err(error) if error.code == ErrorCode::DigestMismatch => {
@@ -306,7 +306,7 @@ impl BlockFetcher {
                         return Err(error);
                     }
                     // The server may have other bytes on its disk than it believes.
-                    call.doubted = true;
+                    call.must_verify = true;
                 }
                 result => return result,
             }
@@ -354,7 +354,7 @@ impl BlockFetcher {
 
     fn assemble(&self, range: &Range<u64>, blocks: &[Bytes]) -> ReadData {
         let length = usize::try_from(range.end - range.start).unwrap_or(0);
-        let mut bytes = Buffer::with_room(length);
+        let mut bytes = Buffer::with_capacity(length);
         let mut skip = (range.start % u64::from(self.block_bytes)) as usize;
         for block in blocks {
             let take = (block.len() - skip).min(length - bytes.len());

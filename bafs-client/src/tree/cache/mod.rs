@@ -16,7 +16,7 @@ use bafs_proto::ids::{FileIndex, HandleId, InodeNo, VolumeId};
 use bafs_proto::limits::{IO_BYTES_MAX, MANIFEST_ENTRIES_MAX};
 use bafs_proto::message::{ManifestPage, ReadManifest, SourceEntry};
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_tree::BlockPlaces;
+use bafs_tree::BlockLayout;
 use bytes::Bytes;
 use nix::libc;
 use tokio::runtime::Handle;
@@ -67,7 +67,7 @@ impl CacheTree {
             top,
             entries,
         } = read_manifest(&server, volume).await?;
-        let places = (BlockPlaces::of(&entries, block_bytes), block_bytes);
+        let places = (BlockLayout::from_manifest(&entries, block_bytes), block_bytes);
         let directory = ManifestTree::build(&top, entries, owner, block_bytes)?;
         let near = LocalBlocks::open(&server, volume, manifest, places, health.clone()).await;
         let near = near.map(Arc::new).inspect_err(|why| {
@@ -334,14 +334,14 @@ async fn read_manifest(server: &Server, volume: VolumeId) -> Result<CacheManifes
         let deadline = server.deadline();
         let (page, _) = server
             .pool
-            .call_until(&server.address, &server.token, call, Bytes::new(), deadline)
+            .call_with_retries(&server.address, &server.token, call, Bytes::new(), deadline)
             .await?;
         let ManifestPage {
             manifest,
             block_bytes,
-            top,
+            root: top,
             entries: more_entries,
-            more,
+            has_more: more,
         } = page;
         if *digest.get_or_insert(manifest) != manifest {
             let text = "the source was listed again while the volume was being mounted";

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use bafs_proto::buffer::Buffer;
-use bafs_proto::door::{DoorReply, DoorRequest, HandOverOf, HandedOver};
+use bafs_proto::door::{HandoffReply, HandoffRequest, HandoffTarget, HandoffHeader};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
 use bafs_proto::limits::BODY_BYTES_MAX;
 use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
-use bafs_tree::{BlockMap, BlockPlaces};
+use bafs_tree::{BlockMap, BlockLayout};
 use bytes::Bytes;
 use rustix::fs::{Mode, OFlags, openat};
 use tokio::runtime::Handle;
@@ -85,15 +85,15 @@ impl LocalBlocks {
         server: &Server,
         volume: VolumeId,
         manifest: Digest,
-        (places, block_bytes): (Option<BlockPlaces>, u32),
+        (places, block_bytes): (Option<BlockLayout>, u32),
         health: VolumeHealth,
     ) -> Result<Self> {
         let unusable = |why: String| Error::new(ErrorCode::Unsupported, why);
         let places = places
             .ok_or_else(|| unusable("the volume has too many blocks for a map".to_owned()))?;
-        let what = HandOverOf::Cache { volume, manifest };
+        let what = HandoffTarget::Cache { volume, manifest };
         let parcel = door::fetch_handoff(server, what).await?;
-        let HandedOver::Cache(header) = parcel.header else {
+        let HandoffHeader::Cache(header) = parcel.header else {
             return Err(unusable("something else was handed over".to_owned()));
         };
         let files = <[OwnedFd; 4]>::try_from(parcel.files);
@@ -139,7 +139,7 @@ impl LocalBlocks {
     /// Whether a block may be here.
     pub(super) fn has(&self, file: ManifestFile, block: u64) -> bool {
         self.blocks()
-            .is_some_and(|blocks| blocks.map.has(file.index.0, block))
+            .is_some_and(|blocks| blocks.map.has_block(file.index.0, block))
     }
 
     /// Reads the blocks of `range`, which is within the file, into `buffer`, and says where in it
@@ -163,7 +163,7 @@ impl LocalBlocks {
         if silent_since.is_some_and(|since| clock::now() < since + SILENT_NODE_PAUSE) {
             return Err(timeout_error());
         }
-        let asking = self.connection.call(DoorRequest::PinFile { file });
+        let asking = self.connection.call(HandoffRequest::PinFile { file });
         let asking = async { tokio::time::timeout(self.pin_timeout, asking).await };
         let Ok(answer) = self.runtime.block_on(asking) else {
             // It may still hold the file, for nobody.
@@ -172,7 +172,7 @@ impl LocalBlocks {
             return Err(timeout_error());
         };
         match answer? {
-            (DoorReply::Pinned, mut files) if files.len() == 1 => Ok(files.remove(0)),
+            (HandoffReply::Pinned, mut files) if files.len() == 1 => Ok(files.remove(0)),
             _ => {
                 let text = "the node's answer does not fit the question";
                 Err(Error::new(ErrorCode::Malformed, text))
@@ -190,10 +190,10 @@ impl LocalBlocks {
         first: BlockIndex,
         count: u32,
     ) -> Result<BlockDelivery> {
-        let request = DoorRequest::ReadBlocks { file, first, count };
+        let request = HandoffRequest::ReadBlocks { file, first, count };
         match self.connection.call(request).await? {
-            (DoorReply::Here, files) if files.is_empty() => Ok(BlockDelivery::Local),
-            (DoorReply::Blocks(digests), mut files) if files.len() == 1 => {
+            (HandoffReply::NowLocal, files) if files.is_empty() => Ok(BlockDelivery::Local),
+            (HandoffReply::Blocks(digests), mut files) if files.len() == 1 => {
                 let bytes = read_contents(&OsFile::from(files.remove(0)));
                 let text = |error| format!("blocks in memory cannot be read: {error}");
                 let bytes = bytes.map_err(|error| Error::new(ErrorCode::Malformed, text(error)))?;
@@ -210,7 +210,7 @@ impl LocalBlocks {
     pub(super) fn unpin_file(&self, file: FileIndex) {
         let connection = Arc::clone(&self.connection);
         self.runtime.spawn(async move {
-            let told = connection.call(DoorRequest::ReleaseFile { file }).await;
+            let told = connection.call(HandoffRequest::ReleaseFile { file }).await;
             if let Err(error) = told {
                 tracing::debug!(%file, %error, "a whole file is given back with the connection");
             }
@@ -239,7 +239,7 @@ fn timeout_error() -> Error {
 /// Bytes of a file that a node made in memory, at most as many as one call may carry.
 fn read_contents(file: &OsFile) -> std::io::Result<Bytes> {
     let length = file.metadata()?.len().min(u64::from(BODY_BYTES_MAX));
-    let mut bytes = Buffer::of_any(usize::try_from(length).unwrap_or(0));
+    let mut bytes = Buffer::with_unspecified_content(usize::try_from(length).unwrap_or(0));
     file.read_exact_at(&mut bytes, 0)?;
     Ok(bytes.freeze())
 }
@@ -255,7 +255,7 @@ impl LocalBlockStore {
     fn read(&self, file: ManifestFile, range: &Range<u64>, buffer: &mut Vec<u8>) -> Option<Range<usize>> {
         let index = file.index.0;
         let blocks = range.start / self.block_bytes..range.end.div_ceil(self.block_bytes);
-        if !blocks.clone().all(|block| self.map.has(index, block)) {
+        if !blocks.clone().all(|block| self.map.has_block(index, block)) {
             return None;
         }
         let start = blocks.start * self.block_bytes;
@@ -280,7 +280,7 @@ impl LocalBlockStore {
         let kib = ((before + bytes) >> 10) - (before >> 10);
         let [kib, blocks] = [kib, blocks.end - blocks.start];
         let most = |count| u32::try_from(count).unwrap_or(u32::MAX);
-        self.map.note_read(most(kib), most(blocks));
+        self.map.count_read(most(kib), most(blocks));
         Some(place)
     }
 
@@ -292,7 +292,7 @@ impl LocalBlockStore {
             let blocks = bytes.chunks(usize::try_from(self.block_bytes).ok()?);
             Some(blocks.map(Digest::of).collect())
         };
-        self.map.while_there(file.0, blocks.clone(), read)
+        self.map.read_if_unchanged(file.0, blocks.clone(), read)
     }
 
     fn files(&self) -> MutexGuard<'_, OpenBlockFiles> {
@@ -342,7 +342,7 @@ mod tests {
             },
             mode: 0o644,
         };
-        let places = || BlockPlaces::of(std::slice::from_ref(&entry), BLOCK).expect("places");
+        let places = || BlockLayout::from_manifest(std::slice::from_ref(&entry), BLOCK).expect("places");
         let (told, files) = BlockMap::create(places()).expect("map");
         let [present, used] = [files[0].as_fd(), files[1].as_fd()];
         let near = LocalBlockStore {
@@ -358,11 +358,11 @@ mod tests {
         for life in 1..4u8 {
             let bytes = vec![life; BLOCK as usize];
             std::fs::write(&path, &bytes).expect("write");
-            told.set(0, 0, Some((u32::from(life), Digest::of(&bytes))));
+            told.set_block(0, 0, Some((u32::from(life), Digest::of(&bytes))));
             let mut buffer = Vec::new();
             let read = near.read(ManifestFile { index, size }, &(10..20), &mut buffer);
             assert_eq!(buffer[read.expect("it is here")], [life; 10]);
-            told.set(0, 0, None);
+            told.set_block(0, 0, None);
             std::fs::remove_file(&path).expect("remove");
         }
     }

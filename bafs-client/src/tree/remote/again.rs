@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bafs_proto::file_op::{Attr, Caller, Errno, FileOp, FileReply, ByName};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bafs_proto::message::{GivenNumbers, OpenTree, TreeRef};
+use bafs_proto::message::{AssignedNumbers, OpenTree, TreeRef};
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode};
 use bytes::Bytes;
@@ -43,12 +43,12 @@ impl RemoteSession {
             tree: self.tree.clone(),
             agent: self.agent,
             writable: self.is_writable,
-            resumes: Some(link.tree_session.machine),
+            resumed_incarnation: Some(link.tree_session.machine_incarnation),
         };
         let calling =
             server
                 .pool
-                .call_until(&server.address, &server.token, call, Bytes::new(), deadline);
+                .call_with_retries(&server.address, &server.token, call, Bytes::new(), deadline);
         match self.health.run_unless_lost(calling).await {
             Some(Ok((opened, _))) => {
                 tracing::warn!(
@@ -110,7 +110,7 @@ impl RemoteSession {
                     // It may be on its way from one name to another.
                     attempts += 1;
                     let waits = attempts < LOCATE_ATTEMPTS_MIN || self.has_inflight_renames();
-                    if !waits || deadline.left() <= LOCATE_PAUSE {
+                    if !waits || deadline.remaining() <= LOCATE_PAUSE {
                         return Err(self.missing_failure(&why));
                     }
                     tokio::time::sleep(LOCATE_PAUSE).await;
@@ -232,8 +232,8 @@ impl RemoteSession {
             FileOp::Open { ino, flags }
         };
         let (sequence, after, mut given) = link.unordered_numbers();
-        given.extend(promised.map(|handle| GivenNumbers {
-            op: 0,
+        given.extend(promised.map(|handle| AssignedNumbers {
+            op_index: 0,
             ino: None,
             handle: Some(handle),
         }));

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bafs_proto::message::{FileResults, RunFileOps};
-use bafs_proto::time::{Deadline, Patience};
+use bafs_proto::time::{Deadline, KeepaliveDeadline};
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
@@ -30,13 +30,13 @@ impl RemoteSession {
             ..
         } = &self.server;
         let mut pause_ms = RETRY_PAUSE_MS_MIN;
-        let mut patience = Patience::until(deadline);
+        let mut patience = KeepaliveDeadline::new(deadline);
         loop {
             let deadline = patience.deadline();
             let error = match pool.connection(address, deadline).await {
                 Err(error) => error,
                 Ok(connection) => {
-                    let (call, data, end) = (call.clone(), data.clone(), patience.end());
+                    let (call, data, end) = (call.clone(), data.clone(), patience.final_deadline());
                     let calling = connection.call_with_body(token, call, data, end);
                     match self.wait_for_reply(&mut patience, calling).await {
                         Ok(answer) => return Ok(answer),
@@ -49,7 +49,7 @@ impl RemoteSession {
                     }
                 }
             };
-            if patience.goes_on(&error) {
+            if patience.extend_if_in_progress(&error) {
                 // It is one batch, whose answer this call waits for. A server that says so at once
                 // must not make us spin.
                 tokio::time::sleep(Duration::from_millis(RETRY_PAUSE_MS_MIN)).await;
@@ -57,9 +57,9 @@ impl RemoteSession {
             }
             let again = error.is_transient() && error.code != ErrorCode::SessionUnknown;
             // The time that is left counts from what was heard last, whenever that is looked at.
-            patience.renew_since(self.time_since_reply());
+            patience.extend_since(self.time_since_reply());
             let deadline = patience.deadline();
-            if !again || deadline.left() <= Duration::from_millis(pause_ms) {
+            if !again || deadline.remaining() <= Duration::from_millis(pause_ms) {
                 return Err(error);
             }
             tracing::debug!(address, %error, "operations will be sent again");
@@ -77,7 +77,7 @@ impl RemoteSession {
     /// others on a slow link waits on, as long as it answers anything.
     async fn wait_for_reply<T>(
         &self,
-        patience: &mut Patience,
+        patience: &mut KeepaliveDeadline,
         calling: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let mut calling = pin!(calling);
@@ -91,7 +91,7 @@ impl RemoteSession {
                     return answer;
                 }
                 Err(_) => {
-                    if !patience.renew_since(self.time_since_reply()) {
+                    if !patience.extend_since(self.time_since_reply()) {
                         let text = format!("{} did not answer in time", self.server.address);
                         return Err(Error::new(ErrorCode::DeadlineExceeded, text));
                     }
@@ -103,5 +103,5 @@ impl RemoteSession {
 
 /// Whether it is the server that says this, and not who waited for it.
 fn is_server_reply(error: &Error) -> bool {
-    matches!(error.code, ErrorCode::Busy | ErrorCode::Running)
+    matches!(error.code, ErrorCode::Busy | ErrorCode::InProgress)
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bafs_proto::ErrorCode;
 use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::InodeNo;
-use bafs_proto::limits::DIRECTORY_BYTES_MAX;
+use bafs_proto::limits::DIRECTORY_PAGE_BYTES_MAX;
 use bytes::Bytes;
 use tokio::sync::{Notify, watch};
 
@@ -504,7 +504,7 @@ impl RemoteSession {
             let op = FileOp::ReadDirectory {
                 handle,
                 cookie,
-                bytes_max: DIRECTORY_BYTES_MAX,
+                bytes_max: DIRECTORY_PAGE_BYTES_MAX,
                 plus: false,
             };
             let Ok(FileReply::Entries(entries)) = ask(op).await.0 else {

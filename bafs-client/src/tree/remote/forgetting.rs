@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::ids::{Epoch, InodeNo};
-use bafs_proto::limits::OPS_MAX;
+use bafs_proto::limits::BATCH_OPS_MAX;
 use bytes::Bytes;
 
 use super::{RemoteSession, SessionFailure, lock};
@@ -63,7 +63,7 @@ impl RemoteSession {
         let forgets = {
             let mut forgets = lock(&self.forgets);
             if forgets.0 == link.tree_session.epoch {
-                let count = forgets.1.len().min(OPS_MAX);
+                let count = forgets.1.len().min(BATCH_OPS_MAX);
                 let rest = forgets.1.split_off(count);
                 std::mem::replace(&mut forgets.1, rest)
             } else {

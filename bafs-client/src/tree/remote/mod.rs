@@ -18,10 +18,10 @@ use bafs_proto::buffer::Buffer;
 use bafs_proto::file_op::{Caller, Errno, FileOp, FileReply, FileResult, TreeStat};
 use bafs_proto::ids::{AgentId, Epoch, InodeNo};
 use bafs_proto::message::{
-    CloseTree, FileResults, GivenNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
+    CloseTree, FileResults, AssignedNumbers, OpenTree, RunFileOps, TreeRef, TreeSession,
 };
 use bafs_proto::net::pool::Pool;
-use bafs_proto::time::{Deadline, Patience};
+use bafs_proto::time::{Deadline, KeepaliveDeadline};
 use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
@@ -101,7 +101,7 @@ pub(super) struct SessionLink {
 
 /// The number of a batch, that of the batch that must run before it, and how it calls what it
 /// makes.
-pub(super) type BatchNumbers = (u64, Option<u64>, Vec<GivenNumbers>);
+pub(super) type BatchNumbers = (u64, Option<u64>, Vec<AssignedNumbers>);
 
 /// Why operations have no result.
 #[derive(Debug)]
@@ -152,15 +152,15 @@ impl RemoteTree {
             tree: tree.clone(),
             agent,
             writable,
-            resumes: None,
+            resumed_incarnation: None,
         };
         let deadline = server.deadline();
         let (opened, _) = server
             .pool
-            .call_until(&server.address, &server.token, call, Bytes::new(), deadline)
+            .call_with_retries(&server.address, &server.token, call, Bytes::new(), deadline)
             .await?;
         let mut known = InodeMap::new(opened.epoch);
-        known.set_early_handles_max(opened.early_handles);
+        known.set_early_handles_max(opened.early_handles_max);
         let session = Arc::new(RemoteSession {
             server,
             tree,
@@ -226,7 +226,7 @@ impl RemoteTree {
         }
         let session = Arc::clone(&self.session);
         let Some(own) = self.session.delegation.get() else {
-            let data = Buffer::copy_of(data).freeze();
+            let data = Buffer::from_slice(data).freeze();
             self.runtime.spawn(async move {
                 let (result, data) = session.run_operation(caller, op, data).await;
                 done(result, &data);
@@ -236,7 +236,7 @@ impl RemoteTree {
         let Some((decision, done)) = session.answer_early(own, caller, &op, data, done) else {
             return;
         };
-        let asked = (caller, op, Buffer::copy_of(data).freeze());
+        let asked = (caller, op, Buffer::from_slice(data).freeze());
         let session = Arc::clone(&self.session);
         self.runtime.spawn(async move {
             if let Some(own) = session.delegation.get() {
@@ -290,13 +290,13 @@ impl RemoteTree {
         let call = CloseTree {
             tree: tree.clone(),
             epoch: self.session.link().tree_session.epoch,
-            keep_ms,
+            lifetime_ms_min: keep_ms,
         };
         let ms = if keep_ms == 0 { CLOSE_TIMEOUT_MS } else { CLOSE_AND_EXTEND_TIMEOUT_MS };
         let deadline = Deadline::after_ms(ms);
         let closed = server
             .pool
-            .call_until(&server.address, &server.token, call, Bytes::new(), deadline)
+            .call_with_retries(&server.address, &server.token, call, Bytes::new(), deadline)
             .await;
         match closed {
             Ok(_) => {}
@@ -339,12 +339,12 @@ impl RemoteSession {
         op: FileOp,
         data: Bytes,
     ) -> (FileResult, Bytes) {
-        let mut patience = Patience::until(self.server.deadline());
+        let mut patience = KeepaliveDeadline::new(self.server.deadline());
         let _renaming = InflightRename::begin(self, &op);
         let mut maybe_ran = false;
         let trouble = loop {
             if self.wait_for_missing(&op).await {
-                patience = Patience::until(self.server.deadline());
+                patience = KeepaliveDeadline::new(self.server.deadline());
             }
             let deadline = patience.deadline();
             if !maybe_ran && let Err(errno) = self.open_deferred_handles(&op).await {
@@ -364,13 +364,13 @@ impl RemoteSession {
                     // An answer in numbers of a session that ended meanwhile.
                     None => {
                         maybe_ran = true;
-                        patience.renew();
+                        patience.extend();
                     }
                 },
                 Err(SessionFailure::SessionForgotten { maybe_ran: ran }) => {
                     maybe_ran |= ran;
                     // It is there again, however long the one before it was at it.
-                    patience.renew();
+                    patience.extend();
                     if let Err(trouble) = self.reopen_session(&link, patience.deadline()).await {
                         break trouble;
                     }
@@ -449,10 +449,10 @@ impl RemoteSession {
             tree: self.tree.clone(),
             epoch: link.tree_session.epoch,
             sequence,
-            after,
+            after_sequence: after,
             caller,
             ops,
-            given,
+            assigned_numbers: given,
         };
         let mut maybe_ran = false;
         let calling = self.call_with_retries(call, data, deadline, &mut maybe_ran);
@@ -485,7 +485,7 @@ impl RemoteSession {
             if self.link().tree_session.epoch != link.tree_session.epoch {
                 return true;
             }
-            if nobody_opens || deadline.left().is_zero() {
+            if nobody_opens || deadline.remaining().is_zero() {
                 return false;
             }
             tokio::time::sleep(Duration::from_millis(RETRY_PAUSE_MS_MIN)).await;
@@ -517,7 +517,7 @@ impl RemoteSession {
         {
             let mut known = self.inode_map();
             known.begin_session(opened.epoch);
-            known.set_early_handles_max(opened.early_handles);
+            known.set_early_handles_max(opened.early_handles_max);
         }
         *lock(&self.link) = SessionLink::new(opened);
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, MutexGuard};
 
 use bafs_proto::file_op::{BodyRange, Caller, Errno, FileOp, FileReply, FileResult};
 use bafs_proto::ids::Epoch;
-use bafs_proto::message::GivenNumbers;
+use bafs_proto::message::AssignedNumbers;
 use bafs_proto::{Error, ErrorCode};
 use bytes::{Bytes, BytesMut};
 use nix::libc;
@@ -130,8 +130,8 @@ impl RemoteSession {
                 }
             }
             if entry.created != (None, None) {
-                given.push(GivenNumbers {
-                    op: ops.len() as u32,
+                given.push(AssignedNumbers {
+                    op_index: ops.len() as u32,
                     ino: entry.created.0,
                     handle: entry.created.1,
                 });

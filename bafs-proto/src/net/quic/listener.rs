@@ -8,27 +8,27 @@ use std::time::Duration;
 use bytes::Bytes;
 use quinn::{Endpoint, RecvStream, SendStream, VarInt};
 
-use super::{read_frame, read_lengths, read_rest, server_endpoint, write_frame};
+use super::{read_frame, read_lengths, read_head_and_body, server_endpoint, write_frame};
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
 use crate::ids::ServerId;
 use crate::message::{Hello, ReplyHead};
-use crate::net::awaited::Awaited;
+use crate::net::awaited::Cancellation;
 use crate::net::handshakes::Handshakes;
-use crate::net::hello::{FRAME_MS, broken, hello_of, welcome};
-use crate::net::room::{Place, Room, TOO_MANY};
-use crate::net::{Frame, Peer, Service, answer};
+use crate::net::hello::{FRAME_TIMEOUT_MS, connection_error, own_hello, reply_to_hello};
+use crate::net::room::{BudgetPermit, ConnectionBudget, TOO_MANY_CALLS};
+use crate::net::{Frame, Peer, Service, serve_frame};
 
 /// Handshakes that go on before others must prove that they are where they say.
-const UNPROVEN_MAX: usize = 64;
+const UNVALIDATED_HANDSHAKES_MAX: usize = 64;
 
 /// Longest silence within a request that has its place, in milliseconds: it keeps others out.
-const STALL_MS: u64 = 30_000;
+const STALL_TIMEOUT_MS: u64 = 30_000;
 
 /// A request waits for a place so long, in milliseconds. What has come of it takes from the window
 /// of its connection, which those need that have a place.
-const PLACE_MS: u64 = 1_000;
+const BUDGET_WAIT_MS: u64 = 1_000;
 
 /// Accepts connections and hands requests to a service.
 pub struct QuicListener {
@@ -66,18 +66,18 @@ impl QuicListener {
     pub async fn serve(&self, service: Arc<dyn Service>) {
         let mut handshakes = Handshakes::default();
         while let Some(incoming) = self.endpoint.accept().await {
-            if handshakes.count() >= UNPROVEN_MAX && incoming.may_retry() {
+            if handshakes.count() >= UNVALIDATED_HANDSHAKES_MAX && incoming.may_retry() {
                 // It comes again, and proves by that that it is where it says.
                 let _ = incoming.retry();
                 continue;
             }
-            let (service, hello) = (service.clone(), hello_of(&self.identity));
+            let (service, hello) = (service.clone(), own_hello(&self.identity));
             let greeting = async move {
-                let connection = incoming.await.map_err(|e| broken(&e))?;
-                let peer = greet(&connection, &hello, service.server()).await?;
+                let connection = incoming.await.map_err(|e| connection_error(&e))?;
+                let peer = receive_hello(&connection, &hello, service.server()).await?;
                 Ok((connection, peer, service))
             };
-            handshakes.begin(greeting, |(connection, peer, service)| {
+            handshakes.start(greeting, |(connection, peer, service)| {
                 serve_connection(connection, peer, service)
             });
         }
@@ -95,15 +95,15 @@ async fn serve_connection(
     peer: Peer,
     service: Arc<dyn Service>,
 ) -> Error {
-    let room = Room::new();
+    let budget = ConnectionBudget::new();
     loop {
         let (send, receive) = match connection.accept_bi().await {
             Ok(stream) => stream,
-            Err(error) => return broken(&error),
+            Err(error) => return connection_error(&error),
         };
-        let (service, peer, room) = (service.clone(), peer.clone(), room.clone());
+        let (service, peer, budget) = (service.clone(), peer.clone(), budget.clone());
         tokio::spawn(async move {
-            if let Err(error) = serve_stream(send, receive, peer, service, room).await {
+            if let Err(error) = serve_stream(send, receive, peer, service, budget).await {
                 tracing::debug!(%error, "reply not sent");
             }
         });
@@ -115,12 +115,12 @@ async fn serve_stream(
     mut receive: RecvStream,
     peer: Peer,
     service: Arc<dyn Service>,
-    room: Room,
+    budget: ConnectionBudget,
 ) -> Result<()> {
-    let frame = match in_time(read_request(&mut receive, &room)).await {
-        Ok((frame, place)) => {
-            let (waiting, awaited) = Awaited::new();
-            let mut answering = pin!(answer(service, peer, frame, awaited));
+    let frame = match with_frame_timeout(read_request(&mut receive, &budget)).await {
+        Ok((frame, permit)) => {
+            let (waiting, awaited) = Cancellation::new();
+            let mut answering = pin!(serve_frame(service, peer, frame, awaited));
             let frame = tokio::select! {
                 frame = &mut answering => frame,
                 _ = send.stopped() => {
@@ -128,7 +128,7 @@ async fn serve_stream(
                     answering.await
                 }
             };
-            drop(place);
+            drop(permit);
             frame
         }
         Err(error) => {
@@ -138,39 +138,39 @@ async fn serve_stream(
             (head.unwrap_or_default().into(), Bytes::new())
         }
     };
-    in_time(write_frame(&mut send, frame)).await
+    with_frame_timeout(write_frame(&mut send, frame)).await
 }
 
 /// A request, with its place among all that this process holds: until there is one, for a moment,
 /// it stays in the connection's window.
-async fn read_request(receive: &mut RecvStream, room: &Room) -> Result<(Frame, Option<Place>)> {
+async fn read_request(receive: &mut RecvStream, budget: &ConnectionBudget) -> Result<(Frame, Option<BudgetPermit>)> {
     let lengths = read_lengths(receive).await?;
-    let place = room.wait(lengths.0 + lengths.1);
-    let place = tokio::time::timeout(Duration::from_millis(PLACE_MS), place)
+    let permit = budget.reserve(lengths.0 + lengths.1);
+    let permit = tokio::time::timeout(Duration::from_millis(BUDGET_WAIT_MS), permit)
         .await
-        .map_err(|_| Error::new(ErrorCode::Busy, TOO_MANY))?;
-    Ok((read_rest(receive, lengths, STALL_MS).await?, place))
+        .map_err(|_| Error::new(ErrorCode::Busy, TOO_MANY_CALLS))?;
+    Ok((read_head_and_body(receive, lengths, STALL_TIMEOUT_MS).await?, permit))
 }
 
 /// A frame that comes or goes within [`FRAME_MS`].
-async fn in_time<T>(transfer: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(Duration::from_millis(FRAME_MS), transfer)
+async fn with_frame_timeout<T>(transfer: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(Duration::from_millis(FRAME_TIMEOUT_MS), transfer)
         .await
         .unwrap_or_else(|_| {
-            let text = format!("a frame took more than {FRAME_MS} ms; the link is too slow");
+            let text = format!("a frame took more than {FRAME_TIMEOUT_MS} ms; the link is too slow");
             Err(Error::new(ErrorCode::DeadlineExceeded, text))
         })
 }
 
-async fn greet(
+async fn receive_hello(
     connection: &quinn::Connection,
     ours: &Hello,
     server: Option<ServerId>,
 ) -> Result<Peer> {
-    let (mut send, mut receive) = connection.accept_bi().await.map_err(|e| broken(&e))?;
+    let (mut send, mut receive) = connection.accept_bi().await.map_err(|e| connection_error(&e))?;
     let (head, _) = read_frame(&mut receive).await?;
     let theirs = codec::decode::<Hello>(&head);
-    let answer = welcome(ours, &theirs, server);
+    let answer = reply_to_hello(ours, &theirs, server);
     write_frame(&mut send, (codec::encode(&answer)?.into(), Bytes::new())).await?;
     Ok(Peer {
         role: answer.and(theirs)?.role,

@@ -6,58 +6,58 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::pieces::{Inbox, Outbox, Word, halves};
+use super::pieces::{FrameReceiver, FrameSender, FrameEvent, split_stream};
 use crate::error::{Error, ErrorCode, Result};
 use crate::net::Frame;
-use crate::net::hello::KEEP_ALIVE_MS;
-use crate::net::room::{CONNECTION_KIB, weight};
-use crate::net::tls::Secured;
+use crate::net::hello::KEEP_ALIVE_INTERVAL_MS;
+use crate::net::room::{CONNECTION_BUDGET_KIB, call_weight_kib};
+use crate::net::tls::TlsTcpStream;
 
 /// Calls and request bodies under way at once, in KiB (see [`weight`]): half of what a server
 /// takes, as it still works at calls that were cancelled.
-const ROOM_KIB: usize = CONNECTION_KIB / 2;
+const CALL_BUDGET_KIB: usize = CONNECTION_BUDGET_KIB / 2;
 
 /// Time after which a connection that nobody uses is closed, if it is not the last, in ticks.
-const IDLE_TICKS: u32 = (10_000 / KEEP_ALIVE_MS) as u32;
+const IDLE_TICKS: u32 = (10_000 / KEEP_ALIVE_INTERVAL_MS) as u32;
 
 /// One connection to a server.
-pub(super) struct Lane {
-    outbox: Arc<Outbox>,
-    calls: Mutex<Calls>,
-    room: Semaphore,
+pub(super) struct TcpConnection {
+    outbox: Arc<FrameSender>,
+    calls: Mutex<PendingCalls>,
+    call_budget: Semaphore,
     runtime: Handle,
 }
 
-struct Calls {
-    next: u32,
-    waiting: HashMap<u32, oneshot::Sender<Result<Frame>>>,
+struct PendingCalls {
+    next_call: u32,
+    reply_senders: HashMap<u32, oneshot::Sender<Result<Frame>>>,
     /// Why nothing can be called any more.
-    ended: Option<Error>,
+    end_error: Option<Error>,
 }
 
-impl Lane {
+impl TcpConnection {
     /// Takes a connection into use. Must be called within a runtime. `first` stays when idle.
-    pub(super) fn start(stream: Secured, first: bool) -> Arc<Self> {
-        let (outbox, inbox) = halves(stream, None);
+    pub(super) fn start(stream: TlsTcpStream, first: bool) -> Arc<Self> {
+        let (sender, receiver) = split_stream(stream, None);
         let runtime = Handle::current();
-        let lane = Arc::new(Self {
-            outbox,
-            calls: Mutex::new(Calls {
-                next: 0,
-                waiting: HashMap::new(),
-                ended: None,
+        let connection = Arc::new(Self {
+            outbox: sender,
+            calls: Mutex::new(PendingCalls {
+                next_call: 0,
+                reply_senders: HashMap::new(),
+                end_error: None,
             }),
-            room: Semaphore::new(ROOM_KIB),
+            call_budget: Semaphore::new(CALL_BUDGET_KIB),
             runtime: runtime.clone(),
         });
-        runtime.spawn(run(lane.clone(), inbox, first));
-        lane
+        runtime.spawn(run_connection(connection.clone(), receiver, first));
+        connection
     }
 
     /// Calls under way, `None` when it has ended.
-    pub(super) fn busy(&self) -> Option<usize> {
+    pub(super) fn calls_in_flight(&self) -> Option<usize> {
         let calls = self.lock();
-        calls.ended.is_none().then_some(calls.waiting.len())
+        calls.end_error.is_none().then_some(calls.reply_senders.len())
     }
 
     /// Sends a frame and waits for the frame that answers it.
@@ -66,47 +66,47 @@ impl Lane {
     /// `Unreachable` when the connection is or gets broken.
     pub(super) async fn exchange(&self, frame: Frame) -> Result<Frame> {
         let _place = self
-            .room
-            .acquire_many(weight(frame.0.len() + frame.1.len()))
+            .call_budget
+            .acquire_many(call_weight_kib(frame.0.len() + frame.1.len()))
             .await
             .map_err(|_| Error::new(ErrorCode::Unreachable, "the connection ended"))?;
-        let (call, mut answer) = self.begin()?;
-        let call = Waiting { lane: self, call };
+        let (call, mut answer) = self.add_call()?;
+        let call = PendingCall { connection: self, call };
         let sent = tokio::select! {
             biased;
             sent = self.outbox.send(call.call, frame) => sent,
             // It ended meanwhile, or the server refuses what it has not read.
-            answer = &mut answer => return answer.unwrap_or_else(|_| Err(gone())),
+            answer = &mut answer => return answer.unwrap_or_else(|_| Err(ended_error())),
         };
         // Why a connection broke is known to its reader.
         if let Err(error) = sent {
-            self.outbox.ask_to_close();
+            self.outbox.request_close();
             return answer.await.unwrap_or(Err(error));
         }
-        answer.await.unwrap_or_else(|_| Err(gone()))
+        answer.await.unwrap_or_else(|_| Err(ended_error()))
     }
 
     /// Ends it when nobody has use for it.
-    pub(super) fn retire(&self) {
-        self.outbox.ask_to_close();
+    pub(super) fn request_close(&self) {
+        self.outbox.request_close();
     }
 
-    fn begin(&self) -> Result<(u32, oneshot::Receiver<Result<Frame>>)> {
+    fn add_call(&self) -> Result<(u32, oneshot::Receiver<Result<Frame>>)> {
         let mut calls = self.lock();
-        if let Some(error) = &calls.ended {
+        if let Some(error) = &calls.end_error {
             return Err(error.clone());
         }
         let (tell, answer) = oneshot::channel();
-        let call = calls.next;
-        calls.next = calls.next.wrapping_add(1);
-        calls.waiting.insert(call, tell);
+        let call = calls.next_call;
+        calls.next_call = calls.next_call.wrapping_add(1);
+        calls.reply_senders.insert(call, tell);
         Ok((call, answer))
     }
 
-    fn end(&self, error: Error) {
+    fn fail_calls(&self, error: Error) {
         let mut calls = self.lock();
-        let waiting = std::mem::take(&mut calls.waiting);
-        calls.ended.get_or_insert_with(|| error.clone());
+        let waiting = std::mem::take(&mut calls.reply_senders);
+        calls.end_error.get_or_insert_with(|| error.clone());
         drop(calls);
         for (_, tell) in waiting {
             // Whoever does not wait any more needs no answer.
@@ -116,55 +116,55 @@ impl Lane {
 
     /// Whether it goes on after another tick: counts ticks without calls, and ends it, so that none
     /// comes in between.
-    fn is_wanted(&self, first: bool, idle: &mut u32, last: &mut u32) -> bool {
+    fn is_needed(&self, first: bool, idle: &mut u32, last: &mut u32) -> bool {
         let mut calls = self.lock();
-        if first || !calls.waiting.is_empty() || calls.next != *last {
-            (*idle, *last) = (0, calls.next);
+        if first || !calls.reply_senders.is_empty() || calls.next_call != *last {
+            (*idle, *last) = (0, calls.next_call);
             return true;
         }
         *idle += 1;
         if *idle >= IDLE_TICKS {
-            calls.ended = Some(gone());
+            calls.end_error = Some(ended_error());
         }
-        calls.ended.is_none()
+        calls.end_error.is_none()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Calls> {
+    fn lock(&self) -> MutexGuard<'_, PendingCalls> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A call that waits for its answer; when it stops to wait the server is told.
-struct Waiting<'a> {
-    lane: &'a Lane,
+struct PendingCall<'a> {
+    connection: &'a TcpConnection,
     call: u32,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
-        if self.lane.lock().waiting.remove(&self.call).is_none() {
+        if self.connection.lock().reply_senders.remove(&self.call).is_none() {
             return;
         }
-        let (outbox, call) = (self.lane.outbox.clone(), self.call);
-        self.lane
+        let (sender, call) = (self.connection.outbox.clone(), self.call);
+        self.connection
             .runtime
-            .spawn(async move { outbox.cancel(call).await });
+            .spawn(async move { sender.cancel(call).await });
     }
 }
 
-async fn run(lane: Arc<Lane>, mut inbox: Inbox, first: bool) {
+async fn run_connection(connection: Arc<TcpConnection>, mut receiver: FrameReceiver, first: bool) {
     let (mut idle, mut last) = (0, 0);
     let reading = async {
         loop {
-            match inbox.next().await {
-                Ok(Word::Frame(call, frame, _)) => {
-                    let waiting = lane.lock().waiting.remove(&call);
+            match receiver.next_event().await {
+                Ok(FrameEvent::Frame(call, frame, _)) => {
+                    let waiting = connection.lock().reply_senders.remove(&call);
                     // Without a waiter it was cancelled while the answer was on its way.
                     if let Some(tell) = waiting {
                         let _ = tell.send(Ok(frame));
                     }
                 }
-                Ok(Word::Refused(_) | Word::Cancel(_)) => {
+                Ok(FrameEvent::Refused(_) | FrameEvent::Cancel(_)) => {
                     return Error::new(ErrorCode::Malformed, "the server speaks like a client");
                 }
                 Err(error) => return error,
@@ -173,15 +173,15 @@ async fn run(lane: Arc<Lane>, mut inbox: Inbox, first: bool) {
     };
     let error = tokio::select! {
         error = reading => error,
-        error = lane.outbox.keep(|| lane.is_wanted(first, &mut idle, &mut last)) => error,
-        () = lane.outbox.closed() => gone(),
+        error = connection.outbox.run_keepalive(|| connection.is_needed(first, &mut idle, &mut last)) => error,
+        () = connection.outbox.wait_closed() => ended_error(),
     };
     // What came from the server in error is its fault, and may be better on the next connection.
     let error = Error::new(ErrorCode::Unreachable, error.detail);
-    lane.end(error);
-    lane.outbox.close().await;
+    connection.fail_calls(error);
+    connection.outbox.close().await;
 }
 
-fn gone() -> Error {
+fn ended_error() -> Error {
     Error::new(ErrorCode::Unreachable, "the connection ended")
 }

@@ -9,7 +9,7 @@ mod pieces;
 mod server;
 mod socket;
 
-pub use server::TcpListener;
+pub use server::TlsTcpListener;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use self::lane::Lane;
-use super::hello::{Welcome, broken, check_hello, hello_of, resolve};
-use super::tls::{Connector, Secured, is_refusal};
+use self::lane::TcpConnection;
+use super::hello::{HelloReply, connection_error, check_hello, own_hello, resolve};
+use super::tls::{Connector, TlsTcpStream, is_refusal};
 use super::{BoxFuture, Connection, Dial, Exchange, Frame};
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
@@ -31,31 +31,31 @@ use crate::time::Deadline;
 
 /// Most connections to one server. More than one let several processors encrypt, and let small
 /// calls by where a large answer is under way.
-const LANES_MAX: usize = 4;
+const CONNECTIONS_MAX: usize = 4;
 
 /// Time for a further connection, and pause after one that failed.
-const GROW_PAUSE: Duration = Duration::from_secs(1);
+const ADD_CONNECTION_PAUSE: Duration = Duration::from_secs(1);
 
 /// Connects to servers.
-pub struct TcpDialer {
+pub struct TlsTcpDialer {
     connector: Arc<Connector>,
     hello: Hello,
 }
 
-impl std::fmt::Debug for TcpDialer {
+impl std::fmt::Debug for TlsTcpDialer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("TcpDialer")
     }
 }
 
 /// Why there is no connection.
-pub(super) struct NotConnected {
+pub(super) struct ConnectFailure {
     pub(super) error: Error,
     /// The machine answers that nobody listens: a server that starts again soon will.
-    pub(super) is_closed: bool,
+    pub(super) is_connection_refused: bool,
 }
 
-impl TcpDialer {
+impl TlsTcpDialer {
     /// A dialer that shows `identity`.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl TcpDialer {
     pub fn new(identity: &Identity) -> Result<Self> {
         Ok(Self {
             connector: Arc::new(Connector::new(identity)?),
-            hello: hello_of(identity),
+            hello: own_hello(identity),
         })
     }
 
@@ -74,48 +74,48 @@ impl TcpDialer {
         address: &str,
         target: SocketAddr,
         within: Duration,
-    ) -> std::result::Result<Connection, NotConnected> {
+    ) -> std::result::Result<Connection, ConnectFailure> {
         let no_way = |why: &dyn std::fmt::Display| {
             let text = format!("{address}: no TCP connection: {why}");
-            NotConnected {
+            ConnectFailure {
                 error: Error::new(ErrorCode::Unreachable, text),
-                is_closed: false,
+                is_connection_refused: false,
             }
         };
         let silent = |_| no_way(&"nothing answers");
         let stream = tokio::time::timeout(within, TcpStream::connect(target))
             .await
             .map_err(silent)?
-            .map_err(|e| NotConnected {
-                is_closed: e.kind() == std::io::ErrorKind::ConnectionRefused,
+            .map_err(|e| ConnectFailure {
+                is_connection_refused: e.kind() == std::io::ErrorKind::ConnectionRefused,
                 ..no_way(&e)
             })?;
         // The kernel may have given the port of a server that is gone to this very socket.
         if matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(peer)) if own == peer) {
             return Err(no_way(&"nobody listens"));
         }
-        let server = Server {
+        let server = ServerEndpoint {
             connector: self.connector.clone(),
             hello: self.hello.clone(),
             target,
             address: address.to_owned(),
         };
-        let secured = tokio::time::timeout(within, server.secure(stream)).await;
-        let (stream, id) = secured.map_err(silent)?.map_err(|error| NotConnected {
+        let secured = tokio::time::timeout(within, server.secure_stream(stream)).await;
+        let (stream, id) = secured.map_err(silent)?.map_err(|error| ConnectFailure {
             error,
-            is_closed: false,
+            is_connection_refused: false,
         })?;
-        let lanes = Arc::new(Lanes {
+        let connections = Arc::new(TcpConnections {
             server,
-            id,
-            lanes: Mutex::new(vec![Lane::start(stream, true)]),
-            growing: AtomicBool::new(false),
+            server_id: id,
+            connections: Mutex::new(vec![TcpConnection::start(stream, true)]),
+            is_adding: AtomicBool::new(false),
         });
-        Ok(Connection::new(Arc::new(TcpLink(lanes))))
+        Ok(Connection::new(Arc::new(TcpLink(connections))))
     }
 }
 
-impl Dial for TcpDialer {
+impl Dial for TlsTcpDialer {
     fn dial<'a>(
         &'a self,
         address: &'a str,
@@ -124,7 +124,7 @@ impl Dial for TcpDialer {
         Box::pin(async move {
             let connecting = async {
                 let target = resolve(address).await?;
-                let connected = self.connect(address, target, deadline.left()).await;
+                let connected = self.connect(address, target, deadline.remaining()).await;
                 connected.map_err(|why| why.error)
             };
             tokio::time::timeout_at(deadline.instant().into(), connecting)
@@ -138,18 +138,18 @@ impl Dial for TcpDialer {
 }
 
 /// A server, and how to connect to it again.
-struct Server {
+struct ServerEndpoint {
     connector: Arc<Connector>,
     hello: Hello,
     target: SocketAddr,
     address: String,
 }
 
-impl Server {
-    async fn secure(&self, stream: TcpStream) -> Result<(Secured, Option<ServerId>)> {
+impl ServerEndpoint {
+    async fn secure_stream(&self, stream: TcpStream) -> Result<(TlsTcpStream, Option<ServerId>)> {
         let refused = |error: &std::io::Error| {
             if !is_refusal(error) {
-                return broken(error).context(&self.address);
+                return connection_error(error).context(&self.address);
             }
             let text = format!(
                 "{}: {error}; are the identities of one cluster, which `bafs init` made?",
@@ -157,7 +157,7 @@ impl Server {
             );
             Error::new(ErrorCode::PeerRefused, text)
         };
-        socket::prepare(&stream);
+        socket::configure_socket(&stream);
         let stream = self
             .connector
             .connect(stream)
@@ -169,90 +169,90 @@ impl Server {
 
 /// The first exchange of a connection, in which the server says which one it is.
 async fn say_hello(
-    mut stream: Secured,
+    mut stream: TlsTcpStream,
     ours: &Hello,
     refused: impl Fn(&std::io::Error) -> Error,
-) -> Result<(Secured, Option<ServerId>)> {
+) -> Result<(TlsTcpStream, Option<ServerId>)> {
     let hello = codec::encode(ours)?;
     // A server looks at our certificate when we believe to be connected already: what it says of
     // that is read even where it does not listen any more.
-    let said = pieces::write_frame(&mut stream, &hello).await;
-    let heard = match (pieces::read_frame(&mut stream).await, said) {
+    let said = pieces::write_head(&mut stream, &hello).await;
+    let heard = match (pieces::read_head(&mut stream).await, said) {
         (Ok(heard), _) => heard?,
         (Err(error), _) if is_refusal(&error) => return Err(refused(&error)),
         (Err(error), Ok(())) | (Err(_), Err(error)) => return Err(refused(&error)),
     };
-    let theirs = codec::decode::<Result<Welcome>>(&heard)??;
+    let theirs = codec::decode::<Result<HelloReply>>(&heard)??;
     check_hello(ours, &theirs.hello)?;
     Ok((stream, theirs.server))
 }
 
 /// The connections to one server.
-struct Lanes {
-    server: Server,
+struct TcpConnections {
+    server: ServerEndpoint,
     /// Which one it said to be.
-    id: Option<ServerId>,
-    lanes: Mutex<Vec<Arc<Lane>>>,
+    server_id: Option<ServerId>,
+    connections: Mutex<Vec<Arc<TcpConnection>>>,
     /// Whether a further connection is being made.
-    growing: AtomicBool,
+    is_adding: AtomicBool,
 }
 
-impl Lanes {
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+impl TcpConnections {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<TcpConnection>>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The connection with the fewest calls; where all have some, another one is made meanwhile.
-    fn choose(self: &Arc<Self>) -> Option<Arc<Lane>> {
+    fn least_busy(self: &Arc<Self>) -> Option<Arc<TcpConnection>> {
         let (best, more) = {
-            let mut lanes = self.lock();
-            lanes.retain(|lane| lane.busy().is_some());
-            let calls = lanes.iter().filter_map(|l| Some((l.busy()?, l)));
-            let (busy, lane) = calls.min_by_key(|(busy, _)| *busy)?;
-            (lane.clone(), busy > 0 && lanes.len() < LANES_MAX)
+            let mut connections = self.lock();
+            connections.retain(|connection| connection.calls_in_flight().is_some());
+            let calls = connections.iter().filter_map(|l| Some((l.calls_in_flight()?, l)));
+            let (busy, connection) = calls.min_by_key(|(busy, _)| *busy)?;
+            (connection.clone(), busy > 0 && connections.len() < CONNECTIONS_MAX)
         };
-        if more && !self.growing.swap(true, Ordering::Relaxed) {
-            tokio::spawn(grow(Arc::downgrade(self)));
+        if more && !self.is_adding.swap(true, Ordering::Relaxed) {
+            tokio::spawn(add_connection(Arc::downgrade(self)));
         }
         Some(best)
     }
 }
 
-async fn grow(lanes: Weak<Lanes>) {
-    let Some(lanes) = lanes.upgrade() else {
+async fn add_connection(connections: Weak<TcpConnections>) {
+    let Some(connections) = connections.upgrade() else {
         return;
     };
     let making = async {
-        let stream = TcpStream::connect(lanes.server.target)
+        let stream = TcpStream::connect(connections.server.target)
             .await
-            .map_err(|e| broken(&e))?;
-        lanes.server.secure(stream).await
+            .map_err(|e| connection_error(&e))?;
+        connections.server.secure_stream(stream).await
     };
-    let made = tokio::time::timeout(GROW_PAUSE, making).await;
+    let made = tokio::time::timeout(ADD_CONNECTION_PAUSE, making).await;
     match made {
         Ok(Ok((stream, id))) => {
-            let mut all = lanes.lock();
+            let mut all = connections.lock();
             // A server that forgot the others is not the one that this connection is to.
-            if id == lanes.id && all.iter().any(|lane| lane.busy().is_some()) {
-                all.push(Lane::start(stream, false));
+            if id == connections.server_id && all.iter().any(|lane| lane.calls_in_flight().is_some()) {
+                all.push(TcpConnection::start(stream, false));
             }
         }
         failed => {
-            let address = &lanes.server.address;
+            let address = &connections.server.address;
             let error = failed.map(Result::err).unwrap_or_default();
             tracing::debug!(address, ?error, "no further connection");
-            tokio::time::sleep(GROW_PAUSE).await;
+            tokio::time::sleep(ADD_CONNECTION_PAUSE).await;
         }
     }
-    lanes.growing.store(false, Ordering::Relaxed);
+    connections.is_adding.store(false, Ordering::Relaxed);
 }
 
 /// What callers hold; its end ends the connections.
-struct TcpLink(Arc<Lanes>);
+struct TcpLink(Arc<TcpConnections>);
 
 impl Drop for TcpLink {
     fn drop(&mut self) {
-        self.0.lock().iter().for_each(|lane| lane.retire());
+        self.0.lock().iter().for_each(|connection| connection.request_close());
     }
 }
 
@@ -260,7 +260,7 @@ impl Exchange for TcpLink {
     fn exchange(&self, frame: Frame, deadline: Deadline) -> BoxFuture<'_, Result<Frame>> {
         Box::pin(async move {
             let address = &self.0.server.address;
-            let lane = self.0.choose().ok_or_else(|| {
+            let lane = self.0.least_busy().ok_or_else(|| {
                 let text = format!("{address}: the connection ended");
                 Error::new(ErrorCode::Unreachable, text)
             })?;
@@ -274,15 +274,15 @@ impl Exchange for TcpLink {
         })
     }
 
-    fn carrier(&self) -> &'static str {
+    fn transport_name(&self) -> &'static str {
         "TCP"
     }
 
     fn server(&self) -> Option<ServerId> {
-        self.0.id
+        self.0.server_id
     }
 
     fn is_closed(&self) -> bool {
-        self.0.lock().iter().all(|lane| lane.busy().is_none())
+        self.0.lock().iter().all(|connection| connection.calls_in_flight().is_none())
     }
 }

@@ -21,31 +21,31 @@ use crate::buffer::Buffer;
 use crate::error::{Error, ErrorCode, Result};
 use crate::net::Frame;
 use crate::net::hello::{
-    FRAME_MS, IDLE_MS, KEEP_ALIVE_MS, broke_off, broken, decode_lengths, encode_lengths,
+    FRAME_TIMEOUT_MS, IDLE_TIMEOUT_MS, KEEP_ALIVE_INTERVAL_MS, peer_closed_error, connection_error, decode_lengths, encode_lengths,
 };
-use crate::net::room::{Place, Room};
-use crate::net::tls::Secured;
+use crate::net::room::{BudgetPermit, ConnectionBudget};
+use crate::net::tls::TlsTcpStream;
 
 /// Bytes of a body in one piece; what others wait for at most.
-const PIECE_BYTES: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// Longest hello, in bytes, and answer to it: an error has a text.
 const HELLO_BYTES_MAX: usize = 4 << 10;
 
 /// Pieces given to one write of the socket.
-const SLICES: usize = 8;
+const WRITE_SLICES_MAX: usize = 8;
 
 /// Frames that may be under way at once on one connection, from a peer that has no other bound.
-const PARTS_MAX: usize = 1024;
+const PARTIAL_FRAMES_MAX: usize = 1024;
 
 const DATA: u32 = 0;
 const CANCEL: u32 = 1;
-const ALIVE: u32 = 2;
+const KEEPALIVE: u32 = 2;
 
 /// What a peer said.
-pub(super) enum Word {
+pub(super) enum FrameEvent {
     /// A whole frame of a call, with its place in the room.
-    Frame(u32, Frame, Option<Place>),
+    Frame(u32, Frame, Option<BudgetPermit>),
     /// There was no room for the call; its frame was thrown away.
     Refused(u32),
     /// The peer no longer wants an answer.
@@ -53,64 +53,64 @@ pub(super) enum Word {
 }
 
 /// The sending half of a connection, and what both halves know of its life.
-pub(super) struct Outbox {
-    writing: Mutex<Writing>,
+pub(super) struct FrameSender {
+    write_state: Mutex<WriteState>,
     closed: watch::Sender<bool>,
     /// Reads and writes that moved bytes, and ticks of [`Outbox::keep`].
-    heard: AtomicU64,
-    sent: AtomicU64,
+    reads: AtomicU64,
+    writes: AtomicU64,
     ticks: AtomicU64,
 }
 
-struct Writing {
-    half: Option<Box<dyn AsyncWrite + Send + Unpin>>,
+struct WriteState {
+    writer: Option<Box<dyn AsyncWrite + Send + Unpin>>,
     /// What must go out before anything else. Whoever writes may stop to wait at any moment; the
     /// next one goes on here, so that pieces stay whole.
-    left: VecDeque<Bytes>,
+    unsent: VecDeque<Bytes>,
 }
 
 /// The two halves of a connection. Requests are held to `room`, if there is one.
-pub(super) fn halves(
+pub(super) fn split_stream(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
-    room: Option<Room>,
-) -> (Arc<Outbox>, Inbox) {
+    budget: Option<ConnectionBudget>,
+) -> (Arc<FrameSender>, FrameReceiver) {
     let (read, write) = tokio::io::split(stream);
-    let outbox = Arc::new(Outbox {
-        writing: Mutex::new(Writing {
-            half: Some(Box::new(write)),
-            left: VecDeque::new(),
+    let sender = Arc::new(FrameSender {
+        write_state: Mutex::new(WriteState {
+            writer: Some(Box::new(write)),
+            unsent: VecDeque::new(),
         }),
         closed: watch::Sender::new(false),
-        heard: AtomicU64::new(0),
-        sent: AtomicU64::new(0),
+        reads: AtomicU64::new(0),
+        writes: AtomicU64::new(0),
         ticks: AtomicU64::new(0),
     });
-    let inbox = Inbox {
-        read: Box::new(read),
-        parts: HashMap::new(),
-        room,
-        outbox: outbox.clone(),
-        looked: 0,
+    let receiver = FrameReceiver {
+        reader: Box::new(read),
+        partial_frames: HashMap::new(),
+        budget,
+        sender: sender.clone(),
+        last_check_tick: 0,
     };
-    (outbox, inbox)
+    (sender, receiver)
 }
 
-impl Outbox {
+impl FrameSender {
     /// Sends a frame, other calls' pieces between its own.
     ///
     /// # Errors
     /// `Malformed` when it is too long, `Unreachable` when the connection is broken.
     pub(super) async fn send(&self, call: u32, (head, mut body): Frame) -> Result<()> {
         let lengths = encode_lengths(&head, &body)?;
-        let first = body.split_to(body.len().min(PIECE_BYTES));
+        let first = body.split_to(body.len().min(CHUNK_BYTES));
         let length = lengths.len() + head.len() + first.len();
         let mut begin = header(call, DATA, length);
         begin.put_slice(&lengths);
-        self.put([begin.freeze(), head, first]).await?;
+        self.write_slices([begin.freeze(), head, first]).await?;
         while !body.is_empty() {
-            let piece = body.split_to(body.len().min(PIECE_BYTES));
+            let piece = body.split_to(body.len().min(CHUNK_BYTES));
             let begin = header(call, DATA, piece.len()).freeze();
-            self.put([begin, piece, Bytes::new()]).await?;
+            self.write_slices([begin, piece, Bytes::new()]).await?;
         }
         Ok(())
     }
@@ -119,89 +119,89 @@ impl Outbox {
     pub(super) async fn cancel(&self, call: u32) {
         let word = header(call, CANCEL, 0).freeze();
         // A broken connection has no calls to cancel.
-        let _ = self.put([word, Bytes::new(), Bytes::new()]).await;
+        let _ = self.write_slices([word, Bytes::new(), Bytes::new()]).await;
     }
 
     /// Ends the connection; whoever waits to send stops waiting.
     pub(super) async fn close(&self) {
         self.closed.send_replace(true);
-        self.writing.lock().await.half = None;
+        self.write_state.lock().await.writer = None;
     }
 
     /// Asks for the end: [`Outbox::closed`] comes true.
-    pub(super) fn ask_to_close(&self) {
+    pub(super) fn request_close(&self) {
         self.closed.send_replace(true);
     }
 
     /// Waits for the end.
-    pub(super) async fn closed(&self) {
+    pub(super) async fn wait_closed(&self) {
         // The sender lives as long as `self`.
         let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
     /// Gives signs of life while nothing else is said, until the peer has been silent for too long
     /// or `go_on`, asked at every tick, says no.
-    pub(super) async fn keep(&self, mut go_on: impl FnMut() -> bool) -> Error {
+    pub(super) async fn run_keepalive(&self, mut go_on: impl FnMut() -> bool) -> Error {
         let (mut heard, mut sent, mut silent_ms) = (0, 0, 0);
         loop {
-            tokio::time::sleep(Duration::from_millis(KEEP_ALIVE_MS)).await;
+            tokio::time::sleep(Duration::from_millis(KEEP_ALIVE_INTERVAL_MS)).await;
             self.ticks.fetch_add(1, Ordering::Relaxed);
             if !go_on() {
                 return Error::new(ErrorCode::Unreachable, "closed after nobody used it");
             }
-            let now = self.heard.load(Ordering::Relaxed);
+            let now = self.reads.load(Ordering::Relaxed);
             silent_ms = if now == heard {
-                silent_ms + KEEP_ALIVE_MS
+                silent_ms + KEEP_ALIVE_INTERVAL_MS
             } else {
                 0
             };
             heard = now;
-            if silent_ms >= u64::from(IDLE_MS) {
+            if silent_ms >= u64::from(IDLE_TIMEOUT_MS) {
                 return Error::new(ErrorCode::Unreachable, "timed out");
             }
-            if sent == self.sent.load(Ordering::Relaxed) {
-                self.give_sign().await;
+            if sent == self.writes.load(Ordering::Relaxed) {
+                self.send_keepalive().await;
             }
-            sent = self.sent.load(Ordering::Relaxed);
+            sent = self.writes.load(Ordering::Relaxed);
         }
     }
 
     /// Says that this end lives, unless something else is being said.
-    async fn give_sign(&self) {
-        let Ok(mut writing) = self.writing.try_lock() else {
+    async fn send_keepalive(&self) {
+        let Ok(mut writing) = self.write_state.try_lock() else {
             return;
         };
-        if writing.left.is_empty() {
-            writing.left.push_back(header(0, ALIVE, 0).freeze());
+        if writing.unsent.is_empty() {
+            writing.unsent.push_back(header(0, KEEPALIVE, 0).freeze());
         }
-        let soon = Duration::from_millis(KEEP_ALIVE_MS);
+        let soon = Duration::from_millis(KEEP_ALIVE_INTERVAL_MS);
         // What does not go now stays; a failure shows to the reader of this connection.
-        let _ = tokio::time::timeout(soon, self.drain(&mut writing)).await;
+        let _ = tokio::time::timeout(soon, self.flush_unsent(&mut writing)).await;
     }
 
-    async fn put(&self, words: [Bytes; 3]) -> Result<()> {
+    async fn write_slices(&self, words: [Bytes; 3]) -> Result<()> {
         let writing = async {
-            let mut writing = self.writing.lock().await;
+            let mut writing = self.write_state.lock().await;
             let words = words.into_iter().filter(|w| !w.is_empty());
-            writing.left.extend(words);
-            self.drain(&mut writing).await
+            writing.unsent.extend(words);
+            self.flush_unsent(&mut writing).await
         };
         tokio::select! {
             biased;
-            written = writing => written.map_err(|e| broken(&e)),
-            () = self.closed() => Err(Error::new(ErrorCode::Unreachable, "the connection ended")),
+            written = writing => written.map_err(|e| connection_error(&e)),
+            () = self.wait_closed() => Err(Error::new(ErrorCode::Unreachable, "the connection ended")),
         }
     }
 
-    async fn drain(&self, writing: &mut Writing) -> io::Result<()> {
-        let Writing { half, left } = writing;
+    async fn flush_unsent(&self, writing: &mut WriteState) -> io::Result<()> {
+        let WriteState { writer: half, unsent: left } = writing;
         let half = half
             .as_mut()
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "the connection ended"))?;
         while !left.is_empty() {
             let written = poll_fn(|context| {
-                let mut slices = [IoSlice::new(&[]); SLICES];
-                let count = left.len().min(SLICES);
+                let mut slices = [IoSlice::new(&[]); WRITE_SLICES_MAX];
+                let count = left.len().min(WRITE_SLICES_MAX);
                 for (slice, word) in slices.iter_mut().zip(left.iter()) {
                     *slice = IoSlice::new(word);
                 }
@@ -214,7 +214,7 @@ impl Outbox {
             advance(left, written);
         }
         half.flush().await?;
-        self.sent.fetch_add(1, Ordering::Relaxed);
+        self.writes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -244,35 +244,35 @@ fn header(call: u32, kind: u32, length: usize) -> BytesMut {
 }
 
 /// The receiving half of a connection.
-pub(super) struct Inbox {
-    read: Box<dyn AsyncRead + Send + Unpin>,
-    parts: HashMap<u32, Part>,
-    room: Option<Room>,
-    outbox: Arc<Outbox>,
+pub(super) struct FrameReceiver {
+    reader: Box<dyn AsyncRead + Send + Unpin>,
+    partial_frames: HashMap<u32, PartialFrame>,
+    budget: Option<ConnectionBudget>,
+    sender: Arc<FrameSender>,
     /// The tick at which old parts were last looked for.
-    looked: u64,
+    last_check_tick: u64,
 }
 
 /// A frame of which more is to come.
-struct Part {
+struct PartialFrame {
     head: Bytes,
     body: Buffer,
     /// Bytes that `body` lacks.
-    lacks: usize,
+    missing_bytes: usize,
     /// `None` when nobody counts, or when there was no room: the body is thrown away then.
-    place: Option<Place>,
-    refused: bool,
-    since: u64,
+    permit: Option<BudgetPermit>,
+    is_refused: bool,
+    start_tick: u64,
 }
 
-impl Inbox {
+impl FrameReceiver {
     /// The next word. To be given up only together with the connection.
     ///
     /// # Errors
     /// `Malformed` for what no peer says, `Unreachable` when the connection is broken.
-    pub(super) async fn next(&mut self) -> Result<Word> {
+    pub(super) async fn next_event(&mut self) -> Result<FrameEvent> {
         loop {
-            self.look_for_old_parts()?;
+            self.check_stalled_frames()?;
             let mut word = [0; 8];
             self.fill(&mut (&mut word[..]).limit(8)).await?;
             let [a, b, c, d, e, f, g, h] = word;
@@ -283,15 +283,15 @@ impl Inbox {
             let length = (word & 0x00ff_ffff) as usize;
             match (word >> 24, length) {
                 (DATA, _) => {
-                    if let Some(word) = self.take_piece(call, length).await? {
+                    if let Some(word) = self.take_chunk(call, length).await? {
                         return Ok(word);
                     }
                 }
                 (CANCEL, 0) => {
-                    self.parts.remove(&call);
-                    return Ok(Word::Cancel(call));
+                    self.partial_frames.remove(&call);
+                    return Ok(FrameEvent::Cancel(call));
                 }
-                (ALIVE, 0) => {}
+                (KEEPALIVE, 0) => {}
                 (kind, _) => {
                     let text = format!("a piece of the unknown kind {kind}");
                     return Err(Error::new(ErrorCode::Malformed, text));
@@ -300,41 +300,41 @@ impl Inbox {
         }
     }
 
-    async fn take_piece(&mut self, call: u32, mut length: usize) -> Result<Option<Word>> {
-        let mut part = match self.parts.remove(&call) {
-            Some(part) => part,
+    async fn take_chunk(&mut self, call: u32, mut length: usize) -> Result<Option<FrameEvent>> {
+        let mut partial_frame = match self.partial_frames.remove(&call) {
+            Some(partial_frame) => partial_frame,
             None => {
-                let (part, read) = self.begin(length).await?;
+                let (partial_frame, read) = self.begin_frame(length).await?;
                 length -= read;
-                part
+                partial_frame
             }
         };
-        if length > part.lacks {
+        if length > partial_frame.missing_bytes {
             return Err(malformed("a piece is longer than its frame"));
         }
-        part.lacks -= length;
-        if part.refused {
+        partial_frame.missing_bytes -= length;
+        if partial_frame.is_refused {
             self.skip(length).await?;
         } else {
-            self.fill(&mut (&mut *part.body).limit(length)).await?;
+            self.fill(&mut (&mut *partial_frame.body).limit(length)).await?;
         }
-        if part.lacks > 0 {
-            if length == 0 || self.parts.len() >= PARTS_MAX {
+        if partial_frame.missing_bytes > 0 {
+            if length == 0 || self.partial_frames.len() >= PARTIAL_FRAMES_MAX {
                 return Err(malformed("too many frames are under way"));
             }
-            self.parts.insert(call, part);
+            self.partial_frames.insert(call, partial_frame);
             return Ok(None);
         }
-        let frame = (part.head, part.body.freeze());
-        Ok(Some(match part.refused {
-            true => Word::Refused(call),
-            false => Word::Frame(call, frame, part.place),
+        let frame = (partial_frame.head, partial_frame.body.freeze());
+        Ok(Some(match partial_frame.is_refused {
+            true => FrameEvent::Refused(call),
+            false => FrameEvent::Frame(call, frame, partial_frame.permit),
         }))
     }
 
     /// Reads lengths and head of a frame of which `length` bytes come at once. Answers also how
     /// many bytes these were.
-    async fn begin(&mut self, length: usize) -> Result<(Part, usize)> {
+    async fn begin_frame(&mut self, length: usize) -> Result<(PartialFrame, usize)> {
         let mut lengths = [0; 8];
         if length < lengths.len() {
             return Err(malformed("a frame without lengths"));
@@ -344,9 +344,9 @@ impl Inbox {
         if head_length > length - lengths.len() {
             return Err(malformed("a frame's head in several pieces"));
         }
-        let room = self.room.as_ref();
-        let place = room.map(|room| room.take(head_length + body_length));
-        let refused = place.as_ref().is_some_and(Option::is_none);
+        let budget = self.budget.as_ref();
+        let permit = budget.map(|room| room.try_reserve(head_length + body_length));
+        let refused = permit.as_ref().is_some_and(Option::is_none);
         let mut head = BytesMut::new();
         if refused {
             self.skip(head_length).await?;
@@ -354,15 +354,15 @@ impl Inbox {
             head.reserve(head_length);
             self.fill(&mut (&mut head).limit(head_length)).await?;
         }
-        let part = Part {
+        let partial_frame = PartialFrame {
             head: head.freeze(),
-            body: Buffer::with_room(if refused { 0 } else { body_length }),
-            lacks: body_length,
-            place: place.flatten(),
-            refused,
-            since: self.outbox.ticks.load(Ordering::Relaxed),
+            body: Buffer::with_capacity(if refused { 0 } else { body_length }),
+            missing_bytes: body_length,
+            permit: permit.flatten(),
+            is_refused: refused,
+            start_tick: self.sender.ticks.load(Ordering::Relaxed),
         };
-        Ok((part, lengths.len() + head_length))
+        Ok((partial_frame, lengths.len() + head_length))
     }
 
     async fn skip(&mut self, mut length: usize) -> Result<()> {
@@ -379,25 +379,25 @@ impl Inbox {
     /// Reads until `into` is full.
     async fn fill(&mut self, into: &mut (impl BufMut + Send)) -> Result<()> {
         while into.has_remaining_mut() {
-            let count = self.read.read_buf(into).await.map_err(|e| broken(&e))?;
+            let count = self.reader.read_buf(into).await.map_err(|e| connection_error(&e))?;
             if count == 0 {
-                return Err(broke_off());
+                return Err(peer_closed_error());
             }
-            self.outbox.heard.fetch_add(1, Ordering::Relaxed);
+            self.sender.reads.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
 
     /// Peers give signs of life, so this is asked once a second at least.
-    fn look_for_old_parts(&mut self) -> Result<()> {
-        let now = self.outbox.ticks.load(Ordering::Relaxed);
-        if now == self.looked {
+    fn check_stalled_frames(&mut self) -> Result<()> {
+        let now = self.sender.ticks.load(Ordering::Relaxed);
+        if now == self.last_check_tick {
             return Ok(());
         }
-        self.looked = now;
-        let limit = FRAME_MS / KEEP_ALIVE_MS;
-        if self.parts.values().any(|part| now - part.since > limit) {
-            let text = format!("a frame took more than {FRAME_MS} ms; the link is too slow");
+        self.last_check_tick = now;
+        let limit = FRAME_TIMEOUT_MS / KEEP_ALIVE_INTERVAL_MS;
+        if self.partial_frames.values().any(|partial_frame| now - partial_frame.start_tick > limit) {
+            let text = format!("a frame took more than {FRAME_TIMEOUT_MS} ms; the link is too slow");
             return Err(Error::new(ErrorCode::DeadlineExceeded, text));
         }
         Ok(())
@@ -405,7 +405,7 @@ impl Inbox {
 }
 
 /// Sends a head alone, before anything else on a connection: a frame in one piece.
-pub(super) async fn write_frame(stream: &mut Secured, head: &[u8]) -> io::Result<()> {
+pub(super) async fn write_head(stream: &mut TlsTcpStream, head: &[u8]) -> io::Result<()> {
     let lengths = encode_lengths(head, &[]).map_err(io::Error::other)?;
     let mut frame = header(0, DATA, lengths.len() + head.len());
     frame.put_slice(&lengths);
@@ -415,7 +415,7 @@ pub(super) async fn write_frame(stream: &mut Secured, head: &[u8]) -> io::Result
 }
 
 /// Reads what [`write_frame`] wrote.
-pub(super) async fn read_frame(stream: &mut Secured) -> io::Result<Result<Bytes>> {
+pub(super) async fn read_head(stream: &mut TlsTcpStream) -> io::Result<Result<Bytes>> {
     let mut words = [0; 16];
     stream.read_exact(&mut words).await?;
     let [_, _, _, _, _, _, _, _, a, b, c, d, e, f, g, h] = words;
@@ -437,7 +437,7 @@ fn malformed(text: &str) -> Error {
 mod tests {
     use super::*;
     use crate::limits::{BODY_BYTES_MAX, HEAD_BYTES_MAX};
-    use crate::net::room::{CALL_KIB_MIN, Rooms};
+    use crate::net::room::{CALL_WEIGHT_KIB_MIN, ProcessBudget};
     use tokio::io::DuplexStream;
 
     /// Holds less than a piece, as a slow link does.
@@ -447,29 +447,29 @@ mod tests {
         (head.into(), vec![7; body].into())
     }
 
-    fn link(room: Option<usize>) -> (Arc<Outbox>, Inbox) {
+    fn sender_and_receiver(budget: Option<usize>) -> (Arc<FrameSender>, FrameReceiver) {
         let (near, far) = tokio::io::duplex(LINK_BYTES);
-        let all = Rooms::new(1 << 20);
-        let room = room.map(|kib| Room::of(kib, &all));
-        (halves(near, None).0, halves(far, room).1)
+        let all = ProcessBudget::new(1 << 20);
+        let budget = budget.map(|kib| ConnectionBudget::with_budgets(kib, &all));
+        (split_stream(near, None).0, split_stream(far, budget).1)
     }
 
-    async fn heard(inbox: &mut Inbox) -> (u32, usize) {
-        match inbox.next().await.expect("a word") {
-            Word::Frame(call, (head, body), _) => (call, head.len() + body.len()),
-            Word::Refused(call) => (call, 0),
-            Word::Cancel(call) => (call, usize::MAX),
+    async fn call_and_length(receiver: &mut FrameReceiver) -> (u32, usize) {
+        match receiver.next_event().await.expect("a word") {
+            FrameEvent::Frame(call, (head, body), _) => (call, head.len() + body.len()),
+            FrameEvent::Refused(call) => (call, 0),
+            FrameEvent::Cancel(call) => (call, usize::MAX),
         }
     }
 
     #[tokio::test]
     async fn small_frames_pass_large_ones() {
-        let (outbox, mut inbox) = link(None);
+        let (sender, mut receiver) = sender_and_receiver(None);
         let sending = async {
             let (large, small) = (frame(b"large", 4 << 20), frame(b"small", 100));
-            tokio::join!(outbox.send(1, large), outbox.send(2, small))
+            tokio::join!(sender.send(1, large), sender.send(2, small))
         };
-        let receiving = async { (heard(&mut inbox).await, heard(&mut inbox).await) };
+        let receiving = async { (call_and_length(&mut receiver).await, call_and_length(&mut receiver).await) };
         let ((large, small), words) = tokio::join!(sending, receiving);
         large.and(small).expect("sent");
         assert_eq!(words, ((2, 105), (1, 5 + (4 << 20))));
@@ -477,63 +477,63 @@ mod tests {
 
     #[tokio::test]
     async fn who_stops_to_wait_leaves_a_whole_connection() {
-        let (outbox, mut inbox) = link(None);
+        let (sender, mut receiver) = sender_and_receiver(None);
         let given_up = Duration::from_millis(20);
-        let sending = outbox.send(1, frame(b"large", 2 << 20));
+        let sending = sender.send(1, frame(b"large", 2 << 20));
         assert!(tokio::time::timeout(given_up, sending).await.is_err());
         let sending = async {
-            outbox.cancel(1).await;
-            outbox.send(2, frame(b"small", 1)).await
+            sender.cancel(1).await;
+            sender.send(2, frame(b"small", 1)).await
         };
-        let receiving = async { (heard(&mut inbox).await, heard(&mut inbox).await) };
+        let receiving = async { (call_and_length(&mut receiver).await, call_and_length(&mut receiver).await) };
         let (sent, words) = tokio::join!(sending, receiving);
         sent.expect("sent");
         assert_eq!(words, ((1, usize::MAX), (2, 6)));
-        assert!(inbox.parts.is_empty());
+        assert!(receiver.partial_frames.is_empty());
     }
 
     #[tokio::test]
     async fn more_than_there_is_room_for_is_refused() {
-        let (outbox, mut inbox) = link(Some(3 * CALL_KIB_MIN));
+        let (sender, mut receiver) = sender_and_receiver(Some(3 * CALL_WEIGHT_KIB_MIN));
         let sending = async {
             for call in 0..4 {
                 let frame = frame(b"head", if call == 1 { 1 << 20 } else { 10 });
-                outbox.send(call, frame).await.expect("sent");
+                sender.send(call, frame).await.expect("sent");
             }
         };
         let receiving = async {
             let mut words = Vec::new();
             while words.len() < 4 {
-                words.push(inbox.next().await.expect("a word"));
+                words.push(receiver.next_event().await.expect("a word"));
             }
             words
         };
         let ((), words) = tokio::join!(sending, receiving);
-        let refused = |word: &Word| matches!(word, Word::Refused(1));
+        let refused = |word: &FrameEvent| matches!(word, FrameEvent::Refused(1));
         assert_eq!(
             words.iter().map(refused).collect::<Vec<_>>(),
             [false, true, false, false]
         );
-        outbox.ask_to_close();
+        sender.request_close();
         assert!(words.iter().all(|word| match word {
-            Word::Frame(_, (head, _), _) => head.as_ref() == b"head",
+            FrameEvent::Frame(_, (head, _), _) => head.as_ref() == b"head",
             _ => true,
         }));
-        let late = outbox.send(9, frame(b"late", 1 << 20)).await;
+        let late = sender.send(9, frame(b"late", 1 << 20)).await;
         assert_eq!(late.expect_err("closed").code, ErrorCode::Unreachable);
     }
 
     /// What a receiver says of bytes that no sender of ours sends.
-    async fn verdict(bytes: Vec<u8>) -> ErrorCode {
+    async fn receive_error(bytes: Vec<u8>) -> ErrorCode {
         let (near, far): (DuplexStream, DuplexStream) = tokio::io::duplex(1 << 16);
-        let mut inbox = halves(far, None).1;
+        let mut receiver = split_stream(far, None).1;
         let sending = async move {
             let mut near = near;
             let _ = near.write_all(&bytes).await;
         };
         let receiving = async {
             loop {
-                if let Err(error) = inbox.next().await {
+                if let Err(error) = receiver.next_event().await {
                     return error.code;
                 }
             }
@@ -558,7 +558,7 @@ mod tests {
             piece(1, 3, 0, b""),
             piece(1, 255, 0, b""),
             piece(1, CANCEL, 1, b"x"),
-            piece(0, ALIVE, 5, b"xxxxx"),
+            piece(0, KEEPALIVE, 5, b"xxxxx"),
             piece(1, DATA, 7, b"xxxxxxx"),
             piece(1, DATA, 8, &lengths(1, 0)),
             piece(1, DATA, 8, &lengths(HEAD_BYTES_MAX + 1, 0)),
@@ -566,15 +566,15 @@ mod tests {
             piece(1, DATA, 9, &[&lengths(0, 0)[..], b"x"].concat()),
             [begun.clone(), piece(1, DATA, 0, b"")].concat(),
             [begun.clone(), piece(1, DATA, 101, &[0; 101])].concat(),
-            (0..=PARTS_MAX as u32)
+            (0..=PARTIAL_FRAMES_MAX as u32)
                 .flat_map(|call| piece(call, DATA, 9, &[&lengths(0, 9)[..], b"x"].concat()))
                 .collect(),
         ];
         for (number, bytes) in nonsense.into_iter().enumerate() {
-            assert_eq!(verdict(bytes).await, ErrorCode::Malformed, "{number}");
+            assert_eq!(receive_error(bytes).await, ErrorCode::Malformed, "{number}");
         }
         for cut in 0..begun.len() {
-            let verdict = verdict(begun[..cut].to_vec()).await;
+            let verdict = receive_error(begun[..cut].to_vec()).await;
             assert_eq!(verdict, ErrorCode::Unreachable, "{cut}");
         }
     }

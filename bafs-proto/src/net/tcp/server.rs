@@ -9,38 +9,38 @@ use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use super::pieces::{self, Outbox, Word, halves};
+use super::pieces::{self, FrameSender, FrameEvent, split_stream};
 use super::socket;
 use crate::codec;
 use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
 use crate::ids::ServerId;
 use crate::message::{Hello, ReplyHead};
-use crate::net::awaited::{Awaited, Waiting};
+use crate::net::awaited::{Cancellation, CancelGuard};
 use crate::net::handshakes::Handshakes;
-use crate::net::hello::{FRAME_MS, broken, hello_of, welcome};
-use crate::net::room::{Room, TOO_MANY};
-use crate::net::tls::{Acceptor, Secured};
-use crate::net::{Frame, Peer, Service, answer};
+use crate::net::hello::{FRAME_TIMEOUT_MS, connection_error, own_hello, reply_to_hello};
+use crate::net::room::{ConnectionBudget, TOO_MANY_CALLS};
+use crate::net::tls::{Acceptor, TlsTcpStream};
+use crate::net::{Frame, Peer, Service, serve_frame};
 
 /// Pause when the system has no descriptor for the next connection.
-const BREATH: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections and hands requests to a service.
-pub struct TcpListener {
+pub struct TlsTcpListener {
     socket: tokio::net::TcpListener,
     acceptor: Arc<Acceptor>,
     hello: Hello,
     stop: watch::Sender<bool>,
 }
 
-impl std::fmt::Debug for TcpListener {
+impl std::fmt::Debug for TlsTcpListener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("TcpListener")
     }
 }
 
-impl TcpListener {
+impl TlsTcpListener {
     /// Listens at `address`, port 0 for any. Must be called within a tokio runtime.
     ///
     /// # Errors
@@ -53,12 +53,12 @@ impl TcpListener {
             };
             Error::new(code, format!("cannot listen at {address} (TCP): {e}"))
         };
-        socket::raise_descriptors();
+        socket::raise_descriptor_limit();
         let socket = socket::listen(address).map_err(failed)?;
         Ok(Self {
             socket: tokio::net::TcpListener::from_std(socket).map_err(failed)?,
             acceptor: Arc::new(Acceptor::new(identity)?),
-            hello: hello_of(identity),
+            hello: own_hello(identity),
             stop: watch::Sender::new(false),
         })
     }
@@ -86,7 +86,7 @@ impl TcpListener {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
-                    tokio::time::sleep(BREATH).await;
+                    tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                     continue;
                 }
             };
@@ -94,10 +94,10 @@ impl TcpListener {
             let (acceptor, stop) = (self.acceptor.clone(), self.stop.subscribe());
             let greeting = async move {
                 let ours = (&hello, service.server());
-                let (stream, peer) = greet(stream, from, &acceptor, ours).await?;
+                let (stream, peer) = receive_hello(stream, from, &acceptor, ours).await?;
                 Ok((stream, peer, service))
             };
-            handshakes.begin(greeting, |(stream, peer, service)| {
+            handshakes.start(greeting, |(stream, peer, service)| {
                 serve_connection(stream, peer, service, stop)
             });
         }
@@ -109,22 +109,22 @@ impl TcpListener {
     }
 }
 
-async fn greet(
+async fn receive_hello(
     stream: TcpStream,
     from: SocketAddr,
     acceptor: &Acceptor,
     (ours, server): (&Hello, Option<ServerId>),
-) -> Result<(Secured, Peer)> {
-    socket::prepare(&stream);
-    let mut stream = acceptor.accept(stream).await.map_err(|e| broken(&e))?;
-    let head = pieces::read_frame(&mut stream)
+) -> Result<(TlsTcpStream, Peer)> {
+    socket::configure_socket(&stream);
+    let mut stream = acceptor.accept(stream).await.map_err(|e| connection_error(&e))?;
+    let head = pieces::read_head(&mut stream)
         .await
-        .map_err(|e| broken(&e))??;
+        .map_err(|e| connection_error(&e))??;
     let theirs = codec::decode::<Hello>(&head);
-    let reply = welcome(ours, &theirs, server);
-    pieces::write_frame(&mut stream, &codec::encode(&reply)?)
+    let reply = reply_to_hello(ours, &theirs, server);
+    pieces::write_head(&mut stream, &codec::encode(&reply)?)
         .await
-        .map_err(|e| broken(&e))?;
+        .map_err(|e| connection_error(&e))?;
     let peer = Peer {
         role: reply.and(theirs)?.role,
         address: from.to_string(),
@@ -133,47 +133,47 @@ async fn greet(
 }
 
 /// Calls whose answers are wanted.
-type Wanted = Arc<Mutex<HashMap<u32, Waiting>>>;
+type PendingReplies = Arc<Mutex<HashMap<u32, CancelGuard>>>;
 
 async fn serve_connection(
-    stream: Secured,
+    stream: TlsTcpStream,
     peer: Peer,
     service: Arc<dyn Service>,
     mut stop: watch::Receiver<bool>,
 ) -> Error {
-    let (outbox, mut inbox) = halves(stream, Some(Room::new()));
-    let wanted = Wanted::default();
+    let (sender, mut receiver) = split_stream(stream, Some(ConnectionBudget::new()));
+    let wanted = PendingReplies::default();
     let serving = async {
         loop {
-            match inbox.next().await {
-                Ok(Word::Frame(call, frame, place)) => {
-                    let (waiting, awaited) = Awaited::new();
+            match receiver.next_event().await {
+                Ok(FrameEvent::Frame(call, frame, place)) => {
+                    let (waiting, awaited) = Cancellation::new();
                     if lock(&wanted).insert(call, waiting).is_some() {
                         let text = "two calls of one number";
                         return Error::new(ErrorCode::Malformed, text);
                     }
                     let (service, peer) = (service.clone(), peer.clone());
-                    let (outbox, wanted) = (outbox.clone(), wanted.clone());
+                    let (sender, wanted) = (sender.clone(), wanted.clone());
                     // Once begun a call is served to its end, as its caller cannot know how far it
                     // came; only the answer can be unwanted.
                     tokio::spawn(async move {
-                        let answering = Answering(Some(outbox.clone()));
-                        let frame = answer(service, peer, frame, awaited).await;
-                        answering.done();
+                        let answering = CloseOnDrop(Some(sender.clone()));
+                        let frame = serve_frame(service, peer, frame, awaited).await;
+                        answering.disarm();
                         let waiting = lock(&wanted).remove(&call);
                         if waiting.is_some() {
-                            reply(&outbox, call, frame).await;
+                            send_reply(&sender, call, frame).await;
                         }
                         drop(place);
                     });
                 }
-                Ok(Word::Refused(call)) => {
-                    let busy: ReplyHead = Err(Error::new(ErrorCode::Busy, TOO_MANY));
+                Ok(FrameEvent::Refused(call)) => {
+                    let busy: ReplyHead = Err(Error::new(ErrorCode::Busy, TOO_MANY_CALLS));
                     let head = codec::encode(&busy).unwrap_or_default();
                     // Nothing more is read until it is sent: refusals take memory too.
-                    reply(&outbox, call, (head.into(), Bytes::new())).await;
+                    send_reply(&sender, call, (head.into(), Bytes::new())).await;
                 }
-                Ok(Word::Cancel(call)) => {
+                Ok(FrameEvent::Cancel(call)) => {
                     lock(&wanted).remove(&call);
                 }
                 Err(error) => return error,
@@ -182,42 +182,42 @@ async fn serve_connection(
     };
     let error = tokio::select! {
         error = serving => error,
-        error = outbox.keep(|| true) => error,
-        () = outbox.closed() => Error::new(ErrorCode::DeadlineExceeded, "a reply was not taken"),
+        error = sender.run_keepalive(|| true) => error,
+        () = sender.wait_closed() => Error::new(ErrorCode::DeadlineExceeded, "a reply was not taken"),
         _ = stop.wait_for(|stop| *stop) => Error::new(ErrorCode::Unreachable, "server stops"),
     };
     lock(&wanted).clear();
-    outbox.close().await;
+    sender.close().await;
     error
 }
 
 /// Ends the connection when the service broke off instead of answering: the caller would wait.
-struct Answering(Option<Arc<Outbox>>);
+struct CloseOnDrop(Option<Arc<FrameSender>>);
 
-impl Answering {
-    fn done(mut self) {
+impl CloseOnDrop {
+    fn disarm(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Answering {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        if let Some(outbox) = &self.0 {
-            outbox.ask_to_close();
+        if let Some(sender) = &self.0 {
+            sender.request_close();
         }
     }
 }
 
-async fn reply(outbox: &Outbox, call: u32, frame: Frame) {
-    let limit = Duration::from_millis(FRAME_MS);
-    match tokio::time::timeout(limit, outbox.send(call, frame)).await {
+async fn send_reply(sender: &FrameSender, call: u32, frame: Frame) {
+    let limit = Duration::from_millis(FRAME_TIMEOUT_MS);
+    match tokio::time::timeout(limit, sender.send(call, frame)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "reply not sent"),
         // The peer lives and takes nothing.
-        Err(_) => outbox.ask_to_close(),
+        Err(_) => sender.request_close(),
     }
 }
 
-fn lock(wanted: &Wanted) -> std::sync::MutexGuard<'_, HashMap<u32, Waiting>> {
+fn lock(wanted: &PendingReplies) -> std::sync::MutexGuard<'_, HashMap<u32, CancelGuard>> {
     wanted.lock().unwrap_or_else(PoisonError::into_inner)
 }

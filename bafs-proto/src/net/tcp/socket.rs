@@ -7,21 +7,21 @@ use rustix::net::sockopt::set_tcp_user_timeout;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpStream;
 
-use crate::net::hello::IDLE_MS;
+use crate::net::hello::IDLE_TIMEOUT_MS;
 
 /// Bytes that the kernel may hold beyond what is on the wire: the next piece, small or large, waits
 /// behind them. Buffers as such are left to the kernel, which makes them fit.
-const UNSENT_BYTES: u32 = 256 << 10;
+const UNSENT_BYTES_MAX: u32 = 256 << 10;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// Sets a socket up for calls. Best effort: each setting is for speed, or for a case that signs of
 /// life cover too.
-pub(super) fn prepare(stream: &TcpStream) {
+pub(super) fn configure_socket(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
-    let _ = socket2::SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES);
-    let _ = set_tcp_user_timeout(stream, IDLE_MS);
+    let _ = socket2::SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
+    let _ = set_tcp_user_timeout(stream, IDLE_TIMEOUT_MS);
 }
 
 /// A socket that listens. A port whose last owner has just ended is free.
@@ -35,7 +35,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 }
 
 /// Lets this process have as many connections as it may: each needs a descriptor.
-pub(super) fn raise_descriptors() {
+pub(super) fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::hash::{Digest, Hasher};
-use bafs_proto::ids::ExtractId;
+use bafs_proto::hash::{Digest, DigestHasher};
+use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{PutProgress, PutReceipt};
 use bafs_proto::time::Deadline;
 use bafs_proto::{Error, ErrorCode, Result};
@@ -36,7 +36,7 @@ const COMPLETE_TIMEOUT_MS: u64 = 600_000;
 /// The uploads of one bucket.
 pub(super) struct BucketUploads {
     objects: Arc<ObjectStore>,
-    list: Mutex<BTreeMap<ExtractId, Arc<BucketUpload>>>,
+    list: Mutex<BTreeMap<ExtractionId, Arc<BucketUpload>>>,
 }
 
 /// A file on its way.
@@ -59,7 +59,7 @@ enum UploadState {
 
 struct OpenUpload {
     writer: Writer,
-    hasher: Hasher,
+    hasher: DigestHasher,
     sent: u64,
     part_bytes: u64,
 }
@@ -142,7 +142,7 @@ impl BucketUploads {
                 if (sending.sent, sending.hasher.digest()) == (put.size, digest) =>
             {
                 let receipt = PutReceipt {
-                    extract: put.extract,
+                    extraction: put.extract,
                     path: put.path.clone(),
                     size: put.size,
                     digest,
@@ -184,7 +184,7 @@ impl BucketUploads {
             writer: writer
                 .await
                 .map_err(|e| self.objects.store_error(&put.path, &e))?,
-            hasher: Hasher::new(),
+            hasher: DigestHasher::new(),
             sent: 0,
             part_bytes,
         };
@@ -214,7 +214,7 @@ impl BucketUploads {
 
     fn abort_idle(&self) {
         self.list().retain(|_, upload| {
-            if !upload.expires().left().is_zero() {
+            if !upload.expires().remaining().is_zero() {
                 return true;
             }
             let idle = upload.try_lock_state();
@@ -240,7 +240,7 @@ impl BucketUploads {
         }
     }
 
-    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractId, Arc<BucketUpload>>> {
+    fn list(&self) -> MutexGuard<'_, BTreeMap<ExtractionId, Arc<BucketUpload>>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{BlockIndex, FileIndex};
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::ReplacementPolicy;
 
 use super::{BlockKey, BlockTable, CopyClass, StoredBlock, Victim, charged_bytes};
 
@@ -203,8 +203,8 @@ impl BlockTable {
         };
         let (mut oldest, mut latest) = (list.iter().rev(), list.iter());
         let next = || match self.replacement {
-            Replacement::Lru => oldest.next(),
-            Replacement::Mru => latest.next(),
+            ReplacementPolicy::Lru => oldest.next(),
+            ReplacementPolicy::Mru => latest.next(),
         };
         let mut seen = BTreeSet::new();
         std::iter::from_fn(next)

@@ -2,7 +2,7 @@
 //! linear scans, for each replacement policy. Counts bytes; measures no time.
 
 use anyhow::Result;
-use bafs_proto::volume::Replacement;
+use bafs_proto::volume::ReplacementPolicy;
 
 use super::{MIB, PartOutcome, table_row};
 use crate::api::CacheSpec;
@@ -39,7 +39,7 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<Par
         let directory = format!("knee{percent}");
         stage.write_data_set(&directory, &content)?;
         let mut samples = Vec::new();
-        for replacement in [Replacement::Lru, Replacement::Mru] {
+        for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
             let mut factors = Vec::new();
             for round in 0..rounds {
                 let wish = CacheSpec {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::ids::{ExtractId, VolumeId};
+use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::message::ExtractFile;
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
@@ -165,9 +165,9 @@ fn time_extraction(
             let call = ExtractFile {
                 volume,
                 path: format!("file-{number}"),
-                extract: ExtractId::random(),
-                home,
-                target: format!("out/{round}/file-{number}"),
+                extraction: ExtractionId::random(),
+                home_address: home,
+                target_path: format!("out/{round}/file-{number}"),
                 home_id: None,
                 home_token: speaker.token(),
             };

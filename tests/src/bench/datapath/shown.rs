@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use bafs_proto::door::DOOR_NAME;
+use bafs_proto::door::HANDOFF_SOCKET_NAME;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -38,7 +38,7 @@ pub(super) struct MountedScratch {
 /// named `work`.
 pub(super) fn start_remote_cluster(size: &str) -> Result<TestCluster> {
     let world = start_local_cluster(size, &[])?;
-    fs::remove_file(world.cluster.directory().join("n1").join(DOOR_NAME))?;
+    fs::remove_file(world.cluster.directory().join("n1").join(HANDOFF_SOCKET_NAME))?;
     Ok(world)
 }
 

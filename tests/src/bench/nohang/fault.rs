@@ -147,7 +147,7 @@ pub(crate) fn enter_private_namespaces() -> Result<()> {
 
 /// Has agents that come now take the way over the network.
 pub(super) fn disable_fd_passing(world: &TestCluster) -> Result<()> {
-    let door = store_path(world).join(bafs_proto::door::DOOR_NAME);
+    let door = store_path(world).join(bafs_proto::door::HANDOFF_SOCKET_NAME);
     std::fs::remove_file(&door).with_context(|| door.display().to_string())
 }
 
