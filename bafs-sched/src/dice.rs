@@ -12,7 +12,7 @@ impl SeededRng {
     }
 
     /// A number below `bound`, which is not zero.
-    pub fn below(&mut self, bound: u64) -> u64 {
+    pub fn next_below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,7 +21,7 @@ impl SeededRng {
     }
 
     /// True in `permille` of 1000 cases.
-    pub fn chance(&mut self, permille: u64) -> bool {
-        self.below(1000) < permille
+    pub fn next_bool(&mut self, permille: u64) -> bool {
+        self.next_below(1000) < permille
     }
 }

@@ -21,32 +21,32 @@ use bafs_proto::{Error, ErrorCode, Result};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use self::clock::Clock;
-use self::output::Outputs;
-use crate::io::contact::Contact;
-use crate::io::copying::Copying;
+use self::clock::RunClock;
+use self::output::OutputCollector;
+use crate::io::contact::Connectivity;
+use crate::io::copying::CopyRequest;
 use crate::io::homes::{FileHome, Homes};
-use crate::io::journal::{Header, Journal, Record};
-use crate::io::listing::Listing;
+use crate::io::journal::{JournalHeader, Journal, JournalRecord};
+use crate::io::listing::ListingTracker;
 use crate::io::remote_io;
-use crate::io::servers::{Place, Servers};
-use crate::io::shares::Shares;
-use crate::io::watch::{WatchList, Watched, watch as watch_node};
+use crate::io::servers::{ServerAddress, Servers};
+use crate::io::shares::NodeQuotas;
+use crate::io::watch::{WatchList, WatchListSender, watch_node as watch_node};
 use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler, Settings};
-use crate::report::{Ledger, RunReport};
+use crate::report::{RunReportBuilder, RunReport};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
-pub(crate) use self::clock::{now, tick};
+pub(crate) use self::clock::{wall_time_now, monotonic_now};
 
 /// How often the catalog is asked, in milliseconds.
-const POLL_MS: u64 = 1_000;
+const CATALOG_POLL_INTERVAL_MS: u64 = 1_000;
 
 /// Failures of the environment are told at most once in so long, in milliseconds: when a home is
 /// away, every job has one. Once it was told that the home is away, none of these is.
-const TELL_MS: u64 = 5_000;
+const FAILURE_REPORT_INTERVAL_MS: u64 = 5_000;
 
 /// Facts that are journaled and applied together at most.
-const BATCH_MAX: usize = 256;
+const EVENT_BATCH_MAX: usize = 256;
 
 /// What a run needs to know beside the workflow.
 #[derive(Debug, Clone)]
@@ -58,32 +58,32 @@ pub struct RunOptions {
     /// The journal. If it exists, the run that it tells of goes on.
     pub journal: PathBuf,
     /// The directory that takes what jobs print, if that is to be kept.
-    pub logs: Option<PathBuf>,
+    pub log_directory: Option<PathBuf>,
     /// How it is run; those in an existing journal win.
     pub settings: Settings,
     /// The home that stands for `file:///…`, if there is one.
     pub file_home: Option<FileHome>,
     /// Stops the run.
-    pub cancel: Cancel,
+    pub cancel_handle: CancelHandle,
 }
 
 /// A handle that stops a run: jobs are killed, volumes deleted, and the run ends as cancelled.
 #[derive(Debug, Clone)]
-pub struct Cancel(Arc<watch::Sender<bool>>);
+pub struct CancelHandle(Arc<watch::Sender<bool>>);
 
-impl Default for Cancel {
+impl Default for CancelHandle {
     fn default() -> Self {
         Self(Arc::new(watch::Sender::new(false)))
     }
 }
 
-impl Cancel {
+impl CancelHandle {
     /// Asks the run to stop; asking again is harmless.
-    pub fn request(&self) {
+    pub fn request_cancel(&self) {
         self.0.send_replace(true);
     }
 
-    async fn requested(&self) {
+    async fn wait_for_request(&self) {
         let mut receiver = self.0.subscribe();
         // The sender lives as long as this handle, so waiting cannot fail.
         let _ = receiver.wait_for(|is_requested| *is_requested).await;
@@ -92,21 +92,21 @@ impl Cancel {
 
 /// What the tasks of a run tell its loop.
 #[derive(Debug)]
-pub(crate) enum Note {
+pub(crate) enum DriverMessage {
     /// A fact.
     Event(Event),
     /// An execution whose end must be waited for.
-    Watch(ServerId, ExecutionId),
+    WatchExecution(ServerId, ExecutionId),
     /// A listing of the catalog.
-    Listing(Vec<Advert>),
+    CatalogListed(Vec<Advert>),
     /// The catalog will never answer this run.
-    Refused(Error),
+    CatalogRefused(Error),
     /// Volumes must be kept alive.
-    RenewDue,
+    RenewalDue,
     /// Users may have wished something, and nodes may be silent.
-    SecondDue,
+    PeriodicCheckDue,
     /// What a node keeps for the run, or why it does not.
-    Allotted(ServerId, Result<NodeQuotaList>),
+    QuotaAnswered(ServerId, Result<NodeQuotaList>),
 }
 
 /// Runs a workflow to its end, or goes on with it if its journal exists. `progress` is called
@@ -116,86 +116,86 @@ pub(crate) enum Note {
 /// When the run cannot go on: the journal cannot be used or belongs to another workflow, the
 /// identity is not usable, or the catalog refuses it before any node was seen. That jobs fail is
 /// no error but part of the report.
-pub async fn run(
+pub async fn run_workflow(
     workflow: Workflow,
     options: RunOptions,
     progress: impl FnMut(&Progress),
 ) -> Result<RunReport> {
     let pool = Pool::new(Arc::new(Dialer::new(&options.identity)?));
-    run_over(pool, workflow, options, progress).await
+    run_with_connections(pool, workflow, options, progress).await
 }
 
 /// As [`run`], over connections that are given.
 ///
 /// # Errors
 /// As [`run`].
-pub async fn run_over(
+pub async fn run_with_connections(
     pool: Pool,
     workflow: Workflow,
     options: RunOptions,
     mut progress: impl FnMut(&Progress),
 ) -> Result<RunReport> {
-    if options.settings.is_private_at_home()
-        && let Some(refusal) = remote_io::refusal(&workflow)
+    if options.settings.has_private_data_at_home()
+        && let Some(refusal) = remote_io::why_unsupported(&workflow)
     {
         return Err(Error::new(ErrorCode::Unsupported, refusal));
     }
     let (mut driver, mut notes) = Driver::open(pool, workflow, &options)?;
-    driver.resume();
-    driver.spawn_background(&options);
+    driver.resume_run();
+    driver.spawn_background_tasks(&options);
     progress(&driver.scheduler.progress());
     if driver.scheduler.outcome().is_none() {
         // The core's patience begins with its first fact, and a catalog may never bring one.
         let first = if driver.is_resumed {
             let series = (RunId::random().0 >> 32) as u32;
-            Event::Resumed { series }
+            Event::SchedulerResumed { id_prefix: series }
         } else {
             Event::Tick
         };
-        driver.take(vec![first]).await?;
+        driver.apply_events(vec![first]).await?;
     }
     while driver.scheduler.outcome().is_none() {
-        let batch = driver.next_batch(&mut notes, &options.cancel).await;
-        driver.take(batch).await?;
-        driver.share().await?;
-        if let Some(error) = driver.refusal.take()
+        let batch = driver.receive_batch(&mut notes, &options.cancel_handle).await;
+        driver.apply_events(batch).await?;
+        driver.request_quotas().await?;
+        if let Some(error) = driver.catalog_refusal.take()
             && driver.scheduler.progress().nodes == 0
         {
             return Err(error.context(format_args!("catalog {}", options.catalog)));
         }
-        if let Some(error) = driver.no_part.take() {
+        if let Some(error) = driver.quota_refusal.take() {
             return Err(error);
         }
         progress(&driver.scheduler.progress());
     }
-    driver.finish().await
+    driver.finish_run().await
 }
 
 struct Driver {
     servers: Servers,
-    clock: Clock,
+    clock: RunClock,
     scheduler: Scheduler,
     journal: Option<Journal>,
-    ledger: Ledger,
+    report_builder: RunReportBuilder,
     tasks: JoinSet<()>,
-    notes: mpsc::Sender<Note>,
-    watched: BTreeMap<ServerId, Watched>,
-    listing: Listing,
+    messages: mpsc::Sender<DriverMessage>,
+    watch_lists: BTreeMap<ServerId, WatchListSender>,
+    listing_tracker: ListingTracker,
     /// Why the catalog refuses this run, if it does.
-    refusal: Option<Error>,
+    catalog_refusal: Option<Error>,
     /// Why no node will ever keep anything for this run, if so.
-    no_part: Option<Error>,
+    quota_refusal: Option<Error>,
     /// Whether the journal told of an earlier scheduler.
     is_resumed: bool,
     /// When a failure of the environment was told last.
-    told: Option<Time>,
+    failure_reported_at: Option<Time>,
     is_cancelled: bool,
     /// The journal beside which users leave wishes, and how many were read.
-    wishes_of: PathBuf,
-    read_wishes: u64,
+    command_journal: PathBuf,
+    commands_read: u64,
     /// Parts of nodes, where others use them too.
-    shares: Option<Shares>,
-    outputs: Outputs,
+    node_quotas: Option<NodeQuotas>,
+    output_collector: OutputCollector,
 }
 
 impl Driver {
@@ -203,8 +203,8 @@ impl Driver {
         pool: Pool,
         workflow: Workflow,
         options: &RunOptions,
-    ) -> Result<(Self, mpsc::Receiver<Note>)> {
-        let (journal, history) = Journal::open(&options.journal, || Header {
+    ) -> Result<(Self, mpsc::Receiver<DriverMessage>)> {
+        let (journal, history) = Journal::open(&options.journal, || JournalHeader {
             run: RunId::random(),
             workflow: workflow.clone(),
             settings: options.settings.clone(),
@@ -219,78 +219,78 @@ impl Driver {
             return Err(Error::new(ErrorCode::Conflict, text));
         }
         let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings.clone());
-        let mut ledger = Ledger::default();
+        let mut ledger = RunReportBuilder::default();
         let last = history.records.last().map_or(Time(0), |(at, _)| *at);
         let is_resumed = !history.records.is_empty();
-        let mut outputs = Outputs::open(options.logs.as_deref(), header.run);
-        let mut homes = Homes::of(options.file_home.clone(), &workflow);
+        let mut outputs = OutputCollector::open(options.log_directory.as_deref(), header.run);
+        let mut homes = Homes::for_workflow(options.file_home.clone(), &workflow);
         for (now, event) in history.records {
-            homes.keep(&event);
-            ledger.note(&scheduler, now, &event);
-            outputs.recall(&scheduler, &ledger, &event);
+            homes.apply_event(&event);
+            ledger.note_event(&scheduler, now, &event);
+            outputs.note_earlier_attempt(&scheduler, &ledger, &event);
             scheduler.step(now, event, &mut Vec::new());
         }
-        ledger.resumed(&scheduler, &options.journal, &options.settings);
-        let (notes, receiver) = mpsc::channel(BATCH_MAX);
+        ledger.warn_of_ignored_settings(&scheduler, &options.journal, &options.settings);
+        let (notes, receiver) = mpsc::channel(EVENT_BATCH_MAX);
         let (token, verifier) = (&options.identity.token, &options.identity.verifier);
         let bearer = Bearer::new(token.clone(), verifier.clone());
         let servers = Servers {
             pool,
             bearer: Arc::new(bearer),
             homes: Arc::new(Mutex::new(homes)),
-            contact: Arc::new(Mutex::new(Contact::resumed(&scheduler, tick()))),
+            connectivity: Arc::new(Mutex::new(Connectivity::for_resumed_run(&scheduler, monotonic_now()))),
             workflow: Arc::new(workflow),
             run: header.run,
             settings: Arc::new(header.settings),
             is_resumed,
         };
         let user = servers.settings.user.clone();
-        let shares = user.map(|user| Shares::new(user, servers.owner()));
+        let shares = user.map(|user| NodeQuotas::new(user, servers.volume_owner()));
         let driver = Self {
             servers,
-            clock: Clock::new(last, tick()),
+            clock: RunClock::new(last, monotonic_now()),
             scheduler,
             journal: Some(journal),
-            ledger,
+            report_builder: ledger,
             tasks: JoinSet::new(),
-            notes,
-            watched: BTreeMap::new(),
-            listing: Listing::default(),
-            refusal: None,
-            no_part: None,
+            messages: notes,
+            watch_lists: BTreeMap::new(),
+            listing_tracker: ListingTracker::default(),
+            catalog_refusal: None,
+            quota_refusal: None,
             is_resumed,
-            told: None,
+            failure_reported_at: None,
             is_cancelled: false,
-            wishes_of: options.journal.clone(),
-            read_wishes: 0,
-            shares,
-            outputs,
+            command_journal: options.journal.clone(),
+            commands_read: 0,
+            node_quotas: shares,
+            output_collector: outputs,
         };
         Ok((driver, receiver))
     }
 
     /// Takes up again what was under way when the journal ended.
-    fn resume(&mut self) {
-        for action in self.scheduler.outstanding() {
-            self.execute(action);
+    fn resume_run(&mut self) {
+        for action in self.scheduler.outstanding_actions() {
+            self.execute_action(action);
         }
-        for (execution, server) in self.scheduler.running().collect::<Vec<_>>() {
-            self.watch(server, execution);
+        for (execution, server) in self.scheduler.running_executions().collect::<Vec<_>>() {
+            self.watch_execution(server, execution);
         }
         if self.scheduler.outcome().is_none() {
-            self.keep_earlier_outputs();
+            self.collect_earlier_outputs();
         }
     }
 
-    fn spawn_background(&mut self, options: &RunOptions) {
-        let (servers, notes) = (self.servers.clone(), self.notes.clone());
+    fn spawn_background_tasks(&mut self, options: &RunOptions) {
+        let (servers, notes) = (self.servers.clone(), self.messages.clone());
         let catalog = options.catalog.clone();
         self.tasks.spawn(async move {
             let mut was_told = false;
             loop {
-                let deadline = Deadline::after_ms(2 * POLL_MS);
-                let note = match servers.query(&catalog, deadline).await {
-                    Ok(adverts) => Some(Note::Listing(adverts)),
+                let deadline = Deadline::after_ms(2 * CATALOG_POLL_INTERVAL_MS);
+                let note = match servers.query_catalog(&catalog, deadline).await {
+                    Ok(adverts) => Some(DriverMessage::CatalogListed(adverts)),
                     // Running jobs do not need the catalog; it is asked again.
                     Err(error) if error.is_transient() => {
                         if !std::mem::replace(&mut was_told, true) {
@@ -298,7 +298,7 @@ impl Driver {
                         }
                         None
                     }
-                    Err(error) => Some(Note::Refused(error)),
+                    Err(error) => Some(DriverMessage::CatalogRefused(error)),
                 };
                 was_told &= note.is_none();
                 if let Some(note) = note
@@ -306,79 +306,79 @@ impl Driver {
                 {
                     return;
                 }
-                tokio::time::sleep(Duration::from_millis(POLL_MS)).await;
+                tokio::time::sleep(Duration::from_millis(CATALOG_POLL_INTERVAL_MS)).await;
             }
         });
-        let notes = self.notes.clone();
+        let notes = self.messages.clone();
         self.tasks.spawn(async move {
-            while notes.send(Note::SecondDue).await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(POLL_MS)).await;
+            while notes.send(DriverMessage::PeriodicCheckDue).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(CATALOG_POLL_INTERVAL_MS)).await;
             }
         });
         // Apart from the catalog: volumes must outlive its absence.
-        let notes = self.notes.clone();
+        let notes = self.messages.clone();
         let pause = Duration::from_millis(self.servers.settings.volume_lifetime_ms / 4 + 1);
         self.tasks.spawn(async move {
-            while notes.send(Note::RenewDue).await.is_ok() {
+            while notes.send(DriverMessage::RenewalDue).await.is_ok() {
                 tokio::time::sleep(pause).await;
             }
         });
     }
 
     /// Waits for facts and takes all that are there. May be empty.
-    async fn next_batch(
+    async fn receive_batch(
         &mut self,
-        notes: &mut mpsc::Receiver<Note>,
-        cancel: &Cancel,
+        notes: &mut mpsc::Receiver<DriverMessage>,
+        cancel: &CancelHandle,
     ) -> Vec<Event> {
         let due_ms = match self.scheduler.next_timer() {
-            Some(at) => at.ms_since(self.clock.time(now(), tick())),
+            Some(at) => at.ms_since(self.clock.adjusted_time(wall_time_now(), monotonic_now())),
             None => u64::from(u32::MAX),
         };
         let mut batch = Vec::new();
         tokio::select! {
-            Some(note) = notes.recv() => self.sort(note, &mut batch),
+            Some(note) = notes.recv() => self.handle_message(note, &mut batch),
             () = tokio::time::sleep(Duration::from_millis(due_ms)) => batch.push(Event::Tick),
-            () = cancel.requested(), if !self.is_cancelled => {
+            () = cancel.wait_for_request(), if !self.is_cancelled => {
                 self.is_cancelled = true;
                 batch.push(Event::CancelRequested);
             }
         }
-        while batch.len() < BATCH_MAX
+        while batch.len() < EVENT_BATCH_MAX
             && let Ok(note) = notes.try_recv()
         {
-            self.sort(note, &mut batch);
+            self.handle_message(note, &mut batch);
         }
         while self.tasks.try_join_next().is_some() {}
         batch
     }
 
-    fn sort(&mut self, note: Note, batch: &mut Vec<Event>) {
+    fn handle_message(&mut self, note: DriverMessage, batch: &mut Vec<Event>) {
         match note {
-            Note::Event(event) => batch.push(event),
-            Note::Watch(server, execution) => self.watch(server, execution),
-            Note::Listing(adverts) => {
-                batch.extend(self.servers.new_homes());
-                let mut contact = self.servers.contact();
-                contact.listed(adverts.iter().map(|advert| advert.id), tick());
-                let is_heard = |server| contact.is_heard(&self.scheduler, server, tick());
-                let news = self.listing.compare(&self.scheduler, adverts, is_heard);
+            DriverMessage::Event(event) => batch.push(event),
+            DriverMessage::WatchExecution(server, execution) => self.watch_execution(server, execution),
+            DriverMessage::CatalogListed(adverts) => {
+                batch.extend(self.servers.take_new_homes());
+                let mut contact = self.servers.connectivity();
+                contact.note_listing(adverts.iter().map(|advert| advert.id), monotonic_now());
+                let is_heard = |server| contact.has_recent_answer(&self.scheduler, server, monotonic_now());
+                let news = self.listing_tracker.compare_listing(&self.scheduler, adverts, is_heard);
                 batch.extend(news);
             }
-            Note::Refused(error) => self.refusal = Some(error),
-            Note::RenewDue => self.renew(),
-            Note::SecondDue => {
-                batch.extend(self.wishes());
-                batch.extend(self.judge_silence());
+            DriverMessage::CatalogRefused(error) => self.catalog_refusal = Some(error),
+            DriverMessage::RenewalDue => self.renew_volumes(),
+            DriverMessage::PeriodicCheckDue => {
+                batch.extend(self.read_commands());
+                batch.extend(self.check_silent_nodes());
             }
-            Note::Allotted(server, answer) => batch.extend(self.allotted(server, answer)),
+            DriverMessage::QuotaAnswered(server, answer) => batch.extend(self.handle_quota_answer(server, answer)),
         }
     }
 
     /// Makes facts durable, tells them to the core, and does what it asks.
-    async fn take(&mut self, batch: Vec<Event>) -> Result<()> {
-        let now = self.clock.time(now(), tick());
-        let records: Vec<Record> = batch.into_iter().map(|event| (now, event)).collect();
+    async fn apply_events(&mut self, batch: Vec<Event>) -> Result<()> {
+        let now = self.clock.adjusted_time(wall_time_now(), monotonic_now());
+        let records: Vec<JournalRecord> = batch.into_iter().map(|event| (now, event)).collect();
         if records.is_empty() {
             return Ok(());
         }
@@ -391,16 +391,16 @@ impl Driver {
         self.journal = Some(journal);
         let mut actions = Vec::new();
         for (now, event) in records {
-            self.ledger.note(&self.scheduler, now, &event);
-            self.keep_output(&event);
-            self.tell_failure(now, &event);
+            self.report_builder.note_event(&self.scheduler, now, &event);
+            self.collect_output(&event);
+            self.report_failure(now, &event);
             let started = match &event {
                 Event::JobStarted { execution } => Some(*execution),
                 _ => None,
             };
-            let is_listing = matches!(event, Event::ServersSeen { .. });
+            let is_listing = matches!(event, Event::NodesListed { .. });
             if let Event::ServerSilent { server } = &event {
-                self.watch_no_more(*server);
+                self.stop_watching(*server);
             }
             let warned = self.scheduler.warnings().len();
             self.scheduler.step(now, event, &mut actions);
@@ -408,22 +408,22 @@ impl Driver {
                 tracing::warn!("{}", warning.text);
             }
             if is_listing {
-                self.follow_addresses();
+                self.update_addresses();
             }
             if let Some(execution) = started
                 && let Some((_, server)) = self.scheduler.execution(execution)
             {
-                self.watch(server, execution);
+                self.watch_execution(server, execution);
             }
         }
         for action in actions {
-            self.execute(action);
+            self.execute_action(action);
         }
         Ok(())
     }
 
     /// Says why nothing seems to happen while something is tried again.
-    fn tell_failure(&mut self, now: Time, event: &Event) {
+    fn report_failure(&mut self, now: Time, event: &Event) {
         let error = match event {
             Event::JobEnded { report, .. } => match &report.outcome {
                 JobOutcome::EnvironmentFailed(error) => error,
@@ -434,40 +434,40 @@ impl Driver {
             Event::ExtractFailed { error, .. } if error.code != ErrorCode::NotFound => error,
             _ => return,
         };
-        let is_due = self.told.is_none_or(|told| now.ms_since(told) >= TELL_MS);
-        if is_due && !self.servers.is_told(error) {
-            self.told = Some(now);
-            let what = self.scheduler.describe_call(event);
+        let is_due = self.failure_reported_at.is_none_or(|told| now.ms_since(told) >= FAILURE_REPORT_INTERVAL_MS);
+        if is_due && !self.servers.is_reported_outage(error) {
+            self.failure_reported_at = Some(now);
+            let what = self.scheduler.describe_failed_call(event);
             tracing::warn!(%error, "{what} failed; what can help is tried");
         }
     }
 
-    fn place(&self, server: ServerId) -> Place {
+    fn server_address(&self, server: ServerId) -> ServerAddress {
         let address = self.scheduler.node(server).map(|node| node.address.clone());
-        Place {
+        ServerAddress {
             server,
             address: address.unwrap_or_default(),
         }
     }
 
-    fn watch(&mut self, server: ServerId, execution: ExecutionId) {
-        if !self.watched.contains_key(&server) {
-            let place = self.place(server);
-            let watched: Watched = Arc::new(watch::Sender::new(WatchList {
+    fn watch_execution(&mut self, server: ServerId, execution: ExecutionId) {
+        if !self.watch_lists.contains_key(&server) {
+            let place = self.server_address(server);
+            let watched: WatchListSender = Arc::new(watch::Sender::new(WatchList {
                 address: place.address,
                 executions: BTreeSet::new(),
             }));
-            let (servers, notes) = (self.servers.clone(), self.notes.clone());
+            let (servers, notes) = (self.servers.clone(), self.messages.clone());
             self.tasks
                 .spawn(watch_node(servers, watched.clone(), notes));
-            self.watched.insert(server, watched);
+            self.watch_lists.insert(server, watched);
         }
-        self.watched[&server].send_modify(|watched| {
+        self.watch_lists[&server].send_modify(|watched| {
             watched.executions.insert(execution);
         });
     }
 
-    fn start(
+    fn start_job(
         &mut self,
         execution: ExecutionId,
         job: JobIndex,
@@ -475,22 +475,22 @@ impl Driver {
         volumes: Vec<MountedVolume>,
         results: Vec<VolumeIndex>,
     ) {
-        let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
-        let place = self.place(server);
+        let (servers, notes, now) = (self.servers.clone(), self.messages.clone(), wall_time_now());
+        let place = self.server_address(server);
         let with_place = volumes
             .into_iter()
-            .map(|v| (v, v.server.map(|server| self.place(server))));
+            .map(|v| (v, v.server.map(|server| self.server_address(server))));
         let volumes: Vec<_> = with_place.collect();
         self.tasks.spawn(async move {
-            let started = servers.start(now, execution, job, &place, volumes, &results);
+            let started = servers.start_job(now, execution, job, &place, volumes, &results);
             let started = started.await;
-            send(&notes, Some(started)).await;
+            send_event(&notes, Some(started)).await;
         });
     }
 
     /// Starts to do what the core asks; the outcome returns as a fact.
-    fn execute(&mut self, action: Action) {
-        let (servers, notes, now) = (self.servers.clone(), self.notes.clone(), now());
+    fn execute_action(&mut self, action: Action) {
+        let (servers, notes, now) = (self.servers.clone(), self.messages.clone(), wall_time_now());
         match action {
             Action::CreateVolume {
                 id,
@@ -498,10 +498,10 @@ impl Driver {
                 server,
                 size,
             } => {
-                let place = self.place(server);
+                let place = self.server_address(server);
                 self.tasks.spawn(async move {
-                    for event in servers.create(now, id, volume, &place, size).await {
-                        send(&notes, Some(event)).await;
+                    for event in servers.create_volume(now, id, volume, &place, size).await {
+                        send_event(&notes, Some(event)).await;
                     }
                 });
             }
@@ -510,73 +510,73 @@ impl Driver {
                 source,
                 server,
                 size,
-                base,
+                base_copy: base,
             } => {
-                let copying = Copying {
+                let copying = CopyRequest {
                     id,
                     source,
-                    holder: source.server.map(|holder| self.place(holder)),
-                    place: self.place(server),
+                    source_address: source.server.map(|holder| self.server_address(holder)),
+                    target_address: self.server_address(server),
                     size,
-                    base,
+                    base_copy: base,
                 };
                 self.tasks.spawn(async move {
-                    for event in servers.copy(now, copying).await {
-                        send(&notes, Some(event)).await;
+                    for event in servers.copy_volume(now, copying).await {
+                        send_event(&notes, Some(event)).await;
                     }
                 });
             }
-            Action::WarmVolume { id, server } => self.warm(id, server),
-            Action::LookAtCache { id, server } => self.look_at_cache(id, server),
-            Action::DeleteVolume { id, server } => self.delete(id, server),
+            Action::WarmCache { id, server } => self.warm_volume(id, server),
+            Action::InspectCache { id, server } => self.inspect_cache(id, server),
+            Action::DeleteVolume { id, server } => self.delete_volume(id, server),
             Action::StartJob {
                 execution,
                 job,
                 server,
                 volumes,
                 results,
-            } => self.start(execution, job, server, volumes, results),
+            } => self.start_job(execution, job, server, volumes, results),
             Action::KillJob { execution, server } => {
-                let place = self.place(server);
+                let place = self.server_address(server);
                 self.tasks.spawn(async move {
                     // Whatever it says, if anything: watching tells how it is.
-                    drop(servers.kill(execution, &place).await);
+                    drop(servers.kill_job(execution, &place).await);
                     // The loop ended: nobody waits for this any more.
-                    let _ = notes.send(Note::Watch(server, execution)).await;
+                    let _ = notes.send(DriverMessage::WatchExecution(server, execution)).await;
                 });
             }
             Action::ExtractFile {
                 extract,
                 index,
                 source,
-            } => self.send_home((extract, index), source),
-            Action::ProbeVolumes { server, volumes } => self.renew_on(server, volumes, 0),
-            Action::FindVolumes { server, volumes } => self.find(server, volumes),
+            } => self.extract_file((extract, index), source),
+            Action::ProbeVolumes { server, volumes } => self.renew_volumes_on(server, volumes, 0),
+            Action::FindVolumes { server, volumes } => self.find_volumes(server, volumes),
             Action::Finish { .. } => {}
         }
     }
 
-    async fn finish(mut self) -> Result<RunReport> {
+    async fn finish_run(mut self) -> Result<RunReport> {
         self.tasks.shutdown().await;
-        self.outputs.finish().await;
-        self.leave_results().await;
-        self.unshare().await;
-        if self.scheduler.settings().is_private_at_home()
-            && !self.scheduler.keeps_results()
-            && let Err(error) = remote_io::clean(&self.servers, self.scheduler.workflow()).await
+        self.output_collector.finish().await;
+        self.extend_result_lifetimes().await;
+        self.release_quotas().await;
+        if self.scheduler.settings().has_private_data_at_home()
+            && !self.scheduler.has_unsent_results()
+            && let Err(error) = remote_io::remove_run_directory(&self.servers, self.scheduler.workflow()).await
         {
-            let left = remote_io::directory(self.servers.run);
+            let left = remote_io::run_directory(self.servers.run);
             tracing::warn!(%error, "could not remove {left} at home; remove it by hand");
         }
         let over = || Error::new(ErrorCode::ServerFault, "the run is not over");
         let outcome = self.scheduler.outcome().cloned().ok_or_else(over)?;
-        Ok(self.ledger.report(&self.scheduler, outcome))
+        Ok(self.report_builder.build_report(&self.scheduler, outcome))
     }
 }
 
-async fn send(notes: &mpsc::Sender<Note>, event: Option<Event>) {
+async fn send_event(notes: &mpsc::Sender<DriverMessage>, event: Option<Event>) {
     if let Some(event) = event {
         // The loop ended: nobody waits for this any more.
-        let _ = notes.send(Note::Event(event)).await;
+        let _ = notes.send(DriverMessage::Event(event)).await;
     }
 }

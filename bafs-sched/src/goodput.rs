@@ -3,16 +3,16 @@
 
 use serde::Serialize;
 
-use crate::timeline::{Execution, Fate, Making, Timeline};
+use crate::timeline::{ExecutionRecord, ExecutionOutcome, VolumeRecord, Timeline};
 use crate::workflow::{JobIndex, Workflow};
 
 /// Where a time went. All in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Account {
+pub struct TimeAccount {
     /// The job ran and did not wait for its agent.
     pub computing_ms: u64,
     /// The job ran, and a call to its agent was under way; at most what its processors were idle.
-    pub waiting_ms: u64,
+    pub io_wait_ms: u64,
     /// Volumes were made, filled or copied before it could start, or its results were sent home.
     pub copying_ms: u64,
     /// Executions of it that failed, were given up, or whose output was lost.
@@ -23,11 +23,11 @@ pub struct Account {
     pub queued_ms: u64,
 }
 
-impl Account {
+impl TimeAccount {
     /// The sum of the columns.
     pub fn sum_ms(&self) -> u64 {
         self.computing_ms
-            + self.waiting_ms
+            + self.io_wait_ms
             + self.copying_ms
             + self.lost_ms
             + self.overhead_ms
@@ -36,7 +36,7 @@ impl Account {
 
     fn add(&mut self, other: &Self) {
         self.computing_ms += other.computing_ms;
-        self.waiting_ms += other.waiting_ms;
+        self.io_wait_ms += other.io_wait_ms;
         self.copying_ms += other.copying_ms;
         self.lost_ms += other.lost_ms;
         self.overhead_ms += other.overhead_ms;
@@ -46,7 +46,7 @@ impl Account {
 
 /// The account of one job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct JobAccount {
+pub struct JobTimeAccount {
     /// Its name.
     pub job: String,
     /// From the run's first fact until it was done and its results were at home; until the run's
@@ -54,16 +54,16 @@ pub struct JobAccount {
     pub wall_ms: u64,
     /// Where that time went.
     #[serde(flatten)]
-    pub account: Account,
+    pub account: TimeAccount,
 }
 
 /// The accounts of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Goodput {
     /// Each job, in the order of declaration.
-    pub jobs: Vec<JobAccount>,
+    pub jobs: Vec<JobTimeAccount>,
     /// The sum over jobs.
-    pub total: Account,
+    pub total: TimeAccount,
     /// Time that slots were there for jobs: each node's slots times the time it was there.
     pub slot_ms: u64,
     /// Thousandths of that time in which jobs computed what was kept; one that asks for several
@@ -74,34 +74,34 @@ pub struct Goodput {
 type Interval = (u64, u64);
 
 /// Accounts for a run.
-pub fn goodput(workflow: &Workflow, timeline: &Timeline) -> Goodput {
+pub fn compute_goodput(workflow: &Workflow, timeline: &Timeline) -> Goodput {
     let mut executions = vec![Vec::new(); workflow.jobs.len()];
     for execution in &timeline.executions {
         executions[execution.job.as_usize()].push(execution);
     }
     let mut sendings = vec![Vec::new(); workflow.jobs.len()];
-    for sending in &timeline.sendings {
-        if let Some(job) = last_writer(workflow, sending.index, &executions) {
+    for sending in &timeline.extract_attempts {
+        if let Some(job) = find_last_writer(workflow, sending.index, &executions) {
             let until = sending.ended_ms.unwrap_or(timeline.wall_ms);
-            sendings[job.as_usize()].push((sending.asked_ms, until));
+            sendings[job.as_usize()].push((sending.requested_ms, until));
         }
     }
-    let mut total = Account::default();
+    let mut total = TimeAccount::default();
     let mut computing_slot_ms: u64 = 0;
     let mut jobs = Vec::with_capacity(workflow.jobs.len());
     for (at, job) in workflow.jobs.iter().enumerate() {
-        let (wall_ms, account) = account(&executions[at], &sendings[at], timeline);
+        let (wall_ms, account) = account_for_job(&executions[at], &sendings[at], timeline);
         total.add(&account);
         let slots = u64::from(job.cpus.max(1));
         computing_slot_ms += account.computing_ms.saturating_mul(slots);
-        jobs.push(JobAccount {
+        jobs.push(JobTimeAccount {
             job: job.name.clone(),
             wall_ms,
             account,
         });
     }
     let slot_ms = timeline.nodes.iter().map(|node| {
-        let there = node.present.iter();
+        let there = node.presence.iter();
         let ms: u64 = there
             .map(|(from, until)| until.unwrap_or(timeline.wall_ms).saturating_sub(*from))
             .sum();
@@ -118,10 +118,10 @@ pub fn goodput(workflow: &Workflow, timeline: &Timeline) -> Goodput {
 }
 
 /// The job whose end let a file be sent: of the volume's writers the one that was done last.
-fn last_writer(
+fn find_last_writer(
     workflow: &Workflow,
     extract: u32,
-    executions: &[Vec<&Execution>],
+    executions: &[Vec<&ExecutionRecord>],
 ) -> Option<JobIndex> {
     let volume = workflow.extracts.get(extract as usize)?.volume;
     let users = workflow.volume(volume).users.iter().copied();
@@ -131,56 +131,56 @@ fn last_writer(
     });
     writers.max_by_key(|writer| {
         let done = executions[writer.as_usize()].iter();
-        let done = done.filter(|execution| execution.fate == Fate::Done);
+        let done = done.filter(|execution| execution.outcome == ExecutionOutcome::Done);
         done.filter_map(|execution| execution.ended_ms).max()
     })
 }
 
 /// The account of a job, with the time that it is about.
-fn account(
-    executions: &[&Execution],
+fn account_for_job(
+    executions: &[&ExecutionRecord],
     sendings: &[Interval],
     timeline: &Timeline,
-) -> (u64, Account) {
-    let done = executions.iter().find(|e| e.fate == Fate::Done);
+) -> (u64, TimeAccount) {
+    let done = executions.iter().find(|e| e.outcome == ExecutionOutcome::Done);
     let sent = sendings.iter().map(|(_, until)| *until).max().unwrap_or(0);
     let wall_ms = match done.and_then(|done| done.ended_ms) {
         Some(ended) => ended.max(sent),
         None => timeline.wall_ms,
     };
-    let span = |execution: &Execution| {
+    let span = |execution: &ExecutionRecord| {
         let until = execution.ended_ms.unwrap_or(timeline.wall_ms);
-        (execution.asked_ms, until)
+        (execution.requested_ms, until)
     };
-    let lost = executions.iter().filter(|e| e.fate.is_lost());
+    let lost = executions.iter().filter(|e| e.outcome.is_wasted());
     let lost: Vec<Interval> = lost.map(|e| span(e)).collect();
-    let kept = executions.iter().filter(|e| !e.fate.is_lost());
+    let kept = executions.iter().filter(|e| !e.outcome.is_wasted());
     let all: Vec<Interval> = executions.iter().map(|e| span(e)).collect();
     let mut copying: Vec<Interval> = sendings.to_vec();
     for execution in executions {
         let mounts = execution.mounts.iter().map(|at| &timeline.volumes[*at]);
-        copying.extend(mounts.filter_map(|making| before(making, execution)));
+        copying.extend(mounts.filter_map(|making| creation_interval(making, execution)));
     }
     let covered_by_executions = covered_ms(&all, wall_ms);
     copying.extend(&all);
     let covered = covered_ms(&copying, wall_ms);
-    let mut account = Account {
+    let mut account = TimeAccount {
         lost_ms: covered_ms(&lost, wall_ms),
         copying_ms: covered - covered_by_executions,
         queued_ms: wall_ms - covered,
-        ..Account::default()
+        ..TimeAccount::default()
     };
     for execution in kept {
         let (from, until) = span(execution);
         let length = until.saturating_sub(from);
         // What is still running has reported nothing yet.
-        let ran_ms = match execution.fate {
-            Fate::Running => length,
+        let ran_ms = match execution.outcome {
+            ExecutionOutcome::Running => length,
             _ => execution.wall_ms.min(length),
         };
         let idle_ms = ran_ms.saturating_sub(execution.cpu_ms);
         let waiting_ms = execution.waited_ms.min(idle_ms);
-        account.waiting_ms += waiting_ms;
+        account.io_wait_ms += waiting_ms;
         account.computing_ms += ran_ms - waiting_ms;
         account.overhead_ms += length - ran_ms;
     }
@@ -188,9 +188,9 @@ fn account(
 }
 
 /// The time that a volume took to be made before an execution that mounts it was asked for.
-fn before(making: &Making, execution: &Execution) -> Option<Interval> {
-    let until = making.made_ms?.min(execution.asked_ms);
-    (making.asked_ms < until).then_some((making.asked_ms, until))
+fn creation_interval(making: &VolumeRecord, execution: &ExecutionRecord) -> Option<Interval> {
+    let until = making.created_ms?.min(execution.requested_ms);
+    (making.requested_ms < until).then_some((making.requested_ms, until))
 }
 
 /// How much of the time up to `end` lies in at least one interval.

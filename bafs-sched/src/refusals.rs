@@ -5,7 +5,7 @@ use std::fmt::{Debug, Display};
 /// Refuses each line of `slips`, `RIGHT => WRONG => MESSAGE => …`: where the first RIGHT of `text`
 /// is written as WRONG, `read` must fail with an error that contains every MESSAGE. `\n` is an end
 /// of line.
-pub(crate) fn each_is_refused<T: Debug, E: Display>(
+pub(crate) fn assert_each_is_rejected<T: Debug, E: Display>(
     text: &str,
     slips: &str,
     read: impl Fn(&str) -> Result<T, E>,

@@ -10,50 +10,50 @@ use serde::Serialize;
 
 use crate::io::journal::History;
 use crate::logic::{
-    Action, Decision, Event, NodeSeen, Outcome, Receipt, Scheduler, Wish, describe_signal,
+    Action, CopyOutcome, Event, NodeInfo, Outcome, CopyDecision, Scheduler, UserCommand, describe_signal,
 };
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// One thing that happened or was decided.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Line {
+pub struct HistoryLine {
     /// When, in milliseconds since the run's first fact.
     pub at_ms: u64,
     /// Names of the jobs, volumes and nodes that it is about.
-    pub about: Vec<String>,
+    pub subjects: Vec<String>,
     /// What, in a sentence.
     pub text: String,
 }
 
 /// Replays a journal. Answers every line, and the core as it is at the end.
-pub fn replay(history: History) -> (Vec<Line>, Scheduler) {
+pub fn replay_history(history: History) -> (Vec<HistoryLine>, Scheduler) {
     let header = history.header;
     let scheduler = Scheduler::new(header.run, header.workflow, header.settings);
-    let mut teller = Teller::new(scheduler);
+    let mut teller = HistoryWriter::new(scheduler);
     let first = history.records.first().map_or(Time(0), |(now, _)| *now);
     for (now, event) in history.records {
         teller.at_ms = now.ms_since(first);
-        teller.event(&event);
+        teller.write_event(&event);
         let mut actions = Vec::new();
         teller.scheduler.step(now, event, &mut actions);
         for action in &actions {
-            teller.action(action);
+            teller.write_action(action);
         }
-        teller.decisions();
-        teller.warnings();
-        teller.followed();
+        teller.write_copy_decisions();
+        teller.write_warnings();
+        teller.write_strategy_changes();
     }
     (teller.lines, teller.scheduler)
 }
 
 /// What a job waits for, or why it never ran, or what a node has left, at the end of what was
 /// replayed; nothing when there is no more to say of that name.
-pub fn standing(scheduler: &Scheduler, name: &str) -> Option<String> {
+pub fn describe_status(scheduler: &Scheduler, name: &str) -> Option<String> {
     let is_over = scheduler.outcome().is_some();
     let mut jobs = scheduler.workflow().jobs.iter();
     if let Some(position) = jobs.position(|job| job.name == name) {
         let job = JobIndex(u32::try_from(position).ok()?);
-        let why = scheduler.why_not(job)?;
+        let why = scheduler.describe_wait(job)?;
         // It may have run before: what it made was lost, or made way for others.
         let state = if is_over {
             "is not done"
@@ -71,25 +71,25 @@ pub fn standing(scheduler: &Scheduler, name: &str) -> Option<String> {
     Some(format!("node {name}: {has}"))
 }
 
-struct Teller {
+struct HistoryWriter {
     scheduler: Scheduler,
     at_ms: u64,
-    lines: Vec<Line>,
+    lines: Vec<HistoryLine>,
     listed: BTreeSet<ServerId>,
     executions: BTreeMap<ExecutionId, (JobIndex, ServerId)>,
     volumes: BTreeMap<VolumeId, (VolumeIndex, ServerId)>,
     extracts: BTreeMap<ExtractionId, u32>,
     /// Decisions about copies that were told.
-    receipts: BTreeMap<VolumeIndex, Vec<Receipt>>,
+    written_decisions: BTreeMap<VolumeIndex, Vec<CopyDecision>>,
     /// Volumes about which something may have been decided since they were looked at.
-    touched: BTreeSet<VolumeIndex>,
+    touched_volumes: BTreeSet<VolumeIndex>,
     /// Warnings that were told.
-    warned: usize,
+    warnings_written: usize,
     /// Choices of a strategy that were told.
-    followed: usize,
+    strategy_changes_written: usize,
 }
 
-impl Teller {
+impl HistoryWriter {
     fn new(scheduler: Scheduler) -> Self {
         Self {
             scheduler,
@@ -99,41 +99,41 @@ impl Teller {
             executions: BTreeMap::new(),
             volumes: BTreeMap::new(),
             extracts: BTreeMap::new(),
-            receipts: BTreeMap::new(),
-            touched: BTreeSet::new(),
-            warned: 0,
-            followed: 0,
+            written_decisions: BTreeMap::new(),
+            touched_volumes: BTreeSet::new(),
+            warnings_written: 0,
+            strategy_changes_written: 0,
         }
     }
 
-    fn tell(&mut self, about: &[&str], text: String) {
+    fn add_line(&mut self, about: &[&str], text: String) {
         let about = about.iter().map(|&name| name.to_owned()).collect();
         let at_ms = self.at_ms;
-        self.lines.push(Line { at_ms, about, text });
+        self.lines.push(HistoryLine { at_ms, subjects: about, text });
     }
 
-    fn job(&self, job: JobIndex) -> String {
+    fn job_name(&self, job: JobIndex) -> String {
         self.scheduler.workflow().job(job).name.clone()
     }
 
-    fn volume(&self, volume: VolumeIndex) -> String {
+    fn volume_name(&self, volume: VolumeIndex) -> String {
         self.scheduler.workflow().volume(volume).name.clone()
     }
 
-    fn node(&self, server: ServerId) -> String {
+    fn node_name(&self, server: ServerId) -> String {
         let node = self.scheduler.node(server);
         node.map_or_else(|| server.to_string(), |node| node.name.clone())
     }
 
-    fn event(&mut self, event: &Event) {
+    fn write_event(&mut self, event: &Event) {
         match event {
-            Event::ServersSeen { nodes, missed } => self.seen(nodes, missed),
-            Event::HomeSeen { name, address, .. } => {
-                self.tell(&[name], format!("home {name} is at {address}"));
+            Event::NodesListed { nodes, unlisted: missed } => self.write_nodes(nodes, missed),
+            Event::HomeListed { name, address, .. } => {
+                self.add_line(&[name], format!("home {name} is at {address}"));
             }
             Event::ServerSilent { server } => {
-                let node = self.node(*server);
-                self.tell(&[&node], format!("node {node} answers no call: it is lost"));
+                let node = self.node_name(*server);
+                self.add_line(&[&node], format!("node {node} answers no call: it is lost"));
             }
             Event::CutOff { has_catalog, .. } => {
                 let who = match has_catalog {
@@ -141,54 +141,54 @@ impl Teller {
                     false => "neither a node nor the catalog",
                 };
                 let text = format!("{who} answers: the scheduler is cut off, and waits");
-                self.tell(&[], text);
+                self.add_line(&[], text);
             }
-            Event::Reached => self.tell(&[], "nodes answer again: the run goes on".to_owned()),
+            Event::Reconnected => self.add_line(&[], "nodes answer again: the run goes on".to_owned()),
             Event::VolumeCreateFailed { volume, error } => {
-                self.of_volume(*volume, &format!("could not be made: {error}"));
+                self.write_volume(*volume, &format!("could not be made: {error}"));
             }
             Event::VolumeCopied { volume, .. } => {
                 let copied = self.volumes.get(volume).map(|(volume, _)| *volume);
-                self.touched.extend(copied);
+                self.touched_volumes.extend(copied);
             }
             Event::VolumesFound { found, .. } => {
                 let text = "is there again with its node, and is used if nothing has begun in its \
                             place";
-                found.iter().for_each(|id| self.of_volume(*id, text));
+                found.iter().for_each(|id| self.write_volume(*id, text));
             }
             Event::VolumesProbed { lost, .. } => {
-                lost.iter().for_each(|id| self.of_volume(*id, "is lost"));
+                lost.iter().for_each(|id| self.write_volume(*id, "is lost"));
             }
-            Event::CacheSeen {
+            Event::CacheInspected {
                 volume,
-                kept_bytes,
-                again_bytes,
+                primary_bytes: kept_bytes,
+                refetched_bytes: again_bytes,
             } => {
                 let text =
                     format!("keeps {kept_bytes} bytes for others, and got {again_bytes} once more");
-                self.of_volume(*volume, &text);
+                self.write_volume(*volume, &text);
             }
             Event::JobStartFailed { execution, error } => {
-                self.of_job(*execution, &format!("could not be started: {error}"));
+                self.write_job(*execution, &format!("could not be started: {error}"));
             }
             Event::JobUnknown { execution } => {
-                self.of_job(*execution, "is not known there any more");
+                self.write_job(*execution, "is not known there any more");
             }
             Event::JobEnded { execution, report } => {
-                self.of_job(*execution, &describe_end(report));
+                self.write_job(*execution, &describe_end(report));
             }
             Event::FileExtracted { extract, bytes } => {
-                self.of_extract(*extract, &format!("is at home: {bytes} bytes"));
+                self.write_extract(*extract, &format!("is at home: {bytes} bytes"));
             }
             Event::ExtractFailed { extract, error } => {
-                self.of_extract(*extract, &format!("was not sent: {error}"));
+                self.write_extract(*extract, &format!("was not sent: {error}"));
             }
-            Event::Steered { wish, .. } => self.wish(*wish),
-            Event::CancelRequested => self.tell(&[], "the user cancels the run".to_owned()),
-            Event::Resumed { .. } => self.tell(&[], "a scheduler takes up the journal".to_owned()),
+            Event::CommandReceived { command: wish, .. } => self.write_command(*wish),
+            Event::CancelRequested => self.add_line(&[], "the user cancels the run".to_owned()),
+            Event::SchedulerResumed { .. } => self.add_line(&[], "a scheduler takes up the journal".to_owned()),
             Event::VolumeCreated { .. }
-            | Event::VolumeWarned { .. }
-            | Event::SharesSeen { .. }
+            | Event::SourceWarningsReceived { .. }
+            | Event::QuotasChanged { .. }
             | Event::VolumeDeleted { .. }
             | Event::VolumeDeleteFailed { .. }
             | Event::JobStarted { .. }
@@ -196,39 +196,39 @@ impl Teller {
         }
     }
 
-    fn followed(&mut self) {
-        let followed = self.scheduler.followed()[self.followed..].to_vec();
-        self.followed += followed.len();
+    fn write_strategy_changes(&mut self) {
+        let followed = self.scheduler.strategy_changes()[self.strategy_changes_written..].to_vec();
+        self.strategy_changes_written += followed.len();
         for last in followed {
             let what = match last.strategy {
                 Some(strategy) => format!("the strategy {strategy} is followed"),
                 None => "no strategy is followed".to_owned(),
             };
-            self.tell(&[], format!("{what}: {}", last.reason));
+            self.add_line(&[], format!("{what}: {}", last.reason));
         }
     }
 
     /// How the run ends, and which jobs are why.
-    fn finished(&mut self, outcome: &Outcome) {
+    fn write_outcome(&mut self, outcome: &Outcome) {
         let how = match outcome {
             Outcome::Complete => "complete",
             Outcome::Failed { jobs, messages } => {
                 for failure in jobs {
                     let text = format!("{failure}; it is not tried again");
-                    self.tell(&[&failure.name], text);
+                    self.add_line(&[&failure.name], text);
                 }
                 for message in messages {
-                    self.tell(&[], message.clone());
+                    self.add_line(&[], message.clone());
                 }
                 "failed"
             }
             Outcome::Cancelled => "cancelled",
         };
-        self.tell(&[], format!("the run ends: {how}"));
+        self.add_line(&[], format!("the run ends: {how}"));
     }
 
     /// Names of the jobs that run in a pipeline with this one.
-    fn pipeline_of(&self, job: JobIndex) -> Vec<String> {
+    fn pipeline_job_names(&self, job: JobIndex) -> Vec<String> {
         let workflow = self.scheduler.workflow();
         let pipelines = workflow.pipelines();
         let jobs = workflow.jobs.iter().zip(&pipelines);
@@ -237,70 +237,70 @@ impl Teller {
         members.map(|(job, _)| job.name.clone()).collect()
     }
 
-    fn wish(&mut self, wish: Option<Wish>) {
+    fn write_command(&mut self, wish: Option<UserCommand>) {
         let jobs = self.scheduler.workflow().jobs.len();
         match wish {
-            Some(Wish::Prefer { job, priority }) if job.as_usize() < jobs => {
-                let name = self.job(job);
+            Some(UserCommand::SetPriority { job, priority }) if job.as_usize() < jobs => {
+                let name = self.job_name(job);
                 let text = format!("the user gives the pipeline of job {name} priority {priority}");
-                self.tell(&[&name], text);
+                self.add_line(&[&name], text);
             }
-            Some(Wish::Cancel { job }) if job.as_usize() < jobs => {
-                let name = self.job(job);
+            Some(UserCommand::Cancel { job }) if job.as_usize() < jobs => {
+                let name = self.job_name(job);
                 let text = format!("the user cancels the pipeline of job {name}");
-                let names = self.pipeline_of(job);
+                let names = self.pipeline_job_names(job);
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();
-                self.tell(&names, text);
+                self.add_line(&names, text);
             }
-            _ => self.tell(&[], "the user wishes what is not understood".to_owned()),
+            _ => self.add_line(&[], "the user wishes what is not understood".to_owned()),
         }
     }
 
-    fn seen(&mut self, nodes: &[NodeSeen], missed: &[ServerId]) {
+    fn write_nodes(&mut self, nodes: &[NodeInfo], missed: &[ServerId]) {
         for node in nodes {
             if self.listed.insert(node.id) {
                 let text = format!("node {} is listed, with {} slots", node.name, node.slots);
-                self.tell(&[&node.name], text);
+                self.add_line(&[&node.name], text);
             }
         }
         for server in missed {
-            let node = self.node(*server);
-            self.tell(&[&node], format!("node {node} is not listed any more"));
+            let node = self.node_name(*server);
+            self.add_line(&[&node], format!("node {node} is not listed any more"));
             self.listed.remove(server);
         }
     }
 
-    fn of_job(&mut self, execution: ExecutionId, what: &str) {
+    fn write_job(&mut self, execution: ExecutionId, what: &str) {
         let Some(&(job, server)) = self.executions.get(&execution) else {
             return;
         };
         let mounts = &self.scheduler.workflow().job(job).mounts;
         let volumes: Vec<VolumeIndex> = mounts.iter().map(|mount| mount.volume).collect();
-        self.touched.extend(volumes);
-        let (job, node) = (self.job(job), self.node(server));
-        self.tell(&[&job, &node], format!("job {job} on node {node} {what}"));
+        self.touched_volumes.extend(volumes);
+        let (job, node) = (self.job_name(job), self.node_name(server));
+        self.add_line(&[&job, &node], format!("job {job} on node {node} {what}"));
     }
 
-    fn of_volume(&mut self, id: VolumeId, what: &str) {
+    fn write_volume(&mut self, id: VolumeId, what: &str) {
         let Some(&(volume, server)) = self.volumes.get(&id) else {
             return;
         };
-        self.touched.insert(volume);
-        let (volume, node) = (self.volume(volume), self.node(server));
+        self.touched_volumes.insert(volume);
+        let (volume, node) = (self.volume_name(volume), self.node_name(server));
         let text = format!("volume {volume} on node {node} {what}");
-        self.tell(&[&volume, &node], text);
+        self.add_line(&[&volume, &node], text);
     }
 
-    fn of_extract(&mut self, extract: ExtractionId, what: &str) {
+    fn write_extract(&mut self, extract: ExtractionId, what: &str) {
         let Some(&index) = self.extracts.get(&extract) else {
             return;
         };
         let spec = &self.scheduler.workflow().extracts[index as usize];
-        let (path, volume) = (spec.path.clone(), self.volume(spec.volume));
-        self.tell(&[&volume], format!("file {path} of volume {volume} {what}"));
+        let (path, volume) = (spec.path.clone(), self.volume_name(spec.volume));
+        self.add_line(&[&volume], format!("file {path} of volume {volume} {what}"));
     }
 
-    fn action(&mut self, action: &Action) {
+    fn write_action(&mut self, action: &Action) {
         match action {
             Action::CreateVolume {
                 id,
@@ -309,13 +309,13 @@ impl Teller {
                 size,
             } => {
                 self.volumes.insert(*id, (*volume, *server));
-                self.of_volume(*id, &format!("is made, with {} bytes", size.bytes));
+                self.write_volume(*id, &format!("is made, with {} bytes", size.bytes));
             }
             Action::CopyVolume {
                 id,
                 source,
                 server,
-                base,
+                base_copy: base,
                 ..
             } => {
                 self.volumes.insert(*id, (source.volume, *server));
@@ -323,12 +323,12 @@ impl Teller {
                     Some(_) => "is made as a copy, with what is the same in the older one there",
                     None => "is made as a copy",
                 };
-                self.of_volume(*id, what);
+                self.write_volume(*id, what);
             }
-            Action::WarmVolume { id, .. } => {
-                self.of_volume(*id, "is fetched before its readers start");
+            Action::WarmCache { id, .. } => {
+                self.write_volume(*id, "is fetched before its readers start");
             }
-            Action::DeleteVolume { id, .. } => self.of_volume(*id, "is deleted"),
+            Action::DeleteVolume { id, .. } => self.write_volume(*id, "is deleted"),
             Action::StartJob {
                 execution,
                 job,
@@ -336,76 +336,76 @@ impl Teller {
                 ..
             } => {
                 self.executions.insert(*execution, (*job, *server));
-                self.of_job(*execution, "starts");
+                self.write_job(*execution, "starts");
             }
-            Action::KillJob { execution, .. } => self.of_job(*execution, "is killed"),
+            Action::KillJob { execution, .. } => self.write_job(*execution, "is killed"),
             Action::ExtractFile { extract, index, .. } => {
                 self.extracts.insert(*extract, *index);
                 let what = match self.scheduler.is_failed_log(*extract) {
                     true => "is sent home, as the log of a job that failed",
                     false => "is sent home",
                 };
-                self.of_extract(*extract, what);
+                self.write_extract(*extract, what);
             }
-            Action::LookAtCache { .. }
+            Action::InspectCache { .. }
             | Action::ProbeVolumes { .. }
             | Action::FindVolumes { .. } => {}
-            Action::Finish { outcome } => self.finished(outcome),
+            Action::Finish { outcome } => self.write_outcome(outcome),
         }
     }
 
     /// Tells what was decided about copies of the volumes that were touched.
-    fn decisions(&mut self) {
-        for volume in std::mem::take(&mut self.touched) {
-            let receipts = self.scheduler.receipts_of(volume).to_vec();
-            let told = self.receipts.insert(volume, receipts.clone());
+    fn write_copy_decisions(&mut self) {
+        for volume in std::mem::take(&mut self.touched_volumes) {
+            let receipts = self.scheduler.copy_decisions_of(volume).to_vec();
+            let told = self.written_decisions.insert(volume, receipts.clone());
             let told = told.unwrap_or_default();
-            let name = self.volume(volume);
+            let name = self.volume_name(volume);
             for receipt in receipts.iter().filter(|receipt| !told.contains(receipt)) {
-                let text = format!("a copy of volume {name} {}", self.reason(receipt));
-                self.tell(&[&name], text);
+                let text = format!("a copy of volume {name} {}", self.describe_copy_reason(receipt));
+                self.add_line(&[&name], text);
             }
         }
     }
 
     /// Tells what jobs did against the declarations.
-    fn warnings(&mut self) {
+    fn write_warnings(&mut self) {
         let new = self
             .scheduler
             .warnings()
-            .get(self.warned..)
+            .get(self.warnings_written..)
             .unwrap_or_default()
             .to_vec();
-        self.warned += new.len();
+        self.warnings_written += new.len();
         for warning in new {
-            let job = warning.job.map(|job| self.job(job));
-            let volume = warning.volume.map(|volume| self.volume(volume));
-            let node = warning.node.map(|node| self.node(node));
+            let job = warning.job.map(|job| self.job_name(job));
+            let volume = warning.volume.map(|volume| self.volume_name(volume));
+            let node = warning.node.map(|node| self.node_name(node));
             let about: Vec<&str> = [&job, &volume, &node]
                 .into_iter()
                 .flatten()
                 .map(|n| &**n)
                 .collect();
-            self.tell(&about, format!("warning: {}", warning.text));
+            self.add_line(&about, format!("warning: {}", warning.text));
         }
     }
 
-    fn reason(&self, receipt: &Receipt) -> String {
-        let further = match receipt.is_further {
+    fn describe_copy_reason(&self, receipt: &CopyDecision) -> String {
+        let further = match receipt.has_base_copy {
             true => " with what the older copy there has",
             false => "",
         };
         let cost = match receipt.copy_ms {
             Some(ms) => format!(
                 "takes {} s, for {} s of which jobs wait",
-                seconds(ms),
-                seconds(receipt.wait_ms)
+                format_seconds(ms),
+                format_seconds(receipt.wait_ms)
             ),
             None => "takes a time that is not known yet".to_owned(),
         };
         let waits = match receipt.space_ms {
             0 => String::new(),
-            ms => format!(", and its space keeps {} s of work waiting", seconds(ms)),
+            ms => format!(", and its space keeps {} s of work waiting", format_seconds(ms)),
         };
         let anyway = match receipt.is_cheap {
             true => ", and so little is spent in any case",
@@ -414,44 +414,44 @@ impl Teller {
         let weighed = format!(
             "{cost}{further}{waits}; without one a loss costs {} s, which happens with a \
              probability of {:.4} % in the {} s that it is needed: that is worth {:.3} s{anyway}",
-            seconds(receipt.redo_ms),
+            format_seconds(receipt.redo_ms),
             receipt.risk_ppm as f64 / 1e4,
-            seconds(receipt.exposure_ms),
+            format_seconds(receipt.exposure_ms),
             receipt.benefit_us as f64 / 1e6,
         );
-        match receipt.decision {
-            Decision::NotWorth => format!("is not made: it {weighed}"),
-            Decision::NoRoom => format!("finds no room on another node; it {weighed}"),
-            Decision::Copying(to) => format!("goes to node {}: it {weighed}", self.node(to)),
-            Decision::Copied(on, moved) => {
+        match receipt.outcome {
+            CopyOutcome::NotWorthwhile => format!("is not made: it {weighed}"),
+            CopyOutcome::NoRoom => format!("finds no room on another node; it {weighed}"),
+            CopyOutcome::Copying(to) => format!("goes to node {}: it {weighed}", self.node_name(to)),
+            CopyOutcome::Copied(on, moved) => {
                 format!(
                     "is complete on node {}, after {} s: {} bytes crossed the network for the {} \
                      that it holds",
-                    self.node(on),
-                    seconds(moved.ms),
+                    self.node_name(on),
+                    format_seconds(moved.duration_ms),
                     moved.received_bytes,
                     moved.held_bytes
                 )
             }
-            Decision::Failed => "could not be made".to_owned(),
-            Decision::Saved(ms) => format!("takes its place: {} s of work are saved", seconds(ms)),
-            Decision::Replaced(_) => "gives way to a newer one".to_owned(),
-            Decision::Unused(moved) => format!(
+            CopyOutcome::Failed => "could not be made".to_owned(),
+            CopyOutcome::UsedForRecovery(ms) => format!("takes its place: {} s of work are saved", format_seconds(ms)),
+            CopyOutcome::Replaced(_) => "gives way to a newer one".to_owned(),
+            CopyOutcome::Unused(moved) => format!(
                 "was never needed: {} s and {} bytes over the network were in vain",
-                seconds(moved.ms),
+                format_seconds(moved.duration_ms),
                 moved.received_bytes
             ),
         }
     }
 }
 
-fn seconds(ms: u64) -> String {
+fn format_seconds(ms: u64) -> String {
     format!("{}.{:01}", ms / 1_000, ms % 1_000 / 100)
 }
 
 /// How an attempt ended, as the rest of a sentence that begins with its name.
 pub(crate) fn describe_end(report: &JobReport) -> String {
-    let after = format!("after {} s", seconds(report.wall_ms));
+    let after = format!("after {} s", format_seconds(report.wall_ms));
     match &report.outcome {
         JobOutcome::Exited(0) => format!("is done {after}"),
         JobOutcome::Exited(code) => format!("exits with code {code} {after}"),

@@ -63,17 +63,17 @@ pub struct JobSummary {
 
 /// Collects a [`RunReport`].
 #[derive(Debug, Clone, Default)]
-pub struct Ledger {
+pub struct RunReportBuilder {
     jobs: BTreeMap<JobIndex, JobSummary>,
-    first: Option<Time>,
-    last: Time,
+    first_event: Option<Time>,
+    last_event: Time,
     warnings: Vec<String>,
 }
 
-impl Ledger {
+impl RunReportBuilder {
     /// Warns of what has no effect since `scheduler` has what the journal tells behind it: that a
     /// run is started which is over, and settings that are not those with which it began.
-    pub(crate) fn resumed(&mut self, scheduler: &Scheduler, journal: &Path, wanted: &Settings) {
+    pub(crate) fn warn_of_ignored_settings(&mut self, scheduler: &Scheduler, journal: &Path, wanted: &Settings) {
         let journal = journal.display();
         if scheduler.outcome().is_some() {
             self.warnings.push(format!(
@@ -91,9 +91,9 @@ impl Ledger {
     }
 
     /// Notes a fact that `scheduler` is about to be told.
-    pub fn note(&mut self, scheduler: &Scheduler, now: Time, event: &Event) {
-        self.first.get_or_insert(now);
-        self.last = self.last.max(now);
+    pub fn note_event(&mut self, scheduler: &Scheduler, now: Time, event: &Event) {
+        self.first_event.get_or_insert(now);
+        self.last_event = self.last_event.max(now);
         let Event::JobEnded { execution, report } = event else {
             return;
         };
@@ -126,14 +126,14 @@ impl Ledger {
     }
 
     /// The report of a run that is over.
-    pub fn report(self, scheduler: &Scheduler, outcome: Outcome) -> RunReport {
+    pub fn build_report(self, scheduler: &Scheduler, outcome: Outcome) -> RunReport {
         let declared = scheduler.warnings().iter();
         let declared = declared.map(|warning| warning.text.clone());
         RunReport {
             run: scheduler.run(),
             workflow: scheduler.workflow().name.clone(),
             outcome,
-            wall_ms: self.last.ms_since(self.first.unwrap_or(self.last)),
+            wall_ms: self.last_event.ms_since(self.first_event.unwrap_or(self.last_event)),
             totals: scheduler.progress(),
             jobs: self.jobs.into_values().collect(),
             warnings: self.warnings.into_iter().chain(declared).collect(),

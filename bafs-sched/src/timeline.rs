@@ -21,7 +21,7 @@ pub struct Timeline {
     /// Name of the workflow.
     pub workflow: String,
     /// When the first fact was noted.
-    pub began: Time,
+    pub began_at: Time,
     /// From the first fact to the last.
     pub wall_ms: u64,
     /// How it ended; `None` while it is under way.
@@ -29,36 +29,36 @@ pub struct Timeline {
     /// Numbers at the end.
     pub progress: Progress,
     /// Every job, in the order of declaration.
-    pub jobs: Vec<JobStanding>,
+    pub jobs: Vec<JobStatus>,
     /// Every execution, in the order of their start.
-    pub executions: Vec<Execution>,
+    pub executions: Vec<ExecutionRecord>,
     /// Every volume that a server was asked for, in the order of asking.
-    pub volumes: Vec<Making>,
+    pub volumes: Vec<VolumeRecord>,
     /// Every try to send a file home, in the order of asking.
-    pub sendings: Vec<Sending>,
+    pub extract_attempts: Vec<ExtractAttempt>,
     /// Every node that was seen, in the order of their coming.
-    pub nodes: Vec<NodeStanding>,
+    pub nodes: Vec<NodeRecord>,
     /// The last decision about a copy of each volume for which there was one.
-    pub receipts: Vec<CopyReceipt>,
+    pub copy_decisions: Vec<CopyDecisionRecord>,
     /// What the scheduler warned of.
     pub warnings: Vec<String>,
 }
 
 /// A job at the end of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct JobStanding {
+pub struct JobStatus {
     /// Its name.
     pub name: String,
     /// Where it is in its life.
     pub state: JobState,
     /// Jobs before it on its longest way from a first one.
-    pub stage: u32,
+    pub level: u32,
 }
 
 /// What became of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
+pub enum ExecutionOutcome {
     /// It is under way.
     Running,
     /// It did its job.
@@ -68,19 +68,19 @@ pub enum Fate {
     /// It ended without having done its job.
     Failed,
     /// It was given up: its node was lost, or it was killed.
-    GivenUp,
+    Abandoned,
 }
 
-impl Fate {
+impl ExecutionOutcome {
     /// Whether its work was for nothing.
-    pub fn is_lost(self) -> bool {
-        matches!(self, Self::RolledBack | Self::Failed | Self::GivenUp)
+    pub fn is_wasted(self) -> bool {
+        matches!(self, Self::RolledBack | Self::Failed | Self::Abandoned)
     }
 }
 
 /// One execution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Execution {
+pub struct ExecutionRecord {
     /// Of which job.
     pub job: JobIndex,
     /// On which node,
@@ -88,13 +88,13 @@ pub struct Execution {
     /// by its name: a node whose store was lost returns as another of the same name.
     pub node: String,
     /// When the node was asked to start it.
-    pub asked_ms: u64,
+    pub requested_ms: u64,
     /// When it ended or was given up, as far as that happened.
     pub ended_ms: Option<u64>,
     /// What became of it.
-    pub fate: Fate,
+    pub outcome: ExecutionOutcome,
     /// How it ended, in a few words; empty while it runs.
-    pub ended_how: String,
+    pub end_description: String,
     /// Wall time that the node reports.
     pub wall_ms: u64,
     /// CPU time that the node reports.
@@ -116,7 +116,7 @@ pub struct Execution {
 /// What a volume is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Holding {
+pub enum VolumeRole {
     /// A scratch volume.
     Scratch,
     /// A part of a cache.
@@ -127,13 +127,13 @@ pub enum Holding {
 
 /// A volume on a server, from the asking to its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Making {
+pub struct VolumeRecord {
     /// Its name in the workflow.
     pub name: String,
     /// Which volume of the workflow.
     pub volume: VolumeIndex,
     /// What it is.
-    pub holding: Holding,
+    pub role: VolumeRole,
     /// On which node,
     pub server: ServerId,
     /// by its name: a node whose store was lost returns as another of the same name.
@@ -143,24 +143,24 @@ pub struct Making {
     /// Whether it is filled from home.
     pub is_filled: bool,
     /// When its server was asked for it.
-    pub asked_ms: u64,
+    pub requested_ms: u64,
     /// When it was there, or known not to come.
-    pub made_ms: Option<u64>,
+    pub created_ms: Option<u64>,
     /// When it was gone.
-    pub gone_ms: Option<u64>,
+    pub deleted_ms: Option<u64>,
     /// Whether it was lost or never came to exist.
     pub is_lost: bool,
 }
 
 /// A try to send a file home.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Sending {
+pub struct ExtractAttempt {
     /// Position in the workflow's list of extracts.
     pub index: u32,
     /// Where it goes.
     pub target: String,
     /// When its server was asked.
-    pub asked_ms: u64,
+    pub requested_ms: u64,
     /// When it was at home, or the try failed.
     pub ended_ms: Option<u64>,
     /// Its size; `None` unless it is at home.
@@ -169,7 +169,7 @@ pub struct Sending {
 
 /// A node and when it was there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct NodeStanding {
+pub struct NodeRecord {
     /// Which.
     pub server: ServerId,
     /// Its name.
@@ -181,14 +181,14 @@ pub struct NodeStanding {
     /// Its space for volumes.
     pub capacity_bytes: u64,
     /// What of that was not others' when it was first seen.
-    pub free: Space,
+    pub free_space: Space,
     /// From when to when it was in use; the last one may go on.
-    pub present: Vec<(u64, Option<u64>)>,
+    pub presence: Vec<(u64, Option<u64>)>,
 }
 
 /// A decision about a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct CopyReceipt {
+pub struct CopyDecisionRecord {
     /// Of which volume.
     pub volume: String,
     /// When.
@@ -210,7 +210,7 @@ pub struct CopyReceipt {
 }
 
 /// Reads a run's intervals from its journal.
-pub fn timeline(history: History) -> Timeline {
+pub fn build_timeline(history: History) -> Timeline {
     let header = history.header;
     let scheduler = Scheduler::new(header.run, header.workflow, header.settings);
     let began = history.records.first().map_or(Time(0), |(now, _)| *now);

@@ -20,45 +20,45 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
 use crate::dice::SeededRng;
-use crate::io::contact::Contact;
-use crate::io::listing::Listing;
-use crate::logic::{Action, Event, MountedVolume, NodeSeen, Outcome, Scheduler, Settings, Space};
+use crate::io::contact::Connectivity;
+use crate::io::listing::ListingTracker;
+use crate::logic::{Action, Event, MountedVolume, NodeInfo, Outcome, Scheduler, Settings, Space};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
-pub use chaos::Verdict;
+pub use chaos::ChaosResult;
 pub use faults::{Faults, NodeSpec};
-pub use samples::{success, workflow};
+pub use samples::{successful_report, parse_workflow_text};
 
 /// Adverts are believed for so long after a node died, in milliseconds.
 const ADVERT_TTL_MS: u64 = 4_000;
 const POLL_MS: u64 = 1_000;
 /// A call to a dead node fails after so long, in milliseconds.
-const CALL_MS: u64 = 20_000;
+const CALL_TIMEOUT_MS: u64 = 20_000;
 
 #[derive(Debug, Clone)]
-struct Node {
+struct ClusterNode {
     spec: NodeSpec,
-    died: Option<Time>,
-    was_hurt: bool,
+    died_at: Option<Time>,
+    has_failed: bool,
     /// Since when, and until when, it answers nothing although it lives.
-    away: Option<(Time, Time)>,
+    unreachable: Option<(Time, Time)>,
     /// While it is away, its jobs stand still too.
     is_stopped: bool,
     full_until: Time,
     /// Volumes with the jobs whose output they hold.
-    volumes: BTreeMap<VolumeId, (Space, VolumeIndex, Content)>,
-    executions: BTreeMap<ExecutionId, Execution>,
+    volumes: BTreeMap<VolumeId, (Space, VolumeIndex, VolumeWrites)>,
+    executions: BTreeMap<ExecutionId, ClusterExecution>,
     /// What it has begun, or is never to begin: noted on disk, so it outlives a restart.
-    begun: BTreeSet<ExecutionId>,
+    started_executions: BTreeSet<ExecutionId>,
     /// Reports of executions that ended.
     reports: BTreeMap<ExecutionId, JobReport>,
 }
 
 /// What each job wrote into a volume: a digest of the job and of all that it saw.
-type Content = BTreeMap<JobIndex, u64>;
+type VolumeWrites = BTreeMap<JobIndex, u64>;
 
 #[derive(Debug, Clone)]
-struct Execution {
+struct ClusterExecution {
     job: JobIndex,
     volumes: Vec<MountedVolume>,
     runtime_ms: u64,
@@ -66,25 +66,25 @@ struct Execution {
 
 /// What does not pass between the scheduler and all others.
 #[derive(Debug, Clone, Copy)]
-struct Cut {
+struct SchedulerCut {
     until: Time,
     /// What the scheduler sends arrives, but no answer does.
     is_one_way: bool,
 }
 
 #[derive(Debug, Clone)]
-enum Due {
-    Serve(Action),
-    Tell(Event),
-    End(ServerId, ExecutionId),
-    Return(ServerId),
-    Kill(ServerId),
-    Second,
+enum ClusterEvent {
+    ServeAction(Action),
+    ApplyEvent(Event),
+    ExecutionEnds(ServerId, ExecutionId),
+    NodeReturns(ServerId),
+    NodeDies(ServerId),
+    SecondPasses,
 }
 
 /// The simulated cluster.
 #[derive(Debug, Clone)]
-pub struct World {
+pub struct SimulatedCluster {
     /// The core under test.
     pub scheduler: Scheduler,
     /// All facts that it was told.
@@ -93,34 +93,34 @@ pub struct World {
     pub outputs: BTreeMap<u32, u64>,
     /// What jobs do to volumes, by their names, where it is not what they declare: whether they
     /// read, and whether they write.
-    pub deeds: BTreeMap<(String, String), (bool, bool)>,
+    pub observed_access: BTreeMap<(String, String), (bool, bool)>,
     /// What volumes need, by name: a job that finds less ends without space.
-    pub needs: BTreeMap<String, Space>,
+    pub needed_space: BTreeMap<String, Space>,
     /// Extracts that arrived at home, by position in the workflow, with how often they did.
-    pub home: BTreeMap<u32, u32>,
+    pub extract_arrivals: BTreeMap<u32, u32>,
     /// Caches that were to be fetched before their readers start, with their nodes.
-    pub warmed: BTreeMap<VolumeId, ServerId>,
+    pub warmed_caches: BTreeMap<VolumeId, ServerId>,
     now: Time,
-    dice: SeededRng,
+    rng: SeededRng,
     faults: Faults,
-    nodes: BTreeMap<ServerId, Node>,
-    due: BTreeMap<(Time, u64), Due>,
-    next: u64,
-    listing: Listing,
-    contact: Contact,
+    nodes: BTreeMap<ServerId, ClusterNode>,
+    due_events: BTreeMap<(Time, u64), ClusterEvent>,
+    next_sequence: u64,
+    listing_tracker: ListingTracker,
+    connectivity: Connectivity,
     /// What does not pass between the scheduler and all others.
-    cut: Option<Cut>,
+    scheduler_cut: Option<SchedulerCut>,
     /// How often executions of each job came to their end, whoever heard of it.
-    completed: BTreeMap<JobIndex, u32>,
+    completions: BTreeMap<JobIndex, u32>,
     /// Files that came home a second time with other content.
     mismatches: u64,
     /// The catalog lists nothing before this time.
-    catalog_back: Time,
-    failed: BTreeMap<JobIndex, u32>,
-    sent: BTreeMap<ExtractionId, u32>,
+    catalog_returns_at: Time,
+    job_failures: BTreeMap<JobIndex, u32>,
+    extract_attempts: BTreeMap<ExtractionId, u32>,
 }
 
-impl World {
+impl SimulatedCluster {
     /// A cluster about to run a workflow.
     pub fn new(
         seed: u64,
@@ -130,44 +130,44 @@ impl World {
         faults: Faults,
     ) -> Self {
         let nodes = nodes.into_iter().enumerate().map(|(at, spec)| {
-            let node = Node {
+            let node = ClusterNode {
                 spec,
-                died: None,
-                was_hurt: false,
-                away: None,
+                died_at: None,
+                has_failed: false,
+                unreachable: None,
                 is_stopped: false,
                 full_until: Time(0),
                 volumes: BTreeMap::new(),
                 executions: BTreeMap::new(),
-                begun: BTreeSet::new(),
+                started_executions: BTreeSet::new(),
                 reports: BTreeMap::new(),
             };
             (ServerId(at as u64 + 1), node)
         });
         let mut world = Self {
-            scheduler: Scheduler::new(RunId(seed), workflow, settings),
+            scheduler: Scheduler::new(RunId(seed), parse_workflow_text, settings),
             records: Vec::new(),
             outputs: BTreeMap::new(),
             mismatches: 0,
-            catalog_back: Time(0),
-            deeds: BTreeMap::new(),
-            needs: BTreeMap::new(),
-            home: BTreeMap::new(),
-            warmed: BTreeMap::new(),
+            catalog_returns_at: Time(0),
+            observed_access: BTreeMap::new(),
+            needed_space: BTreeMap::new(),
+            extract_arrivals: BTreeMap::new(),
+            warmed_caches: BTreeMap::new(),
             now: Time(0),
-            dice: SeededRng::new(seed),
+            rng: SeededRng::new(seed),
             faults,
             nodes: nodes.collect(),
-            due: BTreeMap::new(),
-            next: 0,
-            listing: Listing::default(),
-            contact: Contact::default(),
-            cut: None,
-            completed: BTreeMap::new(),
-            failed: BTreeMap::new(),
-            sent: BTreeMap::new(),
+            due_events: BTreeMap::new(),
+            next_sequence: 0,
+            listing_tracker: ListingTracker::default(),
+            connectivity: Connectivity::default(),
+            scheduler_cut: None,
+            completions: BTreeMap::new(),
+            job_failures: BTreeMap::new(),
+            extract_attempts: BTreeMap::new(),
         };
-        world.at(0, Due::Second);
+        world.schedule_due(0, ClusterEvent::SecondPasses);
         world
     }
 
@@ -175,7 +175,7 @@ impl World {
     ///
     /// # Panics
     /// When an invariant does not hold, or the workflow is not over at `limit_ms`.
-    pub fn run(&mut self, limit_ms: u64) -> Outcome {
+    pub fn run_to_end(&mut self, limit_ms: u64) -> Outcome {
         while self.scheduler.outcome().is_none() {
             assert!(
                 self.now.0 < limit_ms,
@@ -185,11 +185,11 @@ impl World {
             self.advance();
         }
         // What was asked for last still happens.
-        while self.due.values().any(|due| matches!(due, Due::Serve(_))) {
+        while self.due_events.values().any(|due| matches!(due, ClusterEvent::ServeAction(_))) {
             self.advance();
         }
         for (server, node) in &self.nodes {
-            if !node.was_hurt {
+            if !node.has_failed {
                 assert!(
                     node.volumes.is_empty(),
                     "volumes leak on {server}: {:?}",
@@ -197,7 +197,7 @@ impl World {
                 );
             }
             assert!(
-                node.executions.is_empty() || node.was_hurt,
+                node.executions.is_empty() || node.has_failed,
                 "a job goes on at {server}"
             );
         }
@@ -208,8 +208,8 @@ impl World {
     }
 
     /// Has the core told a fact at this time, in milliseconds.
-    pub fn tell_at(&mut self, at_ms: u64, event: Event) {
-        self.at(at_ms, Due::Tell(event));
+    pub fn schedule_event(&mut self, at_ms: u64, event: Event) {
+        self.schedule_due(at_ms, ClusterEvent::ApplyEvent(event));
     }
 
     /// How long the run took in virtual time, in milliseconds.
@@ -217,72 +217,72 @@ impl World {
         self.now.0
     }
 
-    fn at(&mut self, delay_ms: u64, due: Due) {
-        self.next += 1;
-        self.due
-            .insert((self.now.plus_ms(delay_ms), self.next), due);
+    fn schedule_due(&mut self, delay_ms: u64, due: ClusterEvent) {
+        self.next_sequence += 1;
+        self.due_events
+            .insert((self.now.plus_ms(delay_ms), self.next_sequence), due);
     }
 
     fn advance(&mut self) {
         let timer = self.scheduler.next_timer();
-        let first = self.due.keys().next().map(|(at, _)| *at);
+        let first = self.due_events.keys().next().map(|(at, _)| *at);
         if let Some(timer) = timer
             && first.is_none_or(|first| timer < first)
         {
             self.now = self.now.max(timer);
-            self.tell(Event::Tick);
+            self.apply_event(Event::Tick);
             return;
         }
-        let ((at, _), due) = self.due.pop_first().expect("a second always follows");
+        let ((at, _), due) = self.due_events.pop_first().expect("a second always follows");
         self.now = at;
         match due {
-            Due::Serve(_) if self.cut.is_some_and(|cut| !cut.is_one_way) => self.wait_for_link(due),
-            Due::Tell(_) if self.cut.is_some() => self.wait_for_link(due),
-            Due::Serve(action) => self.serve(action),
-            Due::Tell(event) => self.tell(event),
-            Due::End(server, execution) => self.end(server, execution),
-            Due::Return(server) => self.revive(server),
-            Due::Kill(server) => {
+            ClusterEvent::ServeAction(_) if self.scheduler_cut.is_some_and(|cut| !cut.is_one_way) => self.delay_until_connected(due),
+            ClusterEvent::ApplyEvent(_) if self.scheduler_cut.is_some() => self.delay_until_connected(due),
+            ClusterEvent::ServeAction(action) => self.serve_action(action),
+            ClusterEvent::ApplyEvent(event) => self.apply_event(event),
+            ClusterEvent::ExecutionEnds(server, execution) => self.end_execution(server, execution),
+            ClusterEvent::NodeReturns(server) => self.revive_node(server),
+            ClusterEvent::NodeDies(server) => {
                 if self.is_alive(server) {
-                    self.kill(server);
+                    self.kill_node(server);
                 }
             }
-            Due::Second => self.second(),
+            ClusterEvent::SecondPasses => self.pass_second(),
         }
     }
 
-    fn tell(&mut self, event: Event) {
+    fn apply_event(&mut self, event: Event) {
         self.records.push((self.now, event.clone()));
         let mut actions = Vec::new();
         self.scheduler.step(self.now, event, &mut actions);
         self.scheduler.check();
         for action in actions {
-            let delay = 1 + self.dice.below(20);
-            self.at(delay, Due::Serve(action));
+            let delay = 1 + self.rng.next_below(20);
+            self.schedule_due(delay, ClusterEvent::ServeAction(action));
         }
     }
 
-    fn is_faulty(&mut self, permille: u64) -> bool {
-        self.now.0 < self.faults.until_ms && self.dice.chance(permille)
+    fn has_fault(&mut self, permille: u64) -> bool {
+        self.now.0 < self.faults.until_ms && self.rng.next_bool(permille)
     }
 
     fn is_alive(&self, server: ServerId) -> bool {
         let node = &self.nodes[&server];
-        node.died.is_none() && node.away.is_none()
+        node.died_at.is_none() && node.unreachable.is_none()
     }
 
-    fn answer(&mut self, event: Event, lost: Event) {
-        if self.is_faulty(self.faults.reply_lost) {
-            self.at(CALL_MS, Due::Tell(lost));
+    fn send_reply(&mut self, event: Event, lost: Event) {
+        if self.has_fault(self.faults.reply_lost) {
+            self.schedule_due(CALL_TIMEOUT_MS, ClusterEvent::ApplyEvent(lost));
         } else {
-            let delay = 1 + self.dice.below(20);
-            self.at(delay, Due::Tell(event));
+            let delay = 1 + self.rng.next_below(20);
+            self.schedule_due(delay, ClusterEvent::ApplyEvent(event));
         }
     }
 
-    fn serve(&mut self, action: Action) {
-        if let Some(back) = self.back_in_time(&action) {
-            self.at(back, Due::Serve(action));
+    fn serve_action(&mut self, action: Action) {
+        if let Some(back) = self.ms_until_reachable(&action) {
+            self.schedule_due(back, ClusterEvent::ServeAction(action));
             return;
         }
         if matches!(action, Action::KillJob { server, .. } if self.scheduler.is_lost(server)) {
@@ -302,18 +302,18 @@ impl World {
                 source,
                 server,
                 size,
-                base,
+                base_copy: base,
             } => self.serve_copy(id, source, server, size, base),
-            Action::WarmVolume { id, server } => drop(self.warmed.insert(id, server)),
-            Action::LookAtCache { id, server } => self.look_at_cache(id, server),
+            Action::WarmCache { id, server } => drop(self.warmed_caches.insert(id, server)),
+            Action::InspectCache { id, server } => self.inspect_cache(id, server),
             Action::DeleteVolume { id, server } => {
                 let lost = Event::VolumeDeleteFailed { volume: id };
                 if !self.is_alive(server) {
-                    self.at(CALL_MS, Due::Tell(lost));
+                    self.schedule_due(CALL_TIMEOUT_MS, ClusterEvent::ApplyEvent(lost));
                     return;
                 }
                 self.node(server).volumes.remove(&id);
-                self.answer(Event::VolumeDeleted { volume: id }, lost);
+                self.send_reply(Event::VolumeDeleted { volume: id }, lost);
             }
             Action::StartJob {
                 execution,
@@ -325,14 +325,14 @@ impl World {
             Action::KillJob { execution, server } => {
                 if !self.is_alive(server) {
                     // It is killed when it is back, unless it is given up before.
-                    self.at(CALL_MS, Due::Serve(action));
+                    self.schedule_due(CALL_TIMEOUT_MS, ClusterEvent::ServeAction(action));
                 } else if let Some(killed) = self.node(server).executions.remove(&execution) {
-                    self.write_half(&killed);
+                    self.write_partial_outputs(&killed);
                     let report = report(JobOutcome::Killed);
-                    self.at(50, Due::Tell(Event::JobEnded { execution, report }));
+                    self.schedule_due(50, ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }));
                 } else {
-                    self.node(server).begun.insert(execution);
-                    self.at(50, Due::Tell(Event::JobUnknown { execution }));
+                    self.node(server).started_executions.insert(execution);
+                    self.schedule_due(50, ClusterEvent::ApplyEvent(Event::JobUnknown { execution }));
                 }
             }
             Action::ExtractFile {
@@ -360,62 +360,62 @@ impl World {
             error: unreachable_error(),
         };
         if !self.is_alive(server) {
-            self.at(CALL_MS, Due::Tell(lost));
+            self.schedule_due(CALL_TIMEOUT_MS, ClusterEvent::ApplyEvent(lost));
             return;
         }
-        if self.is_started_again(server, execution) {
+        if self.has_started_before(server, execution) {
             return;
         }
         self.check_start(job, &volumes);
-        let runtime_ms = 500 + self.dice.below(4_000);
-        let running = Execution {
+        let runtime_ms = 500 + self.rng.next_below(4_000);
+        let running = ClusterExecution {
             job,
             volumes,
             runtime_ms,
         };
         self.node(server).executions.insert(execution, running);
         match self.faults.poison_job == Some(job) {
-            true => self.at(300, Due::Kill(server)),
-            false => self.at(runtime_ms, Due::End(server, execution)),
+            true => self.schedule_due(300, ClusterEvent::NodeDies(server)),
+            false => self.schedule_due(runtime_ms, ClusterEvent::ExecutionEnds(server, execution)),
         }
-        self.answer(Event::JobStarted { execution }, lost);
+        self.send_reply(Event::JobStarted { execution }, lost);
     }
 
     fn serve_create(&mut self, id: VolumeId, volume: VolumeIndex, server: ServerId, size: Space) {
         let failed = |error| Event::VolumeCreateFailed { volume: id, error };
         if !self.is_alive(server) {
-            self.at(CALL_MS, Due::Tell(failed(unreachable_error())));
+            self.schedule_due(CALL_TIMEOUT_MS, ClusterEvent::ApplyEvent(failed(unreachable_error())));
             return;
         }
         if self.now < self.nodes[&server].full_until {
             let error = Error::new(ErrorCode::NoSpaceBytes, "the disk is full");
-            self.at(10, Due::Tell(failed(error)));
+            self.schedule_due(10, ClusterEvent::ApplyEvent(failed(error)));
             return;
         }
         let node = self.node(server);
         let used = node
             .volumes
             .values()
-            .fold(Space::ZERO, |sum, (size, ..)| sum.plus(*size));
-        if !node.volumes.contains_key(&id) && !node.spec.capacity.minus(used).holds(size) {
-            assert!(node.was_hurt, "{server} was asked for more than it has");
+            .fold(Space::ZERO, |sum, (size, ..)| sum.saturating_add(*size));
+        if !node.volumes.contains_key(&id) && !node.spec.capacity.saturating_sub(used).can_hold(size) {
+            assert!(node.has_failed, "{server} was asked for more than it has");
             let error = Error::new(ErrorCode::NoSpaceBytes, "old volumes are still there");
-            self.at(10, Due::Tell(failed(error)));
+            self.schedule_due(10, ClusterEvent::ApplyEvent(failed(error)));
             return;
         }
         node.volumes
             .entry(id)
-            .or_insert((size, volume, Content::new()));
-        self.answer(
+            .or_insert((size, volume, VolumeWrites::new()));
+        self.send_reply(
             Event::VolumeCreated { volume: id },
             failed(unreachable_error()),
         );
     }
 
-    fn end(&mut self, server: ServerId, execution: ExecutionId) {
-        if let (true, Some((_, back))) = (self.nodes[&server].is_stopped, self.nodes[&server].away)
+    fn end_execution(&mut self, server: ServerId, execution: ExecutionId) {
+        if let (true, Some((_, back))) = (self.nodes[&server].is_stopped, self.nodes[&server].unreachable)
         {
-            self.at(back.ms_since(self.now) + 1, Due::End(server, execution));
+            self.schedule_due(back.ms_since(self.now) + 1, ClusterEvent::ExecutionEnds(server, execution));
             return;
         }
         let Some(ended) = self.node(server).executions.remove(&execution) else {
@@ -433,49 +433,49 @@ impl World {
             JobOutcome::Exited(1)
         } else if self.faults.poison_node == Some(server) {
             JobOutcome::Exited(1)
-        } else if self.is_faulty(self.faults.environment_fails) {
+        } else if self.has_fault(self.faults.environment_fails) {
             JobOutcome::EnvironmentFailed(unreachable_error())
-        } else if self.is_faulty(self.faults.job_fails)
-            && self.failed.get(&ended.job).copied().unwrap_or(0) < retries
+        } else if self.has_fault(self.faults.job_fails)
+            && self.job_failures.get(&ended.job).copied().unwrap_or(0) < retries
         {
-            *self.failed.entry(ended.job).or_default() += 1;
+            *self.job_failures.entry(ended.job).or_default() += 1;
             JobOutcome::Exited(1)
         } else {
-            self.write(&ended);
-            *self.completed.entry(ended.job).or_default() += 1;
+            self.write_outputs(&ended);
+            *self.completions.entry(ended.job).or_default() += 1;
             JobOutcome::Exited(0)
         };
         if outcome != JobOutcome::Exited(0) {
-            self.write_half(&ended);
+            self.write_partial_outputs(&ended);
         }
         let report = JobReport {
             wall_ms: ended.runtime_ms,
-            volumes: self.uses(ended.job, &ended.volumes),
+            volumes: self.reported_uses(ended.job, &ended.volumes),
             ..report(outcome)
         };
-        let away = self.nodes[&server].away;
+        let away = self.nodes[&server].unreachable;
         self.node(server).reports.insert(execution, report.clone());
         let delay = 20 + away.map_or(0, |(_, back)| back.ms_since(self.now));
-        self.at(delay, Due::Tell(Event::JobEnded { execution, report }));
+        self.schedule_due(delay, ClusterEvent::ApplyEvent(Event::JobEnded { execution, report }));
     }
 
-    fn node(&mut self, server: ServerId) -> &mut Node {
+    fn node(&mut self, server: ServerId) -> &mut ClusterNode {
         self.nodes
             .get_mut(&server)
             .expect("the core names nodes that it was told of")
     }
 
-    fn second(&mut self) {
-        self.more_faults();
+    fn pass_second(&mut self) {
+        self.inject_faults();
         for server in self.nodes.keys().copied().collect::<Vec<_>>() {
-            if self.is_alive(server) && self.is_faulty(self.faults.node_dies) {
-                self.kill(server);
+            if self.is_alive(server) && self.has_fault(self.faults.node_dies) {
+                self.kill_node(server);
             }
             let ids: Vec<_> = self.nodes[&server].volumes.keys().copied().collect();
             for id in ids {
-                if self.is_faulty(self.faults.volume_vanishes) {
+                if self.has_fault(self.faults.volume_vanishes) {
                     self.node(server).volumes.remove(&id);
-                    self.node(server).was_hurt = true;
+                    self.node(server).has_failed = true;
                 }
             }
         }
@@ -483,17 +483,17 @@ impl World {
             .nodes
             .iter()
             .filter(|(_, node)| is_listed(node, self.now));
-        let nodes: Vec<NodeSeen> = nodes
-            .map(|(server, node)| deeds::seen(*server, node))
+        let nodes: Vec<NodeInfo> = nodes
+            .map(|(server, node)| deeds::node_info(*server, node))
             .collect();
-        self.judge_silence(self.now >= self.catalog_back, nodes);
-        self.at(POLL_MS, Due::Second);
+        self.check_silent_nodes(self.now >= self.catalog_returns_at, nodes);
+        self.schedule_due(POLL_MS, ClusterEvent::SecondPasses);
     }
 }
 
-fn is_listed(node: &Node, now: Time) -> bool {
+fn is_listed(node: &ClusterNode, now: Time) -> bool {
     let is_fresh = |since: Time| now.ms_since(since) < ADVERT_TTL_MS;
-    node.died.is_none_or(is_fresh) && node.away.is_none_or(|(since, _)| is_fresh(since))
+    node.died_at.is_none_or(is_fresh) && node.unreachable.is_none_or(|(since, _)| is_fresh(since))
 }
 
 fn unreachable_error() -> Error {

@@ -6,18 +6,18 @@ use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
 use bafs_sched::dice::SeededRng;
 use bafs_sched::logic::{
-    Action, CheckpointPolicy, Event, NodeSeen, NodeShare, Outcome, Scheduler, Settings, Space,
+    Action, CheckpointPolicy, Event, NodeInfo, RunQuota, Outcome, Scheduler, Settings, Space,
 };
-use bafs_sched::world::{Faults, NodeSpec, World, workflow};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 const SEEDS: u64 = 300;
 const LIMIT_MS: u64 = 4 * 3_600_000;
 
-fn job(name: &str) -> String {
+fn declare_job(name: &str) -> String {
     format!("job {name} {{\n  executable = /bin/true\n}}\n")
 }
 
-fn nodes(megabytes: &[u64], slots: u32) -> Vec<NodeSpec> {
+fn node_specs(megabytes: &[u64], slots: u32) -> Vec<NodeSpec> {
     let node = |megabytes: &u64| NodeSpec {
         capacity: Space {
             bytes: megabytes * 1_000_000,
@@ -29,32 +29,32 @@ fn nodes(megabytes: &[u64], slots: u32) -> Vec<NodeSpec> {
 }
 
 /// Everything that is offered is used; no copies, so that what runs again was dropped.
-fn settings() -> Settings {
+fn full_use_settings() -> Settings {
     Settings {
         slack_permille: 0,
-        checkpoint: CheckpointPolicy::Never,
+        checkpoint_policy: CheckpointPolicy::Never,
         ..Settings::default()
     }
 }
 
-fn run(seed: u64, text: &str, nodes: Vec<NodeSpec>) -> (World, Outcome) {
-    let mut world = World::new(seed, workflow(text), settings(), nodes, Faults::default());
-    let outcome = world.run(LIMIT_MS);
+fn run_workflow(seed: u64, text: &str, nodes: Vec<NodeSpec>) -> (SimulatedCluster, Outcome) {
+    let mut world = SimulatedCluster::new(seed, parse_workflow_text(text), full_use_settings(), nodes, Faults::default());
+    let outcome = world.run_to_end(LIMIT_MS);
     (world, outcome)
 }
 
 /// Pipelines whose volumes grow from stage to stage: whoever starts all of them first is stuck.
 /// Answers the text and what one pipeline needs at once, in MB.
-fn growing(dice: &mut SeededRng) -> (String, u64) {
-    let (width, depth) = (2 + dice.below(10), 2 + dice.below(4));
+fn growing_pipelines(rng: &mut SeededRng) -> (String, u64) {
+    let (width, depth) = (2 + rng.next_below(10), 2 + rng.next_below(4));
     let mut text = String::new();
     let mut peak = 0;
     for p in 0..width {
         let mut before = 0;
         for at in 0..depth {
-            let size = 1 + at * dice.below(20) + dice.below(5);
+            let size = 1 + at * rng.next_below(20) + rng.next_below(5);
             let name = format!("j{p}_{at}");
-            text += &job(&name);
+            text += &declare_job(&name);
             text += &format!("volume v{p}_{at} scratch {size} MB files 5\n");
             text += &format!("mount v{p}_{at} {name} /out\n");
             if at > 0 {
@@ -70,18 +70,18 @@ fn growing(dice: &mut SeededRng) -> (String, u64) {
 }
 
 /// Pipelines of several branches that each need much for a while and leave little.
-fn branching(dice: &mut SeededRng) -> (String, u64) {
-    let (width, branches) = (1 + dice.below(4), 2 + dice.below(3));
+fn branching_pipelines(rng: &mut SeededRng) -> (String, u64) {
+    let (width, branches) = (1 + rng.next_below(4), 2 + rng.next_below(3));
     let mut text = String::new();
     let mut peak = 0;
     for p in 0..width {
-        text += &job(&format!("end{p}"));
+        text += &declare_job(&format!("end{p}"));
         let mut kept = 0;
         for b in 0..branches {
-            let (large, small) = (20 + dice.below(30), 1 + dice.below(5));
+            let (large, small) = (20 + rng.next_below(30), 1 + rng.next_below(5));
             let (first, second) = (format!("a{p}_{b}"), format!("b{p}_{b}"));
-            text += &job(&first);
-            text += &job(&second);
+            text += &declare_job(&first);
+            text += &declare_job(&second);
             text += &format!(
                 "parent {first} child {second}\nparent {second} child end{p}\n\
                  volume t{p}_{b} scratch {large} MB files 5\n\
@@ -103,17 +103,17 @@ fn branching(dice: &mut SeededRng) -> (String, u64) {
 
 #[test]
 fn files_that_can_never_fit_are_refused_before_anything_starts() {
-    let text = job("a")
-        + &job("b")
+    let text = declare_job("a")
+        + &declare_job("b")
         + "volume c cache bafs://home/c 40 MB files 2441\nvolume v scratch 5 MB files 1024\n\
            volume w scratch 5 MB files 10\nparent a child b\nmount w a /w\nmount w b /w ro\n\
            mount c b /c\nmount v b /v\n";
     let with_files = |files| {
-        let mut nodes = nodes(&[100, 100], 1);
+        let mut nodes = node_specs(&[100, 100], 1);
         for node in &mut nodes {
             node.capacity.files = files;
         }
-        let (world, outcome) = run(1, &text, nodes);
+        let (world, outcome) = run_workflow(1, &text, nodes);
         let is_done = outcome == Outcome::Complete;
         (is_done, world.scheduler.progress().executions)
     };
@@ -121,7 +121,7 @@ fn files_that_can_never_fit_are_refused_before_anything_starts() {
     assert_eq!(with_files(3_475), (true, 2));
 }
 
-fn seeds() -> std::ops::Range<u64> {
+fn seed_range() -> std::ops::Range<u64> {
     let number = |name: &str| -> Option<u64> {
         let text = std::env::var(name).ok()?;
         Some(text.parse().expect("a number"))
@@ -137,17 +137,17 @@ fn seeds() -> std::ops::Range<u64> {
 #[test]
 fn what_fits_in_some_order_is_run_in_such_an_order() {
     let mut refused = 0;
-    for seed in seeds() {
+    for seed in seed_range() {
         println!("SEED={seed}");
-        let mut dice = SeededRng::new(seed ^ 0xad);
-        let (text, peak) = match dice.chance(500) {
-            true => growing(&mut dice),
-            false => branching(&mut dice),
+        let mut rng = SeededRng::new(seed ^ 0xad);
+        let (text, peak) = match rng.next_bool(500) {
+            true => growing_pipelines(&mut rng),
+            false => branching_pipelines(&mut rng),
         };
-        let count = 1 + dice.below(3);
-        let sizes: Vec<u64> = (0..count).map(|_| peak + dice.below(peak)).collect();
-        let slots = 1 + u32::try_from(dice.below(3)).expect("it is small");
-        let (world, outcome) = run(seed, &text, nodes(&sizes, slots));
+        let count = 1 + rng.next_below(3);
+        let sizes: Vec<u64> = (0..count).map(|_| peak + rng.next_below(peak)).collect();
+        let slots = 1 + u32::try_from(rng.next_below(3)).expect("it is small");
+        let (world, outcome) = run_workflow(seed, &text, node_specs(&sizes, slots));
         assert_eq!(outcome, Outcome::Complete, "seed {seed}\n{text}");
         let progress = world.scheduler.progress();
         assert_eq!(
@@ -164,15 +164,15 @@ fn what_fits_in_some_order_is_run_in_such_an_order() {
 #[test]
 fn what_fits_only_on_several_nodes_uses_them() {
     let (mut complete, mut refused, mut again) = (0, 0, 0);
-    for seed in seeds() {
+    for seed in seed_range() {
         println!("SEED={seed}");
-        let mut dice = SeededRng::new(seed ^ 0xbe);
-        let (text, peak) = growing(&mut dice);
-        let count = 2 + dice.below(3);
+        let mut rng = SeededRng::new(seed ^ 0xbe);
+        let (text, peak) = growing_pipelines(&mut rng);
+        let count = 2 + rng.next_below(3);
         let sizes: Vec<u64> = (0..count)
-            .map(|_| peak / 2 + dice.below(peak / 2))
+            .map(|_| peak / 2 + rng.next_below(peak / 2))
             .collect();
-        let (world, outcome) = run(seed, &text, nodes(&sizes, 1));
+        let (world, outcome) = run_workflow(seed, &text, node_specs(&sizes, 1));
         let progress = world.scheduler.progress();
         match outcome {
             Outcome::Complete => {
@@ -192,8 +192,8 @@ fn what_fits_only_on_several_nodes_uses_them() {
     }
 }
 
-fn refusal(text: &str, sizes: &[u64]) -> String {
-    let (world, outcome) = run(1, text, nodes(sizes, 1));
+fn failure_reason(text: &str, sizes: &[u64]) -> String {
+    let (world, outcome) = run_workflow(1, text, node_specs(sizes, 1));
     assert_eq!(
         world.scheduler.progress().executions,
         0,
@@ -212,8 +212,8 @@ const PAIR: &str = "volume x scratch 60 MB files 5\nvolume y scratch 70 MB files
 
 #[test]
 fn a_pipeline_that_can_never_fit_is_refused_with_what_is_missing() {
-    let text = job("a") + &job("b") + PAIR;
-    let told = refusal(&text, &[100]);
+    let text = declare_job("a") + &declare_job("b") + PAIR;
+    let told = failure_reason(&text, &[100]);
     for part in [
         "'b'",
         "'x' (60.0 MB)",
@@ -225,13 +225,13 @@ fn a_pipeline_that_can_never_fit_is_refused_with_what_is_missing() {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
     // Each volume on a node of its own is fine.
-    assert_eq!(run(1, &text, nodes(&[100, 100], 1)).1, Outcome::Complete);
+    assert_eq!(run_workflow(1, &text, node_specs(&[100, 100], 1)).1, Outcome::Complete);
 }
 
 #[test]
 fn a_volume_that_can_never_fit_is_named_with_all_node_sizes() {
-    let text = job("a") + &job("b") + PAIR;
-    let told = refusal(&text, &[65, 50]);
+    let text = declare_job("a") + &declare_job("b") + PAIR;
+    let told = failure_reason(&text, &[65, 50]);
     for part in [
         "'y'",
         "70.0 MB",
@@ -250,14 +250,14 @@ fn batch_volumes_that_do_not_fit_together_take_turns() {
         "volume one cache bafs://home/one 60 MB files 5\nvolume two cache bafs://home/two 60 MB files 5\n",
     );
     for p in 0..6 {
-        text += &(job(&format!("a{p}")) + &job(&format!("b{p}")));
+        text += &(declare_job(&format!("a{p}")) + &declare_job(&format!("b{p}")));
         text += &format!(
             "parent a{p} child b{p}\nvolume v{p} scratch 15 MB files 5\n\
              mount v{p} a{p} /v\nmount v{p} b{p} /v\nmount one a{p} /in\nmount two b{p} /in\n\
              extract v{p} out bafs://home/out.{p}\n"
         );
     }
-    let (world, outcome) = run(1, &text, nodes(&[100], 2));
+    let (world, outcome) = run_workflow(1, &text, node_specs(&[100], 2));
     assert_eq!(outcome, Outcome::Complete);
     let progress = world.scheduler.progress();
     assert_eq!(progress.executions, progress.jobs_total);
@@ -269,19 +269,19 @@ fn batch_volumes_that_do_not_fit_together_take_turns() {
 fn a_cache_has_a_part_beside_the_scratch_volumes_of_its_first_reader() {
     let mut text = String::from("volume data cache bafs://home/data 40 MB files 5\n");
     for p in 0..4 {
-        text += &job(&format!("a{p}"));
+        text += &declare_job(&format!("a{p}"));
         text += &format!("volume v{p} scratch 60 MB files 5\nmount v{p} a{p} /v\n");
         text += &format!("mount data a{p} /in\nextract v{p} out bafs://home/out.{p}\n");
     }
-    let (_, outcome) = run(1, &text, nodes(&[100, 100], 1));
+    let (_, outcome) = run_workflow(1, &text, node_specs(&[100, 100], 1));
     assert_eq!(outcome, Outcome::Complete);
 }
 
 /// Two pipelines of which one fits at a time; of Q nothing goes on before `middle` is done.
-fn ordered(middle: &str) -> String {
+fn ordered_pipelines(middle: &str) -> String {
     let mut text = String::new();
     for name in ["p1", "p2", "q1", "q2", "r1"] {
-        text += &job(name);
+        text += &declare_job(name);
     }
     text += "volume vp scratch 60 MB files 5\nvolume vq scratch 60 MB files 5\n\
              mount vp p1 /v\nmount vp p2 /v\nmount vq q1 /v\nmount vq q2 /v\n\
@@ -291,15 +291,15 @@ fn ordered(middle: &str) -> String {
 
 #[test]
 fn a_pipeline_that_others_made_way_for_may_wait_for_one_of_them() {
-    let text = ordered("r1") + "parent q1 child r1\n";
-    let (world, outcome) = run(1, &text, nodes(&[100], 1));
+    let text = ordered_pipelines("r1") + "parent q1 child r1\n";
+    let (world, outcome) = run_workflow(1, &text, node_specs(&[100], 1));
     assert_eq!(outcome, Outcome::Complete);
     assert!(world.elapsed_ms() < 30_000, "nobody waits for space");
 }
 
 #[test]
 fn pipelines_that_must_lie_beside_each_other_and_cannot_are_told() {
-    let (world, outcome) = run(1, &ordered("p1"), nodes(&[100], 1));
+    let (world, outcome) = run_workflow(1, &ordered_pipelines("p1"), node_specs(&[100], 1));
     let Outcome::Failed { messages, .. } = outcome else {
         panic!("{outcome:?}");
     };
@@ -317,31 +317,31 @@ fn a_large_pipeline_that_needs_several_nodes_is_not_tried_in_thought() {
         "volume x scratch 60 MB files 5\nvolume y scratch 60 MB files 5\n\
          volume s scratch 1 MB files 5\n",
     );
-    text += &(job("first") + &job("second") + &job("last"));
+    text += &(declare_job("first") + &declare_job("second") + &declare_job("last"));
     text += "parent first child second\nparent second child last\nmount x first /x\n\
              mount s first /s\nmount y second /y\nmount x last /x ro\nmount y last /y ro\n";
     for reader in 0..READERS {
         let name = format!("r{reader}");
-        text += &job(&name);
+        text += &declare_job(&name);
         text += &format!("mount s {name} /s ro\nparent second child {name}\n");
         text += &format!("parent {name} child last\n");
     }
-    let (_, outcome) = run(1, &text, nodes(&[100, 100], 8));
+    let (_, outcome) = run_workflow(1, &text, node_specs(&[100, 100], 8));
     assert_eq!(outcome, Outcome::Complete);
 }
 
 /// The job that has both would wait until the run fails, after hours of work of another.
 #[test]
 fn a_job_whose_cache_and_scratch_volumes_do_not_fit_together_is_refused() {
-    let text = job("a")
-        + &job("b")
+    let text = declare_job("a")
+        + &declare_job("b")
         + "parent a child b\nvolume data cache bafs://home/data 60 MB files 5\n\
            volume v scratch 50 MB files 5\nmount v a /v\nmount v b /v\nmount data b /in\n";
-    let told = refusal(&text, &[100]);
+    let told = failure_reason(&text, &[100]);
     for part in ["'b'", "'data'", "'v'", "110.0 MB", "10.0 MB too little"] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
-    let (_, outcome) = run(1, &text, nodes(&[100, 20], 1));
+    let (_, outcome) = run_workflow(1, &text, node_specs(&[100, 20], 1));
     assert_eq!(outcome, Outcome::Complete, "another node has the rest");
 }
 
@@ -353,26 +353,26 @@ fn what_nodes_keep_for_a_run_counts_before_an_older_list() {
         bytes,
         files: 100_000,
     };
-    let text = format!("volume b cache bafs://home/b 48 MB\n{}", job("a"));
-    let text = format!("{text}{}mount b a /b\nmount b z /b\n", job("z"));
-    let mut scheduler = Scheduler::new(RunId(0), workflow(&text), settings());
-    let nodes = (1..=4).map(|id| NodeSeen {
-        foreign: space(12_000_000),
-        ..NodeSeen::alone(ServerId(id), space(16_000_000), 2)
+    let text = format!("volume b cache bafs://home/b 48 MB\n{}", declare_job("a"));
+    let text = format!("{text}{}mount b a /b\nmount b z /b\n", declare_job("z"));
+    let mut scheduler = Scheduler::new(RunId(0), parse_workflow_text(&text), full_use_settings());
+    let nodes = (1..=4).map(|id| NodeInfo {
+        foreign_space: space(12_000_000),
+        ..NodeInfo::single_group(ServerId(id), space(16_000_000), 2)
     });
     let mut asked = Vec::new();
-    scheduler.step(Time(0), Event::seen(nodes.collect()), &mut asked);
+    scheduler.step(Time(0), Event::nodes_listed(nodes.collect()), &mut asked);
     assert!(asked.is_empty(), "16 MB are free: {asked:?}");
     let share = |bytes, is_shared| {
-        let kept = |id| NodeShare {
+        let kept = |id| RunQuota {
             server: ServerId(id),
             space: space(bytes),
             slots: 2,
             is_shared,
-            is_over: false,
+            is_above_fair_share: false,
         };
-        Event::SharesSeen {
-            shares: (1..=4).map(kept).collect(),
+        Event::QuotasChanged {
+            quotas: (1..=4).map(kept).collect(),
         }
     };
     scheduler.step(Time(5), share(4_000_000, false), &mut asked);
@@ -383,10 +383,10 @@ fn what_nodes_keep_for_a_run_counts_before_an_older_list() {
 }
 
 /// `count` jobs that write a volume each, and one that mounts them all.
-fn gathering(count: u32, size: &str) -> String {
-    let mut text = job("sum");
+fn gathering_workflow(count: u32, size: &str) -> String {
+    let mut text = declare_job("sum");
     for p in 0..count {
-        text += &job(&format!("m{p}"));
+        text += &declare_job(&format!("m{p}"));
         text += &format!(
             "volume v{p} scratch {size}\nmount v{p} m{p} /o\nmount v{p} sum /in/{p} ro\n\
              parent m{p} child sum\n"
@@ -398,7 +398,7 @@ fn gathering(count: u32, size: &str) -> String {
 /// However many jobs its pipeline has: all of them would run before that was found out.
 #[test]
 fn gathering_that_never_fits_is_refused_at_once() {
-    let told = refusal(&gathering(40, "30 MB files 5"), &[1_000]);
+    let told = failure_reason(&gathering_workflow(40, "30 MB files 5"), &[1_000]);
     for part in [
         "'sum'",
         "'v0'",
@@ -409,7 +409,7 @@ fn gathering_that_never_fits_is_refused_at_once() {
     ] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
-    let told = refusal(&gathering(100, "64 KB"), &[1_000]);
+    let told = failure_reason(&gathering_workflow(100, "64 KB"), &[1_000]);
     for part in [
         "'sum'",
         "102400 files",
@@ -422,20 +422,20 @@ fn gathering_that_never_fits_is_refused_at_once() {
 
 #[test]
 fn gathering_of_pieces_that_fit_no_nodes_is_refused() {
-    let told = refusal(&gathering(20, "60 MB files 5"), &[100; 15]);
+    let told = failure_reason(&gathering_workflow(20, "60 MB files 5"), &[100; 15]);
     for part in ["'sum'", "20 of them need 60.0 MB", "room for 15"] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
-    let (_, outcome) = run(1, &gathering(20, "50 MB files 5"), nodes(&[100; 15], 1));
+    let (_, outcome) = run_workflow(1, &gathering_workflow(20, "50 MB files 5"), node_specs(&[100; 15], 1));
     assert_eq!(outcome, Outcome::Complete, "two of these lie on each node");
 }
 
 #[test]
 fn a_cache_part_counts_beside_what_a_job_makes() {
-    let text = job("a")
+    let text = declare_job("a")
         + "volume data cache bafs://home/data 60 MB files 5\n\
          volume v scratch 99900 KB files 5\nmount v a /v\nmount data a /in\n";
-    let told = refusal(&text, &[100, 100]);
+    let told = failure_reason(&text, &[100, 100]);
     for part in ["'a'", "on its own node", "100.1 MB", "100.0 MB"] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }

@@ -4,27 +4,27 @@ use std::collections::VecDeque;
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
-use bafs_sched::world::{success, workflow};
+use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
+use bafs_sched::world::{successful_report, parse_workflow_text};
 
 const MB: u64 = 1_000_000;
 
 /// Four jobs that read a cache of 40 MB one after the other, on so many nodes with room for half
 /// of it, or for all on one; each time a part is looked at it has got so many bytes more once more.
 /// How often the nodes were asked, and what the user was told.
-fn told(nodes: u64, again_bytes: u64) -> (u64, Vec<String>) {
+fn run_cache_readers(nodes: u64, again_bytes: u64) -> (u64, Vec<String>) {
     let mut text = "volume a cache bafs://home/a 40 MB files 10\n".to_owned();
     for job in 0..4 {
         text += &format!("job j{job} {{\n  executable = x\n}}\nmount a j{job} /c\n");
     }
     text += "parent j0 child j1\nparent j1 child j2\nparent j2 child j3\n";
-    let mut scheduler = Scheduler::new(RunId(1), workflow(&text), Settings::default());
+    let mut scheduler = Scheduler::new(RunId(1), parse_workflow_text(&text), Settings::default());
     let capacity = Space {
         bytes: if nodes == 1 { 60 * MB } else { 25 * MB },
         files: 1_000,
     };
-    let node = |id| NodeSeen::alone(ServerId(id), capacity, 1);
-    let mut facts = VecDeque::from([Event::seen((1..=nodes).map(node).collect())]);
+    let node = |id| NodeInfo::single_group(ServerId(id), capacity, 1);
+    let mut facts = VecDeque::from([Event::nodes_listed((1..=nodes).map(node).collect())]);
     let (mut now, mut asked) = (0, 0);
     while let Some(fact) = facts.pop_front() {
         now += 1;
@@ -36,16 +36,16 @@ fn told(nodes: u64, again_bytes: u64) -> (u64, Vec<String>) {
                 Action::CreateVolume { id, .. } => {
                     facts.push_back(Event::VolumeCreated { volume: id });
                 }
-                Action::LookAtCache { id, .. } => {
+                Action::InspectCache { id, .. } => {
                     asked += 1;
-                    facts.push_front(Event::CacheSeen {
+                    facts.push_front(Event::CacheInspected {
                         volume: id,
-                        kept_bytes: 20 * MB,
-                        again_bytes: again_bytes * asked,
+                        primary_bytes: 20 * MB,
+                        refetched_bytes: again_bytes * asked,
                     });
                 }
                 Action::StartJob { execution, .. } => {
-                    let report = success();
+                    let report = successful_report();
                     facts.push_back(Event::JobStarted { execution });
                     facts.push_back(Event::JobEnded { execution, report });
                 }
@@ -67,7 +67,7 @@ fn told(nodes: u64, again_bytes: u64) -> (u64, Vec<String>) {
 #[test]
 fn a_cache_that_got_much_once_more_is_told_once() {
     for nodes in [1, 2] {
-        let (asked, told) = told(nodes, 3 * MB);
+        let (asked, told) = run_cache_readers(nodes, 3 * MB);
         assert!(asked > 1, "{asked}");
         assert_eq!(told.len(), 1, "{told:?}");
         let says = ["volume 'a'", "a cache of 40.0 MB", "a tenth more"];
@@ -78,6 +78,6 @@ fn a_cache_that_got_much_once_more_is_told_once() {
 #[test]
 fn a_cache_that_got_little_once_more_is_not_told() {
     for nodes in [1, 2] {
-        assert_eq!(told(nodes, MB / 10).1, Vec::<String>::new());
+        assert_eq!(run_cache_readers(nodes, MB / 10).1, Vec::<String>::new());
     }
 }

@@ -4,84 +4,84 @@
 
 #![allow(clippy::print_stdout, reason = "a seed that fails must be known")]
 
-use bafs_sched::world::World;
+use bafs_sched::world::SimulatedCluster;
 
 const SEEDS: u64 = 100;
 const SOAK_SEEDS: u64 = 1_000;
 
-fn run(seeds: std::ops::Range<u64>) {
+fn run_seeds(seeds: std::ops::Range<u64>) {
     let (mut lost, mut again, mut restarts) = (0, 0, 0);
     let count = seeds.end - seeds.start;
-    let calm = World::calm();
+    let calm = SimulatedCluster::run_without_faults();
     for seed in seeds {
         println!("SEED={seed}");
-        let verdict = World::chaos(seed, &calm);
+        let verdict = SimulatedCluster::run_chaos(seed, &calm);
         assert!(verdict.is_complete, "seed {seed}: {verdict:?}");
         assert!(verdict.is_identical, "seed {seed}: {verdict:?}");
         assert_eq!(verdict.leaks, 0, "seed {seed}: {verdict:?}");
-        lost += verdict.lost;
-        again += verdict.again;
+        lost += verdict.faults;
+        again += verdict.reruns;
         restarts += verdict.restarts;
     }
     println!("{lost} nodes lost, {again} executions again, {restarts} restarts");
     assert!(count == 1 || (lost >= count && again > count && restarts > count));
 }
 
-fn number(name: &str) -> Option<u64> {
+fn number_from_env(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().expect("a number"))
 }
 
 #[test]
 fn every_run_ends_complete_with_the_same_files_and_nothing_left() {
-    match number("SEED") {
-        Some(seed) => run(seed..seed + 1),
-        None => run(0..number("SEEDS").unwrap_or(SEEDS) / 2),
+    match number_from_env("SEED") {
+        Some(seed) => run_seeds(seed..seed + 1),
+        None => run_seeds(0..number_from_env("SEEDS").unwrap_or(SEEDS) / 2),
     }
 }
 
 /// The second half of the seeds, on another processor.
 #[test]
 fn every_other_run_ends_complete_with_the_same_files_and_nothing_left() {
-    let seeds = number("SEEDS").unwrap_or(SEEDS);
-    if number("SEED").is_none() {
-        run(seeds / 2..seeds);
+    let seeds = number_from_env("SEEDS").unwrap_or(SEEDS);
+    if number_from_env("SEED").is_none() {
+        run_seeds(seeds / 2..seeds);
     }
 }
 
 /// Nobody is lost, so nothing that was finished is done once more, and nothing that was begun.
 #[test]
 fn a_scheduler_that_is_cut_off_repeats_no_job() {
-    let calm = World::calm();
+    let calm = SimulatedCluster::run_without_faults();
     let mut cuts = 0;
     for seed in 0..SEEDS / 2 {
         println!("SEED={seed}");
-        let verdict = World::cuts(seed, &calm, 0);
+        let verdict = SimulatedCluster::run_link_cuts(seed, &calm, 0);
         assert!(
             verdict.is_complete && verdict.is_identical,
             "seed {seed}: {verdict:?}"
         );
         assert_eq!(verdict.leaks, 0, "seed {seed}: {verdict:?}");
-        assert_eq!(verdict.lost, 0, "seed {seed}: {verdict:?}");
-        assert_eq!(verdict.completed_again, 0, "seed {seed}: {verdict:?}");
-        cuts += verdict.cut_off;
+        assert_eq!(verdict.faults, 0, "seed {seed}: {verdict:?}");
+        assert_eq!(verdict.repeated_completions, 0, "seed {seed}: {verdict:?}");
+        cuts += verdict.cut_offs;
     }
     assert!(cuts > SEEDS / 4, "{cuts}");
 }
 
 #[test]
 fn every_run_whose_links_are_cut_ends_complete() {
-    let calm = World::calm();
+    let calm = SimulatedCluster::run_without_faults();
     let mut again = 0;
     for seed in 0..SEEDS / 2 {
         println!("SEED={seed}");
-        let verdict = World::cuts(seed, &calm, 20);
+        let verdict = SimulatedCluster::run_link_cuts(seed, &calm, 20);
         assert!(
             verdict.is_complete && verdict.is_identical,
             "seed {seed}: {verdict:?}"
         );
         assert_eq!(verdict.leaks, 0, "seed {seed}: {verdict:?}");
-        again += verdict.completed_again;
+        again += verdict.repeated_completions;
     }
     println!("{again} jobs completed again");
 }
@@ -89,5 +89,5 @@ fn every_run_whose_links_are_cut_ends_complete() {
 #[test]
 #[ignore = "takes minutes; runs in soak"]
 fn soak_every_run_ends_complete_with_the_same_files_and_nothing_left() {
-    run(SEEDS..SEEDS + SOAK_SEEDS);
+    run_seeds(SEEDS..SEEDS + SOAK_SEEDS);
 }

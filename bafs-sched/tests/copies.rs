@@ -9,18 +9,18 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Time;
 use bafs_sched::logic::{
-    Action, CheckpointPolicy, Decision, Event, NodeSeen, Outcome, Receipt, Scheduler, Settings,
+    Action, CheckpointPolicy, CopyOutcome, Event, NodeInfo, Outcome, CopyDecision, Scheduler, Settings,
     Space,
 };
-use bafs_sched::planner::{Canonical, Environment, NodeClass};
-use bafs_sched::sim::{Load, Policy, Scenario, Simulation, workflow_of};
-use bafs_sched::world::{Faults, NodeSpec, World, workflow};
+use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass};
+use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, build_canonical_workflow};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 const MB: u64 = 1_000_000;
 const GB: u64 = 1_000_000_000;
 
 /// 40 pipelines of two jobs that begin together; every other volume is nearly full.
-fn receipts(seed: u64) -> Vec<Receipt> {
+fn pair_copy_decisions(seed: u64) -> Vec<CopyDecision> {
     let mut text = String::new();
     for p in 0..40 {
         text += &format!(
@@ -37,15 +37,15 @@ fn receipts(seed: u64) -> Vec<Receipt> {
         slots: 8,
     };
     let (settings, faults) = (Settings::default(), Faults::default());
-    let mut world = World::new(seed, workflow(&text), settings, vec![node; 5], faults);
+    let mut world = SimulatedCluster::new(seed, parse_workflow_text(&text), settings, vec![node; 5], faults);
     for p in 0..40 {
         let bytes = if p % 2 == 0 { MB } else { 90 * MB };
         world
-            .needs
+            .needed_space
             .insert(format!("v{p}"), Space { bytes, files: 1 });
     }
-    assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
-    let receipts = world.scheduler.receipts().map(|(_, receipt)| receipt);
+    assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+    let receipts = world.scheduler.copy_decisions().map(|(_, receipt)| receipt);
     receipts.cloned().collect()
 }
 
@@ -54,8 +54,8 @@ fn one_copy_is_made_to_learn_its_cost_and_not_one_of_each_volume() {
     let mut made = 0;
     for seed in 0..20 {
         let is_made =
-            |receipt: &&Receipt| !matches!(receipt.decision, Decision::NotWorth | Decision::NoRoom);
-        made += receipts(seed).iter().filter(is_made).count();
+            |receipt: &&CopyDecision| !matches!(receipt.outcome, CopyOutcome::NotWorthwhile | CopyOutcome::NoRoom);
+        made += pair_copy_decisions(seed).iter().filter(is_made).count();
     }
     // One that is not of use any more before it ended teaches nothing.
     assert!((20..60).contains(&made), "{made} copies in 20 runs");
@@ -64,7 +64,7 @@ fn one_copy_is_made_to_learn_its_cost_and_not_one_of_each_volume() {
 #[test]
 fn a_copy_is_expected_to_take_as_long_as_what_the_volume_holds() {
     for seed in 0..20 {
-        let costs: Vec<u64> = receipts(seed).iter().filter_map(|r| r.copy_ms).collect();
+        let costs: Vec<u64> = pair_copy_decisions(seed).iter().filter_map(|r| r.copy_ms).collect();
         let (least, most) = (costs.iter().min(), costs.iter().max());
         let (least, most) = (least.expect("some"), most.expect("some"));
         assert!(*most > 20 * least, "seed {seed}: {least} ms to {most} ms");
@@ -73,55 +73,55 @@ fn a_copy_is_expected_to_take_as_long_as_what_the_volume_holds() {
 
 /// Three jobs that write one volume one after the other, on two nodes with one slot each, told by
 /// hand: after each fact the actions that follow are in `told`.
-struct Chain {
+struct CopyScenario {
     scheduler: Scheduler,
     now: u64,
-    told: Vec<Action>,
+    actions: Vec<Action>,
 }
 
-impl Chain {
+impl CopyScenario {
     fn new(checkpoint: CheckpointPolicy, node_megabytes: u64) -> Self {
-        Self::of(checkpoint, 10, node_megabytes)
+        Self::with_volume(checkpoint, 10, node_megabytes)
     }
 
-    fn of(checkpoint: CheckpointPolicy, megabytes: u64, node_megabytes: u64) -> Self {
+    fn with_volume(checkpoint: CheckpointPolicy, megabytes: u64, node_megabytes: u64) -> Self {
         let mut text = format!("volume v scratch {megabytes} MB files 9\n");
         for job in ["a", "b", "c"] {
             text += &format!("job {job} {{\nexecutable = x\n}}\nmount v {job} /v\n");
         }
         text += "parent a child b\nparent b child c\n";
-        let mut chain = Self::begin(&text, checkpoint, node_megabytes);
-        let volume = chain.created()[0];
+        let mut chain = Self::with_workflow(&text, checkpoint, node_megabytes);
+        let volume = chain.created_volumes()[0];
         chain.step(Event::VolumeCreated { volume });
         chain
     }
 
     /// Any workflow, from when the nodes are seen.
-    fn begin(text: &str, checkpoint: CheckpointPolicy, node_megabytes: u64) -> Self {
+    fn with_workflow(text: &str, checkpoint: CheckpointPolicy, node_megabytes: u64) -> Self {
         let settings = Settings {
-            checkpoint,
+            checkpoint_policy: checkpoint,
             ..Settings::default()
         };
         let mut chain = Self {
-            scheduler: Scheduler::new(RunId(0), workflow(text), settings),
+            scheduler: Scheduler::new(RunId(0), parse_workflow_text(text), settings),
             now: 0,
-            told: Vec::new(),
+            actions: Vec::new(),
         };
         let capacity = Space {
             bytes: node_megabytes * MB,
             files: 1_000,
         };
-        let nodes = [1, 2].map(|id| NodeSeen::alone(ServerId(id), capacity, 1));
-        chain.step(Event::seen(nodes.to_vec()));
+        let nodes = [1, 2].map(|id| NodeInfo::single_group(ServerId(id), capacity, 1));
+        chain.step(Event::nodes_listed(nodes.to_vec()));
         chain
     }
 
     /// The same until a job runs on each node; these jobs, in the order of their names.
-    fn running(&mut self) -> Vec<ExecutionId> {
+    fn run_all_jobs(&mut self) -> Vec<ExecutionId> {
         let mut jobs = Vec::new();
-        for volume in self.created() {
+        for volume in self.created_volumes() {
             self.step(Event::VolumeCreated { volume });
-            let (execution, name, ..) = self.started();
+            let (execution, name, ..) = self.started_job();
             jobs.push((name, execution));
         }
         jobs.sort();
@@ -130,15 +130,15 @@ impl Chain {
 
     fn step(&mut self, event: Event) {
         self.now += 1_000;
-        self.told.clear();
+        self.actions.clear();
         let now = Time(self.now);
-        self.scheduler.step(now, event, &mut self.told);
+        self.scheduler.step(now, event, &mut self.actions);
         self.scheduler.check();
     }
 
     /// The volumes that are to be made.
-    fn created(&self) -> Vec<VolumeId> {
-        let ids = self.told.iter().filter_map(|action| match action {
+    fn created_volumes(&self) -> Vec<VolumeId> {
+        let ids = self.actions.iter().filter_map(|action| match action {
             Action::CreateVolume { id, .. } => Some(*id),
             _ => None,
         });
@@ -146,8 +146,8 @@ impl Chain {
     }
 
     /// The job that starts, where and with which volume.
-    fn started(&self) -> (ExecutionId, String, ServerId, VolumeId) {
-        let mut started = self.told.iter().filter_map(|action| match action {
+    fn started_job(&self) -> (ExecutionId, String, ServerId, VolumeId) {
+        let mut started = self.actions.iter().filter_map(|action| match action {
             Action::StartJob {
                 execution,
                 job,
@@ -164,28 +164,28 @@ impl Chain {
     }
 
     /// The copy that is asked for, where, and the older one it is made from.
-    fn copied(&self) -> (VolumeId, ServerId, Option<VolumeId>) {
-        let mut copied = self.told.iter().filter_map(|action| match action {
+    fn requested_copy(&self) -> (VolumeId, ServerId, Option<VolumeId>) {
+        let mut copied = self.actions.iter().filter_map(|action| match action {
             Action::CopyVolume {
-                id, server, base, ..
+                id, server, base_copy: base, ..
             } => Some((*id, *server, *base)),
             _ => None,
         });
         copied.next().expect("a copy is made")
     }
 
-    fn deletes(&self, volume: VolumeId) -> bool {
-        let mut told = self.told.iter();
+    fn has_deleted(&self, volume: VolumeId) -> bool {
+        let mut told = self.actions.iter();
         told.any(|action| matches!(action, Action::DeleteVolume { id, .. } if *id == volume))
     }
 
     /// The job that starts ends well, after a minute, and leaves so much.
-    fn ends(&mut self, held_bytes: u64) {
-        let execution = self.started().0;
-        self.reports(execution, JobOutcome::Exited(0), held_bytes, 0);
+    fn end_job(&mut self, held_bytes: u64) {
+        let execution = self.started_job().0;
+        self.end_execution(execution, JobOutcome::Exited(0), held_bytes, 0);
     }
 
-    fn reports(
+    fn end_execution(
         &mut self,
         execution: ExecutionId,
         outcome: JobOutcome,
@@ -209,35 +209,35 @@ impl Chain {
         self.step(Event::JobEnded { execution, report });
     }
 
-    fn is_copied(&mut self, volume: VolumeId, received_bytes: u64) {
+    fn complete_copy(&mut self, volume: VolumeId, received_bytes: u64) {
         self.step(Event::VolumeCopied {
             volume,
             received_bytes,
         });
     }
 
-    fn receipt(&self) -> Receipt {
-        let receipt = self.scheduler.receipts().last();
+    fn last_decision(&self) -> CopyDecision {
+        let receipt = self.scheduler.copy_decisions().last();
         receipt.expect("a decision").1.clone()
     }
 }
 
 #[test]
 fn an_older_copy_stays_until_the_newer_is_complete() {
-    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
-    chain.ends(5 * MB);
-    let (first, target, base) = chain.copied();
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    chain.end_job(5 * MB);
+    let (first, target, base) = chain.requested_copy();
     assert_eq!(base, None);
-    chain.is_copied(first, 5 * MB);
-    chain.ends(6 * MB);
-    let (second, again, base) = chain.copied();
+    chain.complete_copy(first, 5 * MB);
+    chain.end_job(6 * MB);
+    let (second, again, base) = chain.requested_copy();
     assert_eq!((again, base), (target, Some(first)), "made from the older");
-    assert!(!chain.deletes(first), "{:?}", chain.told);
+    assert!(!chain.has_deleted(first), "{:?}", chain.actions);
     let mut lost = chain.scheduler.clone();
-    chain.is_copied(second, MB);
-    assert!(chain.deletes(first), "{:?}", chain.told);
-    let Decision::Copied(on, moved) = chain.receipt().decision else {
-        panic!("{:?}", chain.receipt());
+    chain.complete_copy(second, MB);
+    assert!(chain.has_deleted(first), "{:?}", chain.actions);
+    let CopyOutcome::Copied(on, moved) = chain.last_decision().outcome else {
+        panic!("{:?}", chain.last_decision());
     };
     assert_eq!((on, moved.received_bytes), (target, MB));
     assert_eq!(moved.held_bytes, 6 * MB);
@@ -247,27 +247,27 @@ fn an_older_copy_stays_until_the_newer_is_complete() {
     let (mut told, server) = (Vec::new(), source);
     lost.step(Time(chain.now), Event::ServerSilent { server }, &mut told);
     lost.check();
-    chain.told = told;
-    let (_, job, server, volume) = chain.started();
+    chain.actions = told;
+    let (_, job, server, volume) = chain.started_job();
     assert_eq!((job.as_str(), server, volume), ("b", target, first));
-    assert!(chain.deletes(second), "{:?}", chain.told);
+    assert!(chain.has_deleted(second), "{:?}", chain.actions);
 }
 
 #[test]
 fn all_decisions_about_a_volume_are_known_with_what_became_of_each() {
-    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
-    chain.ends(5 * MB);
-    let (first, target, _) = chain.copied();
-    chain.is_copied(first, 5 * MB);
-    chain.ends(6 * MB);
-    let second = chain.copied().0;
-    chain.is_copied(second, MB);
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    chain.end_job(5 * MB);
+    let (first, target, _) = chain.requested_copy();
+    chain.complete_copy(first, 5 * MB);
+    chain.end_job(6 * MB);
+    let second = chain.requested_copy().0;
+    chain.complete_copy(second, MB);
     let server = ServerId(3 - target.0);
     chain.step(Event::ServerSilent { server });
-    let receipts = chain.scheduler.receipts();
-    let decisions: Vec<_> = receipts.map(|(_, receipt)| receipt.decision).collect();
-    let [Decision::Replaced(moved), Decision::Saved(saved_ms)] = decisions[..] else {
-        panic!("{decisions:?} {:?}", chain.told);
+    let receipts = chain.scheduler.copy_decisions();
+    let decisions: Vec<_> = receipts.map(|(_, receipt)| receipt.outcome).collect();
+    let [CopyOutcome::Replaced(moved), CopyOutcome::UsedForRecovery(saved_ms)] = decisions[..] else {
+        panic!("{decisions:?} {:?}", chain.actions);
     };
     assert_eq!((moved.held_bytes, moved.received_bytes), (5 * MB, 5 * MB));
     assert_eq!(saved_ms, 120_000);
@@ -275,15 +275,15 @@ fn all_decisions_about_a_volume_are_known_with_what_became_of_each() {
 
 #[test]
 fn a_copy_that_goes_after_a_newer_one_was_decided_against_was_in_vain() {
-    let mut chain = Chain::new(CheckpointPolicy::Always, 15);
-    chain.ends(5 * MB);
-    let (first, ..) = chain.copied();
-    chain.is_copied(first, 5 * MB);
-    chain.ends(6 * MB);
-    chain.ends(6 * MB);
-    let receipts = chain.scheduler.receipts();
-    let decisions: Vec<_> = receipts.map(|(_, receipt)| receipt.decision).collect();
-    let [Decision::Unused(moved), Decision::NoRoom] = decisions[..] else {
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 15);
+    chain.end_job(5 * MB);
+    let (first, ..) = chain.requested_copy();
+    chain.complete_copy(first, 5 * MB);
+    chain.end_job(6 * MB);
+    chain.end_job(6 * MB);
+    let receipts = chain.scheduler.copy_decisions();
+    let decisions: Vec<_> = receipts.map(|(_, receipt)| receipt.outcome).collect();
+    let [CopyOutcome::Unused(moved), CopyOutcome::NoRoom] = decisions[..] else {
         panic!("{decisions:?}");
     };
     assert_eq!(moved.received_bytes, 5 * MB);
@@ -291,20 +291,20 @@ fn a_copy_that_goes_after_a_newer_one_was_decided_against_was_in_vain() {
 
 #[test]
 fn a_copy_that_is_lost_while_a_newer_one_is_made_was_in_vain() {
-    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
-    chain.ends(5 * MB);
-    let (first, target, _) = chain.copied();
-    chain.is_copied(first, 5 * MB);
-    chain.ends(6 * MB);
-    chain.copied();
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    chain.end_job(5 * MB);
+    let (first, target, _) = chain.requested_copy();
+    chain.complete_copy(first, 5 * MB);
+    chain.end_job(6 * MB);
+    chain.requested_copy();
     let lost = vec![first];
     chain.step(Event::VolumesProbed {
         server: target,
         lost,
     });
-    let receipts = chain.scheduler.receipts();
-    let decisions: Vec<_> = receipts.map(|(_, receipt)| receipt.decision).collect();
-    let [Decision::Unused(moved), Decision::Copying(_)] = decisions[..] else {
+    let receipts = chain.scheduler.copy_decisions();
+    let decisions: Vec<_> = receipts.map(|(_, receipt)| receipt.outcome).collect();
+    let [CopyOutcome::Unused(moved), CopyOutcome::Copying(_)] = decisions[..] else {
         panic!("{decisions:?}");
     };
     assert_eq!(moved.received_bytes, 5 * MB);
@@ -314,9 +314,9 @@ fn a_copy_that_is_lost_while_a_newer_one_is_made_was_in_vain() {
 #[test]
 fn the_first_copy_takes_a_small_part_of_what_is_left_of_the_run() {
     let first = |held_bytes| {
-        let mut chain = Chain::of(CheckpointPolicy::CostBenefit, 1_000, 100_000);
-        chain.ends(held_bytes);
-        let copies = chain.told.iter();
+        let mut chain = CopyScenario::with_volume(CheckpointPolicy::CostBenefit, 1_000, 100_000);
+        chain.end_job(held_bytes);
+        let copies = chain.actions.iter();
         copies
             .filter(|action| matches!(action, Action::CopyVolume { .. }))
             .count()
@@ -330,72 +330,72 @@ fn the_first_copy_takes_a_small_part_of_what_is_left_of_the_run() {
 
 #[test]
 fn a_copy_that_cannot_be_made_leaves_the_older_one() {
-    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
-    chain.ends(5 * MB);
-    let (first, target, _) = chain.copied();
-    chain.is_copied(first, 5 * MB);
-    chain.ends(6 * MB);
-    let volume = chain.copied().0;
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    chain.end_job(5 * MB);
+    let (first, target, _) = chain.requested_copy();
+    chain.complete_copy(first, 5 * MB);
+    chain.end_job(6 * MB);
+    let volume = chain.requested_copy().0;
     let error = bafs_proto::Error::new(bafs_proto::ErrorCode::DigestMismatch, "damaged");
     chain.step(Event::VolumeCreateFailed { volume, error });
-    assert_eq!(chain.started().1, "c", "it need not wait");
-    assert!(!chain.deletes(first));
+    assert_eq!(chain.started_job().1, "c", "it need not wait");
+    assert!(!chain.has_deleted(first));
     let server = ServerId(3 - target.0);
     chain.step(Event::ServerSilent { server });
-    let (_, job, _, volume) = chain.started();
+    let (_, job, _, volume) = chain.started_job();
     assert_eq!((job.as_str(), volume), ("b", first));
 }
 
 #[test]
 fn where_there_is_no_room_for_two_copies_the_older_one_stays() {
-    let mut chain = Chain::new(CheckpointPolicy::Always, 15);
-    chain.ends(5 * MB);
-    let (first, ..) = chain.copied();
-    chain.is_copied(first, 5 * MB);
-    chain.ends(6 * MB);
-    assert_eq!(chain.receipt().decision, Decision::NoRoom);
-    assert!(!chain.deletes(first), "{:?}", chain.told);
-    assert_eq!(chain.started().1, "c");
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 15);
+    chain.end_job(5 * MB);
+    let (first, ..) = chain.requested_copy();
+    chain.complete_copy(first, 5 * MB);
+    chain.end_job(6 * MB);
+    assert_eq!(chain.last_decision().outcome, CopyOutcome::NoRoom);
+    assert!(!chain.has_deleted(first), "{:?}", chain.actions);
+    assert_eq!(chain.started_job().1, "c");
 }
 
 #[test]
 fn a_volume_that_was_too_small_does_not_come_back_from_a_copy_of_that_size() {
-    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
-    chain.ends(9 * MB);
-    let (first, ..) = chain.copied();
-    chain.is_copied(first, 9 * MB);
-    let (execution, ..) = chain.started();
-    chain.reports(execution, JobOutcome::Exited(1), 10 * MB, 1);
-    let sizes = chain.told.iter().filter_map(|action| match action {
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    chain.end_job(9 * MB);
+    let (first, ..) = chain.requested_copy();
+    chain.complete_copy(first, 9 * MB);
+    let (execution, ..) = chain.started_job();
+    chain.end_execution(execution, JobOutcome::Exited(1), 10 * MB, 1);
+    let sizes = chain.actions.iter().filter_map(|action| match action {
         Action::CreateVolume { size, .. } => Some(size.bytes),
         _ => None,
     });
-    assert_eq!(sizes.collect::<Vec<_>>(), [20 * MB], "{:?}", chain.told);
-    assert!(chain.deletes(first));
+    assert_eq!(sizes.collect::<Vec<_>>(), [20 * MB], "{:?}", chain.actions);
+    assert!(chain.has_deleted(first));
 }
 
 #[test]
 fn a_further_copy_is_weighed_by_what_was_done_since() {
-    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
-    chain.ends(5 * MB);
-    assert_eq!(chain.receipt().redo_ms, 60_000);
-    let (first, ..) = chain.copied();
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    chain.end_job(5 * MB);
+    assert_eq!(chain.last_decision().redo_ms, 60_000);
+    let (first, ..) = chain.requested_copy();
     chain.now += 500;
-    chain.is_copied(first, 5 * MB);
-    chain.ends(5 * MB);
-    let receipt = chain.receipt();
-    assert_eq!((receipt.redo_ms, receipt.is_further), (60_000, true));
+    chain.complete_copy(first, 5 * MB);
+    chain.end_job(5 * MB);
+    let receipt = chain.last_decision();
+    assert_eq!((receipt.redo_ms, receipt.has_base_copy), (60_000, true));
     assert_eq!(receipt.copy_ms, Some(1_500), "as long as a whole one");
-    let (second, ..) = chain.copied();
-    chain.is_copied(second, 10);
-    let Decision::Copied(_, moved) = chain.receipt().decision else {
-        panic!("{:?}", chain.receipt());
+    let (second, ..) = chain.requested_copy();
+    chain.complete_copy(second, 10);
+    let CopyOutcome::Copied(_, moved) = chain.last_decision().outcome else {
+        panic!("{:?}", chain.last_decision());
     };
-    assert_eq!((moved.ms, moved.received_bytes), (1_000, 10));
+    assert_eq!((moved.duration_ms, moved.received_bytes), (1_000, 10));
 }
 
 /// Pipelines of two jobs; what mounts the second one may write.
-fn pairs(volumes: &[&str], megabytes: u64, second: &str) -> String {
+fn job_pairs(volumes: &[&str], megabytes: u64, second: &str) -> String {
     let text = volumes.iter().map(|v| {
         format!(
             "volume {v} scratch {megabytes} MB files 9\n\
@@ -410,14 +410,14 @@ fn pairs(volumes: &[&str], megabytes: u64, second: &str) -> String {
 #[test]
 fn a_slot_is_kept_for_the_stage_that_waits_for_a_short_copy() {
     let begins = |megabytes| {
-        let text = pairs(&["v", "w", "x"], megabytes, "");
-        let mut chain = Chain::begin(&text, CheckpointPolicy::Always, 10_000);
-        let first = chain.running()[0];
-        chain.reports(first, JobOutcome::Exited(0), megabytes * MB, 0);
-        let (copy, ..) = chain.copied();
-        let others = chain.created().len();
-        chain.is_copied(copy, megabytes * MB);
-        assert!(others > 0 || chain.started().1 == "v1");
+        let text = job_pairs(&["v", "w", "x"], megabytes, "");
+        let mut chain = CopyScenario::with_workflow(&text, CheckpointPolicy::Always, 10_000);
+        let first = chain.run_all_jobs()[0];
+        chain.end_execution(first, JobOutcome::Exited(0), megabytes * MB, 0);
+        let (copy, ..) = chain.requested_copy();
+        let others = chain.created_volumes().len();
+        chain.complete_copy(copy, megabytes * MB);
+        assert!(others > 0 || chain.started_job().1 == "v1");
         others
     };
     // A job takes a minute; copying at half of a gigabit per second 0.2 s, and 16 s.
@@ -426,73 +426,73 @@ fn a_slot_is_kept_for_the_stage_that_waits_for_a_short_copy() {
 
 #[test]
 fn when_the_first_copy_tells_its_cost_volumes_without_one_are_weighed_again() {
-    let text = pairs(&["v", "w"], 10, " ro");
-    let mut chain = Chain::begin(&text, CheckpointPolicy::CostBenefit, 100);
-    let jobs = chain.running();
-    chain.reports(jobs[0], JobOutcome::Exited(0), 5 * MB, 0);
-    let (copy, ..) = chain.copied();
-    chain.reports(jobs[1], JobOutcome::Exited(0), 5 * MB, 0);
-    let copy_ms = chain.receipt().copy_ms;
+    let text = job_pairs(&["v", "w"], 10, " ro");
+    let mut chain = CopyScenario::with_workflow(&text, CheckpointPolicy::CostBenefit, 100);
+    let jobs = chain.run_all_jobs();
+    chain.end_execution(jobs[0], JobOutcome::Exited(0), 5 * MB, 0);
+    let (copy, ..) = chain.requested_copy();
+    chain.end_execution(jobs[1], JobOutcome::Exited(0), 5 * MB, 0);
+    let copy_ms = chain.last_decision().copy_ms;
     assert_eq!(copy_ms, None, "one copy at a time until then");
-    let before = chain.scheduler.receipts().count();
-    chain.is_copied(copy, 5 * MB);
-    assert_eq!(chain.scheduler.receipts().count(), before + 1);
-    assert!(chain.receipt().copy_ms.is_some(), "{:?}", chain.receipt());
+    let before = chain.scheduler.copy_decisions().count();
+    chain.complete_copy(copy, 5 * MB);
+    assert_eq!(chain.scheduler.copy_decisions().count(), before + 1);
+    assert!(chain.last_decision().copy_ms.is_some(), "{:?}", chain.last_decision());
 }
 
 /// Seconds until a copy that never ends is let go, and the stage that waits for it goes on.
-fn waits_for(chain: &mut Chain, copy: VolumeId) -> u64 {
+fn seconds_until_abandoned(chain: &mut CopyScenario, copy: VolumeId) -> u64 {
     let since = chain.now;
-    while !chain.deletes(copy) {
+    while !chain.has_deleted(copy) {
         chain.step(Event::Tick);
         assert!(chain.now < since + 60_000, "it waits without end");
     }
-    assert!(matches!(chain.receipt().decision, Decision::Failed));
+    assert!(matches!(chain.last_decision().outcome, CopyOutcome::Failed));
     (chain.now - since) / 1_000
 }
 
 /// Its node is dead, and that is known only seconds later.
 #[test]
 fn a_copy_that_takes_far_too_long_is_let_go_where_a_stage_waits_for_it() {
-    let mut chain = Chain::new(CheckpointPolicy::Always, 100);
-    chain.ends(5 * MB);
-    let (copy, ..) = chain.copied();
-    assert_eq!(waits_for(&mut chain, copy), 2);
-    assert_eq!(chain.started().1, "b");
+    let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
+    chain.end_job(5 * MB);
+    let (copy, ..) = chain.requested_copy();
+    assert_eq!(seconds_until_abandoned(&mut chain, copy), 2);
+    assert_eq!(chain.started_job().1, "b");
     // What is expected may be wrong: the next one, to the only node there is, has twice as long.
-    chain.ends(5 * MB);
-    let (copy, ..) = chain.copied();
-    assert_eq!(waits_for(&mut chain, copy), 4);
-    assert_eq!(chain.started().1, "c");
+    chain.end_job(5 * MB);
+    let (copy, ..) = chain.requested_copy();
+    assert_eq!(seconds_until_abandoned(&mut chain, copy), 4);
+    assert_eq!(chain.started_job().1, "c");
 }
 
 #[test]
 fn a_copy_that_nobody_waits_for_takes_as_long_as_it_will() {
-    let text = pairs(&["v"], 10, " ro");
-    let mut chain = Chain::begin(&text, CheckpointPolicy::Always, 100);
-    let job = chain.running()[0];
-    chain.reports(job, JobOutcome::Exited(0), 5 * MB, 0);
-    let (copy, ..) = chain.copied();
+    let text = job_pairs(&["v"], 10, " ro");
+    let mut chain = CopyScenario::with_workflow(&text, CheckpointPolicy::Always, 100);
+    let job = chain.run_all_jobs()[0];
+    chain.end_execution(job, JobOutcome::Exited(0), 5 * MB, 0);
+    let (copy, ..) = chain.requested_copy();
     for _ in 0..30 {
         let at = chain.scheduler.next_timer().expect("it is looked at");
         chain.now = at.0 - 1_000;
         chain.step(Event::Tick);
-        assert!(!chain.deletes(copy), "{:?}", chain.told);
+        assert!(!chain.has_deleted(copy), "{:?}", chain.actions);
     }
     assert!(chain.now > 86_400_000, "30 looks in {} ms", chain.now);
-    chain.is_copied(copy, 5 * MB);
-    assert!(matches!(chain.receipt().decision, Decision::Copied(..)));
+    chain.complete_copy(copy, 5 * MB);
+    assert!(matches!(chain.last_decision().outcome, CopyOutcome::Copied(..)));
 }
 
 /// 64 pipelines of three jobs on 16 nodes, as in the thesis' figure 3.6; mean seconds over seeds.
-fn copied(
+fn simulate_policies(
     checkpoint: CheckpointPolicy,
     run_s: u64,
     mtbf_s: Option<u64>,
     seeds: RangeInclusive<u64>,
 ) -> f64 {
     let text = format!("width=64,depth=3,batch=0B,private=24MB,run={run_s}s,var=0.1");
-    let canonical = Canonical::parse(&text).expect("a workload");
+    let canonical = CanonicalWorkload::parse(&text).expect("a workload");
     let runs = seeds.clone().map(|seed| {
         let environment = Environment {
             nodes: vec![NodeClass::new(16, 1, 4 * GB)],
@@ -501,14 +501,14 @@ fn copied(
             mtbf_s,
             restart_s: 16,
         };
-        let load = Load::Declared {
+        let load = LoadModel::Declared {
             variability_ppm: 100_000,
         };
         let scenario = Scenario {
             checkpoint,
             ..Scenario::new(environment, Policy::Need, load, seed)
         };
-        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
         let run = run.expect("it ends");
         assert!(run.is_complete(), "{:?}", run.outcome);
         run.seconds()
@@ -519,7 +519,7 @@ fn copied(
 #[test]
 fn copies_cost_little_where_no_node_fails() {
     let [never, weighed] = [CheckpointPolicy::Never, CheckpointPolicy::CostBenefit]
-        .map(|checkpoint| copied(checkpoint, 600, None, 1..=20));
+        .map(|checkpoint| simulate_policies(checkpoint, 600, None, 1..=20));
     assert!(weighed <= never * 1.01, "one copy to learn what it costs");
 }
 
@@ -533,7 +533,7 @@ fn copies_pay_where_nodes_fail_as_often_as_jobs_end() {
             CheckpointPolicy::Always,
             CheckpointPolicy::CostBenefit,
         ]
-        .map(|checkpoint| copied(checkpoint, run_s, Some(mtbf_s), 1..=40));
+        .map(|checkpoint| simulate_policies(checkpoint, run_s, Some(mtbf_s), 1..=40));
         assert!(
             weighed < never * 0.97 && weighed < always * 1.015,
             "jobs of {run_s} s: {weighed} s by cost and benefit, {never} s without copies, \
@@ -546,7 +546,7 @@ fn copies_pay_where_nodes_fail_as_often_as_jobs_end() {
 #[test]
 fn who_is_on_lost_nodes_by_chance_is_not_held() {
     let text = "width=12,depth=3,batch=0B,private=24MB,run=3s,var=0.02";
-    let canonical = Canonical::parse(text).expect("a workload");
+    let canonical = CanonicalWorkload::parse(text).expect("a workload");
     for seed in 1..=20 {
         let environment = Environment {
             nodes: vec![NodeClass::new(4, 2, 2 * GB)],
@@ -555,11 +555,11 @@ fn who_is_on_lost_nodes_by_chance_is_not_held() {
             mtbf_s: Some(9),
             restart_s: 16,
         };
-        let load = Load::Declared {
+        let load = LoadModel::Declared {
             variability_ppm: 20_000,
         };
         let scenario = Scenario::new(environment, Policy::Need, load, seed);
-        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
         let run = run.expect("it ends");
         assert!(run.is_complete(), "seed {seed}: {:?}", run.outcome);
     }

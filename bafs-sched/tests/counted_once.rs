@@ -6,9 +6,9 @@
     reason = "a test stops at the unexpected, in functions beside tests too"
 )]
 
-use bafs_sched::planner::{Canonical, Environment, NodeClass, Shape, Strategy, predict};
+use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Shape, Strategy, predict_time};
 
-fn thesis() -> Environment {
+fn thesis_nodes() -> Environment {
     Environment::parse(include_str!("../../examples/environments/thesis.toml")).unwrap()
 }
 
@@ -16,14 +16,14 @@ fn thesis() -> Environment {
 #[test]
 fn what_fails_more_often_than_not_is_done_in_the_end() {
     let text = "width=1,depth=1,batch=0B,private=0B,run=5000s";
-    let shape = Canonical::parse(text).unwrap().shape();
+    let shape = CanonicalWorkload::parse(text).unwrap().shape();
     let seconds = |mtbf_s| {
         let environment = Environment {
             nodes: vec![NodeClass::new(1, 1, 1_000_000)],
             mtbf_s: Some(mtbf_s),
-            ..thesis()
+            ..thesis_nodes()
         };
-        predict(Strategy::All, &shape, &environment)
+        predict_time(Strategy::All, &shape, &environment)
     };
     assert_eq!(seconds(20_000), Some(5_000.0));
     // Five of nine times again.
@@ -53,9 +53,9 @@ fn a_batch_volume_of_all_stages_counts_once() {
     }
     let none = |_: &str| Err("no files".to_owned());
     let parsed = bafs_sched::workflow::parse_workflow("w.bafs", &(text + "end\n"), &none);
-    let shape = Shape::of(&parsed.unwrap().workflow, 0.1);
+    let shape = Shape::from_workflow(&parsed.unwrap().workflow, 0.1);
     assert_eq!(shape.batch_total_bytes, shape.batch_bytes);
-    let minimal = Strategy::Minimal.allocate(&shape, &thesis());
+    let minimal = Strategy::Minimal.plan_allocation(&shape, &thesis_nodes());
     let parts = (minimal.concurrency, minimal.cycles);
     assert_eq!(parts, (150, 3));
     assert_eq!((minimal.refetches, minimal.barriers), (0, 2));

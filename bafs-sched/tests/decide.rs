@@ -1,35 +1,35 @@
 //! Which candidates of a plan are simulated, and what that makes of the choice.
 
-use bafs_sched::planner::{Canonical, Environment, NodeClass, Plan, Shape, Strategy, plan};
+use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Plan, Shape, Strategy, plan_workload};
 use bafs_sched::sim::{
-    Doubt, Doubts, Load, PLAN_JOBS_MAX, Policy, Scenario, Simulation, Tried, beside_remote, decide,
-    workflow_of,
+    TrialScope, TrialsOutcome, LoadModel, PLAN_JOBS_MAX, Policy, Scenario, Simulation, TrialResult, compare_remote_io, decide_by_simulation,
+    build_canonical_workflow,
 };
 use bafs_sched::workflow::parse_workflow;
 
-const MIXED: &str = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
+const MIXED_WORKLOAD: &str = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
 
-fn thesis() -> Environment {
+fn ten_thesis_nodes() -> Environment {
     Environment::parse(include_str!("../../examples/environments/thesis.toml"))
         .expect("the example is right")
 }
 
 /// The plan for ten nodes of the thesis, and what was simulated for it.
-fn decided(text: &str) -> (Plan, Vec<Tried>) {
-    let mut environment = thesis();
+fn decide_plan(text: &str) -> (Plan, Vec<TrialResult>) {
+    let mut environment = ten_thesis_nodes();
     environment.nodes[0].count = 10;
-    decided_in(&environment, text)
+    decide_plan_on(&environment, text)
 }
 
-fn decided_in(environment: &Environment, text: &str) -> (Plan, Vec<Tried>) {
-    let canonical = Canonical::parse(text).expect("a workload");
-    let mut plan = plan(canonical.shape(), environment);
-    let load = Load::Declared {
+fn decide_plan_on(environment: &Environment, text: &str) -> (Plan, Vec<TrialResult>) {
+    let canonical = CanonicalWorkload::parse(text).expect("a workload");
+    let mut plan = plan_workload(canonical.shape(), environment);
+    let load = LoadModel::Declared {
         variability_ppm: (canonical.variability * 1e6) as u64,
     };
-    let work = (canonical.jobs(), || workflow_of(&canonical));
-    match decide(&mut plan, Doubt::Ties, work, environment, &load) {
-        Ok(Doubts::Tried(tried)) => (plan, tried),
+    let work = (canonical.jobs(), || build_canonical_workflow(&canonical));
+    match decide_by_simulation(&mut plan_workload, TrialScope::Ties, work, environment, &load) {
+        Ok(TrialsOutcome::Completed(tried)) => (plan_workload, tried),
         doubts => panic!("{doubts:?}"),
     }
 }
@@ -46,31 +46,31 @@ fn no_plan_is_tried_where_the_sum_of_bytes_is_too_large_for_any() {
     );
     let environment = Environment {
         nodes: vec![NodeClass::new(1, 1, 10_000_000_000)],
-        ..thesis()
+        ..ten_thesis_nodes()
     };
     let decided = |volume: &str| {
         let none = |_: &str| Err("no files".to_owned());
         let parsed = parse_workflow("w.bafs", &text.replace("VOLUME", volume), &none);
         let workflow = parsed.expect("a workflow").workflow;
-        let mut plan = plan(Shape::bottleneck(&workflow, 0.0).0, &environment);
-        let load = Load::Declared { variability_ppm: 0 };
+        let mut plan = plan_workload(Shape::from_largest_levels(&workflow, 0.0).0, &environment);
+        let load = LoadModel::Declared { variability_ppm: 0 };
         let work = (workflow.jobs.len() as u64, || workflow);
-        let doubts = decide(&mut plan, Doubt::All, work, &environment, &load);
+        let doubts = decide_by_simulation(&mut plan_workload, TrialScope::All, work, &environment, &load);
         match doubts.expect("it ends") {
-            Doubts::Tried(tried) => (plan, tried),
+            TrialsOutcome::Completed(tried) => (plan_workload, tried),
             doubts => panic!("{doubts:?}"),
         }
     };
     let (plan, tried) = decided("8 GB");
-    let choice = plan.choice.expect("it runs");
+    let choice = plan_workload.choice.expect("it runs");
     assert_eq!(choice.strategy, Strategy::Need, "{}", choice.reason);
     assert!(tried.len() == 1 && plan.refusal.is_none(), "{tried:?}");
     let (plan, tried) = decided("11 GB");
     assert!(
-        plan.choice.is_none() && tried[0].failed.is_some(),
+        plan.choice.is_none() && tried[0].failure.is_some(),
         "{tried:?}"
     );
-    let refusal = plan.refusal.expect("nothing fits");
+    let refusal = plan_workload.refusal.expect("nothing fits");
     for told in [
         "no strategy fits the storage",
         "without a plan comes to no end",
@@ -80,7 +80,7 @@ fn no_plan_is_tried_where_the_sum_of_bytes_is_too_large_for_any() {
 }
 
 /// Three jobs that read what one wrote, on three nodes that each have room for two of the volumes.
-const BRANCHES: &str = "volume r scratch 40 MB
+const BRANCHING_WORKFLOW: &str = "volume r scratch 40 MB
     job root {
       executable = x
       runtime = 60 s
@@ -101,21 +101,21 @@ const BRANCHES: &str = "volume r scratch 40 MB
 #[test]
 fn no_plan_is_tried_whatever_branches_are_said_to_lack() {
     let none = |_: &str| Err("no files".to_owned());
-    let workflow = parse_workflow("w.bafs", BRANCHES, &none).expect("a workflow");
+    let workflow = parse_workflow("w.bafs", BRANCHING_WORKFLOW, &none).expect("a workflow");
     let workflow = workflow.workflow;
     let environment = Environment {
         nodes: vec![NodeClass::new(3, 1, 100_000_000)],
-        ..thesis()
+        ..ten_thesis_nodes()
     };
-    let mut plan = plan(Shape::bottleneck(&workflow, 0.0).0, &environment);
-    let mut candidates = plan.candidates.iter();
+    let mut plan = plan_workload(Shape::from_largest_levels(&workflow, 0.0).0, &environment);
+    let mut candidates = plan_workload.candidates.iter();
     let need = candidates.find(|it| it.allocation.strategy == Strategy::Need);
     let need = &need.expect("it is a candidate").allocation;
     assert!(!need.is_possible() && !need.is_certain, "{need:?}");
-    let load = Load::Declared { variability_ppm: 0 };
+    let load = LoadModel::Declared { variability_ppm: 0 };
     let work = (workflow.jobs.len() as u64, || workflow);
-    let doubts = decide(&mut plan, Doubt::All, work, &environment, &load);
-    let Doubts::Tried(tried) = doubts.expect("it ends") else {
+    let doubts = decide_by_simulation(&mut plan_workload, TrialScope::All, work, &environment, &load);
+    let TrialsOutcome::Completed(tried) = doubts.expect("it ends") else {
         panic!("nothing was simulated");
     };
     let need = tried.iter().find(|it| it.strategy == Strategy::Need);
@@ -125,15 +125,15 @@ fn no_plan_is_tried_whatever_branches_are_said_to_lack() {
 /// Where the model cannot tell two strategies from each other, the simulation decides.
 #[test]
 fn near_ties_are_simulated() {
-    let canonical = Canonical::parse(MIXED).expect("a workload");
-    let (environment, workflow) = (thesis(), workflow_of(&canonical));
-    let mut plan = plan(canonical.shape(), &environment);
-    let load = Load::Declared {
+    let canonical = CanonicalWorkload::parse(MIXED_WORKLOAD).expect("a workload");
+    let (environment, workflow) = (ten_thesis_nodes(), build_canonical_workflow(&canonical));
+    let mut plan = plan_workload(canonical.shape(), &environment);
+    let load = LoadModel::Declared {
         variability_ppm: 100_000,
     };
     let work = (workflow.jobs.len() as u64, || workflow.clone());
-    let doubts = decide(&mut plan, Doubt::Ties, work, &environment, &load);
-    let Doubts::Tried(tried) = doubts.expect("they end") else {
+    let doubts = decide_by_simulation(&mut plan_workload, TrialScope::Ties, work, &environment, &load);
+    let TrialsOutcome::Completed(tried) = doubts.expect("they end") else {
         panic!("nothing was simulated");
     };
     assert_eq!(tried[0].strategy, Strategy::Slice);
@@ -142,7 +142,7 @@ fn near_ties_are_simulated() {
         "{tried:?}"
     );
     // No plan is faster by a hundredth; of the strategies the one that the thesis finds is best.
-    let choice = plan.choice.expect("a choice");
+    let choice = plan_workload.choice.expect("a choice");
     assert_eq!(choice.strategy, Strategy::Need);
     let told = ["in the simulation", "less than Slice"];
     assert!(
@@ -156,15 +156,15 @@ fn near_ties_are_simulated() {
 /// by a fifth of a per cent: by chance. Over other seeds Slice is, by seven per cent.
 #[test]
 fn where_run_times_vary_one_seed_does_not_decide() {
-    let (plan, _) = decided("width=30,depth=3,batch=13GB,private=0.7GB,run=5100s,var=1.0");
-    let choice = plan.choice.expect("a choice");
+    let (plan, _) = decide_plan("width=30,depth=3,batch=13GB,private=0.7GB,run=5100s,var=1.0");
+    let choice = plan_workload.choice.expect("a choice");
     assert_eq!(choice.strategy, Strategy::Slice, "{}", choice.reason);
 }
 
 /// With one stage Slice and AllBatch start the same jobs at the same times.
 #[test]
 fn of_strategies_that_do_the_same_the_first_of_the_table_is_chosen() {
-    let (plan, tried) = decided("width=70,depth=1,batch=9GB,private=0.4GB,run=5000s,var=0.3");
+    let (plan, tried) = decide_plan("width=70,depth=1,batch=9GB,private=0.4GB,run=5000s,var=0.3");
     let seconds = |strategy| {
         let found = tried.iter().find(|tried| tried.strategy == strategy);
         found.and_then(|tried| tried.simulated_s)
@@ -177,41 +177,41 @@ fn of_strategies_that_do_the_same_the_first_of_the_table_is_chosen() {
 /// With failures the model is far off: that it alone decides must be said.
 #[test]
 fn doubts_about_too_many_jobs_are_told() {
-    let canonical = Canonical::parse(MIXED).expect("a workload");
-    let mut environment = thesis();
+    let canonical = CanonicalWorkload::parse(MIXED_WORKLOAD).expect("a workload");
+    let mut environment = ten_thesis_nodes();
     environment.mtbf_s = Some(43_200);
-    let mut plan = plan(canonical.shape(), &environment);
-    let (before, jobs) = (plan.choice.clone(), PLAN_JOBS_MAX as u64);
-    let load = Load::Declared {
+    let mut plan = plan_workload(canonical.shape(), &environment);
+    let (before, jobs) = (plan_workload.choice.clone(), PLAN_JOBS_MAX as u64);
+    let load = LoadModel::Declared {
         variability_ppm: 100_000,
     };
     let workflow = || panic!("it is not needed");
-    let doubts = decide(
-        &mut plan,
-        Doubt::Ties,
+    let doubts = decide_by_simulation(
+        &mut plan_workload,
+        TrialScope::Ties,
         (jobs, workflow),
         &environment,
         &load,
     );
-    assert_eq!(doubts.expect("nothing runs"), Doubts::TooLarge);
+    assert_eq!(doubts.expect("nothing runs"), TrialsOutcome::TooLarge);
     assert_eq!(plan.choice, before);
 }
 
 /// Nodes on which one fails every `mtbf_s` seconds, on average.
-fn failing(nodes: u32, mtbf_s: u64) -> Environment {
-    let mut environment = thesis();
+fn failing_nodes(nodes: u32, mtbf_s: u64) -> Environment {
+    let mut environment = ten_thesis_nodes();
     environment.nodes[0].count = nodes;
     environment.mtbf_s = Some(mtbf_s);
     environment
 }
 
-fn check_one_is_the_best(environment: &Environment, text: &str) {
-    let (plan, tried) = decided_in(environment, text);
+fn assert_choice_is_best(environment: &Environment, text: &str) {
+    let (plan, tried) = decide_plan_on(environment, text);
     let timed: Vec<_> = tried
         .iter()
         .filter_map(|t| Some((t.strategy, t.simulated_s?)))
         .collect();
-    let choice = plan.choice.expect("a choice");
+    let choice = plan_workload.choice.expect("a choice");
     let of_choice = timed
         .iter()
         .find(|(strategy, _)| *strategy == choice.strategy);
@@ -229,8 +229,8 @@ fn check_one_is_the_best(environment: &Environment, text: &str) {
 /// A job that needs five times as long as nodes live takes forty times as long as it computes.
 #[test]
 fn where_failures_make_all_slow_the_choice_is_simulated_all_the_same() {
-    check_one_is_the_best(
-        &failing(1, 100_000),
+    assert_choice_is_best(
+        &failing_nodes(1, 100_000),
         "width=1,depth=1,batch=1B,private=0B,run=550000s",
     );
 }
@@ -238,8 +238,8 @@ fn where_failures_make_all_slow_the_choice_is_simulated_all_the_same() {
 /// With another seed than the first nodes fail at worse times, whatever the strategy.
 #[test]
 fn a_seed_with_bad_luck_for_all_leaves_a_best_one() {
-    check_one_is_the_best(
-        &failing(3, 20 * 86_400),
+    assert_choice_is_best(
+        &failing_nodes(3, 20 * 86_400),
         "width=2,depth=2,batch=1B,private=0B,run=10d,var=1",
     );
 }
@@ -248,23 +248,23 @@ fn a_seed_with_bad_luck_for_all_leaves_a_best_one() {
 /// two nodes, which only a plan can do.
 #[test]
 fn the_only_possible_strategy_is_simulated_where_nodes_fail() {
-    let mut environment = failing(3, 2_000_000);
+    let mut environment = failing_nodes(3, 2_000_000);
     (environment.home_bytes_per_s, environment.local_bytes_per_s) = (1_000_000_000, 1_000_000_000);
-    let (plan, tried) = decided_in(
+    let (plan, tried) = decide_plan_on(
         &environment,
         "width=3,depth=5,batch=1.5GB,private=4GB,run=5000s",
     );
     let strategies: Vec<Strategy> = tried.iter().map(|tried| tried.strategy).collect();
     assert_eq!(strategies, [Strategy::Minimal]);
     assert!(tried[0].simulated_s.is_some(), "{tried:?}");
-    let choice = plan.choice.as_ref().expect("it ends");
+    let choice = plan_workload.choice.as_ref().expect("it ends");
     assert_eq!(choice.strategy, Strategy::Minimal);
     // By the model remote I/O is faster here.
-    let canonical = Canonical::parse("width=3,depth=5,batch=1.5GB,private=4GB,run=5000s");
+    let canonical = CanonicalWorkload::parse("width=3,depth=5,batch=1.5GB,private=4GB,run=5000s");
     let canonical = canonical.expect("a workload");
-    let load = Load::Declared { variability_ppm: 0 };
-    let work = (canonical.jobs(), || workflow_of(&canonical));
-    let remote = beside_remote(&plan, &tried, work, &environment, &load);
+    let load = LoadModel::Declared { variability_ppm: 0 };
+    let work = (canonical.jobs(), || build_canonical_workflow(&canonical));
+    let remote = compare_remote_io(&plan_workload, &tried, work, &environment, &load);
     let remote = remote.expect("it is tried");
     assert_eq!(
         (remote.strategy, remote.seeds),
@@ -276,61 +276,61 @@ fn the_only_possible_strategy_is_simulated_where_nodes_fail() {
 
 #[test]
 fn a_strategy_is_not_called_the_only_possible_one_where_others_are_never_done() {
-    let canonical = Canonical::parse(MIXED).expect("a workload");
-    let plan = plan(canonical.shape(), &failing(50, 3_600));
-    let mut possible = plan
+    let canonical = CanonicalWorkload::parse(MIXED_WORKLOAD).expect("a workload");
+    let plan = plan_workload(canonical.shape(), &failing_nodes(50, 3_600));
+    let mut possible = plan_workload
         .candidates
         .iter()
         .filter(|c| c.allocation.is_possible());
     let slice = possible.find(|c| c.allocation.strategy == Strategy::Slice);
     assert_eq!(slice.expect("Slice is possible").predicted_s, None);
-    let reason = plan.choice.expect("a choice").reason;
+    let reason = plan_workload.choice.expect("a choice").reason;
     let expected = "AllBatch is the only strategy that is ever done at this rate of failures";
     assert!(reason.starts_with(expected), "{reason}");
 }
 
 /// Whole places for scratch volumes are left on most nodes, so that ten of them have all parts of
 /// each batch volume, and pass them on to fifty readers; without a plan all nodes have some.
-const PLENTY: &str = "width=100,depth=2,batch=5GB,private=0.5GB,run=100s,var=0.1";
+const SMALL_WORKLOAD: &str = "width=100,depth=2,batch=5GB,private=0.5GB,run=100s,var=0.1";
 
-fn with_plenty() -> Environment {
-    let mut environment = thesis();
+fn environment_with_spare_space() -> Environment {
+    let mut environment = ten_thesis_nodes();
     environment.home_bytes_per_s = 100_000_000;
     environment
 }
 
 #[test]
 fn no_plan_is_chosen_where_it_is_faster_than_every_strategy() {
-    let (plan, tried) = decided_in(&with_plenty(), PLENTY);
+    let (plan, tried) = decide_plan_on(&environment_with_spare_space(), SMALL_WORKLOAD);
     let seconds = |strategy| {
         let found = tried.iter().find(|tried| tried.strategy == strategy);
         found.and_then(|tried| tried.simulated_s)
     };
     let need_s = seconds(Strategy::Need).expect("it ends");
-    let planned = Strategy::EACH.into_iter().filter_map(seconds);
+    let planned = Strategy::THESIS_STRATEGIES.into_iter().filter_map(seconds);
     let planned_s = planned.fold(f64::INFINITY, f64::min);
     assert!(
         need_s < 0.8 * planned_s,
         "{need_s} s, planned {planned_s} s"
     );
-    let choice = plan.choice.expect("a choice");
+    let choice = plan_workload.choice.expect("a choice");
     assert_eq!(choice.strategy, Strategy::Need, "{}", choice.reason);
 }
 
 /// What was chosen so is followed: by the scheduler's own plan as well, which asks the model.
 #[test]
 fn a_run_that_plans_by_itself_follows_no_plan() {
-    let canonical = Canonical::parse(PLENTY).expect("a workload");
+    let canonical = CanonicalWorkload::parse(SMALL_WORKLOAD).expect("a workload");
     let run = |policy| {
-        let load = Load::Declared {
+        let load = LoadModel::Declared {
             variability_ppm: 100_000,
         };
-        let scenario = Scenario::new(with_plenty(), policy, load, 1);
-        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let scenario = Scenario::new(environment_with_spare_space(), policy, load, 1);
+        let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
         run.expect("it ends")
     };
-    let guided = run(Policy::Guided);
-    let followed: Vec<_> = guided.followed.iter().map(|f| f.strategy).collect();
+    let guided = run(Policy::Adaptive);
+    let followed: Vec<_> = guided.strategy_changes.iter().map(|f| f.strategy).collect();
     assert_eq!(followed, [Some(Strategy::Need)]);
     assert_eq!(guided.seconds(), run(Policy::Need).seconds());
 }
@@ -338,9 +338,9 @@ fn a_run_that_plans_by_itself_follows_no_plan() {
 /// With less storage than for everything at once no model tells what comes of no plan.
 #[test]
 fn no_plan_has_no_time_where_storage_is_short() {
-    let canonical = Canonical::parse(MIXED).expect("a workload");
-    let plan = plan(canonical.shape(), &thesis());
-    let mut candidates = plan.candidates.iter();
+    let canonical = CanonicalWorkload::parse(MIXED_WORKLOAD).expect("a workload");
+    let plan = plan_workload(canonical.shape(), &ten_thesis_nodes());
+    let mut candidates = plan_workload.candidates.iter();
     let need = candidates.find(|c| c.allocation.strategy == Strategy::Need);
     let need = need.expect("it is a candidate");
     assert!(need.allocation.is_possible() && !need.allocation.is_certain);

@@ -4,19 +4,19 @@
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::source_warning::{SourceWarnings, WarningReason};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeSeen, Outcome, Scheduler, Settings, Space};
+use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::parse_workflow;
-use bafs_sched::world::{Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
 
 /// Job w writes v, r reads it after that, and o uses the filled volume f that w changes.
-const TEXT: &str = "job w JOB\njob r JOB\njob o JOB\nparent w child r\n\
+const ACCESS_WORKFLOW: &str = "job w JOB\njob r JOB\njob o JOB\nparent w child r\n\
     volume v scratch 1 MB\nvolume f scratch 1 MB from bafs://home/f\n\
     volume b cache bafs://home/b 1 MB\nmount v w /v\nmount v r /v ro\nmount f w /f\n\
     mount f o /f ro\nmount b r /b\n";
 
 /// Runs it with these departures from what is declared: job, volume, reads, writes.
-fn warnings(deeds: &[(&str, &str, bool, bool)]) -> Vec<String> {
-    let text = TEXT.replace("JOB", "{\n  executable = x\n}");
+fn run_with_access(deeds: &[(&str, &str, bool, bool)]) -> Vec<String> {
+    let text = ACCESS_WORKFLOW.replace("JOB", "{\n  executable = x\n}");
     let none = |path: &str| Err(path.to_owned());
     let workflow = parse_workflow("w.bafs", &text, &none)
         .expect("it is right")
@@ -28,7 +28,7 @@ fn warnings(deeds: &[(&str, &str, bool, bool)]) -> Vec<String> {
         },
         slots: 4,
     };
-    let mut world = World::new(
+    let mut world = SimulatedCluster::new(
         3,
         workflow,
         Settings::default(),
@@ -37,20 +37,20 @@ fn warnings(deeds: &[(&str, &str, bool, bool)]) -> Vec<String> {
     );
     for &(job, volume, reads, writes) in deeds {
         world
-            .deeds
+            .observed_access
             .insert((job.to_owned(), volume.to_owned()), (reads, writes));
     }
-    assert_eq!(world.run(1_000_000), Outcome::Complete);
+    assert_eq!(world.run_to_end(1_000_000), Outcome::Complete);
     let warnings = world.scheduler.warnings().iter();
     warnings.map(|warning| warning.text.clone()).collect()
 }
 
-fn only(warnings: &[String]) -> &str {
+fn single_warning(warnings: &[String]) -> &str {
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     &warnings[0]
 }
 
-fn check(warning: &str, parts: &[&str]) {
+fn assert_mentions(warning: &str, parts: &[&str]) {
     for part in parts {
         assert!(warning.contains(part), "{part} is not in: {warning}");
     }
@@ -59,21 +59,21 @@ fn check(warning: &str, parts: &[&str]) {
 #[test]
 fn who_does_as_declared_is_not_warned() {
     let deeds = [("w", "f", true, false)];
-    assert_eq!(warnings(&deeds), Vec::<String>::new());
+    assert_eq!(run_with_access(&deeds), Vec::<String>::new());
 }
 
 #[test]
 fn a_dependency_that_is_not_declared_is_found_by_what_both_did() {
-    let found = warnings(&[]);
+    let found = run_with_access(&[]);
     let parts = ["'o'", "'w'", "'f'", "'file'", "parent w child o"];
-    check(only(&found), &parts);
+    assert_mentions(single_warning(&found), &parts);
 }
 
 #[test]
 fn reading_what_nobody_wrote_is_told_with_who_should_have() {
-    let found = warnings(&[("w", "f", true, false), ("w", "v", true, false)]);
+    let found = run_with_access(&[("w", "f", true, false), ("w", "v", true, false)]);
     assert_eq!(found.len(), 2, "w itself read it too: {found:?}");
-    check(
+    assert_mentions(
         &found[1],
         &["'r'", "'w'", "'v'", "'file'", "before any job wrote"],
     );
@@ -82,16 +82,16 @@ fn reading_what_nobody_wrote_is_told_with_who_should_have() {
 #[test]
 fn warnings_of_a_source_are_told_once() {
     let none = |path: &str| Err(path.to_owned());
-    let text = TEXT.replace("JOB", "{\n  executable = x\n}");
+    let text = ACCESS_WORKFLOW.replace("JOB", "{\n  executable = x\n}");
     let workflow = parse_workflow("w.bafs", &text, &none).expect("right");
     let mut scheduler = Scheduler::new(RunId(1), workflow.workflow, Settings::default());
     let space = Space {
         bytes: 100_000_000,
         files: 100_000,
     };
-    let nodes = [1, 2].map(|id| NodeSeen::alone(ServerId(id), space, 1));
+    let nodes = [1, 2].map(|id| NodeInfo::single_group(ServerId(id), space, 1));
     let mut actions = Vec::new();
-    scheduler.step(Time(1), Event::seen(nodes.to_vec()), &mut actions);
+    scheduler.step(Time(1), Event::nodes_listed(nodes.to_vec()), &mut actions);
     let made = actions.iter().filter_map(|action| match action {
         Action::CreateVolume { id, .. } => Some(*id),
         _ => None,
@@ -101,7 +101,7 @@ fn warnings_of_a_source_are_told_once() {
     for volume in made.iter().chain(&made).copied() {
         let mut warnings = SourceWarnings::default();
         warnings.add("lost+found", WarningReason::UnreadableDirectory);
-        let warned = Event::VolumeWarned { volume, warnings };
+        let warned = Event::SourceWarningsReceived { volume, warnings };
         scheduler.step(Time(2), warned, &mut actions);
     }
     let told = scheduler.warnings().iter();
@@ -118,18 +118,18 @@ fn warnings_of_a_source_are_told_once() {
 
 #[test]
 fn a_mount_that_is_never_used_is_named_with_its_path() {
-    let found = warnings(&[("w", "f", true, false), ("r", "b", false, false)]);
-    check(only(&found), &["'r'", "did nothing in", "'b'", "/b"]);
+    let found = run_with_access(&[("w", "f", true, false), ("r", "b", false, false)]);
+    assert_mentions(single_warning(&found), &["'r'", "did nothing in", "'b'", "/b"]);
 }
 
 /// Jobs w and x change v, and r reads it between them and writes o, which e reads at the end.
-const CHAIN: &str = "job w JOB\njob r JOB\njob x JOB\njob e JOB\nparent w child r\n\
+const CHAIN_WORKFLOW: &str = "job w JOB\njob r JOB\njob x JOB\njob e JOB\nparent w child r\n\
     parent r child x\nparent x child e\nvolume v scratch 1 MB\nvolume o scratch 1 MB\n\
     mount v w /v\nmount v r /v ro\nmount o r /o\nmount v x /v\nmount v e /v ro\n\
     mount o e /o ro\n";
 
 /// Executions that came to an end.
-fn ended(world: &World) -> usize {
+fn ended_executions(world: &SimulatedCluster) -> usize {
     let is_end = |event: &Event| matches!(event, Event::JobEnded { .. });
     world
         .records
@@ -140,7 +140,7 @@ fn ended(world: &World) -> usize {
 
 #[test]
 fn what_runs_again_reads_what_it_read_before_and_not_what_a_later_job_made_of_it() {
-    let text = CHAIN.replace("JOB", "{\n  executable = x\n}");
+    let text = CHAIN_WORKFLOW.replace("JOB", "{\n  executable = x\n}");
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", &text, &none).expect("it is right");
     let mut again = 0;
@@ -159,10 +159,10 @@ fn what_runs_again_reads_what_it_read_before_and_not_what_a_later_job_made_of_it
         };
         let workflow = parsed.workflow.clone();
         let settings = Settings::default();
-        let mut world = World::new(seed, workflow, settings, vec![node; 2], faults);
-        assert_eq!(world.run(1_000_000), Outcome::Complete, "seed {seed}");
+        let mut world = SimulatedCluster::new(seed, workflow, settings, vec![node; 2], faults);
+        assert_eq!(world.run_to_end(1_000_000), Outcome::Complete, "seed {seed}");
         // The world asserts that no job starts with what a later one left.
-        again += u64::from(ended(&world) > 4);
+        again += u64::from(ended_executions(&world) > 4);
         let told: Vec<_> = world.scheduler.warnings().iter().collect();
         let told: Vec<_> = told
             .iter()

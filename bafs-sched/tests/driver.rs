@@ -14,14 +14,14 @@ use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right, Token, Verifier};
 use bafs_proto::{ErrorCode, Result};
-use bafs_sched::driver::{Cancel, RunOptions, run_over};
+use bafs_sched::driver::{CancelHandle, RunOptions, run_with_connections};
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Progress, Settings};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{VolumeKind, Workflow, parse_workflow};
 
-use crate::one_node::{Cluster, State, ended};
+use crate::one_node::{OneNodeCluster, ClusterState, ended_state};
 
-pub(crate) fn workflow(retries: u32) -> Workflow {
+pub(crate) fn driver_workflow(retries: u32) -> Workflow {
     let mut text = "volume b bafs://home/data 1 MB\n".to_owned();
     for i in 0..3 {
         text += &format!(
@@ -35,7 +35,7 @@ pub(crate) fn workflow(retries: u32) -> Workflow {
         .workflow
 }
 
-pub(crate) fn options(journal: &Path, cancel: &Cancel) -> RunOptions {
+pub(crate) fn run_options(journal: &Path, cancel: &CancelHandle) -> RunOptions {
     let authority = Authority::generate().expect("authority");
     let rights = [Right::Read, Right::Write, Right::Manage];
     let token = authority
@@ -47,28 +47,28 @@ pub(crate) fn options(journal: &Path, cancel: &Cancel) -> RunOptions {
             .issue(Role::Scheduler, token.expect("token"))
             .expect("identity"),
         journal: journal.to_owned(),
-        logs: None,
+        log_directory: None,
         settings: Settings {
-            nodes_wait_ms: 2_000,
+            nodes_timeout_ms: 2_000,
             ..Settings::default()
         },
         file_home: None,
-        cancel: cancel.clone(),
+        cancel_handle: cancel.clone(),
     }
 }
 
-pub(crate) fn network(cluster: &Arc<Cluster>) -> Pool {
+pub(crate) fn memory_network(cluster: &Arc<OneNodeCluster>) -> Pool {
     let network = MemoryNetwork::new();
     network.listen("cluster", cluster.clone());
     Pool::new(network.dialer("scheduler"))
 }
 
-async fn run(cluster: &Arc<Cluster>, workflow: Workflow, journal: &Path) -> Result<RunReport> {
-    run_as(cluster, workflow, options(journal, &Cancel::default())).await
+async fn run_on_cluster(cluster: &Arc<OneNodeCluster>, workflow: Workflow, journal: &Path) -> Result<RunReport> {
+    run_with_options(cluster, workflow, run_options(journal, &CancelHandle::default())).await
 }
 
-async fn run_as(c: &Arc<Cluster>, workflow: Workflow, options: RunOptions) -> Result<RunReport> {
-    let run = run_over(network(c), workflow, options, |_| {});
+async fn run_with_options(c: &Arc<OneNodeCluster>, workflow: Workflow, options: RunOptions) -> Result<RunReport> {
+    let run = run_with_connections(memory_network(c), workflow, options, |_| {});
     tokio::time::timeout(Duration::from_secs(30), run)
         .await
         .expect("it ends in time")
@@ -78,31 +78,31 @@ async fn run_as(c: &Arc<Cluster>, workflow: Workflow, options: RunOptions) -> Re
 async fn a_run_completes_and_leaves_nothing() {
     let directory = tempfile::tempdir().expect("a directory");
     let journal = directory.path().join("j");
-    let cluster = Arc::new(Cluster::default());
-    cluster.state().codes.insert("a1".to_owned(), vec![3]);
-    let report = run(&cluster, workflow(1), &journal).await.expect("run");
+    let cluster = Arc::new(OneNodeCluster::default());
+    cluster.state().exit_codes.insert("a1".to_owned(), vec![3]);
+    let report = run_on_cluster(&cluster, driver_workflow(1), &journal).await.expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
     assert_eq!(report.jobs.len(), 6);
     assert_eq!(report.totals.executions, 7, "one was retried");
     {
         let state = cluster.state();
         assert!(state.volumes.is_empty(), "{:?}", state.volumes);
-        assert_eq!(state.home.values().copied().collect::<Vec<_>>(), [1, 1, 1]);
+        assert_eq!(state.files_at_home.values().copied().collect::<Vec<_>>(), [1, 1, 1]);
     }
     // Running a finished run again starts nothing, tells the same, and says so.
-    let mut again = run(&cluster, workflow(1), &journal).await.expect("run");
+    let mut again = run_on_cluster(&cluster, driver_workflow(1), &journal).await.expect("run");
     let told = again.warnings.remove(0);
     assert!(told.starts_with("nothing was run"), "{told}");
     assert_eq!(again, report);
     assert_eq!(cluster.state().started.values().sum::<u32>(), 7);
-    let other = run(&cluster, workflow(2), &journal)
+    let other = run_on_cluster(&cluster, driver_workflow(2), &journal)
         .await
         .expect_err("another workflow");
     assert_eq!(other.code, ErrorCode::Conflict);
 }
 
 /// What of these one may do with a token at a server.
-fn granted(verifier: &Verifier, token: &Token, server: &str, all: &[Resource]) -> Vec<Resource> {
+fn granted_resources(verifier: &Verifier, token: &Token, server: &str, all: &[Resource]) -> Vec<Resource> {
     let may = |resource: &&Resource| {
         [Right::Read, Right::Write, Right::Manage]
             .into_iter()
@@ -117,12 +117,12 @@ fn granted(verifier: &Verifier, token: &Token, server: &str, all: &[Resource]) -
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
-    let options = options(&directory.path().join("j"), &Cancel::default());
+    let cluster = Arc::new(OneNodeCluster::default());
+    let options = run_options(&directory.path().join("j"), &CancelHandle::default());
     let verifier = options.identity.verifier.clone();
-    let report = run_as(&cluster, workflow(0), options).await.expect("run");
+    let report = run_with_options(&cluster, driver_workflow(0), options).await.expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
-    let shown = std::mem::take(&mut cluster.state().shown);
+    let shown = std::mem::take(&mut cluster.state().shown_tokens);
     let volumes: BTreeSet<VolumeId> = shown
         .iter()
         .filter_map(|(request, _)| match request {
@@ -150,9 +150,9 @@ async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
         };
         let name = request.name();
         kinds.insert(name);
-        let here = granted(&verifier, token, "cluster", &all);
+        let here = granted_resources(&verifier, token, "cluster", &all);
         assert_eq!(here, std::slice::from_ref(&own), "{name}");
-        let elsewhere = granted(&verifier, token, "another", &all);
+        let elsewhere = granted_resources(&verifier, token, "another", &all);
         match own {
             Resource::Catalog => assert_eq!(elsewhere, [own]),
             _ => assert_eq!(elsewhere, [], "{name}"),
@@ -164,13 +164,13 @@ async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn volumes_live_long_only_once_they_hold_results() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
+    let cluster = Arc::new(OneNodeCluster::default());
     let journal = directory.path().join("j");
-    let report = run(&cluster, workflow(0), &journal).await.expect("run");
+    let report = run_on_cluster(&cluster, driver_workflow(0), &journal).await.expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
     let settings = Settings::default();
     let mut kept = BTreeSet::new();
-    for (request, _) in &cluster.state().shown {
+    for (request, _) in &cluster.state().shown_tokens {
         match request {
             // A scheduler that is killed, or a node that is away at the end, leaves no volume long.
             Request::CreateVolume(call) => {
@@ -200,20 +200,20 @@ async fn volumes_live_long_only_once_they_hold_results() {
 }
 
 /// Runs a workflow on a cluster that is gone for good once it was asked for this.
-async fn run_until_gone(is_last: fn(&Request) -> bool) -> RunReport {
+async fn run_until_cluster_stops(is_last: fn(&Request) -> bool) -> RunReport {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
+    let cluster = Arc::new(OneNodeCluster::default());
     let network = MemoryNetwork::new();
     network.listen("cluster", cluster.clone());
     let pool = Pool::new(network.dialer("scheduler"));
-    let mut options = options(&directory.path().join("j"), &Cancel::default());
-    options.settings.lost_after_ms = 500;
-    options.settings.stuck_wait_ms = 500;
+    let mut options = run_options(&directory.path().join("j"), &CancelHandle::default());
+    options.settings.node_timeout_ms = 500;
+    options.settings.space_timeout_ms = 500;
     options.settings.volume_lifetime_ms = 4_000;
-    let run = run_over(pool, workflow(0), options, |_| {});
-    cluster.state().last = Some(is_last);
+    let run = run_with_connections(pool, driver_workflow(0), options, |_| {});
+    cluster.state().is_last_call = Some(is_last);
     let cut = async {
-        while !cluster.state().is_gone {
+        while !cluster.state().is_stopped {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         network.kill("cluster");
@@ -231,7 +231,7 @@ async fn a_run_ends_when_its_nodes_and_its_catalog_are_gone_for_good() {
         |request| matches!(request, Request::ExtractFile(_)),
         |request| matches!(request, Request::DeleteVolume(_)),
     ];
-    let runs = moments.map(|is_last| tokio::spawn(run_until_gone(is_last)));
+    let runs = moments.map(|is_last| tokio::spawn(run_until_cluster_stops(is_last)));
     for run in runs {
         let report = run.await.expect("no panic");
         let Outcome::Failed { messages, .. } = &report.outcome else {
@@ -248,9 +248,9 @@ async fn a_run_ends_when_its_nodes_and_its_catalog_are_gone_for_good() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_job_ends_its_pipeline_only() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
-    cluster.state().codes.insert("a1".to_owned(), vec![3]);
-    let report = run(&cluster, workflow(0), &directory.path().join("j"))
+    let cluster = Arc::new(OneNodeCluster::default());
+    cluster.state().exit_codes.insert("a1".to_owned(), vec![3]);
+    let report = run_on_cluster(&cluster, driver_workflow(0), &directory.path().join("j"))
         .await
         .expect("run");
     let Outcome::Failed { jobs, .. } = &report.outcome else {
@@ -263,7 +263,7 @@ async fn a_failed_job_ends_its_pipeline_only() {
         ("n2", "last words")
     );
     let state = cluster.state();
-    assert_eq!(state.home.keys().collect::<Vec<_>>(), ["out.0", "out.2"]);
+    assert_eq!(state.files_at_home.keys().collect::<Vec<_>>(), ["out.0", "out.2"]);
     assert!(state.volumes.is_empty() && !state.started.contains_key("c1"));
 }
 
@@ -275,16 +275,16 @@ async fn a_run_for_which_no_node_keeps_anything_says_why() {
         (ErrorCode::Busy, None),
     ] {
         let directory = tempfile::tempdir().expect("a directory");
-        let cluster = Arc::new(Cluster::default());
-        cluster.state().allot_fault = Some(code);
-        let mut options = options(&directory.path().join("j"), &Cancel::default());
+        let cluster = Arc::new(OneNodeCluster::default());
+        cluster.state().quota_fault = Some(code);
+        let mut options = run_options(&directory.path().join("j"), &CancelHandle::default());
         options.settings.user = Some("me".to_owned());
         // That others have all of the node is no reason to end.
-        options.settings.stuck_wait_ms = 1_500;
-        match run_as(&cluster, workflow(0), options).await {
+        options.settings.space_timeout_ms = 1_500;
+        match run_with_options(&cluster, driver_workflow(0), options).await {
             Ok(report) => {
                 assert_eq!((&report.outcome, refused), (&Outcome::Complete, None));
-                assert!(cluster.state().allots > 2);
+                assert!(cluster.state().quota_requests > 2);
             }
             Err(error) => {
                 assert_eq!(Some(error.code), refused);
@@ -295,10 +295,10 @@ async fn a_run_for_which_no_node_keeps_anything_says_why() {
 }
 
 /// A run that is dropped in the middle, as `kill -9` does, while its jobs do not end.
-pub(crate) async fn kill_run(cluster: &Arc<Cluster>, journal: &Path) {
-    cluster.state().is_stuck = true;
-    let first = options(journal, &Cancel::default());
-    let first = run_over(network(cluster), workflow(0), first, |_| {});
+pub(crate) async fn drop_run(cluster: &Arc<OneNodeCluster>, journal: &Path) {
+    cluster.state().has_unfinished_jobs = true;
+    let first = run_options(journal, &CancelHandle::default());
+    let first = run_with_connections(memory_network(cluster), driver_workflow(0), first, |_| {});
     let killed = tokio::time::timeout(Duration::from_millis(1_500), first).await;
     assert!(killed.is_err(), "its jobs do not end");
 }
@@ -307,14 +307,14 @@ pub(crate) async fn kill_run(cluster: &Arc<Cluster>, journal: &Path) {
 async fn a_killed_scheduler_goes_on_without_running_jobs_again() {
     let directory = tempfile::tempdir().expect("a directory");
     let journal = directory.path().join("j");
-    let cluster = Arc::new(Cluster::default());
-    kill_run(&cluster, &journal).await;
+    let cluster = Arc::new(OneNodeCluster::default());
+    drop_run(&cluster, &journal).await;
     let started = cluster.state().started.values().sum::<u32>();
     assert_eq!(started, 2, "two slots");
-    finish_all(&cluster);
-    let mut changed = options(&journal, &Cancel::default());
-    changed.settings.checkpoint = CheckpointPolicy::Always;
-    let report = run_as(&cluster, workflow(0), changed).await.expect("run");
+    finish_jobs(&cluster);
+    let mut changed = run_options(&journal, &CancelHandle::default());
+    changed.settings.checkpoint_policy = CheckpointPolicy::Always;
+    let report = run_with_options(&cluster, driver_workflow(0), changed).await.expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
     let told = &report.warnings[0];
     assert!(told.contains("goes on as it began"), "{told}");
@@ -330,14 +330,14 @@ async fn a_killed_scheduler_goes_on_without_running_jobs_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cancel_kills_jobs_and_deletes_volumes() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
-    cluster.state().is_stuck = true;
-    let cancel = Cancel::default();
-    let options = options(&directory.path().join("j"), &cancel);
+    let cluster = Arc::new(OneNodeCluster::default());
+    cluster.state().has_unfinished_jobs = true;
+    let cancel = CancelHandle::default();
+    let options = run_options(&directory.path().join("j"), &cancel);
     let handle = cancel.clone();
-    let run = run_over(network(&cluster), workflow(0), options, move |progress| {
+    let run = run_with_connections(memory_network(&cluster), driver_workflow(0), options, move |progress| {
         if progress.jobs_running > 0 {
-            handle.request();
+            handle.request_cancel();
         }
     });
     let report = tokio::time::timeout(Duration::from_secs(20), run)
@@ -351,10 +351,10 @@ async fn cancel_kills_jobs_and_deletes_volumes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volume_that_fits_nowhere_is_named() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
-    let mut large = workflow(0);
+    let cluster = Arc::new(OneNodeCluster::default());
+    let mut large = driver_workflow(0);
     large.volumes[1].size_bytes = 1_000_000_000;
-    let report = run(&cluster, large, &directory.path().join("j"))
+    let report = run_on_cluster(&cluster, large, &directory.path().join("j"))
         .await
         .expect("run");
     let Outcome::Failed { messages, .. } = report.outcome else {
@@ -368,7 +368,7 @@ async fn a_volume_that_fits_nowhere_is_named() {
 }
 
 /// Waits until something holds of the cluster.
-pub(crate) async fn until(cluster: &Arc<Cluster>, holds: impl Fn(&State) -> bool) {
+pub(crate) async fn wait_until(cluster: &Arc<OneNodeCluster>, holds: impl Fn(&ClusterState) -> bool) {
     for _ in 0..1_000 {
         if holds(&cluster.state()) {
             return;
@@ -378,13 +378,13 @@ pub(crate) async fn until(cluster: &Arc<Cluster>, holds: impl Fn(&State) -> bool
     panic!("it never came to hold");
 }
 
-fn finish_all(cluster: &Arc<Cluster>) {
+fn finish_jobs(cluster: &Arc<OneNodeCluster>) {
     let mut state = cluster.state();
-    state.is_stuck = false;
+    state.has_unfinished_jobs = false;
     for execution in std::mem::take(&mut state.running) {
         state
             .reports
-            .insert(execution, ended(JobOutcome::Exited(0)));
+            .insert(execution, ended_state(JobOutcome::Exited(0)));
     }
 }
 
@@ -392,8 +392,8 @@ fn finish_all(cluster: &Arc<Cluster>) {
 async fn a_catalog_that_never_answers_ends_the_run() {
     let directory = tempfile::tempdir().expect("a directory");
     let nobody = Pool::new(MemoryNetwork::new().dialer("scheduler"));
-    let options = options(&directory.path().join("j"), &Cancel::default());
-    let run = run_over(nobody, workflow(0), options, |_| {});
+    let options = run_options(&directory.path().join("j"), &CancelHandle::default());
+    let run = run_with_connections(nobody, driver_workflow(0), options, |_| {});
     let report = tokio::time::timeout(Duration::from_secs(10), run).await;
     let report = report.expect("it ends").expect("run");
     let Outcome::Failed { messages, .. } = report.outcome else {
@@ -405,10 +405,10 @@ async fn a_catalog_that_never_answers_ends_the_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_catalog_that_refuses_is_told_at_once() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
+    let cluster = Arc::new(OneNodeCluster::default());
     cluster.state().catalog_fault = Some(ErrorCode::RightMissing);
     let start = tokio::time::Instant::now();
-    let error = run(&cluster, workflow(0), &directory.path().join("j")).await;
+    let error = run_on_cluster(&cluster, driver_workflow(0), &directory.path().join("j")).await;
     let error = error.expect_err("it cannot run");
     assert_eq!(error.code, ErrorCode::RightMissing);
     assert!(error.detail.contains("catalog cluster"), "{error}");
@@ -418,28 +418,28 @@ async fn a_catalog_that_refuses_is_told_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_moves_keeps_its_jobs() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
-    cluster.state().is_stuck = true;
-    cluster.state().node = Some("old".to_owned());
+    let cluster = Arc::new(OneNodeCluster::default());
+    cluster.state().has_unfinished_jobs = true;
+    cluster.state().node_address = Some("old".to_owned());
     let network = MemoryNetwork::new();
     for address in ["cluster", "old"] {
         network.listen(address, cluster.clone());
     }
     let pool = Pool::new(network.dialer("scheduler"));
-    let options = options(&directory.path().join("j"), &Cancel::default());
+    let options = run_options(&directory.path().join("j"), &CancelHandle::default());
     let known = Arc::new(AtomicU64::new(0));
     let seen = known.clone();
     let note = move |progress: &Progress| seen.store(progress.jobs_running, Ordering::Relaxed);
-    let running = tokio::spawn(run_over(pool, workflow(0), options, note));
+    let running = tokio::spawn(run_with_connections(pool, driver_workflow(0), options, note));
     // An answer that is still on its way over the old link would count as lost.
-    until(&cluster, |_| known.load(Ordering::Relaxed) == 2).await;
+    wait_until(&cluster, |_| known.load(Ordering::Relaxed) == 2).await;
     network.listen("new", cluster.clone());
     network.kill("old");
     network.cut_link("scheduler", "old");
-    cluster.state().node = Some("new".to_owned());
+    cluster.state().node_address = Some("new".to_owned());
     // Work that is given out before the next listing still goes to the old address.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
-    finish_all(&cluster);
+    finish_jobs(&cluster);
     let report = tokio::time::timeout(Duration::from_secs(20), running).await;
     let report = report.expect("it ends").expect("no panic").expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
@@ -450,19 +450,19 @@ async fn a_node_that_moves_keeps_its_jobs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn volumes_are_kept_alive_without_a_catalog() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
-    cluster.state().is_stuck = true;
-    let mut options = options(&directory.path().join("j"), &Cancel::default());
+    let cluster = Arc::new(OneNodeCluster::default());
+    cluster.state().has_unfinished_jobs = true;
+    let mut options = run_options(&directory.path().join("j"), &CancelHandle::default());
     options.settings.volume_lifetime_ms = 400;
-    let running = tokio::spawn(run_over(network(&cluster), workflow(0), options, |_| {}));
-    until(&cluster, |state| state.running.len() == 2).await;
+    let running = tokio::spawn(run_with_connections(memory_network(&cluster), driver_workflow(0), options, |_| {}));
+    wait_until(&cluster, |state| state.running.len() == 2).await;
     let renewals = {
         let mut state = cluster.state();
         state.catalog_fault = Some(ErrorCode::Unreachable);
-        state.renewals
+        state.renewal_count
     };
-    until(&cluster, |state| state.renewals > renewals + 3).await;
-    finish_all(&cluster);
+    wait_until(&cluster, |state| state.renewal_count > renewals + 3).await;
+    finish_jobs(&cluster);
     let report = tokio::time::timeout(Duration::from_secs(20), running).await;
     let report = report.expect("it ends").expect("no panic").expect("run");
     assert_eq!(report.outcome, Outcome::Complete);
@@ -472,10 +472,10 @@ async fn volumes_are_kept_alive_without_a_catalog() {
 async fn a_source_that_cannot_be_is_told_at_once() {
     for code in [ErrorCode::NotFound, ErrorCode::RightMissing] {
         let directory = tempfile::tempdir().expect("a directory");
-        let cluster = Arc::new(Cluster::default());
+        let cluster = Arc::new(OneNodeCluster::default());
         cluster.state().fill_fault = Some(code);
         let start = tokio::time::Instant::now();
-        let report = run(&cluster, workflow(0), &directory.path().join("j")).await;
+        let report = run_on_cluster(&cluster, driver_workflow(0), &directory.path().join("j")).await;
         let Outcome::Failed { jobs, .. } = report.expect("run").outcome else {
             panic!("{code:?}: it cannot complete")
         };
@@ -489,14 +489,14 @@ async fn a_source_that_cannot_be_is_told_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_home_that_nobody_knows_is_told_soon() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
-    let mut lost = workflow(0);
+    let cluster = Arc::new(OneNodeCluster::default());
+    let mut lost = driver_workflow(0);
     let VolumeKind::Cache { source, .. } = &mut lost.volumes[0].kind else {
         panic!("the first volume is a cache")
     };
     *source = "bafs://elsewhere/data".parse().expect("a url");
     let start = tokio::time::Instant::now();
-    let report = run(&cluster, lost, &directory.path().join("j")).await;
+    let report = run_on_cluster(&cluster, lost, &directory.path().join("j")).await;
     let Outcome::Failed { jobs, .. } = report.expect("run").outcome else {
         panic!("it cannot complete")
     };
@@ -505,22 +505,22 @@ async fn a_home_that_nobody_knows_is_told_soon() {
 }
 
 /// A run whose scratch volume cannot be filled, and why.
-async fn run_without_filling(fault: ErrorCode) -> RunReport {
+async fn run_with_fill_fault(fault: ErrorCode) -> RunReport {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
+    let cluster = Arc::new(OneNodeCluster::default());
     cluster.state().fill_fault = Some(fault);
     let text = "volume p scratch 1 MB from bafs://home/p\n\
                 job a {\n executable = /bin/a\n}\nmount p a /scratch\n";
     let workflow = parse_workflow("w.bafs", text, &|path| Err(path.to_owned()));
-    let mut options = options(&directory.path().join("j"), &Cancel::default());
-    (options.settings.pause_ms_min, options.settings.pause_ms_max) = (1, 1);
-    let report = run_as(&cluster, workflow.expect("it parses").workflow, options).await;
+    let mut options = run_options(&directory.path().join("j"), &CancelHandle::default());
+    (options.settings.retry_pause_ms_min, options.settings.retry_pause_ms_max) = (1, 1);
+    let report = run_with_options(&cluster, workflow.expect("it parses").workflow, options).await;
     report.expect("run")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_told_as_that_of_the_node_and_not_as_too_large_a_source() {
-    let report = run_without_filling(ErrorCode::NoSpaceBytes).await;
+    let report = run_with_fill_fault(ErrorCode::NoSpaceBytes).await;
     let Outcome::Failed { messages, .. } = &report.outcome else {
         panic!("it cannot complete: {:?}", report.outcome)
     };
@@ -534,7 +534,7 @@ async fn a_full_disk_is_told_as_that_of_the_node_and_not_as_too_large_a_source()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_that_is_too_large_fails_its_users_at_once_and_blames_no_disk() {
-    let report = run_without_filling(ErrorCode::TooLarge).await;
+    let report = run_with_fill_fault(ErrorCode::TooLarge).await;
     let Outcome::Failed { jobs, .. } = &report.outcome else {
         panic!("it cannot complete: {:?}", report.outcome)
     };

@@ -4,25 +4,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::ErrorCode;
-use bafs_sched::driver::{Cancel, run_over};
-use bafs_sched::io::journal::read;
+use bafs_sched::driver::{CancelHandle, run_with_connections};
+use bafs_sched::io::journal::read_history;
 use bafs_sched::logic::{Event, Outcome};
 
-use crate::driver::{kill_run, network, options, until, workflow};
-use crate::one_node::Cluster;
+use crate::driver::{drop_run, memory_network, run_options, wait_until, driver_workflow};
+use crate::one_node::OneNodeCluster;
 
 /// The node says early that it waits in vain, so that somebody is told, and the result is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn results_are_kept_where_a_run_is_cancelled_while_their_home_is_away() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
+    let cluster = Arc::new(OneNodeCluster::default());
     cluster.state().extract_fault = Some(ErrorCode::HomeUnreachable);
-    let cancel = Cancel::default();
-    let options = options(&directory.path().join("j"), &cancel);
-    let running = tokio::spawn(run_over(network(&cluster), workflow(0), options, |_| {}));
+    let cancel = CancelHandle::default();
+    let options = run_options(&directory.path().join("j"), &cancel);
+    let running = tokio::spawn(run_with_connections(memory_network(&cluster), driver_workflow(0), options, |_| {}));
     // Each of the three is asked for again.
-    until(&cluster, |state| state.extract_faults > 3).await;
-    cancel.request();
+    wait_until(&cluster, |state| state.extract_fault_count > 3).await;
+    cancel.request_cancel();
     let report = tokio::time::timeout(Duration::from_secs(20), running).await;
     let report = report.expect("it ends").expect("no panic").expect("run");
     assert_eq!(report.outcome, Outcome::Cancelled);
@@ -40,21 +40,21 @@ async fn results_are_kept_where_a_run_is_cancelled_while_their_home_is_away() {
 async fn a_run_that_goes_on_before_its_home_blames_nobody() {
     let directory = tempfile::tempdir().expect("a directory");
     let journal = directory.path().join("j");
-    let cluster = Arc::new(Cluster::default());
-    kill_run(&cluster, &journal).await;
+    let cluster = Arc::new(OneNodeCluster::default());
+    drop_run(&cluster, &journal).await;
     // All machines start anew, the home last.
     {
         let mut state = cluster.state();
-        state.is_stuck = false;
-        state.is_home_away = true;
+        state.has_unfinished_jobs = false;
+        state.is_home_unlisted = true;
         state.volumes.clear();
         state.running.clear();
         state.reports.clear();
     }
-    let again = options(&journal, &Cancel::default());
-    let running = tokio::spawn(run_over(network(&cluster), workflow(0), again, |_| {}));
+    let again = run_options(&journal, &CancelHandle::default());
+    let running = tokio::spawn(run_with_connections(memory_network(&cluster), driver_workflow(0), again, |_| {}));
     let failures = || {
-        let records = read(&journal).expect("a journal").records.into_iter();
+        let records = read_history(&journal).expect("a journal").records.into_iter();
         let failed = records.filter_map(|(_, event)| match event {
             Event::VolumeCreateFailed { error, .. } => Some(error.code),
             _ => None,
@@ -67,7 +67,7 @@ async fn a_run_that_goes_on_before_its_home_blames_nobody() {
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    cluster.state().is_home_away = false;
+    cluster.state().is_home_unlisted = false;
     let report = tokio::time::timeout(Duration::from_secs(60), running).await;
     let report = report.expect("it ends").expect("no panic").expect("run");
     assert_eq!(report.outcome, Outcome::Complete);

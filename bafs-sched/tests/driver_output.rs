@@ -5,31 +5,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::message::Request;
-use bafs_sched::driver::{Cancel, RunOptions, run_over};
+use bafs_sched::driver::{CancelHandle, RunOptions, run_with_connections};
 use bafs_sched::io::job_logs::read_index;
 use bafs_sched::logic::Outcome;
 use bafs_sched::report::RunReport;
 
-use crate::driver::{network, options, workflow};
-use crate::one_node::Cluster;
+use crate::driver::{memory_network, run_options, driver_workflow};
+use crate::one_node::OneNodeCluster;
 
-fn keeping(directory: &Path) -> RunOptions {
+fn options_with_logs(directory: &Path) -> RunOptions {
     RunOptions {
-        logs: Some(directory.join("j.logs")),
-        ..options(&directory.join("j"), &Cancel::default())
+        log_directory: Some(directory.join("j.logs")),
+        ..run_options(&directory.join("j"), &CancelHandle::default())
     }
 }
 
-async fn run(cluster: &Arc<Cluster>, options: RunOptions) -> RunReport {
-    let run = run_over(network(cluster), workflow(1), options, |_| {});
+async fn run_with_options(cluster: &Arc<OneNodeCluster>, options: RunOptions) -> RunReport {
+    let run = run_with_connections(memory_network(cluster), driver_workflow(1), options, |_| {});
     let run = tokio::time::timeout(Duration::from_secs(30), run).await;
     run.expect("it ends in time").expect("run")
 }
 
 /// Names and attempts that are listed, each with how it ended.
-fn listed(directory: &Path) -> Vec<(String, u32, String)> {
+fn listed_attempts(directory: &Path) -> Vec<(String, u32, String)> {
     let index = read_index(&directory.join("j.logs")).expect("a list");
-    let listed = index.into_iter().map(|it| (it.job, it.attempt, it.ended));
+    let listed = index.into_iter().map(|it| (it.job, it.attempt, it.end_description));
     let mut listed: Vec<_> = listed.collect();
     listed.sort();
     listed
@@ -38,11 +38,11 @@ fn listed(directory: &Path) -> Vec<(String, u32, String)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn output_of_every_attempt_is_kept() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
-    cluster.state().codes.insert("a1".to_owned(), vec![3]);
-    let report = run(&cluster, keeping(directory.path())).await;
+    let cluster = Arc::new(OneNodeCluster::default());
+    cluster.state().exit_codes.insert("a1".to_owned(), vec![3]);
+    let report = run_with_options(&cluster, options_with_logs(directory.path())).await;
     assert_eq!(report.outcome, Outcome::Complete);
-    let listed = listed(directory.path());
+    let listed = listed_attempts(directory.path());
     assert_eq!(listed.len(), 7, "{listed:?}");
     let (job, attempt, ended) = &listed[1];
     assert_eq!((job.as_str(), *attempt), ("a1", 1));
@@ -56,25 +56,25 @@ async fn output_of_every_attempt_is_kept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_scheduler_loses_no_output() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cluster = Arc::new(Cluster::default());
+    let cluster = Arc::new(OneNodeCluster::default());
     // The second half of a pipeline starts when the end of the first is in the journal.
     let is_second =
         |request: &Request| matches!(request, Request::StartJob(it) if it.job.name == "c0");
-    cluster.state().last = Some(is_second);
+    cluster.state().is_last_call = Some(is_second);
     let first = RunOptions {
-        logs: None,
-        ..keeping(directory.path())
+        log_directory: None,
+        ..options_with_logs(directory.path())
     };
-    let first = run_over(network(&cluster), workflow(1), first, |_| {});
+    let first = run_with_connections(memory_network(&cluster), driver_workflow(1), first, |_| {});
     let killed = tokio::time::timeout(Duration::from_millis(1_500), first).await;
     assert!(killed.is_err(), "nobody answers it");
-    assert!(cluster.state().is_gone, "the second half has started");
+    assert!(cluster.state().is_stopped, "the second half has started");
     {
         let mut state = cluster.state();
-        (state.last, state.is_gone) = (None, false);
+        (state.is_last_call, state.is_stopped) = (None, false);
     }
-    let report = run(&cluster, keeping(directory.path())).await;
+    let report = run_with_options(&cluster, options_with_logs(directory.path())).await;
     assert_eq!(report.outcome, Outcome::Complete);
-    let listed = listed(directory.path());
+    let listed = listed_attempts(directory.path());
     assert_eq!((listed[0].0.as_str(), listed[0].1), ("a0", 1), "{listed:?}");
 }

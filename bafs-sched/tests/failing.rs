@@ -5,14 +5,14 @@ use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::logic::{Action, Event, NodeSeen, Outcome, Scheduler, Settings, Space};
+use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
-use bafs_sched::world::{Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
 
 const SEEDS: u64 = 50;
 
 /// So many jobs that depend on nothing, each with a volume of its own.
-fn workflow(jobs: u32, retries: u32) -> Workflow {
+fn independent_jobs(jobs: u32, retries: u32) -> Workflow {
     let mut text = String::new();
     for job in 0..jobs {
         text += &format!(
@@ -26,7 +26,7 @@ fn workflow(jobs: u32, retries: u32) -> Workflow {
         .workflow
 }
 
-fn world(seed: u64, workflow: Workflow, faults: Faults) -> World {
+fn faulty_cluster(seed: u64, workflow: Workflow, faults: Faults) -> SimulatedCluster {
     let node = NodeSpec {
         capacity: Space {
             bytes: 1_000_000_000,
@@ -34,10 +34,10 @@ fn world(seed: u64, workflow: Workflow, faults: Faults) -> World {
         },
         slots: 1,
     };
-    World::new(seed, workflow, Settings::default(), vec![node; 4], faults)
+    SimulatedCluster::new(seed, workflow, Settings::default(), vec![node; 4], faults)
 }
 
-fn warnings(world: &World) -> String {
+fn warning_texts(world: &SimulatedCluster) -> String {
     let texts = world
         .scheduler
         .warnings()
@@ -53,9 +53,9 @@ fn a_node_that_fails_jobs_which_succeed_elsewhere_is_set_aside() {
             poison_node: Some(ServerId(2)),
             ..Faults::default()
         };
-        let mut world = world(seed, workflow(60, 2), faults);
-        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
-        let told = warnings(&world);
+        let mut world = faulty_cluster(seed, independent_jobs(60, 2), faults);
+        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+        let told = warning_texts(&world);
         assert!(
             told.contains("node n2 fails jobs that succeed on other nodes"),
             "{told}"
@@ -77,8 +77,8 @@ fn a_job_that_kills_every_node_is_held_and_the_others_finish() {
             poison_job: Some(JobIndex(5)),
             ..Faults::default()
         };
-        let mut world = world(seed, workflow(30, 0), faults);
-        let outcome = world.run(10_000_000);
+        let mut world = faulty_cluster(seed, independent_jobs(30, 0), faults);
+        let outcome = world.run_to_end(10_000_000);
         let Outcome::Failed { jobs, .. } = outcome else {
             panic!("seed {seed}: {outcome:?}");
         };
@@ -90,7 +90,7 @@ fn a_job_that_kills_every_node_is_held_and_the_others_finish() {
             jobs[0].reason
         );
         assert_eq!(world.scheduler.progress().jobs_done, 29, "seed {seed}");
-        assert_eq!(world.home.len(), 29);
+        assert_eq!(world.extract_arrivals.len(), 29);
     }
 }
 
@@ -110,8 +110,8 @@ fn a_job_that_fails_by_its_own_fault_runs_as_often_as_declared_and_is_told() {
             slots: 2,
         };
         let nodes = vec![node];
-        let mut world = World::new(seed, workflow(1, 2), Settings::default(), nodes, faults);
-        let Outcome::Failed { jobs, .. } = world.run(10_000_000) else {
+        let mut world = SimulatedCluster::new(seed, independent_jobs(1, 2), Settings::default(), nodes, faults);
+        let Outcome::Failed { jobs, .. } = world.run_to_end(10_000_000) else {
             panic!("seed {seed}: it cannot succeed");
         };
         assert_eq!(jobs[0].reason, "exited with code 1");
@@ -130,7 +130,7 @@ fn a_job_whose_environment_fails_after_an_hour_each_time_is_held_in_the_end() {
         bytes: 1_000_000,
         files: 1_000,
     };
-    let mut fact = Event::seen(vec![NodeSeen::alone(ServerId(1), capacity, 1)]);
+    let mut fact = Event::nodes_listed(vec![NodeInfo::single_group(ServerId(1), capacity, 1)]);
     let mut starts = 0;
     for hour in 1.. {
         let mut actions = Vec::new();

@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 
 use bafs_sched::planner::{
-    Allocation, Canonical, Environment, Layout, NodeClass, Shape, Shortage, Strategy, plan,
+    Allocation, CanonicalWorkload, Environment, PrivateLayout, NodeClass, Shape, Shortage, Strategy, plan_workload,
 };
-use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, workflow_of};
+use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation, build_canonical_workflow};
 use bafs_sched::workflow::parse_workflow;
 use proptest::prelude::*;
 use proptest::strategy::Strategy as Generate;
@@ -24,8 +24,8 @@ fn environment(nodes: Vec<NodeClass>) -> Environment {
     }
 }
 
-fn canonical(width: u32, depth: u32, batch_mb: u64, private_mb: u64) -> Canonical {
-    Canonical {
+fn canonical_workload(width: u32, depth: u32, batch_mb: u64, private_mb: u64) -> CanonicalWorkload {
+    CanonicalWorkload {
         width,
         depth,
         batch_bytes: batch_mb * MB,
@@ -34,17 +34,17 @@ fn canonical(width: u32, depth: u32, batch_mb: u64, private_mb: u64) -> Canonica
         private_files: 1,
         run_s: 60.0,
         variability: 0.2,
-        layout: Layout::Chain,
+        layout: PrivateLayout::Chain,
     }
 }
 
-fn simulate(canonical: &Canonical, environment: &Environment, strategy: Strategy) -> Run {
-    let load = Load::Declared {
+fn simulate_strategy(canonical: &CanonicalWorkload, environment: &Environment, strategy: Strategy) -> SimulationResult {
+    let load = LoadModel::Declared {
         variability_ppm: 200_000,
     };
     let policy = Policy::Strategy(strategy);
     let scenario = Scenario::new(environment.clone(), policy, load, 1);
-    let simulation = Simulation::new(workflow_of(canonical), scenario);
+    let simulation = Simulation::new(build_canonical_workflow(canonical), scenario);
     simulation.run().expect("it comes to an end")
 }
 
@@ -52,11 +52,11 @@ fn simulate(canonical: &Canonical, environment: &Environment, strategy: Strategy
 #[test]
 fn volumes_that_fit_together_but_not_on_single_nodes_are_not_called_possible() {
     let environment = environment(vec![NodeClass::new(2, 1, 5_000 * MB)]);
-    let shape = canonical(1, 2, 500, 3_000).shape();
-    let all = Strategy::All.allocate(&shape, &environment);
+    let shape = canonical_workload(1, 2, 500, 3_000).shape();
+    let all = Strategy::All.plan_allocation(&shape, &environment);
     let missing_volumes = 1;
-    assert_eq!(all.shortage, Some(Shortage::Places { missing_volumes }));
-    let choice = plan(shape, &environment).choice;
+    assert_eq!(all.shortage, Some(Shortage::Placement { missing_volumes }));
+    let choice = plan_workload(shape, &environment).choice;
     assert_eq!(
         choice.map(|choice| choice.strategy),
         Some(Strategy::Slice),
@@ -65,7 +65,7 @@ fn volumes_that_fit_together_but_not_on_single_nodes_are_not_called_possible() {
 }
 
 /// Jobs with a scratch volume of their own each, all of which read one database.
-fn unlike(volumes_mb: &[u64], batch_mb: u64) -> Shape {
+fn unequal_volumes(volumes_mb: &[u64], batch_mb: u64) -> Shape {
     let mut text = format!("volume db cache bafs://home/db {batch_mb} MB\n");
     for (at, size) in volumes_mb.iter().enumerate() {
         text += &format!(
@@ -75,19 +75,19 @@ fn unlike(volumes_mb: &[u64], batch_mb: u64) -> Shape {
     }
     let none = |_: &str| Err("no files".to_owned());
     let parsed = parse_workflow("w.bafs", &text, &none);
-    Shape::bottleneck(&parsed.expect("a workflow").workflow, 0.1).0
+    Shape::from_largest_levels(&parsed.expect("a workflow").workflow, 0.1).0
 }
 
 #[test]
 fn volumes_of_unlike_sizes_are_placed_one_by_one_where_all_are_held() {
     let environment = environment(vec![NodeClass::new(2, 1, 5_000 * MB)]);
     let all = |volumes_mb: &[u64], batch_mb| {
-        let allocation = Strategy::All.allocate(&unlike(volumes_mb, batch_mb), &environment);
-        assert!(allocation.is_certain, "{allocation:?}");
+        let allocation = Strategy::All.plan_allocation(&unequal_volumes(volumes_mb, batch_mb), &environment);
+        assert!(allocation.is_exact, "{allocation:?}");
         allocation.shortage
     };
     let missing_volumes = 1;
-    let no_place = Some(Shortage::Places { missing_volumes });
+    let no_place = Some(Shortage::Placement { missing_volumes });
     assert_eq!(all(&[3_000, 2_900, 2_800], 500), no_place, "9.2 of 10 GB");
     assert_eq!(all(&[3_000, 2_900, 2_000], 2_100), None, "to the last byte");
     let missing_bytes = u128::from(100 * MB);
@@ -96,12 +96,12 @@ fn volumes_of_unlike_sizes_are_placed_one_by_one_where_all_are_held() {
 }
 
 /// How All would run a workflow on nodes with room for so many files.
-fn all_with_files(text: &str, class: NodeClass, files: u64) -> Allocation {
+fn allocate_with_files(text: &str, class: NodeClass, files: u64) -> Allocation {
     let none = |_: &str| Err("no files".to_owned());
     let parsed = parse_workflow("w.bafs", text, &none);
-    let shape = Shape::of(&parsed.expect("a workflow").workflow, 0.1);
+    let shape = Shape::from_workflow(&parsed.expect("a workflow").workflow, 0.1);
     let nodes = vec![NodeClass { files, ..class }];
-    Strategy::All.allocate(&shape, &environment(nodes))
+    Strategy::All.plan_allocation(&shape, &environment(nodes))
 }
 
 /// Volumes of one size that have room for unlike numbers of files are unlike volumes.
@@ -111,8 +111,8 @@ fn volumes_are_placed_by_their_files_as_well() {
                 job a {\nexecutable = x\nruntime = 9 s\n}\nmount a a /v\n\
                 job b {\nexecutable = x\nruntime = 9 s\n}\nmount b b /v\n";
     let all = |files| {
-        let allocation = all_with_files(text, NodeClass::new(1, 1, 10_000 * MB), files);
-        (allocation.is_possible(), allocation.is_certain)
+        let allocation = allocate_with_files(text, NodeClass::new(1, 1, 10_000 * MB), files);
+        (allocation.is_possible(), allocation.is_exact)
     };
     assert_eq!(all(1_010), (true, true));
     assert_eq!(all(1_009), (false, true));
@@ -126,10 +126,10 @@ fn batch_data_of_many_files_are_not_called_certain() {
                 job a {\nexecutable = x\nruntime = 100 s\n}\nmount c a /c\nmount v a /v\n\
                 volume w scratch 1 MB files 1000\n\
                 job b {\nexecutable = x\nruntime = 100 s\n}\nmount c b /c\nmount w b /v\n";
-    let all = |files| all_with_files(text, NodeClass::new(2, 1, 3_000 * MB), files);
-    assert!(all(111_000).is_certain, "all on one node");
+    let all = |files| allocate_with_files(text, NodeClass::new(2, 1, 3_000 * MB), files);
+    assert!(all(111_000).is_exact, "all on one node");
     let doubtful = all(110_999);
-    assert!(doubtful.is_possible() && !doubtful.is_certain);
+    assert!(doubtful.is_possible() && !doubtful.is_exact);
     let batch_files = 60_000;
     assert_eq!(all(10_000).shortage, Some(Shortage::Files { batch_files }));
 }
@@ -140,14 +140,14 @@ fn what_is_only_added_up_is_not_called_certain() {
     let environment = environment(vec![NodeClass::new(40, 1, 1_000 * MB)]);
     // Each two of these fill a node but for 2 MB, and three do not fit.
     let volumes_mb: Vec<u64> = (0..81).map(|at| 480 + at % 3).collect();
-    let all = Strategy::All.allocate(&unlike(&volumes_mb, 1), &environment);
-    assert!(all.is_possible() && !all.is_certain, "{all:?}");
-    let minimal = Strategy::Minimal.allocate(&unlike(&[1_000, 500], 1), &environment);
-    assert!(minimal.is_possible() && !minimal.is_certain, "{minimal:?}");
+    let all = Strategy::All.plan_allocation(&unequal_volumes(&volumes_mb, 1), &environment);
+    assert!(all.is_possible() && !all.is_exact, "{all:?}");
+    let minimal = Strategy::Minimal.plan_allocation(&unequal_volumes(&[1_000, 500], 1), &environment);
+    assert!(minimal.is_possible() && !minimal.is_exact, "{minimal:?}");
 }
 
 /// Whether these volumes fit beside so much batch data, by trying every node for each.
-fn fit_on(nodes: &mut [u64], volumes: &[u64], batch: u64) -> bool {
+fn can_fit_by_search(nodes: &mut [u64], volumes: &[u64], batch: u64) -> bool {
     let Some((volume, others)) = volumes.split_first() else {
         return nodes.iter().sum::<u64>() >= batch;
     };
@@ -156,7 +156,7 @@ fn fit_on(nodes: &mut [u64], volumes: &[u64], batch: u64) -> bool {
             return false;
         }
         nodes[at] -= volume;
-        let fits = fit_on(nodes, others, batch);
+        let fits = can_fit_by_search(nodes, others, batch);
         nodes[at] += volume;
         fits
     })
@@ -169,12 +169,12 @@ fn a_node_without_room_for_more_files_holds_no_further_volume() {
             files,
             ..NodeClass::new(1, 1, 10_000 * MB)
         };
-        let work = Canonical {
+        let work = CanonicalWorkload {
             batch_files: 5,
             private_files: 10,
-            ..canonical(1, 1, 100, 100)
+            ..canonical_workload(1, 1, 100, 100)
         };
-        let minimal = Strategy::Minimal.allocate(&work.shape(), &environment(vec![class]));
+        let minimal = Strategy::Minimal.plan_allocation(&work.shape(), &environment(vec![class]));
         minimal.is_possible()
     };
     assert!(with_files(25) && !with_files(24));
@@ -189,8 +189,8 @@ fn batch_data_that_fit_into_no_cluster_are_not_called_possible() {
     };
     let environment = environment(vec![class("a"), class("b")]);
     let allocate = |batch_mb, private_mb| {
-        let shape = canonical(1, 1, batch_mb, private_mb).shape();
-        Strategy::Minimal.allocate(&shape, &environment).shortage
+        let shape = canonical_workload(1, 1, batch_mb, private_mb).shape();
+        Strategy::Minimal.plan_allocation(&shape, &environment).shortage
     };
     let missing_bytes = u128::from(200 * MB);
     assert_eq!(
@@ -212,10 +212,10 @@ fn a_batch_volume_waits_for_a_pipeline_that_is_far_behind() {
         NodeClass::new(2, 0, 200 * MB),
     );
     let environment = environment(vec![wide, storing]);
-    let work = canonical(3, 3, 200, 400);
-    let slice = Strategy::Slice.allocate(&work.shape(), &environment);
+    let work = canonical_workload(3, 3, 200, 400);
+    let slice = Strategy::Slice.plan_allocation(&work.shape(), &environment);
     assert_eq!((slice.batch_volumes, slice.refetches), (2, 0));
-    let run = simulate(&work, &environment, Strategy::Slice);
+    let run = simulate_strategy(&work, &environment, Strategy::Slice);
     assert!(run.is_complete(), "{:?}", run.failure());
     assert_eq!(run.fetched_bytes, u128::from(3 * 200 * MB));
 }
@@ -229,17 +229,17 @@ fn scratch_volumes_lie_outside_the_cluster_that_needs_its_room_for_batch_data() 
     };
     let nodes = vec![class(30, 5_000, "c0"), class(1, 20_000, "c1")];
     let environment = environment(nodes);
-    let work = canonical(5, 5, 28_000, 4_000);
-    let all_batch = Strategy::AllBatch.allocate(&work.shape(), &environment);
+    let work = canonical_workload(5, 5, 28_000, 4_000);
+    let all_batch = Strategy::AllBatch.plan_allocation(&work.shape(), &environment);
     assert_eq!((all_batch.shortage, all_batch.concurrency), (None, 3));
-    assert!(!all_batch.is_certain, "there are two clusters");
-    let run = simulate(&work, &environment, Strategy::AllBatch);
+    assert!(!all_batch.is_exact, "there are two clusters");
+    let run = simulate_strategy(&work, &environment, Strategy::AllBatch);
     assert!(run.is_complete(), "{:?}", run.failure());
-    assert_eq!(run.rules_eased, 0);
+    assert_eq!(run.rule_relaxations, 0);
     assert_eq!(run.fetched_bytes, u128::from(5 * 28_000 * MB));
     // Without a plan two volumes of a job must lie together where the batch data are.
     let missing_bytes = u128::from(3_000 * MB);
-    let need = Strategy::Need.allocate(&work.shape(), &environment);
+    let need = Strategy::Need.plan_allocation(&work.shape(), &environment);
     assert_eq!(need.shortage, Some(Shortage::Node { missing_bytes }));
 }
 
@@ -251,15 +251,15 @@ fn a_scratch_volume_finds_its_place_in_another_cluster_than_its_batch_data() {
         ..NodeClass::new(2, 1, storage_mb * MB)
     };
     let environment = environment(vec![class(500, "a"), class(300, "b")]);
-    let work = canonical(2, 2, 800, 300);
-    let minimal = Strategy::Minimal.allocate(&work.shape(), &environment);
+    let work = canonical_workload(2, 2, 800, 300);
+    let minimal = Strategy::Minimal.plan_allocation(&work.shape(), &environment);
     assert_eq!(minimal.shortage, None);
-    let run = simulate(&work, &environment, Strategy::Minimal);
+    let run = simulate_strategy(&work, &environment, Strategy::Minimal);
     assert!(run.is_complete(), "{:?}", run.failure());
 }
 
 /// Whether so many volumes fit on the nodes beside so much batch data, by trying every place.
-fn fits_somehow(environment: &Environment, shape: &Shape, volumes: u64, batch: (u64, u64)) -> bool {
+fn can_fit_anywhere(environment: &Environment, shape: &Shape, volumes: u64, batch: (u64, u64)) -> bool {
     let mut nodes = Vec::new();
     for class in &environment.nodes {
         let node = (class.storage_bytes, class.files);
@@ -287,18 +287,18 @@ fn fits_somehow(environment: &Environment, shape: &Shape, volumes: u64, batch: (
 }
 
 /// Small workloads on few nodes, some of which only store or only compute.
-fn cases() -> impl Generate<Value = (Canonical, Environment)> {
+fn generate_cases() -> impl Generate<Value = (CanonicalWorkload, Environment)> {
     let workload = (1u32..5, 1u32..4, 0u64..12, 0u64..5, any::<bool>());
     let node = (1u32..4, 0u32..3, 0u64..12);
     let nodes = proptest::collection::vec(node, 1..3);
     (workload, nodes).prop_map(|((width, depth, batch, private, is_chain), nodes)| {
-        let work = Canonical {
+        let work = CanonicalWorkload {
             layout: if is_chain {
-                Layout::Chain
+                PrivateLayout::Chain
             } else {
-                Layout::Shared
+                PrivateLayout::Shared
             },
-            ..canonical(width, depth, 100 * batch, 100 * private)
+            ..canonical_workload(width, depth, 100 * batch, 100 * private)
         };
         let class = |(count, cpus, storage)| NodeClass::new(count, cpus, 100 * storage * MB);
         let mut nodes: Vec<NodeClass> = nodes.into_iter().map(class).collect();
@@ -309,9 +309,9 @@ fn cases() -> impl Generate<Value = (Canonical, Environment)> {
 }
 
 /// The same with nodes of two clusters.
-fn cases_of_clusters() -> impl Generate<Value = (Canonical, Environment)> {
+fn generate_cluster_cases() -> impl Generate<Value = (CanonicalWorkload, Environment)> {
     let clusters = proptest::collection::vec(any::<bool>(), 1..4);
-    (cases(), cases(), clusters).prop_map(|((work, mut environment), (_, more), clusters)| {
+    (generate_cases(), generate_cases(), clusters).prop_map(|((work, mut environment), (_, more), clusters)| {
         environment.nodes.extend(more.nodes);
         for (class, is_other) in environment.nodes.iter_mut().zip(clusters) {
             class.cluster = if is_other { "b" } else { "a" }.to_owned();
@@ -328,7 +328,7 @@ proptest! {
     })]
 
     #[test]
-    fn what_is_called_possible_is_what_fits_in_some_way((work, environment) in cases()) {
+    fn what_is_called_possible_is_what_fits_in_some_way((work, environment) in generate_cases()) {
         let shape = work.shape();
         let count = |bytes: u128| match work.private_bytes {
             0 => 0,
@@ -336,7 +336,7 @@ proptest! {
         };
         let width = u64::from(work.width);
         let (all, one) = (u64::from(work.depth) * work.batch_bytes, work.batch_bytes);
-        let (kept, running) = (count(shape.kept_bytes), count(shape.running_bytes));
+        let (kept, running) = (count(shape.retained_bytes), count(shape.running_bytes));
         let waiting = count(shape.waiting_bytes);
         for (strategy, volumes, batch_bytes) in [
             (Strategy::All, kept * width, all),
@@ -345,8 +345,8 @@ proptest! {
             (Strategy::Slice, waiting * width + running - waiting, one),
             (Strategy::Minimal, running, one),
         ] {
-            let allocation = strategy.allocate(&shape, &environment);
-            let fits = fits_somehow(&environment, &shape, volumes, (batch_bytes, 0));
+            let allocation = strategy.plan_allocation(&shape, &environment);
+            let fits = can_fit_anywhere(&environment, &shape, volumes, (batch_bytes, 0));
             prop_assert_eq!(allocation.is_possible(), fits, "{}: {:?}", strategy, allocation);
             let (more, unit) = match strategy {
                 Strategy::All | Strategy::AllPrivate => continue,
@@ -356,7 +356,7 @@ proptest! {
             let at_once = allocation.concurrency;
             if fits && unit > 0 && at_once < width {
                 let one_more = more + unit * (at_once + 1);
-                let fits = fits_somehow(&environment, &shape, one_more, (batch_bytes, 0));
+                let fits = can_fit_anywhere(&environment, &shape, one_more, (batch_bytes, 0));
                 prop_assert!(!fits, "{}: more than {} fit", strategy, at_once);
             }
         }
@@ -369,13 +369,13 @@ proptest! {
         nodes in proptest::collection::vec(1u64..15, 1..5),
     ) {
         let hundreds = |sizes: &[u64]| sizes.iter().map(|size| 100 * size).collect::<Vec<_>>();
-        let shape = unlike(&hundreds(&volumes), 100 * batch);
+        let shape = unequal_volumes(&hundreds(&volumes), 100 * batch);
         let classes = nodes.iter().map(|size| NodeClass::new(1, 1, 100 * size * MB)).collect();
         let environment = environment(classes);
-        let fits = fit_on(&mut nodes.clone(), &volumes, batch);
+        let fits = can_fit_by_search(&mut nodes.clone(), &volumes, batch);
         for strategy in [Strategy::All, Strategy::AllPrivate] {
-            let allocation = strategy.allocate(&shape, &environment);
-            prop_assert!(allocation.is_certain);
+            let allocation = strategy.plan_allocation(&shape, &environment);
+            prop_assert!(allocation.is_exact);
             prop_assert_eq!(allocation.is_possible(), fits, "{}: {:?}", strategy, allocation);
         }
     }
@@ -384,18 +384,18 @@ proptest! {
     /// and it fetches no batch volume more often than the plan says; what is not possible even with
     /// least data at once never ends.
     #[test]
-    fn what_is_called_possible_runs_to_its_end_and_nothing_else((work, environment) in cases()) {
+    fn what_is_called_possible_runs_to_its_end_and_nothing_else((work, environment) in generate_cases()) {
         let shape = work.shape();
-        for strategy in Strategy::EACH {
-            let allocation = strategy.allocate(&shape, &environment);
+        for strategy in Strategy::THESIS_STRATEGIES {
+            let allocation = strategy.plan_allocation(&shape, &environment);
             let is_possible = allocation.is_possible();
             if strategy == Strategy::Remote || !(is_possible || strategy == Strategy::Minimal) {
                 continue;
             }
-            let run = simulate(&work, &environment, strategy);
+            let run = simulate_strategy(&work, &environment, strategy);
             prop_assert_eq!(run.is_complete(), is_possible, "{}: {:?}", strategy, run.failure());
             if is_possible {
-                prop_assert_eq!(run.rules_eased, 0, "{}: its rules gave way", strategy);
+                prop_assert_eq!(run.rule_relaxations, 0, "{}: its rules gave way", strategy);
             }
             if is_possible {
                 let volumes = u64::from(work.depth) + allocation.refetches;
@@ -408,17 +408,17 @@ proptest! {
     /// Where nodes are of several clusters what is called certain runs as well.
     #[test]
     fn what_is_called_certain_runs_on_nodes_of_several_clusters(
-        (work, environment) in cases_of_clusters()
+        (work, environment) in generate_cluster_cases()
     ) {
         let shape = work.shape();
-        for strategy in Strategy::EACH {
-            let allocation = strategy.allocate(&shape, &environment);
-            if strategy == Strategy::Remote || !allocation.is_possible() || !allocation.is_certain {
+        for strategy in Strategy::THESIS_STRATEGIES {
+            let allocation = strategy.plan_allocation(&shape, &environment);
+            if strategy == Strategy::Remote || !allocation.is_possible() || !allocation.is_exact {
                 continue;
             }
-            let run = simulate(&work, &environment, strategy);
+            let run = simulate_strategy(&work, &environment, strategy);
             prop_assert!(run.is_complete(), "{}: {:?}", strategy, run.failure());
-            prop_assert_eq!(run.rules_eased, 0, "{}: its rules gave way", strategy);
+            prop_assert_eq!(run.rule_relaxations, 0, "{}: its rules gave way", strategy);
         }
     }
 }

@@ -1,14 +1,14 @@
 //! The ledger of where time went, over simulated runs with and without faults.
 
 use bafs_sched::dice::SeededRng;
-use bafs_sched::goodput::goodput;
-use bafs_sched::io::journal::{Header, History};
+use bafs_sched::goodput::compute_goodput;
+use bafs_sched::io::journal::{JournalHeader, History};
 use bafs_sched::logic::{CheckpointPolicy, JobState, Outcome, Settings, Space};
-use bafs_sched::timeline::{Fate, Timeline, timeline};
+use bafs_sched::timeline::{ExecutionOutcome, Timeline, build_timeline};
 use bafs_sched::workflow::{Workflow, parse_workflow};
-use bafs_sched::world::{Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
 
-fn workflow(width: u32, depth: u32) -> Workflow {
+fn chain_workflow(width: u32, depth: u32) -> Workflow {
     let mut text = "volume batch bafs://home/data 5 MB\n".to_owned();
     for i in 0..width {
         for at in 0..=depth {
@@ -33,15 +33,15 @@ fn workflow(width: u32, depth: u32) -> Workflow {
         .workflow
 }
 
-fn run(seed: u64, faults: Faults) -> (Workflow, Timeline) {
-    let mut dice = SeededRng::new(seed);
-    let workflow = workflow(1 + dice.below(5) as u32, 1 + dice.below(4) as u32);
+fn run_with_faults(seed: u64, faults: Faults) -> (Workflow, Timeline) {
+    let mut rng = SeededRng::new(seed);
+    let workflow = chain_workflow(1 + rng.next_below(5) as u32, 1 + rng.next_below(4) as u32);
     let settings = Settings {
         environment_faults_max: 1_000,
         killed_nodes_max: 1_000,
-        nodes_wait_ms: 300_000,
-        stuck_wait_ms: 300_000,
-        checkpoint: CheckpointPolicy::Always,
+        nodes_timeout_ms: 300_000,
+        space_timeout_ms: 300_000,
+        checkpoint_policy: CheckpointPolicy::Always,
         ..Settings::default()
     };
     let node = NodeSpec {
@@ -52,16 +52,16 @@ fn run(seed: u64, faults: Faults) -> (Workflow, Timeline) {
         slots: 2,
     };
     let nodes = vec![node; 3];
-    let mut world = World::new(seed, workflow.clone(), settings.clone(), nodes, faults);
-    assert_eq!(world.run(4 * 3_600_000), Outcome::Complete);
+    let mut world = SimulatedCluster::new(seed, workflow.clone(), settings.clone(), nodes, faults);
+    assert_eq!(world.run_to_end(4 * 3_600_000), Outcome::Complete);
     let run = world.scheduler.run();
-    let header = Header {
+    let header = JournalHeader {
         run,
         workflow: workflow.clone(),
         settings,
     };
     let records = world.records;
-    (workflow, timeline(History { header, records }))
+    (workflow, build_timeline(History { header, records }))
 }
 
 #[test]
@@ -78,22 +78,22 @@ fn the_columns_sum_to_the_time_that_each_job_took() {
             until_ms: 60_000,
             ..Faults::default()
         };
-        let (workflow, timeline) = run(seed, faults);
-        let ledger = goodput(&workflow, &timeline);
+        let (workflow, timeline) = run_with_faults(seed, faults);
+        let ledger = compute_goodput(&workflow, &build_timeline);
         for job in &ledger.jobs {
             assert_eq!(job.account.sum_ms(), job.wall_ms, "seed {seed}: {job:?}");
         }
-        let done = timeline.executions.iter().filter(|e| e.fate == Fate::Done);
+        let done = build_timeline.executions.iter().filter(|e| e.outcome == ExecutionOutcome::Done);
         assert_eq!(done.count(), timeline.jobs.len(), "seed {seed}");
         assert!(timeline.jobs.iter().all(|job| job.state == JobState::Done));
         assert_eq!(
             timeline.progress.executions,
             timeline.executions.len() as u64
         );
-        let was_again = timeline.executions.len() > timeline.jobs.len();
+        let was_again = build_timeline.executions.len() > build_timeline.jobs.len();
         assert_eq!(ledger.total.lost_ms > 0, was_again, "seed {seed}");
         lost += ledger.total.lost_ms;
-        copied += timeline.receipts.len();
+        copied += build_timeline.copy_decisions.len();
     }
     assert!(
         lost > 0 && copied > 0,
@@ -103,15 +103,15 @@ fn the_columns_sum_to_the_time_that_each_job_took() {
 
 #[test]
 fn without_faults_what_ran_was_computing_and_nothing_is_lost() {
-    let (workflow, timeline) = run(7, Faults::default());
-    let ledger = goodput(&workflow, &timeline);
-    let ran: u64 = timeline.executions.iter().map(|e| e.wall_ms).sum();
+    let (workflow, timeline) = run_with_faults(7, Faults::default());
+    let ledger = compute_goodput(&workflow, &build_timeline);
+    let ran: u64 = build_timeline.executions.iter().map(|e| e.wall_ms).sum();
     assert_eq!(ledger.total.computing_ms, ran);
     assert_eq!(ledger.total.lost_ms, 0);
     assert!(ledger.total.copying_ms > 0, "files were sent home");
     assert!(ledger.slot_ms >= ran && ledger.goodput_permille > 0);
-    let sent = timeline.sendings.iter().all(|s| s.bytes.is_some());
-    assert!(sent && !timeline.sendings.is_empty());
+    let sent = build_timeline.extract_attempts.iter().all(|s| s.bytes.is_some());
+    assert!(sent && !timeline.extract_attempts.is_empty());
 }
 
 #[test]
@@ -125,16 +125,16 @@ fn a_job_that_has_all_slots_of_its_node_uses_all_of_it() {
     let (settings, capacity) = (Settings::default(), Space::ZERO);
     let nodes = vec![NodeSpec { capacity, slots: 4 }];
     let faults = Faults::default();
-    let mut world = World::new(1, workflow.clone(), settings.clone(), nodes, faults);
-    assert_eq!(world.run(1_000_000), Outcome::Complete);
-    let header = Header {
+    let mut world = SimulatedCluster::new(1, workflow.clone(), settings.clone(), nodes, faults);
+    assert_eq!(world.run_to_end(1_000_000), Outcome::Complete);
+    let header = JournalHeader {
         run: world.scheduler.run(),
         workflow: workflow.clone(),
         settings,
     };
     let records = world.records;
-    let timeline = timeline(History { header, records });
-    let used = goodput(&workflow, &timeline).goodput_permille;
+    let timeline = build_timeline(History { header, records });
+    let used = compute_goodput(&workflow, &build_timeline).goodput_permille;
     assert!((700..=1_000).contains(&used), "{used} permille");
     assert!(
         timeline

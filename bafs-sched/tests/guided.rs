@@ -2,17 +2,17 @@
 //! and comes to the end of every workflow, whatever happens last.
 
 use bafs_sched::planner::{
-    Advice, Canonical, Choice, Environment, NodeClass, Shape, Strategy, plan,
+    SimulatedPlan, CanonicalWorkload, StrategyChoice, Environment, NodeClass, Shape, Strategy, plan_workload,
 };
-use bafs_sched::sim::study::{Varied, baselines, compare};
-use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation, advise, workflow_of};
+use bafs_sched::sim::study::{StudyVariable, baseline_workloads, compare_strategies};
+use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation, derive_simulated_plan, build_canonical_workflow};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
 const GB: u64 = 1_000_000_000;
 const MB: u64 = 1_000_000;
 
-fn guided(text: &str, nodes: Vec<NodeClass>) -> Run {
-    let canonical = Canonical::parse(text).expect("a workload");
+fn simulate_adaptive(text: &str, nodes: Vec<NodeClass>) -> SimulationResult {
+    let canonical = CanonicalWorkload::parse(text).expect("a workload");
     let environment = Environment {
         nodes,
         home_bytes_per_s: MB,
@@ -20,9 +20,9 @@ fn guided(text: &str, nodes: Vec<NodeClass>) -> Run {
         mtbf_s: None,
         restart_s: 60,
     };
-    let load = Load::Declared { variability_ppm: 0 };
-    let scenario = Scenario::new(environment, Policy::Guided, load, 1);
-    let run = Simulation::new(workflow_of(&canonical), scenario).run();
+    let load = LoadModel::Declared { variability_ppm: 0 };
+    let scenario = Scenario::new(environment, Policy::Adaptive, load, 1);
+    let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
     let run = run.expect("the run ends");
     assert!(run.is_complete(), "{text}: {:?}", run.outcome);
     run
@@ -33,9 +33,9 @@ fn guided(text: &str, nodes: Vec<NodeClass>) -> Run {
 fn few_jobs_are_planned_to_their_end() {
     for (width, depth) in [(1, 1), (3, 2), (5, 3), (20, 1)] {
         let text = format!("width={width},depth={depth},batch=1MB,private=1MB,run=10s");
-        let run = guided(&text, vec![NodeClass::new(2, 1, 10 * GB)]);
+        let run = simulate_adaptive(&text, vec![NodeClass::new(2, 1, 10 * GB)]);
         assert_eq!(run.executions, width * depth, "{text}");
-        assert_eq!(run.followed.len(), 1, "{text}: {:?}", run.followed);
+        assert_eq!(run.strategy_changes.len(), 1, "{text}: {:?}", run.strategy_changes);
     }
 }
 
@@ -57,11 +57,11 @@ fn one_large_volume_does_not_count_for_all_that_is_left() {
     let environment = Environment {
         nodes: vec![NodeClass::new(4, 4, 120 * GB)],
         local_bytes_per_s: 100 * GB,
-        ..on_one_node().0
+        ..one_node_case().0
     };
-    let shape = Shape::of(&workflow, 0.0);
+    let shape = Shape::from_workflow(&workflow, 0.0);
     let less = |strategy: Strategy, width| {
-        let allocation = strategy.allocate(&shape.with_width(width), &environment);
+        let allocation = strategy.plan_allocation(&shape.with_width(width), &environment);
         (allocation.is_possible(), allocation.required_bytes)
     };
     let gb = u128::from(GB);
@@ -69,12 +69,12 @@ fn one_large_volume_does_not_count_for_all_that_is_left() {
     assert_eq!(less(Strategy::All, 93), (true, 199 * gb), "at most");
     assert_eq!(less(Strategy::AllPrivate, 1), (true, 100 * gb));
     assert_eq!(less(Strategy::All, 101), (false, 10_100 * gb), "not known");
-    let load = Load::Declared { variability_ppm: 0 };
-    let scenario = Scenario::new(environment, Policy::Guided, load, 1);
+    let load = LoadModel::Declared { variability_ppm: 0 };
+    let scenario = Scenario::new(environment, Policy::Adaptive, load, 1);
     let run = Simulation::new(workflow, scenario).run();
     let run = run.expect("the run ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
-    let followed = run.followed.iter().map(|followed| followed.strategy);
+    let followed = run.strategy_changes.iter().map(|followed| followed.strategy);
     assert_eq!(followed.collect::<Vec<_>>(), [Some(Strategy::All)]);
     assert!(run.elapsed_us < 8_000_000_000, "sixteen at once: {run:?}");
 }
@@ -85,15 +85,15 @@ fn a_node_that_leaves_while_the_last_file_is_sent_is_not_planned_for() {
     let text = "width=17,depth=1,batch=0B,private=100MB,run=10s";
     let nodes = |until_s| {
         let leaving = NodeClass {
-            until_s,
+            departure_s: until_s,
             ..NodeClass::new(1, 1, 0)
         };
         vec![NodeClass::new(1, 1, 10 * GB), leaving]
     };
-    let calm = guided(text, nodes(None));
+    let calm = simulate_adaptive(text, nodes(None));
     // The last file takes 100 s at least.
     let leaves_s = calm.elapsed_us / 1_000_000 - 50;
-    let run = guided(text, nodes(Some(leaves_s)));
+    let run = simulate_adaptive(text, nodes(Some(leaves_s)));
     assert_eq!(run.elapsed_us, calm.elapsed_us);
 }
 
@@ -101,40 +101,40 @@ fn a_node_that_leaves_while_the_last_file_is_sent_is_not_planned_for() {
 /// begun with.
 #[test]
 fn a_run_begins_with_what_was_simulated_not_with_what_the_model_believes() {
-    let (_, base) = baselines()
+    let (_, base) = baseline_workloads()
         .into_iter()
         .find(|(name, _)| *name == "private")
         .expect("a baseline");
-    let point = Varied::HomeRate.point(&base, 4, 6);
-    let compared = compare(&point, 1).expect("runs that end");
+    let point = StudyVariable::HomeRate.point(&base, 4, 6);
+    let compared = compare_strategies(&point, 1).expect("runs that end");
     let of = |strategy| {
         let timed = compared
-            .timed
+            .times
             .iter()
             .find(|it| Some(it.strategy) == strategy);
         timed.and_then(|it| it.simulated_s).expect("an end")
     };
-    let ends = compared.timed.iter().filter_map(|it| it.simulated_s);
+    let ends = compared.times.iter().filter_map(|it| it.simulated_s);
     let best_s = ends.min_by(f64::total_cmp).expect("a strategy");
-    let guided_s = compared.guided_s.expect("an end");
-    assert!(of(compared.chosen) > 1.3 * best_s, "{compared:?}");
+    let guided_s = compared.adaptive_s.expect("an end");
+    assert!(of(compared.model_choice) > 1.3 * best_s, "{compared:?}");
     assert!(guided_s < 1.01 * best_s, "{compared:?}");
 }
 
 /// A run that is told what was simulated of the workload and follows that to its end; answers what
 /// it followed as well.
-fn keeps_to_advice(text: &str, environment: &Environment, load: &Load) -> (Strategy, Run) {
-    let canonical = Canonical::parse(text).expect("a workload");
-    let workflow = workflow_of(&canonical);
-    let advice = advise(&workflow, canonical.variability, environment, load);
+fn assert_follows_plan(text: &str, environment: &Environment, load: &LoadModel) -> (Strategy, SimulationResult) {
+    let canonical = CanonicalWorkload::parse(text).expect("a workload");
+    let workflow = build_canonical_workflow(&canonical);
+    let advice = derive_simulated_plan(&workflow, canonical.variability, environment, load);
     let advice = advice.expect("runs that end").expect("some were simulated");
     let advised = advice.strategy;
-    let mut scenario = Scenario::new(environment.clone(), Policy::Guided, load.clone(), 1);
-    scenario.advice = Some(advice);
+    let mut scenario = Scenario::new(environment.clone(), Policy::Adaptive, load.clone(), 1);
+    scenario.simulated_plan = Some(advice);
     let run = Simulation::new(workflow, scenario).run();
     let run = run.expect("the run ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
-    let followed = run.followed.iter().map(|followed| followed.strategy);
+    let followed = run.strategy_changes.iter().map(|followed| followed.strategy);
     assert_eq!(followed.collect::<Vec<_>>(), [Some(advised)]);
     (advised, run)
 }
@@ -150,10 +150,10 @@ fn where_nodes_fail_a_run_keeps_to_what_was_simulated() {
         mtbf_s: Some(2_000),
         restart_s: 60,
     };
-    let load = Load::Declared {
+    let load = LoadModel::Declared {
         variability_ppm: 100_000,
     };
-    let (_, run) = keeps_to_advice(text, &environment, &load);
+    let (_, run) = assert_follows_plan(text, &environment, &load);
     assert!(run.failures > 10, "{} nodes failed", run.failures);
 }
 
@@ -163,18 +163,18 @@ fn where_nodes_fail_a_run_keeps_to_what_was_simulated() {
 fn nodes_that_come_later_are_those_that_were_simulated() {
     let text = "width=100,depth=2,batch=20GB,private=0.5GB,run=100s";
     let later = |count, gb| NodeClass {
-        from_s: 7_200,
-        until_s: Some(9 * 3_600),
+        arrival_s: 7_200,
+        departure_s: Some(9 * 3_600),
         ..NodeClass::new(count, 2, gb * GB)
     };
     let environment = Environment {
         nodes: vec![NodeClass::new(5, 2, 3 * GB), later(5, 8), later(20, 3)],
         home_bytes_per_s: 50 * MB,
         local_bytes_per_s: 100 * MB,
-        ..on_one_node().0
+        ..one_node_case().0
     };
-    let load = Load::Declared { variability_ppm: 0 };
-    let (advised, _) = keeps_to_advice(text, &environment, &load);
+    let load = LoadModel::Declared { variability_ppm: 0 };
+    let (advised, _) = assert_follows_plan(text, &environment, &load);
     assert_eq!(advised, Strategy::Need);
 }
 
@@ -184,7 +184,7 @@ fn nodes_that_come_later_are_those_that_were_simulated() {
 fn a_run_keeps_to_what_was_simulated_while_nodes_leave() {
     let text = "width=100,depth=3,batch=30GB,private=2GB,run=1000s";
     let leaving = |at: u64| NodeClass {
-        until_s: Some(10_800 + 20 * at),
+        departure_s: Some(10_800 + 20 * at),
         ..NodeClass::new(1, 2, 30 * GB)
     };
     let mut nodes: Vec<NodeClass> = (0..10).map(leaving).collect();
@@ -193,12 +193,12 @@ fn a_run_keeps_to_what_was_simulated_while_nodes_leave() {
         nodes,
         home_bytes_per_s: 100 * MB,
         local_bytes_per_s: 100 * MB,
-        ..on_one_node().0
+        ..one_node_case().0
     };
-    let load = Load::Declared { variability_ppm: 0 };
-    let (advised, guided) = keeps_to_advice(text, &environment, &load);
+    let load = LoadModel::Declared { variability_ppm: 0 };
+    let (advised, guided) = assert_follows_plan(text, &environment, &load);
     assert_eq!(advised, Strategy::AllBatch);
-    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
+    let workflow = build_canonical_workflow(&CanonicalWorkload::parse(text).expect("a workload"));
     let scenario = Scenario::new(environment, Policy::Strategy(advised), load, 1);
     let simulated = Simulation::new(workflow, scenario).run();
     let simulated = simulated.expect("the run ends");
@@ -207,7 +207,7 @@ fn a_run_keeps_to_what_was_simulated_while_nodes_leave() {
 
 /// A large volume and a large database, on a node that holds either, and a small volume of its own
 /// for the job that needs the database.
-fn either_or(small: &str, runtime: &str) -> Workflow {
+fn volume_or_database(small: &str, runtime: &str) -> Workflow {
     let text = format!(
         "volume db cache bafs://home/db 8 GB\nvolume v scratch 8 GB\nvolume s scratch {small}\n\
          volume t scratch 1 MB\n\
@@ -224,7 +224,7 @@ fn either_or(small: &str, runtime: &str) -> Workflow {
         .workflow
 }
 
-fn on_one_node() -> (Environment, Load) {
+fn one_node_case() -> (Environment, LoadModel) {
     let environment = Environment {
         nodes: vec![NodeClass::new(1, 1, 10 * GB)],
         home_bytes_per_s: MB,
@@ -232,35 +232,35 @@ fn on_one_node() -> (Environment, Load) {
         mtbf_s: None,
         restart_s: 60,
     };
-    (environment, Load::Declared { variability_ppm: 0 })
+    (environment, LoadModel::Declared { variability_ppm: 0 })
 }
 
 /// By the sum of bytes nothing fits, not even no plan; that was simulated, and it does.
 #[test]
 fn no_plan_is_followed_when_that_is_what_was_simulated() {
-    let (environment, load) = on_one_node();
-    let workflow = either_or("1 MB", "runtime = 60 s");
-    let advice = advise(&workflow, 0.0, &environment, &load).expect("runs that end");
+    let (environment, load) = one_node_case();
+    let workflow = volume_or_database("1 MB", "runtime = 60 s");
+    let advice = derive_simulated_plan(&workflow, 0.0, &environment, &load).expect("runs that end");
     assert_eq!(advice.as_ref().map(|it| it.strategy), Some(Strategy::Need));
-    let mut scenario = Scenario::new(environment, Policy::Guided, load, 1);
-    scenario.advice = advice;
+    let mut scenario = Scenario::new(environment, Policy::Adaptive, load, 1);
+    scenario.simulated_plan = advice;
     let run = Simulation::new(workflow, scenario).run();
     let run = run.expect("the run ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
-    let followed = run.followed.iter().map(|followed| followed.strategy);
+    let followed = run.strategy_changes.iter().map(|followed| followed.strategy);
     assert_eq!(followed.collect::<Vec<_>>(), [Some(Strategy::Need)]);
 }
 
 #[test]
 fn little_that_nobody_knows_does_not_hinder_a_simulation() {
-    let (mut environment, load) = on_one_node();
+    let (mut environment, load) = one_node_case();
     environment.nodes[0].storage_bytes = 100 * GB;
     let is_advised = |workflow: &Workflow| {
-        let advice = advise(workflow, 0.0, &environment, &load);
+        let advice = derive_simulated_plan(workflow, 0.0, &environment, &load);
         advice.expect("runs that end").is_some()
     };
-    assert!(is_advised(&either_or("unknown", "")), "one of each");
-    let mut workflow = either_or("1 MB", "");
+    assert!(is_advised(&volume_or_database("unknown", "")), "one of each");
+    let mut workflow = volume_or_database("1 MB", "");
     workflow.jobs[1].runtime_s = None;
     assert!(!is_advised(&workflow), "two of four");
 }
@@ -270,7 +270,7 @@ fn little_that_nobody_knows_does_not_hinder_a_simulation() {
 #[test]
 fn nodes_that_will_be_back_are_no_reason_to_plan_again() {
     let text = "width=100,depth=2,batch=4GB,private=0.1GB,run=600s,var=0.1";
-    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
+    let workflow = build_canonical_workflow(&CanonicalWorkload::parse(text).expect("a workload"));
     let environment = Environment {
         nodes: vec![NodeClass::new(10, 1, 2 * GB)],
         home_bytes_per_s: MB,
@@ -278,15 +278,15 @@ fn nodes_that_will_be_back_are_no_reason_to_plan_again() {
         mtbf_s: Some(600),
         restart_s: 60,
     };
-    let load = Load::Declared {
+    let load = LoadModel::Declared {
         variability_ppm: 100_000,
     };
-    let scenario = Scenario::new(environment, Policy::Guided, load, 1);
+    let scenario = Scenario::new(environment, Policy::Adaptive, load, 1);
     let run = Simulation::new(workflow, scenario).run();
     let run = run.expect("the run ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
     assert!(run.failures > 20, "{} nodes failed", run.failures);
-    assert!(run.followed.len() < 4, "{:?}", run.followed);
+    assert!(run.strategy_changes.len() < 4, "{:?}", run.strategy_changes);
 }
 
 /// Sixteen searches and a job that waits for all of them: order connects them, no data do.
@@ -312,14 +312,14 @@ fn a_last_job_that_shares_no_volume_does_not_make_the_others_take_turns() {
         mtbf_s: None,
         restart_s: 60,
     };
-    let planned = plan(Shape::of(&workflow, 0.0), &environment);
+    let planned = plan_workload(Shape::from_workflow(&workflow, 0.0), &environment);
     let possible = planned.candidates.iter().map(|it| &it.allocation);
     let possible = possible.filter(|it| it.is_possible() && it.strategy != Strategy::Remote);
     let possible: Vec<Strategy> = possible.map(|it| it.strategy).collect();
     assert!(possible.len() > 4, "{possible:?}");
     let policies = possible.into_iter().map(Policy::from);
-    for policy in policies.chain([Policy::Guided]) {
-        let load = Load::Declared { variability_ppm: 0 };
+    for policy in policies.chain([Policy::Adaptive]) {
+        let load = LoadModel::Declared { variability_ppm: 0 };
         let scenario = Scenario::new(environment.clone(), policy, load, 1);
         let run = Simulation::new(workflow.clone(), scenario).run();
         let run = run.expect("the run ends");
@@ -332,9 +332,9 @@ fn a_last_job_that_shares_no_volume_does_not_make_the_others_take_turns() {
 #[test]
 fn what_was_simulated_is_left_when_it_does_not_fit_any_more() {
     let text = "width=155,depth=3,batch=1GB,private=1GB,run=500s";
-    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
+    let workflow = build_canonical_workflow(&CanonicalWorkload::parse(text).expect("a workload"));
     let leaving = NodeClass {
-        until_s: Some(300),
+        departure_s: Some(300),
         ..NodeClass::new(1, 1, 8 * GB)
     };
     let environment = Environment {
@@ -344,21 +344,21 @@ fn what_was_simulated_is_left_when_it_does_not_fit_any_more() {
         mtbf_s: Some(1_000_000),
         restart_s: 60,
     };
-    let mut planned = plan(Shape::of(&workflow, 0.0), &environment);
-    planned.choice = planned.choice.map(|choice| Choice {
+    let mut planned = plan_workload(Shape::from_workflow(&workflow, 0.0), &environment);
+    planned.choice = planned.choice.map(|choice| StrategyChoice {
         strategy: Strategy::Slice,
         ..choice
     });
-    let load = Load::Declared { variability_ppm: 0 };
-    let mut scenario = Scenario::new(environment.clone(), Policy::Guided, load, 1);
+    let load = LoadModel::Declared { variability_ppm: 0 };
+    let mut scenario = Scenario::new(environment.clone(), Policy::Adaptive, load, 1);
     let mut staying = environment.clone();
-    staying.nodes[1].until_s = None;
-    scenario.advice = Advice::new(&planned, &staying, |_| Some(1.0));
+    staying.nodes[1].departure_s = None;
+    scenario.simulated_plan = SimulatedPlan::new(&planned, &staying, |_| Some(1.0));
     let run = Simulation::new(workflow, scenario).run().expect("an end");
     assert!(run.is_complete(), "{:?}", run.outcome);
-    let followed: Vec<_> = run.followed.iter().map(|it| it.strategy).collect();
+    let followed: Vec<_> = run.strategy_changes.iter().map(|it| it.strategy).collect();
     assert_eq!(followed.first(), Some(&Some(Strategy::Slice)));
-    assert!(followed.len() > 1, "{:?}", run.followed);
+    assert!(followed.len() > 1, "{:?}", run.strategy_changes);
 }
 
 /// What nobody declares counts as empty, however much room the scheduler makes up for it.
@@ -376,7 +376,7 @@ fn volumes_of_unknown_size_take_no_time_in_the_simulator() {
         mtbf_s: None,
         restart_s: 60,
     };
-    let load = Load::Declared { variability_ppm: 0 };
+    let load = LoadModel::Declared { variability_ppm: 0 };
     let scenario = Scenario::new(environment, Policy::Need, load, 1);
     let run = Simulation::new(workflow.workflow, scenario).run();
     let run = run.expect("the run ends");

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use bafs_proto::ErrorCode;
 use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
-use bafs_sched::io::journal::{Header, Journal, MAGIC, Record, read};
+use bafs_sched::io::journal::{JournalHeader, Journal, JOURNAL_MAGIC, JournalRecord, read_history};
 use bafs_sched::io::steer;
-use bafs_sched::logic::{Action, Event, Outcome, Scheduler, Settings, Space, Wish};
+use bafs_sched::logic::{Action, Event, Outcome, Scheduler, Settings, Space, UserCommand};
 use bafs_sched::workflow::{Workflow, parse_workflow};
-use bafs_sched::world::{Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
 
-const TEXT: &str = "
+const JOURNAL_WORKFLOW: &str = "
 volume b bafs://home/data 1 MB
 volume p scratch 1 MB
 job a {
@@ -27,21 +27,21 @@ mount p c /scratch
 extract p x bafs://home/x
 ";
 
-fn workflow() -> Workflow {
-    parse_workflow("w.bafs", TEXT, &|path| Err(path.to_owned()))
+fn journal_workflow() -> Workflow {
+    parse_workflow("w.bafs", JOURNAL_WORKFLOW, &|path| Err(path.to_owned()))
         .expect("it parses")
         .workflow
 }
 
-fn header() -> Header {
-    Header {
+fn journal_header() -> JournalHeader {
+    JournalHeader {
         run: RunId(7),
-        workflow: workflow(),
+        workflow: journal_workflow(),
         settings: Settings::default(),
     }
 }
 
-fn records() -> Vec<Record> {
+fn journal_records() -> Vec<JournalRecord> {
     let spec = NodeSpec {
         capacity: Space {
             bytes: 10_000_000,
@@ -50,37 +50,37 @@ fn records() -> Vec<Record> {
         slots: 1,
     };
     let nodes = vec![spec.clone(), spec];
-    let mut world = World::new(7, workflow(), Settings::default(), nodes, Faults::default());
-    assert_eq!(world.run(100_000), Outcome::Complete);
+    let mut world = SimulatedCluster::new(7, journal_workflow(), Settings::default(), nodes, Faults::default());
+    assert_eq!(world.run_to_end(100_000), Outcome::Complete);
     world.records
 }
 
 #[test]
 fn journals_are_readable_by_their_owners_alone() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
-    let (_directory, path) = scratch();
+    let (_directory, path) = temporary_journal();
     let mode = |path: &Path| std::fs::metadata(path).expect("it is there").mode() & 0o777;
-    drop(Journal::open(&path, header).expect("open"));
+    drop(Journal::open(&path, journal_header).expect("open"));
     assert_eq!(mode(&path), 0o600);
     // One of an earlier version, which is continued.
     let open = std::fs::Permissions::from_mode(0o644);
     std::fs::set_permissions(&path, open).expect("chmod");
-    drop(Journal::open(&path, header).expect("open again"));
+    drop(Journal::open(&path, journal_header).expect("open again"));
     assert_eq!(mode(&path), 0o600);
-    let job = steer::find(&header().workflow, "a").expect("a job");
-    steer::tell(&path, &header(), Wish::Cancel { job }).expect("told");
-    assert_eq!(mode(&steer::path(&path)), 0o600);
+    let job = steer::find_job(&journal_header().workflow, "a").expect("a job");
+    steer::send_command(&path, &journal_header(), UserCommand::Cancel { job }).expect("told");
+    assert_eq!(mode(&steer::command_path(&path)), 0o600);
 }
 
-fn scratch() -> (tempfile::TempDir, PathBuf) {
+fn temporary_journal() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("run.journal");
     (directory, path)
 }
 
-fn write(path: &Path, records: &[Record]) -> Vec<u8> {
-    let (mut journal, history) = Journal::open(path, header).expect("open");
-    assert_eq!(history.header, header());
+fn write_journal(path: &Path, records: &[JournalRecord]) -> Vec<u8> {
+    let (mut journal, history) = Journal::open(path, journal_header).expect("open");
+    assert_eq!(history.header, journal_header());
     for record in records {
         journal
             .append(std::slice::from_ref(record))
@@ -89,8 +89,8 @@ fn write(path: &Path, records: &[Record]) -> Vec<u8> {
     std::fs::read(path).expect("read")
 }
 
-fn replay(records: &[Record]) -> Scheduler {
-    let mut scheduler = Scheduler::new(RunId(7), workflow(), Settings::default());
+fn replay_records(records: &[JournalRecord]) -> Scheduler {
+    let mut scheduler = Scheduler::new(RunId(7), journal_workflow(), Settings::default());
     for (now, event) in records {
         scheduler.step(*now, event.clone(), &mut Vec::new());
         scheduler.check();
@@ -98,25 +98,25 @@ fn replay(records: &[Record]) -> Scheduler {
     scheduler
 }
 
-fn code(path: &Path) -> ErrorCode {
-    Journal::open(path, header)
+fn open_error_code(path: &Path) -> ErrorCode {
+    Journal::open(path, journal_header)
         .expect_err("must be refused")
         .code
 }
 
 #[test]
 fn a_cut_at_any_byte_keeps_every_whole_record() {
-    let (_directory, path) = scratch();
-    let records = records();
-    let whole = write(&path, &records);
+    let (_directory, path) = temporary_journal();
+    let records = journal_records();
+    let whole = write_journal(&path, &records);
     let empty = {
-        let (_directory, path) = scratch();
-        write(&path, &[]).len()
+        let (_directory, path) = temporary_journal();
+        write_journal(&path, &[]).len()
     };
     let mut seen = 0;
     for length in empty..=whole.len() {
         std::fs::write(&path, &whole[..length]).expect("write");
-        let (mut journal, history) = Journal::open(&path, header).expect("open");
+        let (mut journal, history) = Journal::open(&path, journal_header).expect("open");
         let kept = history.records.len();
         assert!(kept >= seen, "a longer journal never tells less");
         assert_eq!(history.records, records[..kept]);
@@ -125,36 +125,36 @@ fn a_cut_at_any_byte_keeps_every_whole_record() {
         let next = (Time(9), Event::Tick);
         journal.append(std::slice::from_ref(&next)).expect("append");
         drop(journal);
-        assert_eq!(read(&path).expect("read").records.last(), Some(&next));
+        assert_eq!(read_history(&path).expect("read").records.last(), Some(&next));
     }
     assert_eq!(seen, records.len());
 }
 
 #[test]
 fn a_wrong_byte_in_the_middle_is_damage_and_at_the_end_a_tear() {
-    let (_directory, path) = scratch();
-    let records = records();
-    let whole = write(&path, &records);
+    let (_directory, path) = temporary_journal();
+    let records = journal_records();
+    let whole = write_journal(&path, &records);
     let header_end = {
-        let (_directory, path) = scratch();
-        write(&path, &[]).len()
+        let (_directory, path) = temporary_journal();
+        write_journal(&path, &[]).len()
     };
     let last = {
-        let (_directory, path) = scratch();
-        write(&path, &records[..records.len() - 1]).len()
+        let (_directory, path) = temporary_journal();
+        write_journal(&path, &records[..records.len() - 1]).len()
     };
-    for at in (MAGIC.len()..whole.len()).step_by(7) {
+    for at in (JOURNAL_MAGIC.len()..whole.len()).step_by(7) {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x10;
         std::fs::write(&path, &bytes).expect("write");
         if at < last {
             assert_eq!(
-                code(&path),
+                open_error_code(&path),
                 ErrorCode::Malformed,
                 "byte {at}, header ends {header_end}"
             );
         } else {
-            let (_, history) = Journal::open(&path, header).expect("a torn end is cut off");
+            let (_, history) = Journal::open(&path, journal_header).expect("a torn end is cut off");
             assert_eq!(history.records, records[..records.len() - 1]);
         }
     }
@@ -162,35 +162,35 @@ fn a_wrong_byte_in_the_middle_is_damage_and_at_the_end_a_tear() {
 
 #[test]
 fn other_files_versions_and_schedulers_are_refused() {
-    let (_directory, path) = scratch();
+    let (_directory, path) = temporary_journal();
     std::fs::write(&path, b"bafs-journal 1\n").expect("write");
-    assert_eq!(code(&path), ErrorCode::VersionMismatch);
+    assert_eq!(open_error_code(&path), ErrorCode::VersionMismatch);
     std::fs::write(&path, b"#!/bin/sh\n").expect("write");
-    assert_eq!(code(&path), ErrorCode::Malformed);
+    assert_eq!(open_error_code(&path), ErrorCode::Malformed);
     std::fs::remove_file(&path).expect("remove");
-    let (_held, _) = Journal::open(&path, header).expect("open");
-    assert_eq!(code(&path), ErrorCode::Conflict);
+    let (_held, _) = Journal::open(&path, journal_header).expect("open");
+    assert_eq!(open_error_code(&path), ErrorCode::Conflict);
 }
 
 /// A scheduler that is killed between any two facts does the rest as one that was not: what it
 /// takes up again is what it had asked for and not heard of.
 #[test]
 fn a_kill_at_any_record_loses_no_action() {
-    let records = records();
+    let records = journal_records();
     for kept in 0..=records.len() {
         let mut open: Vec<Action> = Vec::new();
-        let mut scheduler = Scheduler::new(RunId(7), workflow(), Settings::default());
+        let mut scheduler = Scheduler::new(RunId(7), journal_workflow(), Settings::default());
         for (now, event) in &records[..kept] {
             let mut actions = Vec::new();
             scheduler.step(*now, event.clone(), &mut actions);
             // What is not answered is asked after the next reader.
-            let is_asked_again = |action: &Action| matches!(action, Action::LookAtCache { .. });
+            let is_asked_again = |action: &Action| matches!(action, Action::InspectCache { .. });
             open.extend(actions.into_iter().filter(|it| !is_asked_again(it)));
-            open.retain(|action| !answers(event, action));
+            open.retain(|action| !is_answer_to(event, action));
         }
-        let again = replay(&records[..kept]);
+        let again = replay_records(&records[..kept]);
         assert!(again == scheduler, "after {kept} records");
-        let outstanding = again.outstanding();
+        let outstanding = again.outstanding_actions();
         for action in &open {
             assert!(
                 outstanding.contains(action),
@@ -205,7 +205,7 @@ fn a_kill_at_any_record_loses_no_action() {
     }
 }
 
-fn answers(event: &Event, action: &Action) -> bool {
+fn is_answer_to(event: &Event, action: &Action) -> bool {
     match (event, action) {
         (Event::VolumeCreated { volume }, Action::CreateVolume { id, .. })
         | (Event::VolumeDeleted { volume }, Action::DeleteVolume { id, .. }) => volume == id,
@@ -219,7 +219,7 @@ fn answers(event: &Event, action: &Action) -> bool {
 fn a_misspelt_directory_begins_no_new_run_and_old_drafts_go() {
     let directory = tempfile::tempdir().expect("a directory");
     let missing = directory.path().join("misspelt");
-    let error = Journal::open(&missing.join("w.bafs.journal"), header).expect_err("refused");
+    let error = Journal::open(&missing.join("w.bafs.journal"), journal_header).expect_err("refused");
     assert!(error.detail.contains("there is no directory"), "{error}");
     assert!(!missing.exists());
     let draft = |run: u64| {
@@ -231,26 +231,26 @@ fn a_misspelt_directory_begins_no_new_run_and_old_drafts_go() {
     let long_ago = std::time::SystemTime::UNIX_EPOCH;
     old.set_modified(long_ago).expect("its time");
     std::fs::File::create(draft(2)).expect("a draft of another scheduler");
-    Journal::open(&directory.path().join("w.bafs.journal"), header).expect("a journal");
+    Journal::open(&directory.path().join("w.bafs.journal"), journal_header).expect("a journal");
     assert!(!draft(1).exists(), "it was left for ever");
     assert!(draft(2).exists(), "its scheduler may write it now");
 }
 
 #[test]
 fn of_two_that_begin_at_once_one_has_the_journal_and_the_other_is_told() {
-    let (_directory, path) = scratch();
+    let (_directory, path) = temporary_journal();
     let mut first = None;
     let second = Journal::open(&path, || {
         // The other begins, and is faster, after this one saw that there is no journal.
-        first = Some(Journal::open(&path, header).expect("nobody has it"));
+        first = Some(Journal::open(&path, journal_header).expect("nobody has it"));
         let run = RunId(8);
-        Header { run, ..header() }
+        JournalHeader { run, ..journal_header() }
     });
     assert_eq!(second.expect_err("it is taken").code, ErrorCode::Conflict);
     let (mut journal, _) = first.expect("it began");
-    journal.append(&records()[..1]).expect("append");
+    journal.append(&journal_records()[..1]).expect("append");
     drop(journal);
-    let (_, history) = Journal::open(&path, header).expect("open");
+    let (_, history) = Journal::open(&path, journal_header).expect("open");
     assert_eq!(history.header.run, RunId(7));
     assert_eq!(history.records.len(), 1, "what was noted is in the file");
     let left = std::fs::read_dir(path.parent().expect("a directory")).expect("list");

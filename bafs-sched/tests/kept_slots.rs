@@ -4,26 +4,26 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
-use bafs_sched::world::workflow;
+use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
+use bafs_sched::world::parse_workflow_text;
 
 const MB: u64 = 1_000_000;
 
 /// Pipelines of two jobs on one node with two slots: all first jobs read one cache, all second ones
 /// another. Beside the node is one that takes copies.
-struct Pipelines {
+struct TwoLevelPipelines {
     scheduler: Scheduler,
     now: u64,
     /// Copies that were asked for, in their order.
     copies: Vec<VolumeId>,
     /// Jobs that began, in their order.
-    begun: Vec<(String, ExecutionId)>,
+    started_jobs: Vec<(String, ExecutionId)>,
     /// Volumes that were asked for, in their order.
-    made: Vec<String>,
+    created_volumes: Vec<String>,
 }
 
-impl Pipelines {
-    fn begin() -> Self {
+impl TwoLevelPipelines {
+    fn start_run() -> Self {
         let mut text = String::new();
         for stage in 0..2 {
             text += &format!("volume c{stage} cache bafs://home/c{stage} 40 MB files 9\n");
@@ -39,11 +39,11 @@ impl Pipelines {
             text += &format!("parent {v}0 child {v}1\n");
         }
         let mut pipelines = Self {
-            scheduler: Scheduler::new(RunId(0), workflow(&text), Settings::default()),
+            scheduler: Scheduler::new(RunId(0), parse_workflow_text(&text), Settings::default()),
             now: 0,
             copies: Vec::new(),
-            begun: Vec::new(),
-            made: Vec::new(),
+            started_jobs: Vec::new(),
+            created_volumes: Vec::new(),
         };
         let node = |id, megabytes, slots| {
             let capacity = Space {
@@ -51,17 +51,17 @@ impl Pipelines {
                 files: 1_000,
             };
             let group = format!("g{id}");
-            NodeSeen {
+            NodeInfo {
                 group,
-                ..NodeSeen::alone(ServerId(id), capacity, slots)
+                ..NodeInfo::single_group(ServerId(id), capacity, slots)
             }
         };
-        pipelines.step(Event::seen(vec![node(1, 130, 2), node(2, 100, 0)]));
+        pipelines.apply_event(Event::nodes_listed(vec![node(1, 130, 2), node(2, 100, 0)]));
         pipelines
     }
 
     /// Tells a fact, and that whatever follows is made; copies stay under way.
-    fn step(&mut self, event: Event) {
+    fn apply_event(&mut self, event: Event) {
         let mut due = vec![event];
         while let Some(event) = due.pop() {
             self.now += 1;
@@ -72,13 +72,13 @@ impl Pipelines {
                 match action {
                     Action::CreateVolume { id, volume, .. } => {
                         let name = &self.scheduler.workflow().volume(volume).name;
-                        self.made.push(name.clone());
+                        self.created_volumes.push(name.clone());
                         due.push(Event::VolumeCreated { volume: id });
                     }
                     Action::CopyVolume { id, .. } => self.copies.push(id),
                     Action::StartJob { execution, job, .. } => {
                         let name = self.scheduler.workflow().job(job).name.clone();
-                        self.begun.push((name, execution));
+                        self.started_jobs.push((name, execution));
                         due.push(Event::JobStarted { execution });
                     }
                     _ => {}
@@ -87,8 +87,8 @@ impl Pipelines {
         }
     }
 
-    fn ends(&mut self, job: &str) {
-        let mut begun = self.begun.iter();
+    fn end_job(&mut self, job: &str) {
+        let mut begun = self.started_jobs.iter();
         let execution = begun.find(|(name, _)| name == job).expect("it began").1;
         let used = VolumeUse {
             name: job[..1].to_owned(),
@@ -104,7 +104,7 @@ impl Pipelines {
             volumes: vec![used],
         };
         self.now += 60_000;
-        self.step(Event::JobEnded { execution, report });
+        self.apply_event(Event::JobEnded { execution, report });
     }
 }
 
@@ -112,23 +112,23 @@ impl Pipelines {
 /// those that need less and may not have the slot; and the cache that they read would go unread.
 #[test]
 fn no_cache_is_made_for_a_slot_that_is_kept() {
-    let mut pipelines = Pipelines::begin();
-    assert_eq!(pipelines.made, ["u", "c0", "w"]);
-    pipelines.ends("u0");
+    let mut pipelines = TwoLevelPipelines::start_run();
+    assert_eq!(pipelines.created_volumes, ["u", "c0", "w"]);
+    pipelines.end_job("u0");
     assert_eq!(
         pipelines.copies.len(),
         1,
         "the first tells what copies cost"
     );
-    pipelines.ends("w0");
-    assert_eq!(pipelines.made, ["u", "c0", "w", "x"], "one slot is kept");
+    pipelines.end_job("w0");
+    assert_eq!(pipelines.created_volumes, ["u", "c0", "w", "x"], "one slot is kept");
     // The first copy tells that others are worth it.
     while let Some(volume) = pipelines.copies.pop() {
-        pipelines.step(Event::VolumeCopied {
+        pipelines.apply_event(Event::VolumeCopied {
             volume,
             received_bytes: MB,
         });
     }
-    let names: Vec<_> = pipelines.begun.iter().map(|(name, _)| &**name).collect();
+    let names: Vec<_> = pipelines.started_jobs.iter().map(|(name, _)| &**name).collect();
     assert_eq!(names[2..], ["x0", "y0"]);
 }

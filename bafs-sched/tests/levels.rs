@@ -1,25 +1,25 @@
 //! The simulator's caches against arithmetic: what the thesis checks its own by (its figure A.3).
 
-use bafs_sched::logic::Order;
+use bafs_sched::logic::JobStartOrder;
 use bafs_sched::past::from_csv;
-use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy, predict};
+use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy, predict_time};
 use bafs_sched::sim::{
-    JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation, workflow_of,
+    JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, SimulationResult, Scenario, Simulation, build_canonical_workflow,
 };
 use bafs_sched::workflow::Workflow;
-use bafs_sched::world::workflow;
+use bafs_sched::world::parse_workflow_text;
 
 const MB: u64 = 1_000_000;
 
 /// Rates of memory, disk, a node's link and the link to home, in bytes per second.
 const RATES: [u64; 4] = [1_000 * MB, 50 * MB, 12 * MB, MB];
 /// Memory of a node, and the two nodes' space for the cache together, in bytes.
-const MEMORY: u64 = 100 * MB;
-const DISKS: u64 = 400 * MB;
+const MEMORY_BYTES: u64 = 100 * MB;
+const CACHE_BYTES: u64 = 400 * MB;
 
 /// Jobs that read data through a cache of this size, `rows` one after the other on each of `nodes`
 /// nodes.
-fn scans(nodes: u32, rows: u32, cache_bytes: u64, policy: &str) -> Workflow {
+fn scan_workflow(nodes: u32, rows: u32, cache_bytes: u64, policy: &str) -> Workflow {
     let mut text = format!("volume b cache bafs://home/b {cache_bytes} B {policy}\n");
     for column in 0..nodes {
         for row in 0..rows {
@@ -33,17 +33,17 @@ fn scans(nodes: u32, rows: u32, cache_bytes: u64, policy: &str) -> Workflow {
             }
         }
     }
-    workflow(&text)
+    parse_workflow_text(&text)
 }
 
 /// How long all jobs take when each reads so many bytes.
-fn seconds(workflow: Workflow, bytes: u64, environment: Environment, policy: Policy) -> f64 {
+fn simulate_seconds(workflow: Workflow, bytes: u64, environment: Environment, policy: Policy) -> f64 {
     let jobs = vec![bytes; workflow.jobs.len()];
-    scanned(workflow, &jobs, environment, policy).seconds()
+    simulate_scans(parse_workflow_text, &jobs, environment, policy).seconds()
 }
 
 /// A run of jobs that each read so many bytes.
-fn scanned(workflow: Workflow, bytes: &[u64], environment: Environment, policy: Policy) -> Run {
+fn simulate_scans(workflow: Workflow, bytes: &[u64], environment: Environment, policy: Policy) -> SimulationResult {
     let job = |read_bytes: &u64| JobLoad {
         compute_us: 0,
         mounts: vec![MountLoad {
@@ -51,25 +51,25 @@ fn scanned(workflow: Workflow, bytes: &[u64], environment: Environment, policy: 
             ..MountLoad::default()
         }],
     };
-    let load = Load::Measured(Measured {
+    let load = LoadModel::Measured(MeasuredLoad {
         jobs: bytes.iter().map(job).collect(),
-        ..Measured::default()
+        ..MeasuredLoad::default()
     });
     let scenario = Scenario::new(environment, policy, load, 1);
-    let run = Simulation::new(workflow, scenario).run().expect("it ends");
+    let run = Simulation::new(parse_workflow_text, scenario).run().expect("it ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
     run
 }
 
 /// Bytes per second of each warm scan on two nodes.
-fn warm_rate(bytes: u64, policy: &str) -> f64 {
+fn simulated_warm_rate(bytes: u64, policy: &str) -> f64 {
     let [memory, disk, link, home] = RATES;
     let environment = || Environment {
         nodes: vec![NodeClass {
-            memory_bytes: MEMORY,
+            memory_bytes: MEMORY_BYTES,
             memory_bytes_per_s: Some(memory),
             disk_bytes_per_s: Some(disk),
-            ..NodeClass::new(2, 1, DISKS / 2)
+            ..NodeClass::new(2, 1, CACHE_BYTES / 2)
         }],
         home_bytes_per_s: home,
         local_bytes_per_s: link,
@@ -77,15 +77,15 @@ fn warm_rate(bytes: u64, policy: &str) -> f64 {
         restart_s: 60,
     };
     let time = |rows| {
-        let workflow = scans(2, rows, bytes.min(DISKS), policy);
-        seconds(workflow, bytes, environment(), Policy::Need)
+        let workflow = scan_workflow(2, rows, bytes.min(CACHE_BYTES), policy);
+        simulate_seconds(parse_workflow_text, bytes, environment(), Policy::Need)
     };
     bytes as f64 / ((time(12) - time(2)) / 10.0)
 }
 
 /// What passes through several levels takes the sum of their times. Half of what is not in memory
 /// comes over the link, as each node has a half.
-fn serial_rate(bytes: u64, in_memory: u64, from_home: u64) -> f64 {
+fn expected_serial_rate(bytes: u64, in_memory: u64, from_home: u64) -> f64 {
     let [memory, disk, link, home] = RATES.map(|rate| rate as f64);
     let [all, rest] = [bytes, bytes - in_memory].map(|bytes| bytes as f64);
     let from_home = from_home as f64;
@@ -96,17 +96,17 @@ fn serial_rate(bytes: u64, in_memory: u64, from_home: u64) -> f64 {
 #[test]
 fn scans_step_down_to_the_serial_rate_of_what_they_pass() {
     for (bytes, lru, mru) in [
-        (MEMORY / 2, (MEMORY / 2, 0), (MEMORY / 2, 0)),
-        (MEMORY, (MEMORY, 0), (MEMORY, 0)),
-        (110 * MB, (0, 0), (MEMORY, 0)),
-        (200 * MB, (0, 0), (MEMORY, 0)),
-        (DISKS, (0, 0), (MEMORY, 0)),
-        (440 * MB, (0, 440 * MB), (MEMORY, 40 * MB)),
-        (800 * MB, (0, 800 * MB), (MEMORY, 400 * MB)),
+        (MEMORY_BYTES / 2, (MEMORY_BYTES / 2, 0), (MEMORY_BYTES / 2, 0)),
+        (MEMORY_BYTES, (MEMORY_BYTES, 0), (MEMORY_BYTES, 0)),
+        (110 * MB, (0, 0), (MEMORY_BYTES, 0)),
+        (200 * MB, (0, 0), (MEMORY_BYTES, 0)),
+        (CACHE_BYTES, (0, 0), (MEMORY_BYTES, 0)),
+        (440 * MB, (0, 440 * MB), (MEMORY_BYTES, 40 * MB)),
+        (800 * MB, (0, 800 * MB), (MEMORY_BYTES, 400 * MB)),
     ] {
         for (policy, (in_memory, from_home)) in [("lru", lru), ("mru", mru)] {
-            let expected = serial_rate(bytes, in_memory, from_home);
-            let ratio = warm_rate(bytes, policy) / expected;
+            let expected = expected_serial_rate(bytes, in_memory, from_home);
+            let ratio = simulated_warm_rate(bytes, policy) / expected;
             assert!((ratio - 1.0).abs() < 0.05, "{policy} {bytes}: {ratio}");
         }
     }
@@ -133,8 +133,8 @@ fn remote_and_stand_alone_and_cooperative_reads_cost_what_their_links_say() {
         }
     };
     let time = |environment, policy| {
-        let workflow = scans(nodes, rows, bytes, "lru");
-        seconds(workflow, bytes, environment, policy)
+        let workflow = scan_workflow(nodes, rows, bytes, "lru");
+        simulate_seconds(parse_workflow_text, bytes, environment, policy)
     };
     let over_home = bytes as f64 / home as f64;
     let remote = time(environment(home, false), Policy::Strategy(Strategy::Remote));
@@ -176,7 +176,7 @@ fn batch_data_that_nearly_fill_all_nodes_are_fetched_once_in_every_order() {
             }
         }
     }
-    for order in [Order::Need, Order::BreadthFirst, Order::DepthFirst] {
+    for order in [JobStartOrder::Need, JobStartOrder::BreadthFirst, JobStartOrder::DepthFirst] {
         // Nine hundredths more than the data, and more.
         for node in [16_900_000, 17_600_000, 18_000_000] {
             let environment = Environment {
@@ -186,12 +186,12 @@ fn batch_data_that_nearly_fill_all_nodes_are_fetched_once_in_every_order() {
                 mtbf_s: None,
                 restart_s: 60,
             };
-            let load = Load::Declared { variability_ppm: 0 };
+            let load = LoadModel::Declared { variability_ppm: 0 };
             let scenario = Scenario {
                 slack_permille: 20,
                 ..Scenario::new(environment, Policy::Order(order), load, 1)
             };
-            let run = Simulation::new(workflow(&text), scenario).run();
+            let run = Simulation::new(parse_workflow_text(&text), scenario).run();
             let run = run.expect("it ends");
             assert!(run.is_complete(), "{order:?}: {:?}", run.outcome);
             assert_eq!(run.fetched_bytes, 4 * batch, "{order:?}, {node}");
@@ -213,8 +213,8 @@ fn nothing_is_in_memory_before_it_was_read() {
         mtbf_s: None,
         restart_s: 60,
     };
-    let workflow = scans(2, 1, 100 * MB, "lru");
-    let run = scanned(workflow, &[100 * MB; 2], environment, Policy::Need);
+    let workflow = scan_workflow(2, 1, 100 * MB, "lru");
+    let run = simulate_scans(parse_workflow_text, &[100 * MB; 2], environment, Policy::Need);
     assert_eq!((run.seconds(), run.busy_us), (100.0, 200_000_000));
 }
 
@@ -233,7 +233,7 @@ fn a_reader_of_much_fetches_it_although_one_of_little_came_first() {
             mtbf_s: None,
             restart_s: 60,
         };
-        let load = Load::Measured(measured);
+        let load = LoadModel::Measured(measured);
         let scenario = Scenario::new(environment, Policy::Need, load, 1);
         let run = Simulation::new(past.workflow.clone(), scenario).run();
         let run = run.expect("it ends");
@@ -247,7 +247,7 @@ fn a_reader_of_much_fetches_it_although_one_of_little_came_first() {
 #[test]
 fn the_node_that_holds_the_data_of_many_limits_them() {
     let text = "width=50,depth=1,batch=0B,private=100MB,run=1s";
-    let canonical = Canonical::parse(text).expect("a workload");
+    let canonical = CanonicalWorkload::parse(text).expect("a workload");
     let time = |disk_bytes_per_s| {
         let holder = NodeClass {
             disk_bytes_per_s,
@@ -260,11 +260,11 @@ fn the_node_that_holds_the_data_of_many_limits_them() {
             mtbf_s: None,
             restart_s: 60,
         };
-        let predicted_s = predict(Strategy::All, &canonical.shape(), &environment);
-        let load = Load::Declared { variability_ppm: 0 };
+        let predicted_s = predict_time(Strategy::All, &canonical.shape(), &environment);
+        let load = LoadModel::Declared { variability_ppm: 0 };
         let policy = Policy::Strategy(Strategy::All);
         let scenario = Scenario::new(environment, policy, load, 1);
-        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
         let run = run.expect("it ends");
         assert!(run.is_complete(), "{:?}", run.outcome);
         (run.seconds(), predicted_s.expect("it is possible"))
@@ -298,13 +298,13 @@ fn nothing_comes_from_home_faster_than_a_node_takes_it() {
         "width=30,depth=2,batch=0B,private=5GB,run=100s",
         "width=10,depth=2,batch=20GB,private=1MB,run=100s",
     ] {
-        let canonical = Canonical::parse(text).expect("a workload");
-        let predicted_s = predict(Strategy::All, &canonical.shape(), &environment);
+        let canonical = CanonicalWorkload::parse(text).expect("a workload");
+        let predicted_s = predict_time(Strategy::All, &canonical.shape(), &environment);
         let predicted_s = predicted_s.expect("it is possible");
-        let load = Load::Declared { variability_ppm: 0 };
+        let load = LoadModel::Declared { variability_ppm: 0 };
         let policy = Policy::Strategy(Strategy::All);
         let scenario = Scenario::new(environment.clone(), policy, load, 1);
-        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
         let found_s = run.expect("it ends").seconds();
         assert!(
             (found_s / predicted_s - 1.0).abs() < 0.15,

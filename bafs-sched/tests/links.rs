@@ -1,24 +1,24 @@
 //! Links of clusters, their latency and the skew of hashing in simulations, against arithmetic.
 
-use bafs_sched::logic::Order;
+use bafs_sched::logic::JobStartOrder;
 use bafs_sched::planner::{Environment, NodeClass, Strategy};
-use bafs_sched::sim::{JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation};
+use bafs_sched::sim::{JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, SimulationResult, Scenario, Simulation};
 use bafs_sched::workflow::parse_workflow;
 
 const MB: u64 = 1_000_000;
 
 /// So many jobs of one processor each, after each other or not, that scan one cache of this size.
-fn scans(jobs: usize, is_chain: bool, bytes: u64, environment: Environment, seed: u64) -> Run {
+fn simulate_scans(jobs: usize, is_chain: bool, bytes: u64, environment: Environment, seed: u64) -> SimulationResult {
     let scenario = Scenario::new(
         environment,
         Policy::Need,
-        Load::Declared { variability_ppm: 0 },
+        LoadModel::Declared { variability_ppm: 0 },
         seed,
     );
-    scans_in(jobs, is_chain, bytes, scenario)
+    simulate_scans_in(jobs, is_chain, bytes, scenario)
 }
 
-fn scans_in(jobs: usize, is_chain: bool, bytes: u64, scenario: Scenario) -> Run {
+fn simulate_scans_in(jobs: usize, is_chain: bool, bytes: u64, scenario: Scenario) -> SimulationResult {
     let mut text = format!("volume b cache bafs://home/b {bytes} B\n");
     for at in 0..jobs {
         text += &format!("job j{at} {{\nexecutable = x\n}}\nmount b j{at} /b\n");
@@ -36,9 +36,9 @@ fn scans_in(jobs: usize, is_chain: bool, bytes: u64, scenario: Scenario) -> Run 
         compute_us: 0,
         mounts: vec![mount],
     };
-    let load = Load::Measured(Measured {
+    let load = LoadModel::Measured(MeasuredLoad {
         jobs: vec![job; jobs],
-        ..Measured::default()
+        ..MeasuredLoad::default()
     });
     let scenario = Scenario { load, ..scenario };
     let run = Simulation::new(workflow.workflow, scenario).run();
@@ -66,7 +66,7 @@ fn each_cluster_fetches_over_its_own_link_to_home() {
     };
     let time = |far| {
         let nodes = vec![class("near", None), class("far", far)];
-        let run = scans(2, false, 100 * MB, environment(nodes), 1);
+        let run = simulate_scans(2, false, 100 * MB, environment(nodes), 1);
         assert_eq!(run.home_bytes, u128::from(200 * MB));
         run.seconds()
     };
@@ -84,9 +84,9 @@ fn what_crosses_a_link_arrives_later_by_its_latency() {
         ..NodeClass::new(1, 1, 1_000 * MB)
     };
     // 100 MB at 10 MB/s, then the latency once: jobs read ahead. The second finds all here.
-    let run = scans(1, false, 100 * MB, environment(vec![class.clone()]), 1);
+    let run = simulate_scans(1, false, 100 * MB, environment(vec![class.clone()]), 1);
     assert_eq!(run.seconds(), 11.5);
-    let run = scans(2, true, 100 * MB, environment(vec![class.clone()]), 1);
+    let run = simulate_scans(2, true, 100 * MB, environment(vec![class.clone()]), 1);
     assert_eq!(run.seconds(), 11.6);
     // Half of it at the other node: 50 MB at 1,000 MB/s and 20 ms.
     let two = NodeClass {
@@ -94,7 +94,7 @@ fn what_crosses_a_link_arrives_later_by_its_latency() {
         count: 2,
         ..class
     };
-    let run = scans(2, true, 100 * MB, environment(vec![two]), 1);
+    let run = simulate_scans(2, true, 100 * MB, environment(vec![two]), 1);
     assert_eq!(run.seconds(), 11.57);
 }
 
@@ -103,10 +103,10 @@ fn what_crosses_a_link_arrives_later_by_its_latency() {
 fn of_a_cache_of_just_its_size_hashing_puts_some_blocks_where_there_is_no_room() {
     let fetched = |has_hash_skew, part, seed| {
         let class = NodeClass {
-            has_hash_skew,
+            has_hash_imbalance: has_hash_skew,
             ..NodeClass::new(4, 1, part)
         };
-        scans(5, true, 64 * MB, environment(vec![class]), seed).fetched_bytes as f64 / 64e6
+        simulate_scans(5, true, 64 * MB, environment(vec![class]), seed).fetched_bytes as f64 / 64e6
     };
     assert_eq!(fetched(false, 16 * MB, 1), 1.0);
     assert_eq!(fetched(true, 18 * MB, 1), 1.0);
@@ -131,7 +131,7 @@ fn a_limit_of_home_lets_pass_at_once_what_a_rest_saved() {
             home_burst_us,
             ..NodeClass::new(1, 1, 1_000 * MB)
         }];
-        scans(1, false, 100 * MB, environment(nodes), 1).seconds()
+        simulate_scans(1, false, 100 * MB, environment(nodes), 1).seconds()
     };
     let saved = time(0) - time(200_000);
     assert!((saved - 0.2).abs() < 1e-3, "{saved}");
@@ -146,16 +146,16 @@ fn a_volume_that_was_bound_takes_no_time_beside_computing() {
     let time = |is_bound| {
         let mount = MountLoad {
             written_bytes: 100 * MB,
-            is_bound,
+            is_bind_mount: is_bound,
             ..MountLoad::default()
         };
         let job = JobLoad {
             compute_us: 3_000_000,
             mounts: vec![mount],
         };
-        let load = Load::Measured(Measured {
+        let load = LoadModel::Measured(MeasuredLoad {
             jobs: vec![job],
-            ..Measured::default()
+            ..MeasuredLoad::default()
         });
         let nodes = vec![NodeClass::new(1, 1, 1_000 * MB)];
         let mut site = environment(nodes);
@@ -182,7 +182,7 @@ fn readers_close_behind_each_other_bring_what_was_driven_out_once() {
         job.runtime_s = Some(1);
     }
     let class = NodeClass {
-        has_hash_skew: true,
+        has_hash_imbalance: true,
         home_burst_us: 200_000,
         ..NodeClass::new(4, 1, 4 * MB)
     };
@@ -194,10 +194,10 @@ fn readers_close_behind_each_other_bring_what_was_driven_out_once() {
         restart_s: 60,
     };
     for seed in 0..5 {
-        let load = Load::Declared {
+        let load = LoadModel::Declared {
             variability_ppm: 20_000,
         };
-        let policy = Policy::Order(Order::BreadthFirst);
+        let policy = Policy::Order(JobStartOrder::BreadthFirst);
         let scenario = Scenario {
             slack_permille: 0,
             ..Scenario::new(environment.clone(), policy, load, seed)
@@ -224,9 +224,9 @@ fn who_reads_over_a_slow_link_waits_for_that() {
         let mut environment = environment(vec![keeping.clone(), class]);
         environment.home_bytes_per_s = 1_000 * MB;
         let policy = Policy::Strategy(Strategy::All);
-        let load = Load::Declared { variability_ppm: 0 };
+        let load = LoadModel::Declared { variability_ppm: 0 };
         let scenario = Scenario::new(environment, policy, load, 1);
-        scans_in(jobs, false, 100 * MB, scenario).seconds()
+        simulate_scans_in(jobs, false, 100 * MB, scenario).seconds()
     };
     let one = seconds(slow(6, 1), 1);
     assert!((10.0..10.3).contains(&one), "{one}");
@@ -253,7 +253,7 @@ fn what_crosses_the_link_to_home_comes_no_faster_than_a_slow_nodes_link() {
         environment.home_bytes_per_s = 1_000 * MB;
         let none = |_: &str| Err("no files".to_owned());
         let workflow = parse_workflow("w.bafs", text, &none).expect("a workflow");
-        let load = Load::Declared { variability_ppm: 0 };
+        let load = LoadModel::Declared { variability_ppm: 0 };
         let scenario = Scenario::new(environment, policy, load, 1);
         let run = Simulation::new(workflow.workflow, scenario).run();
         let run = run.expect("it ends");
@@ -274,6 +274,6 @@ fn one_node_alone_waits_for_no_peers() {
         local_latency_us: 5_000_000,
         ..NodeClass::new(1, 1, 1_000 * MB)
     };
-    let run = scans(1, false, 100 * MB, environment(vec![alone]), 1);
+    let run = simulate_scans(1, false, 100 * MB, environment(vec![alone]), 1);
     assert!((10.0..10.3).contains(&run.seconds()), "{}", run.seconds());
 }

@@ -1,32 +1,32 @@
 //! What no strategy can do: a plan refuses it with the reason, and a run of it is given up.
 
-use bafs_sched::planner::{Canonical, Environment, NodeClass, Shape, Strategy, plan};
-use bafs_sched::sim::{Doubt, Doubts, Load, Policy, Scenario, Simulation, decide, workflow_of};
+use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Shape, Strategy, plan_workload};
+use bafs_sched::sim::{TrialScope, TrialsOutcome, LoadModel, Policy, Scenario, Simulation, decide_by_simulation, build_canonical_workflow};
 use bafs_sched::workflow::parse_workflow;
 
-fn thesis() -> Environment {
+fn thesis_nodes() -> Environment {
     Environment::parse(include_str!("../../examples/environments/thesis.toml"))
         .expect("the example is right")
 }
 
 /// Somewhere a node fails every ten seconds, and each job takes five thousand.
-const HOPELESS: &str = "width=10,depth=2,batch=1GB,private=0.1GB,run=5000s";
+const HOPELESS_WORKLOAD: &str = "width=10,depth=2,batch=1GB,private=0.1GB,run=5000s";
 
-fn stormy() -> Environment {
+fn failing_environment() -> Environment {
     Environment {
         nodes: vec![NodeClass::new(5, 1, 5_000_000_000)],
         mtbf_s: Some(10),
-        ..thesis()
+        ..thesis_nodes()
     }
 }
 
 #[test]
 fn a_run_that_never_ends_is_given_up_and_says_so() {
     for policy in [Policy::Need, Policy::Strategy(Strategy::Slice)] {
-        let canonical = Canonical::parse(HOPELESS).expect("a workload");
-        let load = Load::Declared { variability_ppm: 0 };
-        let scenario = Scenario::new(stormy(), policy, load, 1);
-        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let canonical = CanonicalWorkload::parse(HOPELESS_WORKLOAD).expect("a workload");
+        let load = LoadModel::Declared { variability_ppm: 0 };
+        let scenario = Scenario::new(failing_environment(), policy, load, 1);
+        let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
         let run = run.expect("the run ends");
         let why = run.failure().expect("it cannot be done");
         assert!(why.contains("failures come faster"), "{policy}: {why}");
@@ -36,11 +36,11 @@ fn a_run_that_never_ends_is_given_up_and_says_so() {
 /// No server is asked for anything any more, so that no fact follows.
 #[test]
 fn a_run_with_remote_io_on_nodes_that_all_leave_says_so() {
-    let mut environment = thesis();
-    environment.nodes[0].until_s = Some(1_000);
-    let canonical = Canonical::parse("width=3,depth=2,batch=1MB,private=1MB,run=5000s");
-    let workflow = workflow_of(&canonical.expect("a workload"));
-    let load = Load::Declared { variability_ppm: 0 };
+    let mut environment = thesis_nodes();
+    environment.nodes[0].departure_s = Some(1_000);
+    let canonical = CanonicalWorkload::parse("width=3,depth=2,batch=1MB,private=1MB,run=5000s");
+    let workflow = build_canonical_workflow(&canonical.expect("a workload"));
+    let load = LoadModel::Declared { variability_ppm: 0 };
     let scenario = Scenario::new(environment, Policy::Strategy(Strategy::Remote), load, 1);
     let run = Simulation::new(workflow, scenario).run();
     let why = run
@@ -50,23 +50,23 @@ fn a_run_with_remote_io_on_nodes_that_all_leave_says_so() {
     assert!(why.contains("no node is left"), "{why}");
 }
 
-fn decided(text: &str, environment: &Environment) -> (Vec<Option<String>>, Option<String>) {
-    let canonical = Canonical::parse(text).expect("a workload");
-    let mut plan = plan(canonical.shape(), environment);
-    let load = Load::Declared { variability_ppm: 0 };
-    let work = (canonical.jobs(), || workflow_of(&canonical));
-    let doubts = decide(&mut plan, Doubt::All, work, environment, &load);
-    let Doubts::Tried(tried) = doubts.expect("they end") else {
+fn decide_failures(text: &str, environment: &Environment) -> (Vec<Option<String>>, Option<String>) {
+    let canonical = CanonicalWorkload::parse(text).expect("a workload");
+    let mut plan = plan_workload(canonical.shape(), environment);
+    let load = LoadModel::Declared { variability_ppm: 0 };
+    let work = (canonical.jobs(), || build_canonical_workflow(&canonical));
+    let doubts = decide_by_simulation(&mut plan_workload, TrialScope::All, work, environment, &load);
+    let TrialsOutcome::Completed(tried) = doubts.expect("they end") else {
         panic!("nothing was simulated");
     };
     assert_eq!(plan.choice, None);
-    let failed = tried.into_iter().map(|tried| tried.failed);
-    (failed.collect(), plan.refusal)
+    let failed = tried.into_iter().map(|tried| tried.failure);
+    (failed.collect(), plan_workload.refusal)
 }
 
 #[test]
 fn where_failures_come_too_fast_a_plan_refuses_instead_of_trying_for_ever() {
-    let (failed, refusal) = decided(HOPELESS, &stormy());
+    let (failed, refusal) = decide_failures(HOPELESS_WORKLOAD, &failing_environment());
     assert!(failed.iter().all(Option::is_some), "{failed:?}");
     let refusal = refusal.expect("no choice has a reason");
     assert!(refusal.contains("failures come faster"), "{refusal}");
@@ -75,10 +75,10 @@ fn where_failures_come_too_fast_a_plan_refuses_instead_of_trying_for_ever() {
 /// The only nodes leave before a job can be done.
 #[test]
 fn what_cannot_run_is_refused_with_the_reason_and_not_called_slow() {
-    let mut environment = thesis();
-    environment.nodes[0].until_s = Some(1_000);
+    let mut environment = thesis_nodes();
+    environment.nodes[0].departure_s = Some(1_000);
     let text = "width=2,depth=1,batch=1MB,private=1MB,run=5000s";
-    let (failed, refusal) = decided(text, &environment);
+    let (failed, refusal) = decide_failures(text, &environment);
     assert!(failed.iter().all(Option::is_some), "{failed:?}");
     let (refusal, why) = (refusal.expect("a reason"), failed[0].clone());
     assert!(refusal.contains(&why.expect("it failed")), "{refusal}");
@@ -94,12 +94,12 @@ fn a_job_too_wide_for_every_node_is_no_choice_of_a_strategy() {
     let none = |_: &str| Err("no files".to_owned());
     let parsed = parse_workflow("w.bafs", text, &none);
     let workflow = parsed.expect("a workflow").workflow;
-    let (shape, _) = Shape::bottleneck(&workflow, 0.0);
-    let mut plan = plan(shape, &thesis());
-    let load = Load::Declared { variability_ppm: 0 };
-    let doubts = decide(&mut plan, Doubt::All, (1, || workflow), &thesis(), &load);
-    assert!(matches!(doubts, Ok(Doubts::Tried(_))), "{doubts:?}");
+    let (shape, _) = Shape::from_largest_levels(&workflow, 0.0);
+    let mut plan = plan_workload(shape, &thesis_nodes());
+    let load = LoadModel::Declared { variability_ppm: 0 };
+    let doubts = decide_by_simulation(&mut plan_workload, TrialScope::All, (1, || workflow), &thesis_nodes(), &load);
+    assert!(matches!(doubts, Ok(TrialsOutcome::Completed(_))), "{doubts:?}");
     assert_eq!(plan.choice, None);
-    let refusal = plan.refusal.expect("no choice has a reason");
+    let refusal = plan_workload.refusal.expect("no choice has a reason");
     assert!(refusal.contains("asks for 8 CPUs"), "{refusal}");
 }

@@ -1,18 +1,18 @@
 //! Past runs and past jobs, simulated again.
 
-use bafs_sched::io::journal::{Header, History};
+use bafs_sched::io::journal::{JournalHeader, History};
 use bafs_sched::logic::{Event, Outcome, Settings, Space};
-use bafs_sched::past::{Past, from_csv, from_journal, from_slurm};
+use bafs_sched::past::{PastRun, from_csv, from_journal, from_slurm};
 use bafs_sched::planner::{Environment, NodeClass};
-use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation};
+use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation};
 use bafs_sched::workflow::parse_workflow;
-use bafs_sched::world::{Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
 
 const MB: u64 = 1_000_000;
 
 /// The journal of a run of two pipelines of two jobs, as far as its first `kept` of a hundred
 /// facts.
-fn history(kept: usize) -> History {
+fn partial_history(kept: usize) -> History {
     let mut text = "volume batch bafs://home/data 5 MB\n".to_owned();
     for i in 0..2 {
         text += &format!(
@@ -33,12 +33,12 @@ fn history(kept: usize) -> History {
         slots: 2,
     };
     let (nodes, faults) = (vec![node; 3], Faults::default());
-    let mut world = World::new(1, workflow.clone(), settings.clone(), nodes, faults);
-    assert_eq!(world.run(3_600_000), Outcome::Complete);
+    let mut world = SimulatedCluster::new(1, workflow.clone(), settings.clone(), nodes, faults);
+    assert_eq!(world.run_to_end(3_600_000), Outcome::Complete);
     let run = world.scheduler.run();
     let mut records = world.records;
     records.truncate(records.len() * kept / 100);
-    let header = Header {
+    let header = JournalHeader {
         run,
         workflow,
         settings,
@@ -46,7 +46,7 @@ fn history(kept: usize) -> History {
     History { header, records }
 }
 
-fn simulate(past: &Past, nodes: u32, local_bytes_per_s: u64) -> Run {
+fn simulate_past_run(past: &PastRun, nodes: u32, local_bytes_per_s: u64) -> SimulationResult {
     let environment = Environment {
         nodes: vec![NodeClass::new(nodes, 4, 100_000 * MB)],
         home_bytes_per_s: 10 * MB,
@@ -54,7 +54,7 @@ fn simulate(past: &Past, nodes: u32, local_bytes_per_s: u64) -> Run {
         mtbf_s: None,
         restart_s: 60,
     };
-    let load = Load::Measured(past.measured.clone());
+    let load = LoadModel::Measured(past.measured.clone());
     let scenario = Scenario::new(environment, Policy::Need, load, 1);
     let run = Simulation::new(past.workflow.clone(), scenario).run();
     let run = run.expect("it ends");
@@ -64,7 +64,7 @@ fn simulate(past: &Past, nodes: u32, local_bytes_per_s: u64) -> Run {
 
 #[test]
 fn a_run_is_simulated_from_its_journal() {
-    let past = from_journal(history(100)).expect("a complete run");
+    let past = from_journal(partial_history(100)).expect("a complete run");
     let site = past.site.as_ref().expect("nodes were seen");
     let nodes: Vec<(u32, u32)> = site
         .nodes
@@ -72,12 +72,12 @@ fn a_run_is_simulated_from_its_journal() {
         .map(|kind| (kind.count, kind.cpus))
         .collect();
     assert_eq!(nodes, [(3, 2)]);
-    assert!(past.took_s.is_some_and(|seconds| seconds > 0.0), "{past:?}");
+    assert!(past.duration_s.is_some_and(|seconds| seconds > 0.0), "{past:?}");
     let jobs = &past.measured.jobs;
     assert_eq!(jobs.len(), 4);
     assert!(jobs.iter().any(|job| job.compute_us > 0), "{jobs:?}");
     assert_eq!(past.measured.extract_bytes.len(), 2);
-    let run = simulate(&past, 3, 10 * MB);
+    let run = simulate_past_run(&past, 3, 10 * MB);
     assert_eq!(run.executions, 4);
     let home: u64 = past.measured.extract_bytes.values().sum();
     assert_eq!(run.home_bytes - run.fetched_bytes, u128::from(home));
@@ -86,7 +86,7 @@ fn a_run_is_simulated_from_its_journal() {
 /// What agents report is not ours.
 #[test]
 fn a_wait_of_any_length_is_read() {
-    let mut history = history(100);
+    let mut history = partial_history(100);
     for (_, event) in &mut history.records {
         if let Event::JobEnded { report, .. } = event {
             for used in &mut report.volumes {
@@ -100,7 +100,7 @@ fn a_wait_of_any_length_is_read() {
 
 #[test]
 fn a_run_that_goes_on_is_refused() {
-    let error = from_journal(history(60))
+    let error = from_journal(partial_history(60))
         .expect_err("it goes on")
         .to_string();
     assert!(
@@ -117,7 +117,7 @@ fn shared_data_of_slurm_jobs_cross_the_link_once() {
         7_2|a|COMPLETED|2|00:10:00|00:05:00||\n7_2.0|x|COMPLETED|2|00:10:00|00:05:00|1024M|1M\n";
     let home = |permille| {
         let past = from_slurm("jobs", text, permille).expect("it is read");
-        simulate(&past, 1, 100 * MB).home_bytes
+        simulate_past_run(&past, 1, 100 * MB).home_bytes
     };
     let (alone, shared) = (home(0), home(750));
     assert_eq!(alone, 2 * ((1 << 30) + (1 << 20)));
@@ -128,7 +128,7 @@ fn shared_data_of_slurm_jobs_cross_the_link_once() {
 fn jobs_of_a_table_wait_for_what_they_read() {
     let text = "job,runtime,after,output\na,10,,1 MB\nb,20,a,1 MB\nc,5,,\n";
     let past = from_csv("jobs", text).expect("it is read");
-    let run = simulate(&past, 1, 1_000 * MB);
+    let run = simulate_past_run(&past, 1, 1_000 * MB);
     let seconds = run.seconds();
     assert!((30.0..31.0).contains(&seconds), "{seconds}");
     assert_eq!(
@@ -141,7 +141,7 @@ fn jobs_of_a_table_wait_for_what_they_read() {
 /// What lies on the own node crosses no link.
 #[test]
 fn scratch_volumes_of_the_own_node_tell_of_its_disk() {
-    let mut history = history(100);
+    let mut history = partial_history(100);
     for (_, event) in &mut history.records {
         if let Event::JobEnded { report, .. } = event {
             for used in &mut report.volumes {
@@ -159,14 +159,14 @@ fn scratch_volumes_of_the_own_node_tell_of_its_disk() {
 /// Simulated time begins with the first thing that a node was asked for, not with the journal.
 #[test]
 fn a_run_begins_when_it_asks_a_node_for_something() {
-    let mut history = history(100);
-    let began = from_journal(history.clone()).expect("it is complete").began;
+    let mut history = partial_history(100);
+    let began = from_journal(history.clone()).expect("it is complete").began_at;
     let (first, _) = history.records[0];
     assert!(began.is_some_and(|began| began >= first), "{began:?}");
     for (at, _) in &mut history.records {
         *at = at.plus_ms(3_000);
     }
     history.records.insert(0, (first, Event::Tick));
-    let later = from_journal(history).expect("it is complete").began;
+    let later = from_journal(history).expect("it is complete").began_at;
     assert_eq!(later, began.map(|began| began.plus_ms(3_000)));
 }

@@ -2,16 +2,16 @@
 
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
 use bafs_sched::workflow::{Workflow, parse_workflow};
-use bafs_sched::world::{Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
 
-fn parse(text: &str) -> Workflow {
+fn parse_text(text: &str) -> Workflow {
     let none = |path: &str| Err(path.to_owned());
     parse_workflow("w.bafs", text, &none)
         .expect("it is right")
         .workflow
 }
 
-fn node(slots: u32) -> NodeSpec {
+fn node_spec(slots: u32) -> NodeSpec {
     NodeSpec {
         capacity: Space {
             bytes: 100_000_000_000,
@@ -22,7 +22,7 @@ fn node(slots: u32) -> NodeSpec {
 }
 
 /// One job makes a volume that 60 others read.
-fn readers(size: &str) -> Workflow {
+fn reader_workflow(size: &str) -> Workflow {
     let mut text =
         format!("volume p scratch {size}\njob split {{\nexecutable = x\n}}\nmount p split /p\n");
     for job in 0..60 {
@@ -31,17 +31,17 @@ fn readers(size: &str) -> Workflow {
              mount p r{job} /p ro\n"
         );
     }
-    parse(&text)
+    parse_text(&text)
 }
 
-fn elapsed_ms(seed: u64, workflow: Workflow, nodes: Vec<NodeSpec>) -> u64 {
+fn simulate_elapsed_ms(seed: u64, workflow: Workflow, nodes: Vec<NodeSpec>) -> u64 {
     // Copies take no longer for more bytes in this world, and would teach just that.
     let settings = Settings {
-        checkpoint: CheckpointPolicy::Never,
+        checkpoint_policy: CheckpointPolicy::Never,
         ..Settings::default()
     };
-    let mut world = World::new(seed, workflow, settings, nodes, Faults::default());
-    assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+    let mut world = SimulatedCluster::new(seed, workflow, settings, nodes, Faults::default());
+    assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
     world.elapsed_ms()
 }
 
@@ -49,7 +49,7 @@ fn elapsed_ms(seed: u64, workflow: Workflow, nodes: Vec<NodeSpec>) -> u64 {
 #[test]
 fn readers_of_a_small_volume_use_all_nodes_and_do_not_wait_for_its_own() {
     for seed in 0..20 {
-        let took = elapsed_ms(seed, readers("1 MB"), vec![node(2); 6]);
+        let took = simulate_elapsed_ms(seed, reader_workflow("1 MB"), vec![node_spec(2); 6]);
         assert!(took < 40_000, "seed {seed}: {took} ms");
     }
 }
@@ -57,7 +57,7 @@ fn readers_of_a_small_volume_use_all_nodes_and_do_not_wait_for_its_own() {
 #[test]
 fn readers_of_a_volume_that_takes_longer_to_read_than_to_wait_for_stay_at_its_node() {
     for seed in 0..20 {
-        let took = elapsed_ms(seed, readers("90 GB files 10"), vec![node(2); 6]);
+        let took = simulate_elapsed_ms(seed, reader_workflow("90 GB files 10"), vec![node_spec(2); 6]);
         assert!(took > 50_000, "seed {seed}: {took} ms");
     }
 }
@@ -78,12 +78,12 @@ fn jobs_that_must_wait_for_a_large_node_hide_no_others() {
              volume n{job} scratch 10 MB\nmount n{job} narrow{job} /n\n"
         );
     }
-    let workflow = parse(&text);
+    let workflow = parse_text(&text);
     for seed in 0..20 {
-        let mut nodes = vec![node(4); 3];
-        nodes.push(node(32));
+        let mut nodes = vec![node_spec(4); 3];
+        nodes.push(node_spec(32));
         // The wide ones take 100 s, one after the other; the narrow ones 13 s beside them.
-        let took = elapsed_ms(seed, workflow.clone(), nodes);
+        let took = simulate_elapsed_ms(seed, workflow.clone(), nodes);
         assert!(took < 125_000, "seed {seed}: {took} ms");
     }
 }
@@ -112,9 +112,9 @@ fn the_only_node_for_a_wide_job_keeps_its_room_for_it() {
         [job("slim", 1, "s", 500), job("wide", 16, "w", 900)],
         [job("wide", 16, "w", 900), job("slim", 1, "s", 500)],
     ] {
-        let workflow = parse(&format!("{last}{}", jobs.concat()));
+        let workflow = parse_text(&format!("{last}{}", jobs.concat()));
         for seed in 0..10 {
-            elapsed_ms(
+            simulate_elapsed_ms(
                 seed,
                 workflow.clone(),
                 vec![small(10_000, 1), small(1_000, 16)],
@@ -122,8 +122,8 @@ fn the_only_node_for_a_wide_job_keeps_its_room_for_it() {
         }
         // It is told at once when there is no such room.
         let nodes = vec![small(10_000, 1), small(800, 16)];
-        let mut world = World::new(0, workflow, Settings::default(), nodes, Faults::default());
-        let Outcome::Failed { messages, .. } = world.run(10_000_000) else {
+        let mut world = SimulatedCluster::new(0, workflow, Settings::default(), nodes, Faults::default());
+        let Outcome::Failed { messages, .. } = world.run_to_end(10_000_000) else {
             panic!("it cannot end");
         };
         let told = ["can never fit", "up to 16 CPUs"];

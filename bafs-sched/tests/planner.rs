@@ -7,37 +7,37 @@
 )]
 
 use bafs_sched::planner::{
-    Canonical, Environment, NodeClass, Plan, Shape, Shortage, Strategy, plan, predict,
+    CanonicalWorkload, Environment, NodeClass, Plan, Shape, Shortage, Strategy, plan_workload, predict_time,
     predict_printed,
 };
 use proptest::prelude::*;
 use proptest::strategy::Strategy as Generate;
 
 /// Table 4.5 (its two bandwidths are swapped in print): 50 processors, 250 GB, 1 and 12 MB/s.
-fn thesis() -> Environment {
+fn thesis_cluster() -> Environment {
     Environment::parse(include_str!("../../examples/environments/thesis.toml")).unwrap()
 }
 
-fn shape(batch: &str, private: &str) -> Shape {
+fn thesis_shape(batch: &str, private: &str) -> Shape {
     let text = format!("width=350,depth=5,batch={batch},private={private},run=5000s,var=0.1");
-    Canonical::parse(&text).unwrap().shape()
+    CanonicalWorkload::parse(&text).unwrap().shape()
 }
 
 /// Table 4.4; the private volume is the one with which Slice runs 10 pipelines, as §4.4.9 says.
-fn batch_intensive() -> Shape {
-    shape("176.6GB", "203.6MB")
+fn batch_intensive_shape() -> Shape {
+    thesis_shape("176.6GB", "203.6MB")
 }
 
-fn private_intensive() -> Shape {
-    shape("30GB", "2.5GB")
+fn private_intensive_shape() -> Shape {
+    thesis_shape("30GB", "2.5GB")
 }
 
-fn mixed() -> Shape {
-    shape("45GB", "0.5GB")
+fn mixed_shape() -> Shape {
+    thesis_shape("45GB", "0.5GB")
 }
 
-fn possible(plan: &Plan) -> Vec<Strategy> {
-    let fitting = plan
+fn possible_strategies(plan: &Plan) -> Vec<Strategy> {
+    let fitting = plan_workload
         .candidates
         .iter()
         .filter(|c| c.allocation.is_possible());
@@ -47,26 +47,26 @@ fn possible(plan: &Plan) -> Vec<Strategy> {
         .collect()
 }
 
-fn winner(model: impl Fn(Strategy) -> Option<f64>) -> Strategy {
+fn find_winner(model: impl Fn(Strategy) -> Option<f64>) -> Strategy {
     let timed = |strategy| model(strategy).map(|seconds| (strategy, seconds));
-    let timed = Strategy::EACH
+    let timed = Strategy::THESIS_STRATEGIES
         .into_iter()
         .filter(|&s| s != Strategy::Remote)
         .filter_map(timed);
     timed.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap().0
 }
 
-fn seconds(strategy: Strategy, shape: &Shape) -> f64 {
-    predict(strategy, shape, &thesis()).unwrap()
+fn predicted_seconds(strategy: Strategy, shape: &Shape) -> f64 {
+    predict_time(strategy, shape, &thesis_cluster()).unwrap()
 }
 
 #[test]
 fn the_mixed_baseline_runs_25_60_and_205_pipelines() {
-    let concurrency = |strategy: Strategy| strategy.allocate(&mixed(), &thesis()).concurrency;
+    let concurrency = |strategy: Strategy| strategy.plan_allocation(&mixed_shape(), &thesis_cluster()).concurrency;
     assert_eq!(concurrency(Strategy::AllBatch), 25);
     assert_eq!(concurrency(Strategy::Slice), 60);
     assert_eq!(concurrency(Strategy::Minimal), 205);
-    let minimal = Strategy::Minimal.allocate(&mixed(), &thesis());
+    let minimal = Strategy::Minimal.plan_allocation(&mixed_shape(), &thesis_cluster());
     let parts = (minimal.cycles, minimal.part_width, minimal.last_part_width);
     assert_eq!(parts, (2, 205, 145));
     assert_eq!(minimal.refetches, 5, "each batch volume once more");
@@ -76,43 +76,43 @@ fn the_mixed_baseline_runs_25_60_and_205_pipelines() {
 fn the_baselines_allow_what_the_thesis_says() {
     use Strategy::{AllBatch, Minimal, Slice};
     assert_eq!(
-        possible(&plan(batch_intensive(), &thesis())),
+        possible_strategies(&plan_workload(batch_intensive_shape(), &thesis_cluster())),
         [Slice, Minimal]
     );
     assert_eq!(
-        possible(&plan(shape("176.6GB", "0.2GB"), &thesis())),
+        possible_strategies(&plan_workload(thesis_shape("176.6GB", "0.2GB"), &thesis_cluster())),
         [Slice, Minimal]
     );
     assert_eq!(
-        possible(&plan(private_intensive(), &thesis())),
+        possible_strategies(&plan_workload(private_intensive_shape(), &thesis_cluster())),
         [AllBatch, Minimal]
     );
     assert_eq!(
-        possible(&plan(mixed(), &thesis())),
+        possible_strategies(&plan_workload(mixed_shape(), &thesis_cluster())),
         [AllBatch, Slice, Minimal]
     );
 }
 
 #[test]
 fn what_is_missing_is_exact_to_the_byte() {
-    let all = Strategy::All.allocate(&mixed(), &thesis());
+    let all = Strategy::All.plan_allocation(&mixed_shape(), &thesis_cluster());
     // 5 · 45 GB + 6 · 0.5 GB · 350 are 1275 GB, of which there are 250.
     assert_eq!(all.required_bytes, 1_275_000_000_000);
     let missing_bytes = 1_025_000_000_000;
     assert_eq!(all.shortage, Some(Shortage::Total { missing_bytes }));
-    let slice_bytes = Strategy::Slice.required_bytes(&mixed());
+    let slice_bytes = Strategy::Slice.required_bytes(&mixed_shape());
     for (bytes, fits) in [(slice_bytes, true), (slice_bytes - 1, false)] {
-        let environment = of_one_node(bytes as u64, 1_000_000, 12_000_000);
+        let environment = one_node_environment(bytes as u64, 1_000_000, 12_000_000);
         assert_eq!(
             Strategy::Slice
-                .allocate(&mixed(), &environment)
+                .plan_allocation(&mixed_shape(), &environment)
                 .is_possible(),
             fits,
             "{bytes}"
         );
     }
-    let large = shape("1GB", "5.1GB");
-    let shortage = Strategy::Minimal.allocate(&large, &thesis()).shortage;
+    let large = thesis_shape("1GB", "5.1GB");
+    let shortage = Strategy::Minimal.plan_allocation(&large, &thesis_cluster()).shortage;
     assert_eq!(
         shortage,
         Some(Shortage::Node {
@@ -124,36 +124,36 @@ fn what_is_missing_is_exact_to_the_byte() {
 #[test]
 fn the_winners_are_those_of_the_thesis_in_both_models() {
     for (shape, best) in [
-        (batch_intensive(), Strategy::Minimal),
-        (private_intensive(), Strategy::AllBatch),
-        (mixed(), Strategy::Slice),
+        (batch_intensive_shape(), Strategy::Minimal),
+        (private_intensive_shape(), Strategy::AllBatch),
+        (mixed_shape(), Strategy::Slice),
     ] {
         assert_eq!(
-            winner(|strategy| predict_printed(strategy, &shape, &thesis())),
+            find_winner(|strategy| predict_printed(strategy, &shape, &thesis_cluster())),
             best
         );
         assert_eq!(
-            winner(|strategy| predict(strategy, &shape, &thesis())),
+            find_winner(|strategy| predict_time(strategy, &shape, &thesis_cluster())),
             best
         );
-        assert_eq!(plan(shape, &thesis()).choice.unwrap().strategy, best);
+        assert_eq!(plan_workload(shape, &thesis_cluster()).choice.unwrap().strategy, best);
     }
 }
 
 #[test]
 fn the_printed_equations_give_their_numbers() {
     for (shape, strategy, expected_s) in [
-        (mixed(), Strategy::AllBatch, 857_333.3),
-        (mixed(), Strategy::Slice, 558_666.7),
-        (mixed(), Strategy::Minimal, 831_333.3),
-        (private_intensive(), Strategy::AllBatch, 952_500.0),
-        (private_intensive(), Strategy::Minimal, 1_576_666.7),
-        (batch_intensive(), Strategy::Slice, 2_916_204.0),
-        (batch_intensive(), Strategy::Minimal, 2_579_281.6),
-        (shape("176.6GB", "0.2GB"), Strategy::Slice, 2_407_750.0),
-        (shape("176.6GB", "0.2GB"), Strategy::Minimal, 2_579_200.0),
+        (mixed_shape(), Strategy::AllBatch, 857_333.3),
+        (mixed_shape(), Strategy::Slice, 558_666.7),
+        (mixed_shape(), Strategy::Minimal, 831_333.3),
+        (private_intensive_shape(), Strategy::AllBatch, 952_500.0),
+        (private_intensive_shape(), Strategy::Minimal, 1_576_666.7),
+        (batch_intensive_shape(), Strategy::Slice, 2_916_204.0),
+        (batch_intensive_shape(), Strategy::Minimal, 2_579_281.6),
+        (thesis_shape("176.6GB", "0.2GB"), Strategy::Slice, 2_407_750.0),
+        (thesis_shape("176.6GB", "0.2GB"), Strategy::Minimal, 2_579_200.0),
     ] {
-        let found = predict_printed(strategy, &shape, &thesis()).unwrap();
+        let found = predict_printed(strategy, &shape, &thesis_cluster()).unwrap();
         assert!((found - expected_s).abs() < 0.1, "{strategy}: {found}");
     }
 }
@@ -164,11 +164,11 @@ fn the_printed_equations_give_their_numbers() {
 fn the_corrected_model_is_near_the_simulated_ratios() {
     use Strategy::{AllBatch, Minimal, Slice};
     for (shape, fast, slow, thesis) in [
-        (mixed(), Slice, AllBatch, 0.15),
-        (mixed(), Slice, Minimal, 0.25),
-        (batch_intensive(), Minimal, Slice, 0.20),
+        (mixed_shape(), Slice, AllBatch, 0.15),
+        (mixed_shape(), Slice, Minimal, 0.25),
+        (batch_intensive_shape(), Minimal, Slice, 0.20),
     ] {
-        let saved = 1.0 - seconds(fast, &shape) / seconds(slow, &shape);
+        let saved = 1.0 - predicted_seconds(fast, &shape) / predicted_seconds(slow, &shape);
         assert!(
             (saved - thesis).abs() <= 0.10,
             "{fast} and {slow}: {saved} is far from {thesis}"
@@ -180,18 +180,18 @@ fn the_corrected_model_is_near_the_simulated_ratios() {
 /// the text reports, and the two strategies are a few per cent apart.
 #[test]
 fn the_batch_intensive_baseline_lies_at_a_crossover() {
-    let rounded = shape("176.6GB", "0.2GB");
+    let rounded = thesis_shape("176.6GB", "0.2GB");
     assert_eq!(
-        Strategy::Slice.allocate(&rounded, &thesis()).concurrency,
+        Strategy::Slice.plan_allocation(&rounded, &thesis_cluster()).concurrency,
         17
     );
     assert_eq!(
         Strategy::Slice
-            .allocate(&batch_intensive(), &thesis())
+            .plan_allocation(&batch_intensive_shape(), &thesis_cluster())
             .concurrency,
         10
     );
-    let ratio = seconds(Strategy::Minimal, &rounded) / seconds(Strategy::Slice, &rounded);
+    let ratio = predicted_seconds(Strategy::Minimal, &rounded) / predicted_seconds(Strategy::Slice, &rounded);
     assert!((0.97..1.03).contains(&ratio), "{ratio}");
 }
 
@@ -209,7 +209,7 @@ fn what_grows_with_width_and_depth() {
             let text = format!(
                 "width={width},depth={depth},batch={batch_bytes}B,private={private_bytes}B,run=1s"
             );
-            strategy.required_bytes(&Canonical::parse(&text).unwrap().shape())
+            strategy.required_bytes(&CanonicalWorkload::parse(&text).unwrap().shape())
         };
         // With data of one kind only, what is needed grows exactly if the other kind's limit falls.
         for (width, depth) in [(2, 2), (3, 5), (350, 5), (10_000, 17)] {
@@ -242,19 +242,19 @@ fn what_grows_with_width_and_depth() {
 
 #[test]
 fn failures_cost_most_where_most_has_begun() {
-    let mut environment = thesis();
-    let calm = |strategy| seconds(strategy, &mixed());
+    let mut environment = thesis_cluster();
+    let calm = |strategy| predicted_seconds(strategy, &mixed_shape());
     environment.mtbf_s = Some(40_000);
-    let factor = |strategy| predict(strategy, &mixed(), &environment).unwrap() / calm(strategy);
+    let factor = |strategy| predict_time(strategy, &mixed_shape(), &environment).unwrap() / calm(strategy);
     assert!(factor(Strategy::AllBatch) > 1.0);
     assert!(factor(Strategy::Slice) > factor(Strategy::AllBatch));
     environment.mtbf_s = Some(60);
     assert_eq!(
-        predict(Strategy::Slice, &mixed(), &environment),
+        predict_time(Strategy::Slice, &mixed_shape(), &environment),
         None,
         "it would never end"
     );
-    let plan = plan(mixed(), &environment);
+    let plan = plan_workload(mixed_shape(), &environment);
     assert_eq!(plan.choice, None);
     assert!(plan.refusal.unwrap().contains("failures"));
 }
@@ -267,8 +267,8 @@ fn workloads_without_data_or_computing_have_a_plan() {
         "width=7,depth=3,batch=0B,private=1B,run=0s",
         "width=7,depth=3,batch=1B,private=0B,run=0s",
     ] {
-        let plan = plan(Canonical::parse(text).unwrap().shape(), &thesis());
-        let seconds = plan
+        let plan = plan_workload(CanonicalWorkload::parse(text).unwrap().shape(), &thesis_cluster());
+        let seconds = plan_workload
             .candidates
             .iter()
             .map(|candidate| candidate.predicted_s.unwrap());
@@ -279,8 +279,8 @@ fn workloads_without_data_or_computing_have_a_plan() {
 
 #[test]
 fn remote_io_is_never_chosen() {
-    let plan = plan(shape("251GB", "1GB"), &thesis());
-    assert_eq!(possible(&plan), []);
+    let plan = plan_workload(thesis_shape("251GB", "1GB"), &thesis_cluster());
+    assert_eq!(possible_strategies(&plan), []);
     assert_eq!(plan.choice, None);
     assert!(plan.refusal.unwrap().contains("--remote-io"));
     assert!(
@@ -292,15 +292,15 @@ fn remote_io_is_never_chosen() {
 
 #[test]
 fn ties_go_to_the_strategy_that_needs_least() {
-    let roomy = of_one_node(1_000_000_000_000, 1_000_000, 12_000_000);
+    let roomy = one_node_environment(1_000_000_000_000, 1_000_000, 12_000_000);
     let single = "width=1,depth=1,batch=1GB,private=1GB,run=10s";
-    let choice = plan(Canonical::parse(single).unwrap().shape(), &roomy)
+    let choice = plan_workload(CanonicalWorkload::parse(single).unwrap().shape(), &roomy)
         .choice
         .unwrap();
     // All of them need 3 GB and do the same: the first of the list.
     assert_eq!(choice.strategy, Strategy::All);
     let wide = "width=100,depth=3,batch=1GB,private=1GB,run=10s";
-    let choice = plan(Canonical::parse(wide).unwrap().shape(), &roomy)
+    let choice = plan_workload(CanonicalWorkload::parse(wide).unwrap().shape(), &roomy)
         .choice
         .unwrap();
     assert_eq!(choice.strategy, Strategy::AllBatch, "{}", choice.reason);
@@ -308,8 +308,8 @@ fn ties_go_to_the_strategy_that_needs_least() {
 
 #[test]
 fn of_a_workload_that_is_done_nothing_is_left_to_allocate() {
-    for strategy in Strategy::EACH {
-        let none = strategy.allocate(&mixed().with_width(0), &thesis());
+    for strategy in Strategy::THESIS_STRATEGIES {
+        let none = strategy.plan_allocation(&mixed_shape().with_width(0), &thesis_cluster());
         let counts = (none.barriers, none.refetches, none.last_part_width);
         assert_eq!(counts, (0, 0, 0), "{strategy}");
     }
@@ -322,7 +322,7 @@ fn predictions_of_graphs_are_not_below_the_longest_way_and_the_work() {
     let none = |_: &str| Err("no files".to_owned());
     let shape = |text: &str| {
         let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
-        Shape::bottleneck(&parsed.unwrap().workflow, 0.0).0
+        Shape::from_largest_levels(&parsed.unwrap().workflow, 0.0).0
     };
     let mut text = String::new();
     for job in 0..10 {
@@ -332,17 +332,17 @@ fn predictions_of_graphs_are_not_below_the_longest_way_and_the_work() {
             text += &format!("parent c{} child c{job}\n", job - 1);
         }
     }
-    let chain = predict(Strategy::All, &shape(&text), &thesis()).unwrap();
+    let chain = predict_time(Strategy::All, &shape(&text), &thesis_cluster()).unwrap();
     assert!(chain >= 10_000.0, "{chain}");
     let wide =
         |job| format!("job w{job} {{\nexecutable = x\nruntime = 100 s\nrequest_cpus = 8\n}}\n");
     let text: String = (0..100).map(wide).collect();
-    let environment = of_one_node(1_000_000, 1_000_000, 1_000_000);
-    let one_by_one = predict(Strategy::All, &shape(&text), &environment).unwrap();
+    let environment = one_node_environment(1_000_000, 1_000_000, 1_000_000);
+    let one_by_one = predict_time(Strategy::All, &shape(&text), &environment).unwrap();
     assert!(one_by_one >= 10_000.0, "{one_by_one}");
 }
 
-fn of_one_node(storage_bytes: u64, home_bytes_per_s: u64, local_bytes_per_s: u64) -> Environment {
+fn one_node_environment(storage_bytes: u64, home_bytes_per_s: u64, local_bytes_per_s: u64) -> Environment {
     Environment {
         nodes: vec![NodeClass::new(1, 8, storage_bytes)],
         home_bytes_per_s,
@@ -353,12 +353,12 @@ fn of_one_node(storage_bytes: u64, home_bytes_per_s: u64, local_bytes_per_s: u64
 }
 
 #[derive(Debug, Clone)]
-struct Case {
+struct PlannerCase {
     shape: Shape,
     environment: Environment,
 }
 
-fn cases() -> impl Generate<Value = Case> {
+fn generate_cases() -> impl Generate<Value = PlannerCase> {
     let workload = (
         1u32..2_000,
         1u32..12,
@@ -378,8 +378,8 @@ fn cases() -> impl Generate<Value = Case> {
         );
         let storage = NodeClass::new(count, cpus, storage_gb * 1_000_000_000);
         let compute = NodeClass::new(1, 1, 0);
-        Case {
-            shape: Canonical::parse(&text).unwrap().shape(),
+        PlannerCase {
+            shape: CanonicalWorkload::parse(&text).unwrap().shape(),
             environment: Environment {
                 nodes: vec![storage, compute],
                 home_bytes_per_s: home_mb * 1_000_000,
@@ -406,8 +406,8 @@ fn a_pipeline_more_never_takes_less_where_nodes_only_store() {
     };
     let seconds = |width: u32| {
         let text = format!("width={width},depth=3,batch=200MB,private=100MB,run=1s,var=0");
-        let shape = Canonical::parse(&text).unwrap().shape();
-        predict(Strategy::AllPrivate, &shape, &environment).unwrap()
+        let shape = CanonicalWorkload::parse(&text).unwrap().shape();
+        predict_time(Strategy::AllPrivate, &shape, &environment).unwrap()
     };
     assert!(
         seconds(11) <= seconds(12),
@@ -418,7 +418,7 @@ fn a_pipeline_more_never_takes_less_where_nodes_only_store() {
 }
 
 /// Not shorter, but for rounding.
-fn not_shorter(longer: Option<f64>, shorter: Option<f64>) -> bool {
+fn is_not_shorter(longer: Option<f64>, shorter: Option<f64>) -> bool {
     match (longer, shorter) {
         (Some(longer), Some(shorter)) => longer >= shorter * (1.0 - 1e-9),
         (longer, shorter) => longer == shorter,
@@ -433,12 +433,12 @@ proptest! {
     })]
 
     #[test]
-    fn more_storage_never_forbids(case in cases(), more in 0u64..1_000_000_000_000) {
+    fn more_storage_never_forbids(case in generate_cases(), more in 0u64..1_000_000_000_000) {
         let mut larger = case.environment.clone();
         larger.nodes[0].storage_bytes += more;
-        for strategy in Strategy::EACH {
-            let before = strategy.allocate(&case.shape, &case.environment);
-            let after = strategy.allocate(&case.shape, &larger);
+        for strategy in Strategy::THESIS_STRATEGIES {
+            let before = strategy.plan_allocation(&case.shape, &case.environment);
+            let after = strategy.plan_allocation(&case.shape, &larger);
             prop_assert!(after.is_possible() || !before.is_possible(), "{strategy}");
             prop_assert!(after.concurrency >= before.concurrency, "{strategy}");
             prop_assert!(after.cycles <= before.cycles || !before.is_possible(), "{strategy}");
@@ -446,7 +446,7 @@ proptest! {
     }
 
     #[test]
-    fn worse_is_never_predicted_faster(case in cases(), times in 2u64..10) {
+    fn worse_is_never_predicted_faster(case in generate_cases(), times in 2u64..10) {
         let mut far = case.environment.clone();
         far.home_bytes_per_s = (far.home_bytes_per_s / times).max(1);
         let mut slow = case.environment.clone();
@@ -455,8 +455,8 @@ proptest! {
         longer.run_s *= times as f64;
         let mut varied = case.shape.clone();
         varied.variability *= 2.0;
-        for strategy in Strategy::EACH {
-            for model in [predict, predict_printed] {
+        for strategy in Strategy::THESIS_STRATEGIES {
+            for model in [predict_time, predict_printed] {
                 let before = model(strategy, &case.shape, &case.environment);
                 for (what, shape, environment) in [
                     ("far", &case.shape, &far),
@@ -465,7 +465,7 @@ proptest! {
                     ("varied", &varied, &case.environment),
                 ] {
                     let after = model(strategy, shape, environment);
-                    prop_assert!(not_shorter(after, before), "{what} {strategy}");
+                    prop_assert!(is_not_shorter(after, before), "{what} {strategy}");
                 }
             }
         }
@@ -476,39 +476,39 @@ proptest! {
     /// which saturated links inside the cluster may reward.
     #[test]
     fn more_pipelines_or_failures_never_take_less(
-        case in cases(),
+        case in generate_cases(),
         more in 1u64..500,
         mtbf_s in 1_000u64..10_000_000,
     ) {
         let failing = Environment { mtbf_s: Some(mtbf_s), ..case.environment.clone() };
         let shape = case.shape.with_width(case.shape.width + case.environment.cpus());
-        for strategy in Strategy::EACH {
-            let calm = predict(strategy, &shape, &case.environment);
-            let wider = predict(strategy, &shape.with_width(shape.width + more), &case.environment);
+        for strategy in Strategy::THESIS_STRATEGIES {
+            let calm = predict_time(strategy, &shape, &case.environment);
+            let wider = predict_time(strategy, &shape.with_width(shape.width + more), &case.environment);
             let unlike = matches!(strategy, Strategy::Slice | Strategy::Minimal) || wider.is_none();
             // With fewer batch volumes at once the last wave meets others at the links: less by a
             // second in a month was seen.
             let calm_nearly = calm.map(|seconds| seconds * (1.0 - 1e-6));
             prop_assert!(
-                unlike || not_shorter(wider, calm_nearly),
+                unlike || is_not_shorter(wider, calm_nearly),
                 "wider {strategy}: {wider:?}, {calm:?}"
             );
-            let troubled = predict(strategy, &shape, &failing);
-            prop_assert!(troubled.is_none() || not_shorter(troubled, calm), "failing {strategy}");
+            let troubled = predict_time(strategy, &shape, &failing);
+            prop_assert!(troubled.is_none() || is_not_shorter(troubled, calm), "failing {strategy}");
         }
     }
 
     #[test]
-    fn predictions_are_finite_and_not_below_the_bounds(case in cases()) {
-        for strategy in Strategy::EACH {
-            let allocation = strategy.allocate(&case.shape, &case.environment);
-            let predicted = predict(strategy, &case.shape, &case.environment);
+    fn predictions_are_finite_and_not_below_the_bounds(case in generate_cases()) {
+        for strategy in Strategy::THESIS_STRATEGIES {
+            let allocation = strategy.plan_allocation(&case.shape, &case.environment);
+            let predicted = predict_time(strategy, &case.shape, &case.environment);
             prop_assert_eq!(predicted.is_some(), allocation.is_possible());
             let Some(predicted) = predicted else { continue };
             let jobs = (case.shape.width * case.shape.depth) as f64;
             let computing_s = jobs * case.shape.run_s / case.environment.cpus() as f64;
             prop_assert!(predicted.is_finite() && predicted >= computing_s * (1.0 - 1e-9));
-            prop_assert!(allocation.running(&case.shape, &case.environment) >= 1);
+            prop_assert!(allocation.running_pipelines(&case.shape, &case.environment) >= 1);
             let parts = (allocation.cycles - 1) * allocation.part_width;
             prop_assert_eq!(parts + allocation.last_part_width, case.shape.width);
             if strategy != Strategy::Remote {
@@ -521,8 +521,8 @@ proptest! {
 
     /// Thesis §4.3 and §4.4.7: where the areas of the strategies lie in each other.
     #[test]
-    fn what_is_possible_implies_what_else_is(case in cases()) {
-        let fits = |s: Strategy| s.allocate(&case.shape, &case.environment).is_possible();
+    fn what_is_possible_implies_what_else_is(case in generate_cases()) {
+        let fits = |s: Strategy| s.plan_allocation(&case.shape, &case.environment).is_possible();
         for (inner, outer) in [
             (Strategy::All, Strategy::AllPrivate),
             (Strategy::All, Strategy::AllBatch),

@@ -8,65 +8,65 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::logic::{Action, Event, NodeSeen, Outcome, Scheduler, Settings, Space};
-use bafs_sched::world::{success, workflow};
+use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
+use bafs_sched::world::{successful_report, parse_workflow_text};
 
 const MB: u64 = 1_000_000;
 const HOUR_MS: u64 = 3_600_000;
 /// Nodes refuse sooner than they make a volume.
-const REFUSING_MS: u64 = 5;
-const MAKING_MS: u64 = 50;
+const REFUSAL_DELAY_MS: u64 = 5;
+const CREATION_DELAY_MS: u64 = 50;
 const STEPS_MAX: u32 = 20_000;
 
-fn node(id: u64, slots: u32, megabytes: u64) -> NodeSeen {
+fn test_node(id: u64, slots: u32, megabytes: u64) -> NodeInfo {
     let capacity = Space {
         bytes: megabytes * MB,
         files: 10_000_000,
     };
-    NodeSeen::alone(ServerId(id), capacity, slots)
+    NodeInfo::single_group(ServerId(id), capacity, slots)
 }
 
 /// A volume that is to be made.
-struct Ask<'a> {
+struct VolumeRequest<'a> {
     name: &'a str,
     server: u64,
-    at: u64,
+    at_ms: u64,
     /// Volumes of which its node has some.
-    there: usize,
+    volumes_present: usize,
 }
 
 /// How a run ended and when, and which volumes were made where, in their order, and when.
-struct Ended {
+struct FinishedRun {
     outcome: Outcome,
-    at: u64,
-    made: Vec<(String, u64, u64)>,
+    ended_at_ms: u64,
+    created_volumes: Vec<(String, u64, u64)>,
 }
 
-struct Cluster<'a> {
+struct RefusingCluster<'a> {
     scheduler: Scheduler,
-    refuses: Box<dyn FnMut(&Ask) -> bool + 'a>,
+    refusal_rule: Box<dyn FnMut(&VolumeRequest) -> bool + 'a>,
     /// The job that finds a disk full when it writes, that disk's node, and how long it takes.
-    fills_up: Option<(&'a str, u64, u64)>,
+    full_disk: Option<(&'a str, u64, u64)>,
     due: BTreeMap<(u64, u64), Event>,
-    live: BTreeMap<ServerId, BTreeSet<VolumeId>>,
-    made: Vec<(String, u64, u64)>,
+    live_volumes: BTreeMap<ServerId, BTreeSet<VolumeId>>,
+    created_volumes: Vec<(String, u64, u64)>,
     now: u64,
 }
 
-impl<'a> Cluster<'a> {
-    fn new(text: &str, nodes: Vec<NodeSeen>, refuses: impl FnMut(&Ask) -> bool + 'a) -> Self {
+impl<'a> RefusingCluster<'a> {
+    fn new(text: &str, nodes: Vec<NodeInfo>, refuses: impl FnMut(&VolumeRequest) -> bool + 'a) -> Self {
         Self {
-            scheduler: Scheduler::new(RunId(0), workflow(text), Settings::default()),
-            refuses: Box::new(refuses),
-            fills_up: None,
-            due: BTreeMap::from([((0, 0), Event::seen(nodes))]),
-            live: BTreeMap::new(),
-            made: Vec::new(),
+            scheduler: Scheduler::new(RunId(0), parse_workflow_text(text), Settings::default()),
+            refusal_rule: Box::new(refuses),
+            full_disk: None,
+            due: BTreeMap::from([((0, 0), Event::nodes_listed(nodes))]),
+            live_volumes: BTreeMap::new(),
+            created_volumes: Vec::new(),
             now: 0,
         }
     }
 
-    fn at(&mut self, later_ms: u64, event: Event) {
+    fn schedule_event(&mut self, later_ms: u64, event: Event) {
         let number = self.due.len() as u64;
         let mut key = (self.now + later_ms, number);
         while self.due.contains_key(&key) {
@@ -76,7 +76,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Runs all; each job takes an hour.
-    fn run(mut self) -> Ended {
+    fn run_to_end(mut self) -> FinishedRun {
         for _ in 0..STEPS_MAX {
             let timer = self.scheduler.next_timer().map(|at| at.0.max(self.now));
             let fact = self.due.first_key_value().map(|((at, _), _)| *at);
@@ -96,40 +96,40 @@ impl<'a> Cluster<'a> {
             self.scheduler.check();
             for action in actions {
                 if let Action::Finish { outcome } = action {
-                    let (at, made) = (self.now, self.made);
-                    return Ended { outcome, at, made };
+                    let (at, made) = (self.now, self.created_volumes);
+                    return FinishedRun { outcome, ended_at_ms: at, created_volumes: made };
                 }
-                self.serve(action);
+                self.serve_action(action);
             }
         }
         panic!("it does not end");
     }
 
-    fn serve(&mut self, action: Action) {
+    fn serve_action(&mut self, action: Action) {
         match action {
             Action::CreateVolume {
                 id, volume, server, ..
             } => {
-                let there = self.live.entry(server).or_default();
-                let ask = Ask {
+                let there = self.live_volumes.entry(server).or_default();
+                let ask = VolumeRequest {
                     name: &self.scheduler.workflow().volume(volume).name,
                     server: server.0,
-                    at: self.now,
-                    there: there.len(),
+                    at_ms: self.now,
+                    volumes_present: there.len(),
                 };
-                if (self.refuses)(&ask) {
+                if (self.refusal_rule)(&ask) {
                     let error = Error::new(ErrorCode::NoSpaceBytes, "no room");
                     let event = Event::VolumeCreateFailed { volume: id, error };
-                    self.at(REFUSING_MS, event);
+                    self.schedule_event(REFUSAL_DELAY_MS, event);
                 } else {
                     there.insert(id);
-                    self.made.push((ask.name.to_owned(), server.0, self.now));
-                    self.at(MAKING_MS, Event::VolumeCreated { volume: id });
+                    self.created_volumes.push((ask.name.to_owned(), server.0, self.now));
+                    self.schedule_event(CREATION_DELAY_MS, Event::VolumeCreated { volume: id });
                 }
             }
             Action::DeleteVolume { id, server } => {
-                self.live.entry(server).or_default().remove(&id);
-                self.at(REFUSING_MS, Event::VolumeDeleted { volume: id });
+                self.live_volumes.entry(server).or_default().remove(&id);
+                self.schedule_event(REFUSAL_DELAY_MS, Event::VolumeDeleted { volume: id });
             }
             Action::StartJob {
                 execution,
@@ -137,20 +137,20 @@ impl<'a> Cluster<'a> {
                 server,
                 ..
             } => {
-                self.at(REFUSING_MS, Event::JobStarted { execution });
+                self.schedule_event(REFUSAL_DELAY_MS, Event::JobStarted { execution });
                 let job = self.scheduler.workflow().job(job);
-                let (took_ms, report) = match self.fills_up {
+                let (took_ms, report) = match self.full_disk {
                     Some((name, on, took_ms)) if (name, on) == (&job.name, server.0) => {
                         let written = job.mounts.iter().find(|mount| mount.writable);
                         let volume = written.expect("it writes").volume;
                         (
                             took_ms,
-                            full(&self.scheduler.workflow().volume(volume).name),
+                            full_disk_report(&self.scheduler.workflow().volume(volume).name),
                         )
                     }
-                    _ => (HOUR_MS, success()),
+                    _ => (HOUR_MS, successful_report()),
                 };
-                self.at(took_ms, Event::JobEnded { execution, report });
+                self.schedule_event(took_ms, Event::JobEnded { execution, report });
             }
             _ => {}
         }
@@ -158,7 +158,7 @@ impl<'a> Cluster<'a> {
 }
 
 /// A job found no space in a volume: the disk below it is full.
-fn full(volume: &str) -> JobReport {
+fn full_disk_report(volume: &str) -> JobReport {
     let used = VolumeUse {
         name: volume.to_owned(),
         disk_free_bytes: Some(0),
@@ -168,12 +168,12 @@ fn full(volume: &str) -> JobReport {
     JobReport {
         outcome: JobOutcome::Exited(1),
         volumes: vec![used],
-        ..success()
+        ..successful_report()
     }
 }
 
 /// Jobs of these names, each with a scratch volume, `v` and its name, that it writes.
-fn jobs<'a>(names: impl IntoIterator<Item = &'a str>, megabytes: u64) -> String {
+fn writer_jobs<'a>(names: impl IntoIterator<Item = &'a str>, megabytes: u64) -> String {
     let job = |name| {
         format!(
             "volume v{name} scratch {megabytes} MB\njob {name} {{\nexecutable = /bin/true\n}}\n\
@@ -184,7 +184,7 @@ fn jobs<'a>(names: impl IntoIterator<Item = &'a str>, megabytes: u64) -> String 
 }
 
 /// So many jobs that each read a cache of their own, and take two slots.
-fn readers(count: u32, megabytes: u64) -> String {
+fn reader_jobs(count: u32, megabytes: u64) -> String {
     let job = |k| {
         format!(
             "volume y{k} cache bafs://home/y{k} {megabytes} MB\njob j{k} {{\n\
@@ -197,8 +197,8 @@ fn readers(count: u32, megabytes: u64) -> String {
 #[test]
 fn refusals_that_are_followed_by_successes_are_not_in_a_row() {
     let mut refused = BTreeSet::new();
-    let refuses = |ask: &Ask| refused.insert(ask.name.to_owned());
-    let ended = Cluster::new(&readers(12, 60), vec![node(1, 2, 100)], refuses).run();
+    let refuses = |ask: &VolumeRequest| refused.insert(ask.name.to_owned());
+    let ended = RefusingCluster::new(&reader_jobs(12, 60), vec![test_node(1, 2, 100)], refuses).run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
     assert_eq!(refused.len(), 12, "each was refused once");
 }
@@ -207,15 +207,15 @@ fn refusals_that_are_followed_by_successes_are_not_in_a_row() {
 #[test]
 fn nor_are_they_where_a_writer_had_met_the_full_disk_before() {
     let mut refused = BTreeSet::new();
-    let refuses = |ask: &Ask| ask.name != "vw" && refused.insert(ask.name.to_owned());
-    let text = jobs(["w"], 1) + &readers(12, 60);
-    let nodes = vec![node(1, 2, 100), node(2, 1, 10)];
-    let mut cluster = Cluster::new(&text, nodes, refuses);
-    cluster.fills_up = Some(("w", 1, 1_000));
-    let ended = cluster.run();
+    let refuses = |ask: &VolumeRequest| ask.name != "vw" && refused.insert(ask.name.to_owned());
+    let text = writer_jobs(["w"], 1) + &reader_jobs(12, 60);
+    let nodes = vec![test_node(1, 2, 100), test_node(2, 1, 10)];
+    let mut cluster = RefusingCluster::new(&text, nodes, refuses);
+    cluster.full_disk = Some(("w", 1, 1_000));
+    let ended = cluster.run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
     assert_eq!(refused.len(), 12, "each was refused once");
-    let of_writer = ended.made.iter().filter(|(name, ..)| name == "vw");
+    let of_writer = ended.created_volumes.iter().filter(|(name, ..)| name == "vw");
     let of_writer: Vec<u64> = of_writer.map(|(_, server, _)| *server).collect();
     assert_eq!(of_writer, [1, 2]);
 }
@@ -225,15 +225,15 @@ fn nor_are_they_where_a_writer_had_met_the_full_disk_before() {
 #[test]
 fn room_that_is_there_again_is_used_by_all() {
     let names: Vec<String> = (0..64).map(|k| format!("j{k}")).collect();
-    let text = jobs(names.iter().map(String::as_str), 1);
+    let text = writer_jobs(names.iter().map(String::as_str), 1);
     let mut left = 16;
-    let refuses = |_: &Ask| {
+    let refuses = |_: &VolumeRequest| {
         left -= i32::from(left > 0);
         left > 0
     };
-    let ended = Cluster::new(&text, vec![node(1, 16, 100)], refuses).run();
+    let ended = RefusingCluster::new(&text, vec![test_node(1, 16, 100)], refuses).run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
-    assert!(ended.at < 4 * HOUR_MS + HOUR_MS / 10, "{} ms", ended.at);
+    assert!(ended.ended_at_ms < 4 * HOUR_MS + HOUR_MS / 10, "{} ms", ended.ended_at_ms);
 }
 
 /// A job with all of its volumes tells no more whether there is room for others, though a writer
@@ -241,37 +241,37 @@ fn room_that_is_there_again_is_used_by_all() {
 #[test]
 fn nobody_waits_for_the_end_of_a_job_that_asked_whether_there_is_room() {
     let mut refused = false;
-    let refuses = |ask: &Ask| ask.name == "y0" && !std::mem::replace(&mut refused, true);
-    let text = jobs(["w"], 1) + &readers(4, 5);
-    let nodes = vec![node(1, 4, 100), node(2, 1, 2)];
-    let mut cluster = Cluster::new(&text, nodes, refuses);
+    let refuses = |ask: &VolumeRequest| ask.name == "y0" && !std::mem::replace(&mut refused, true);
+    let text = writer_jobs(["w"], 1) + &reader_jobs(4, 5);
+    let nodes = vec![test_node(1, 4, 100), test_node(2, 1, 2)];
+    let mut cluster = RefusingCluster::new(&text, nodes, refuses);
     // Volumes are asked for at 0 ms, and again when the refusal is ten seconds old.
-    let meets_at = REFUSING_MS + 10_000 + MAKING_MS / 2;
-    cluster.fills_up = Some(("w", 1, meets_at - MAKING_MS));
-    let ended = cluster.run();
+    let meets_at = REFUSAL_DELAY_MS + 10_000 + CREATION_DELAY_MS / 2;
+    cluster.full_disk = Some(("w", 1, meets_at - CREATION_DELAY_MS));
+    let ended = cluster.run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
     assert!(refused);
-    assert!(ended.at < 2 * HOUR_MS + HOUR_MS / 10, "{} ms", ended.at);
+    assert!(ended.ended_at_ms < 2 * HOUR_MS + HOUR_MS / 10, "{} ms", ended.ended_at_ms);
 }
 
 /// What is refused on one node for a moment waits for none of the others, which are busy.
 #[test]
 fn a_node_that_refused_room_is_tried_again_while_others_are_busy() {
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
-    let nodes = vec![node(1, 4, 100), node(2, 4, 100)];
-    let refuses = |ask: &Ask| ask.server == 1 && ask.at < 1_000;
-    let ended = Cluster::new(&jobs(names, 1), nodes, refuses).run();
+    let nodes = vec![test_node(1, 4, 100), test_node(2, 4, 100)];
+    let refuses = |ask: &VolumeRequest| ask.server == 1 && ask.at_ms < 1_000;
+    let ended = RefusingCluster::new(&writer_jobs(names, 1), nodes, refuses).run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
-    assert!(ended.at < HOUR_MS + HOUR_MS / 10, "{} ms", ended.at);
+    assert!(ended.ended_at_ms < HOUR_MS + HOUR_MS / 10, "{} ms", ended.ended_at_ms);
 }
 
 /// The volume of another job was asked for before the refusal, and proves nothing.
 #[test]
 fn a_job_waits_for_room_as_long_as_another_runs_beside_it() {
-    let refuses = |ask: &Ask| ask.name == "vx" && ask.at < HOUR_MS / 2;
-    let ended = Cluster::new(&jobs(["x", "s"], 1), vec![node(1, 4, 100)], refuses).run();
+    let refuses = |ask: &VolumeRequest| ask.name == "vx" && ask.at_ms < HOUR_MS / 2;
+    let ended = RefusingCluster::new(&writer_jobs(["x", "s"], 1), vec![test_node(1, 4, 100)], refuses).run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
-    let made = ended.made.iter().find(|(name, ..)| name == "vx");
+    let made = ended.created_volumes.iter().find(|(name, ..)| name == "vx");
     let at = made.expect("it found room").2;
     let latest = HOUR_MS / 2 + 2 * 10_000;
     assert!((HOUR_MS / 2..latest).contains(&at), "{at} ms");
@@ -281,15 +281,15 @@ fn a_job_waits_for_room_as_long_as_another_runs_beside_it() {
 #[test]
 fn a_node_with_half_the_room_runs_all_jobs_one_half_after_the_other() {
     let names: Vec<String> = (0..16).map(|k| format!("j{k}")).collect();
-    let text = jobs(names.iter().map(String::as_str), 1);
+    let text = writer_jobs(names.iter().map(String::as_str), 1);
     let mut asked: BTreeMap<u64, u32> = BTreeMap::new();
-    let refuses = |ask: &Ask| {
-        *asked.entry(ask.at).or_default() += 1;
-        ask.there >= 8
+    let refuses = |ask: &VolumeRequest| {
+        *asked.entry(ask.at_ms).or_default() += 1;
+        ask.volumes_present >= 8
     };
-    let ended = Cluster::new(&text, vec![node(1, 16, 100)], refuses).run();
+    let ended = RefusingCluster::new(&text, vec![test_node(1, 16, 100)], refuses).run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
-    assert!(ended.at < 2 * HOUR_MS + HOUR_MS / 10, "{} ms", ended.at);
+    assert!(ended.ended_at_ms < 2 * HOUR_MS + HOUR_MS / 10, "{} ms", ended.ended_at_ms);
     let mut before_an_hour = asked.range(1..HOUR_MS);
     assert!(before_an_hour.all(|(_, count)| *count == 1), "{asked:?}");
 }
@@ -298,20 +298,20 @@ fn a_node_with_half_the_room_runs_all_jobs_one_half_after_the_other() {
 #[test]
 fn what_a_job_reads_does_not_hold_it_to_a_full_disk() {
     for beside in ["", "l"] {
-        let mut text = jobs(["a"], 40) + &jobs(["b"], 1);
+        let mut text = writer_jobs(["a"], 40) + &writer_jobs(["b"], 1);
         text += "parent a child b\nmount va b /in ro\n";
-        text += &jobs(beside.split_terminator(' '), 1);
+        text += &writer_jobs(beside.split_terminator(' '), 1);
         let mut first = 0;
-        let refuses = |ask: &Ask| {
+        let refuses = |ask: &VolumeRequest| {
             if ask.name == "va" {
                 first = ask.server;
             }
             ask.name == "vb" && ask.server == first
         };
-        let nodes = vec![node(1, 4, 100), node(2, 4, 100)];
-        let ended = Cluster::new(&text, nodes, refuses).run();
+        let nodes = vec![test_node(1, 4, 100), test_node(2, 4, 100)];
+        let ended = RefusingCluster::new(&text, nodes, refuses).run_to_end();
         assert_eq!(ended.outcome, Outcome::Complete);
-        assert!(ended.at < 2 * HOUR_MS + 1_000, "{} ms", ended.at);
+        assert!(ended.ended_at_ms < 2 * HOUR_MS + 1_000, "{} ms", ended.ended_at_ms);
     }
 }
 
@@ -321,29 +321,29 @@ fn what_a_job_reads_does_not_hold_it_to_a_full_disk() {
 fn a_filled_volume_holds_its_job_to_a_full_disk_only_for_a_moment() {
     for beside in ["s", "s t"] {
         let text = "volume f scratch 10 MB from bafs://home/in\n".to_owned()
-            + &jobs("x".split(' ').chain(beside.split(' ')), 1)
+            + &writer_jobs("x".split(' ').chain(beside.split(' ')), 1)
             + "mount f x /in\n";
         let mut first = 0;
-        let refuses = |ask: &Ask| {
+        let refuses = |ask: &VolumeRequest| {
             if ask.name == "f" && first == 0 {
                 first = ask.server;
             }
             ask.name == "vx" && ask.server == first
         };
-        let nodes = vec![node(1, 4, 100), node(2, 4, 100)];
-        let ended = Cluster::new(&text, nodes, refuses).run();
+        let nodes = vec![test_node(1, 4, 100), test_node(2, 4, 100)];
+        let ended = RefusingCluster::new(&text, nodes, refuses).run_to_end();
         assert_eq!(ended.outcome, Outcome::Complete);
-        assert!(ended.at < HOUR_MS + 60_000, "{} ms", ended.at);
-        let fills = ended.made.iter().filter(|(name, ..)| name == "f");
+        assert!(ended.ended_at_ms < HOUR_MS + 60_000, "{} ms", ended.ended_at_ms);
+        let fills = ended.created_volumes.iter().filter(|(name, ..)| name == "f");
         let at: Vec<u64> = fills.map(|(_, _, at)| *at).collect();
         assert!(at.len() == 2 && at[1] > 10_000, "{at:?}");
     }
 }
 
 /// How much is looked at until so many jobs were started, which succeed at once.
-fn looked_at(text: &str, nodes: Vec<NodeSeen>, starts_max: u32) -> u64 {
-    let mut scheduler = Scheduler::new(RunId(0), workflow(text), Settings::default());
-    let mut due = vec![Event::seen(nodes)];
+fn count_examined_records(text: &str, nodes: Vec<NodeInfo>, starts_max: u32) -> u64 {
+    let mut scheduler = Scheduler::new(RunId(0), parse_workflow_text(text), Settings::default());
+    let mut due = vec![Event::nodes_listed(nodes)];
     let (mut starts, mut now) = (0, 0);
     while let Some(event) = due.pop() {
         now += 1;
@@ -355,9 +355,9 @@ fn looked_at(text: &str, nodes: Vec<NodeSeen>, starts_max: u32) -> u64 {
                 Action::StartJob { execution, .. } => {
                     starts += 1;
                     if starts == starts_max {
-                        return scheduler.looked_at();
+                        return scheduler.records_examined();
                     }
-                    let report = success();
+                    let report = successful_report();
                     due.insert(0, Event::JobEnded { execution, report });
                     due.push(Event::JobStarted { execution });
                 }
@@ -378,12 +378,12 @@ fn placing_a_pipeline_on_many_nodes_looks_at_each_a_few_times() {
             text += &format!("executable = /bin/true\n}}\nmount v{k} j{k} /y\n");
             text += &format!("parent j{k} child z\nmount v{k} z /i{k} ro\n");
         }
-        let mut scheduler = Scheduler::new(RunId(0), workflow(&text), Settings::default());
-        let nodes = (1..=size).map(|id| node(id, 1, 100)).collect();
+        let mut scheduler = Scheduler::new(RunId(0), parse_workflow_text(&text), Settings::default());
+        let nodes = (1..=size).map(|id| test_node(id, 1, 100)).collect();
         let mut actions = Vec::new();
-        scheduler.step(Time(0), Event::seen(nodes), &mut actions);
+        scheduler.step(Time(0), Event::nodes_listed(nodes), &mut actions);
         assert_eq!(actions.len() as u64, size, "a volume on each node");
-        scheduler.looked_at()
+        scheduler.records_examined()
     });
     // Jobs times nodes for each of as many jobs.
     for pair in looked_at.windows(2) {
@@ -406,8 +406,8 @@ fn placing_jobs_that_share_a_volume_looks_at_each_job_a_few_times() {
             text += &format!("parent a child j{k}\nmount in j{k} /in ro\n");
             text += &format!("parent j{k} child z\nmount v{k} z /i{k} ro\n");
         }
-        let nodes = (1..=4).map(|id| node(id, 8, size)).collect();
-        looked_at(&text, nodes, 40)
+        let nodes = (1..=4).map(|id| test_node(id, 8, size)).collect();
+        count_examined_records(&text, nodes, 40)
     });
     for pair in looked_at[..3].windows(2) {
         assert!(pair[1] < 3 * pair[0], "{looked_at:?}");

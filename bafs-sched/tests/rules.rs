@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
 use bafs_sched::logic::{
-    Action, Event, NodeSeen, NodeShare, Order, Rules, Scheduler, Settings, Space,
+    Action, Event, NodeInfo, RunQuota, JobStartOrder, AllocationRules, Scheduler, Settings, Space,
 };
 use bafs_sched::workflow::parse_workflow;
 
@@ -24,10 +24,10 @@ fn rules_are_kept_until_the_nodes_have_said_what_they_keep() {
     let parsed = parse_workflow("rules.bafs", &text, &none).expect("a workflow");
     let settings = Settings {
         user: Some("me".to_owned()),
-        rules: Some(Rules {
-            order: Order::BreadthFirst,
+        allocation_rules: Some(AllocationRules {
+            order: JobStartOrder::BreadthFirst,
             pipelines_max: 4,
-            is_in_parts: false,
+            has_sequential_parts: false,
             batch_volumes_max: 1,
         }),
         ..Settings::default()
@@ -38,30 +38,30 @@ fn rules_are_kept_until_the_nodes_have_said_what_they_keep() {
         bytes: 60 * MB,
         files: 100_000,
     };
-    let nodes = [1, 2].map(|id| NodeSeen {
+    let nodes = [1, 2].map(|id| NodeInfo {
         id: ServerId(id),
         name: format!("n{id}"),
         address: String::new(),
         group: "default".to_owned(),
         capacity,
-        foreign: Space::ZERO,
+        foreign_space: Space::ZERO,
         slots: 2,
     });
-    let seen = Event::seen(nodes.to_vec());
+    let seen = Event::nodes_listed(nodes.to_vec());
     scheduler.step(Time(0), seen, &mut asked);
     for now in [1, 10, 100, 900] {
         scheduler.step(Time(now), Event::Tick, &mut asked);
     }
     assert!(asked.is_empty(), "nothing is kept for it yet: {asked:?}");
-    let shares = nodes.map(|node| NodeShare {
+    let shares = nodes.map(|node| RunQuota {
         server: node.id,
         space: capacity,
         slots: 2,
         is_shared: false,
-        is_over: false,
+        is_above_fair_share: false,
     });
-    let answered = Event::SharesSeen {
-        shares: shares.to_vec(),
+    let answered = Event::QuotasChanged {
+        quotas: shares.to_vec(),
     };
     scheduler.step(Time(1_000), answered, &mut asked);
     let made = asked.iter().filter_map(|action| match action {
@@ -92,26 +92,26 @@ fn when_others_have_ended_what_they_held_is_waited_for() {
     let mut asked = Vec::new();
     let mut now = 0;
     let mut after = |ms: u64, bytes, is_shared, asked: &mut Vec<Action>| {
-        let share = NodeShare {
+        let share = RunQuota {
             server,
             space: capacity(bytes),
             slots: 1,
             is_shared,
-            is_over: false,
+            is_above_fair_share: false,
         };
-        let node = NodeSeen {
+        let node = NodeInfo {
             id: server,
             name: "n1".to_owned(),
             address: String::new(),
             group: "default".to_owned(),
             capacity: capacity(20 * MB),
-            foreign: Space::ZERO,
+            foreign_space: Space::ZERO,
             slots: 1,
         };
-        let shares = Event::SharesSeen {
-            shares: vec![share],
+        let shares = Event::QuotasChanged {
+            quotas: vec![share],
         };
-        for event in [Event::seen(vec![node]), shares] {
+        for event in [Event::nodes_listed(vec![node]), shares] {
             scheduler.step(Time(now), event, asked);
         }
         for _ in 0..ms / 100 {

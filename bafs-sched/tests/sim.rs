@@ -1,9 +1,9 @@
 //! The simulator with the real scheduler core: what must come out, whatever the machine.
 
 use bafs_sched::dice::SeededRng;
-use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy, predict};
+use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy, predict_time};
 use bafs_sched::sim::{
-    JobLoad, Load, Measured, MountLoad, Policy, Run, Scenario, Simulation, workflow_of,
+    JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, SimulationResult, Scenario, Simulation, build_canonical_workflow,
 };
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
@@ -11,29 +11,29 @@ const GB: u64 = 1_000_000_000;
 const MB: u64 = 1_000_000;
 
 /// The thesis' environment: 50 nodes of 5 GB, 1 and 12 MB/s.
-fn thesis() -> Environment {
+fn thesis_nodes() -> Environment {
     Environment::parse(include_str!("../../examples/environments/thesis.toml"))
         .expect("the example is right")
 }
 
-fn simulate(text: &str, environment: &Environment, policy: Policy, seed: u64) -> Run {
-    let canonical = Canonical::parse(text).expect("a workload");
-    let load = Load::Declared {
+fn simulate_policy(text: &str, environment: &Environment, policy: Policy, seed: u64) -> SimulationResult {
+    let canonical = CanonicalWorkload::parse(text).expect("a workload");
+    let load = LoadModel::Declared {
         variability_ppm: (canonical.variability * 1e6) as u64,
     };
     let scenario = Scenario::new(environment.clone(), policy, load, seed);
-    Simulation::new(workflow_of(&canonical), scenario)
+    Simulation::new(build_canonical_workflow(&canonical), scenario)
         .run()
         .expect("the run ends")
 }
 
-fn strategy(text: &str, strategy: Strategy) -> Run {
-    let run = simulate(text, &thesis(), Policy::Strategy(strategy), 1);
+fn simulate_strategy(text: &str, strategy: Strategy) -> SimulationResult {
+    let run = simulate_policy(text, &thesis_nodes(), Policy::Strategy(strategy), 1);
     assert!(run.is_complete(), "{strategy}: {:?}", run.outcome);
     run
 }
 
-const MIXED: &str = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
+const MIXED_WORKLOAD: &str = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
 
 /// One job on one node: every second can be counted by hand.
 #[test]
@@ -46,7 +46,7 @@ fn one_job_takes_what_its_bytes_and_its_computing_take() {
         restart_s: 60,
     };
     let text = "width=1,depth=1,batch=2GB,private=1GB,run=500s";
-    let run = simulate(text, &environment, Policy::Strategy(Strategy::All), 1);
+    let run = simulate_policy(text, &environment, Policy::Strategy(Strategy::All), 1);
     // From home 1,000 s of private and 2,000 s of batch data; 100 s to read the one, 500 to
     // compute, 100 to write, 1,000 s home.
     assert_eq!(
@@ -67,7 +67,7 @@ fn batch_data_cross_the_link_as_often_as_the_strategy_says() {
         (Strategy::AllBatch, 1),
         (Strategy::Minimal, 2),
     ] {
-        let run = strategy(MIXED, name);
+        let run = simulate_strategy(MIXED_WORKLOAD, name);
         assert_eq!(run.fetched_bytes, times * batch, "{name}");
         assert_eq!(run.home_bytes, endpoint + times * batch, "{name}");
         assert_eq!(run.executions, 1_750, "{name}");
@@ -79,9 +79,9 @@ fn the_same_seed_gives_the_same_run() {
     let text = "width=60,depth=3,batch=20GB,private=0.5GB,run=500s,var=0.3";
     let environment = Environment {
         mtbf_s: Some(3_000),
-        ..thesis()
+        ..thesis_nodes()
     };
-    let run = |seed| simulate(text, &environment, Policy::Strategy(Strategy::Slice), seed);
+    let run = |seed| simulate_policy(text, &environment, Policy::Strategy(Strategy::Slice), seed);
     let (one, other) = (run(1), run(2));
     assert_eq!(one, run(1));
     assert_ne!(one.elapsed_us, other.elapsed_us);
@@ -92,35 +92,35 @@ fn the_same_seed_gives_the_same_run() {
 /// vary are all drawn. A change of the simulator or of the scheduler changes them, and these too.
 #[test]
 fn the_same_seed_gives_the_same_run_on_every_machine() {
-    let mut environment = thesis();
+    let mut environment = thesis_nodes();
     environment.mtbf_s = Some(10_000);
     environment.nodes[0].count = 10;
-    environment.nodes[0].has_hash_skew = true;
+    environment.nodes[0].has_hash_imbalance = true;
     let text = "width=40,depth=3,batch=5GB,private=0.5GB,run=5000s,var=0.3";
-    let run = simulate(text, &environment, Policy::Strategy(Strategy::Slice), 7);
+    let run = simulate_policy(text, &environment, Policy::Strategy(Strategy::Slice), 7);
     let found = (run.elapsed_us, run.home_bytes, run.peer_bytes);
-    let counts = (run.executions, run.failures, run.steps);
+    let counts = (run.executions, run.failures, run.events);
     let expected = (121_459_659_158, 82_346_976_339, 964_603_174_653);
     assert_eq!((found, counts), (expected, (171, 10, 1_172)));
 }
 
 /// Seconds that each possible strategy takes on a baseline, with what the planner predicts.
-fn compared(text: &str) -> Vec<(Strategy, f64, f64)> {
+fn compare_strategies_on(text: &str) -> Vec<(Strategy, f64, f64)> {
     let (shape, environment) = (
-        Canonical::parse(text).expect("a workload").shape(),
-        thesis(),
+        CanonicalWorkload::parse(text).expect("a workload").shape(),
+        thesis_nodes(),
     );
-    let possible = Strategy::EACH.into_iter().filter(|name| {
-        *name != Strategy::Remote && name.allocate(&shape, &environment).is_possible()
+    let possible = Strategy::THESIS_STRATEGIES.into_iter().filter(|name| {
+        *name != Strategy::Remote && name.plan_allocation(&shape, &environment).is_possible()
     });
     let timed = possible.map(|name| {
-        let predicted = predict(name, &shape, &environment).expect("it is possible");
-        (name, strategy(text, name).seconds(), predicted)
+        let predicted = predict_time(name, &shape, &environment).expect("it is possible");
+        (name, simulate_strategy(text, name).seconds(), predicted)
     });
     timed.collect()
 }
 
-fn seconds(found: &[(Strategy, f64, f64)], wanted: Strategy) -> f64 {
+fn find_seconds(found: &[(Strategy, f64, f64)], wanted: Strategy) -> f64 {
     found
         .iter()
         .find(|(name, ..)| *name == wanted)
@@ -135,22 +135,22 @@ fn the_baselines_go_as_in_the_thesis_and_as_planned() {
     let batch = "width=350,depth=5,batch=176.6GB,private=203.6MB,run=5000s,var=0.1";
     let private = "width=350,depth=5,batch=30GB,private=2.5GB,run=5000s,var=0.1";
     for (text, best) in [
-        (MIXED, Strategy::Slice),
+        (MIXED_WORKLOAD, Strategy::Slice),
         (private, Strategy::AllBatch),
         (batch, Strategy::Minimal),
     ] {
-        let found = compared(text);
+        let found = compare_strategies_on(text);
         let first = found.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
         let planned = found.iter().min_by(|a, b| a.2.total_cmp(&b.2)).unwrap();
         assert_eq!((first.0, planned.0), (best, best), "{text}: {found:?}");
         let off = first.2 / first.1 - 1.0;
         assert!(off.abs() < 0.08, "{text}: the prediction is off by {off}");
     }
-    let mixed = compared(MIXED);
-    let saved = |slower| 1.0 - seconds(&mixed, Strategy::Slice) / seconds(&mixed, slower);
-    let intensive = compared(batch);
-    let minimal_s = seconds(&intensive, Strategy::Minimal);
-    let saved_there = 1.0 - minimal_s / seconds(&intensive, Strategy::Slice);
+    let mixed = compare_strategies_on(MIXED_WORKLOAD);
+    let saved = |slower| 1.0 - find_seconds(&mixed, Strategy::Slice) / find_seconds(&mixed, slower);
+    let intensive = compare_strategies_on(batch);
+    let minimal_s = find_seconds(&intensive, Strategy::Minimal);
+    let saved_there = 1.0 - minimal_s / find_seconds(&intensive, Strategy::Slice);
     assert!(
         (0.10..0.30).contains(&saved_there),
         "thesis: 20 %: {intensive:?}"
@@ -166,7 +166,7 @@ fn the_baselines_go_as_in_the_thesis_and_as_planned() {
 }
 
 /// Computing really takes so many seconds, whatever is declared; data are as declared in a chain.
-fn load_with(workflow: &Workflow, seconds: u64) -> Load {
+fn measured_load(workflow: &Workflow, seconds: u64) -> LoadModel {
     let jobs = workflow.jobs.iter().map(|job| JobLoad {
         compute_us: seconds * 1_000_000,
         mounts: job
@@ -177,45 +177,45 @@ fn load_with(workflow: &Workflow, seconds: u64) -> Load {
                 MountLoad {
                     read_bytes: if mount.writable { 0 } else { bytes },
                     written_bytes: if mount.writable { bytes } else { 0 },
-                    is_bound: false,
+                    is_bind_mount: false,
                 }
             })
             .collect(),
     });
-    Load::Measured(Measured {
+    LoadModel::Measured(MeasuredLoad {
         jobs: jobs.collect(),
-        ..Measured::default()
+        ..MeasuredLoad::default()
     })
 }
 
-fn run_with(text: &str, seconds: u64, environment: &Environment, policy: Policy) -> Run {
-    let workflow = workflow_of(&Canonical::parse(text).expect("a workload"));
-    let load = load_with(&workflow, seconds);
+fn simulate_measured(text: &str, seconds: u64, environment: &Environment, policy: Policy) -> SimulationResult {
+    let workflow = build_canonical_workflow(&CanonicalWorkload::parse(text).expect("a workload"));
+    let load = measured_load(&workflow, seconds);
     let scenario = Scenario::new(environment.clone(), policy, load, 1);
     let run = Simulation::new(workflow, scenario).run().expect("it ends");
     assert!(run.is_complete(), "{policy}: {:?}", run.outcome);
     run
 }
 
-fn followed(run: &Run) -> Vec<Option<Strategy>> {
-    run.followed.iter().map(|last| last.strategy).collect()
+fn followed_strategies(run: &SimulationResult) -> Vec<Option<Strategy>> {
+    run.strategy_changes.iter().map(|last| last.strategy).collect()
 }
 
 /// Jobs compute 400 times as long as declared: fetching once is not worth ten processors any more.
 #[test]
 fn the_strategy_changes_when_measurements_contradict_the_plan() {
     let text = "width=350,depth=5,batch=176.6GB,private=203.6MB,run=100s,var=0.1";
-    let mut environment = thesis();
+    let mut environment = thesis_nodes();
     environment.local_bytes_per_s *= 10;
-    let run = |policy| run_with(text, 40_000, &environment, policy);
-    let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Guided));
+    let run = |policy| simulate_measured(text, 40_000, &environment, policy);
+    let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Adaptive));
     let expected = [Some(Strategy::Slice), Some(Strategy::Minimal)];
-    assert_eq!(followed(&guided)[..2], expected, "{:?}", guided.followed);
+    assert_eq!(followed_strategies(&guided)[..2], expected, "{:?}", guided.strategy_changes);
     // When only a part is left, Slice has room for all of it.
     assert!(
-        guided.followed.len() <= 3,
+        guided.strategy_changes.len() <= 3,
         "to and fro: {:?}",
-        guided.followed
+        guided.strategy_changes
     );
     assert!(
         guided.seconds() < 0.85 * kept.seconds(),
@@ -228,13 +228,13 @@ fn the_strategy_changes_when_measurements_contradict_the_plan() {
 /// A measurement that contradicts the plan, but no other strategy is better by it.
 #[test]
 fn the_strategy_stays_when_a_change_gains_nothing() {
-    let run = |policy| run_with(MIXED, 8_000, &thesis(), policy);
-    let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Guided));
+    let run = |policy| simulate_measured(MIXED_WORKLOAD, 8_000, &thesis_nodes(), policy);
+    let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Adaptive));
     assert_eq!(
-        followed(&guided),
+        followed_strategies(&guided),
         [Some(Strategy::Slice)],
         "{:?}",
-        guided.followed
+        guided.strategy_changes
     );
     let longer = guided.seconds() / kept.seconds();
     assert!((0.98..1.02).contains(&longer), "{longer}");
@@ -244,48 +244,48 @@ fn the_strategy_stays_when_a_change_gains_nothing() {
 /// fetch everything again.
 #[test]
 fn nodes_that_come_are_planned_with() {
-    let mut environment = thesis();
+    let mut environment = thesis_nodes();
     environment.nodes[0].count = 30;
     let later = NodeClass {
-        from_s: 100_000,
+        arrival_s: 100_000,
         ..environment.nodes[0].clone()
     };
     environment.nodes.push(later);
-    let run = |policy| run_with(MIXED, 5_000, &environment, policy);
+    let run = |policy| simulate_measured(MIXED_WORKLOAD, 5_000, &environment, policy);
     let (kept, guided) = (
         run(Policy::Strategy(Strategy::Minimal)),
-        run(Policy::Guided),
+        run(Policy::Adaptive),
     );
-    assert_eq!(guided.followed[0].strategy, Some(Strategy::Minimal));
+    assert_eq!(guided.strategy_changes[0].strategy, Some(Strategy::Minimal));
     assert!(
         guided.seconds() < 0.9 * kept.seconds() && guided.fetched_bytes < kept.fetched_bytes,
         "{} s instead of {} s: {:?}",
         guided.seconds(),
         kept.seconds(),
-        guided.followed
+        guided.strategy_changes
     );
 }
 
 /// Nodes that leave take their volumes with them, and the rest is done on those that stay.
 #[test]
 fn nodes_that_leave_are_planned_without() {
-    let mut environment = thesis();
+    let mut environment = thesis_nodes();
     environment.nodes[0].count = 30;
     let leaving = NodeClass {
         count: 20,
-        until_s: Some(300_000),
+        departure_s: Some(300_000),
         ..environment.nodes[0].clone()
     };
     environment.nodes.push(leaving);
-    let run = |policy| run_with(MIXED, 5_000, &environment, policy);
-    let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Guided));
+    let run = |policy| simulate_measured(MIXED_WORKLOAD, 5_000, &environment, policy);
+    let (kept, guided) = (run(Policy::Strategy(Strategy::Slice)), run(Policy::Adaptive));
     // 150 GB do not hold a private volume of every pipeline beside a batch volume.
     let expected = [Some(Strategy::Slice), Some(Strategy::Minimal)];
-    assert_eq!(followed(&guided)[..2], expected, "{:?}", guided.followed);
+    assert_eq!(followed_strategies(&guided)[..2], expected, "{:?}", guided.strategy_changes);
     assert!(
-        guided.followed.len() <= 3,
+        guided.strategy_changes.len() <= 3,
         "to and fro: {:?}",
-        guided.followed
+        guided.strategy_changes
     );
     assert!(
         guided.seconds() < 1.02 * kept.seconds(),
@@ -320,7 +320,7 @@ fn a_strategy_that_holds_everything_uses_all_databases_at_once() {
         restart_s: 60,
     };
     let time = |policy| {
-        let load = Load::Declared { variability_ppm: 0 };
+        let load = LoadModel::Declared { variability_ppm: 0 };
         let scenario = Scenario::new(environment.clone(), policy, load, 1);
         let run = Simulation::new(workflow.clone(), scenario).run();
         let run = run.expect("it ends");
@@ -366,13 +366,13 @@ fn many_jobs_on_many_nodes_in_many_clusters_with_failures() {
         Ok("allbatch") => Policy::Strategy(Strategy::AllBatch),
         _ => Policy::Strategy(Strategy::All),
     };
-    let run = simulate(&text, &environment, policy, 1);
+    let run = simulate_policy(&text, &environment, policy, 1);
     assert!(run.is_complete(), "{:?}", run.outcome);
     assert!(run.failures > 0 && run.executions > u64::from(jobs));
     eprintln!(
         "{} jobs, {nodes} nodes: {} steps, {} failures, {} executions, {:.0} simulated s",
         jobs,
-        run.steps,
+        run.events,
         run.failures,
         run.executions,
         run.seconds()
@@ -383,7 +383,7 @@ fn many_jobs_on_many_nodes_in_many_clusters_with_failures() {
 /// pipeline's volumes nearly fill 250 GB.
 #[test]
 fn batch_volumes_that_just_fit_together_all_find_their_room() {
-    let run = strategy(
+    let run = simulate_strategy(
         "width=350,depth=5,batch=45GB,private=2.75GB,run=5000s,var=0.1",
         Strategy::AllBatch,
     );
@@ -392,15 +392,15 @@ fn batch_volumes_that_just_fit_together_all_find_their_room() {
 
 #[test]
 fn a_run_that_takes_longer_than_can_be_counted_fails_and_has_no_wrong_time() {
-    let canonical = Canonical::parse("width=1,depth=2,batch=0B,private=0B,run=1s").expect("it is");
-    let workflow = workflow_of(&canonical);
+    let canonical = CanonicalWorkload::parse("width=1,depth=2,batch=0B,private=0B,run=1s").expect("it is");
+    let workflow = build_canonical_workflow(&canonical);
     for seconds in [
         u64::MAX / 3_000_000,
         u64::MAX / 1_500_000,
         u64::MAX / 1_000_000,
     ] {
-        let load = load_with(&workflow, seconds);
-        let scenario = Scenario::new(thesis(), Policy::Need, load, 1);
+        let load = measured_load(&workflow, seconds);
+        let scenario = Scenario::new(thesis_nodes(), Policy::Need, load, 1);
         let run = Simulation::new(workflow.clone(), scenario).run();
         let why = run.expect("it ends").failure();
         let why = why.expect("two such jobs take more than the clock has");
@@ -413,12 +413,12 @@ fn a_run_that_takes_longer_than_can_be_counted_fails_and_has_no_wrong_time() {
 
 #[test]
 fn data_that_cross_for_longer_than_can_be_counted_are_no_defect_of_the_simulator() {
-    let canonical = Canonical::parse("width=1,depth=1,batch=8000TB,private=8000TB,run=1s");
-    let workflow = workflow_of(&canonical.expect("it is"));
-    let mut environment = thesis();
+    let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=8000TB,private=8000TB,run=1s");
+    let workflow = build_canonical_workflow(&canonical.expect("it is"));
+    let mut environment = thesis_nodes();
     environment.home_bytes_per_s = 1;
     environment.nodes[0].storage_bytes = 100_000_000_000_000_000;
-    let load = Load::Declared { variability_ppm: 0 };
+    let load = LoadModel::Declared { variability_ppm: 0 };
     let scenario = Scenario::new(environment, Policy::Need, load, 1);
     let run = Simulation::new(workflow, scenario).run().expect("it ends");
     let why = run.failure().expect("16 PB at a byte a second");
@@ -432,10 +432,10 @@ fn data_that_cross_for_longer_than_can_be_counted_are_no_defect_of_the_simulator
 /// lay, must not be looked at one by one whenever the next comes. Else this takes hours.
 #[test]
 fn many_batch_volumes_one_after_the_other_are_simulated() {
-    let canonical = Canonical::parse("width=1,depth=10000,batch=1MB,private=1MB,run=5s");
-    let workflow = workflow_of(&canonical.expect("it is"));
-    let load = Load::Declared { variability_ppm: 0 };
-    let scenario = Scenario::new(thesis(), Policy::Strategy(Strategy::Slice), load, 1);
+    let canonical = CanonicalWorkload::parse("width=1,depth=10000,batch=1MB,private=1MB,run=5s");
+    let workflow = build_canonical_workflow(&canonical.expect("it is"));
+    let load = LoadModel::Declared { variability_ppm: 0 };
+    let scenario = Scenario::new(thesis_nodes(), Policy::Strategy(Strategy::Slice), load, 1);
     let run = Simulation::new(workflow, scenario).run().expect("it ends");
     assert!(run.is_complete(), "{run:?}");
     assert_eq!(run.fetched_bytes, 10_000_000_000);
@@ -443,16 +443,16 @@ fn many_batch_volumes_one_after_the_other_are_simulated() {
 
 /// Thirty parts of ten jobs (a first one, eight beside each other, a last one that reads all), each
 /// of which reads one of three caches at random.
-fn parts_that_read_at_random() -> Workflow {
-    let mut dice = SeededRng::new(1);
+fn random_reader_workflow() -> Workflow {
+    let mut rng = SeededRng::new(1);
     let mut text = String::new();
     for (cache, size) in [4, 1, 3].into_iter().enumerate() {
         text += &format!("volume db{cache} cache bafs://home/db{cache} {size} GB\n");
     }
     for part in 0..30 {
         for job in 0..10 {
-            let (runtime, size) = (1_000 + dice.below(2_000), 100 + dice.below(400));
-            let cache = dice.below(3);
+            let (runtime, size) = (1_000 + rng.next_below(2_000), 100 + rng.next_below(400));
+            let cache = rng.next_below(3);
             text += &format!(
                 "job j{part}x{job} {{\nexecutable = x\nruntime = {runtime} s\n}}\n\
                  volume v{part}x{job} scratch {size} MB\n\
@@ -490,9 +490,9 @@ fn without_a_plan_batch_data_that_are_read_at_once_find_room() {
         restart_s: 60,
     };
     let of = |policy| {
-        let load = Load::Declared { variability_ppm: 0 };
+        let load = LoadModel::Declared { variability_ppm: 0 };
         let scenario = Scenario::new(environment.clone(), policy, load, 1);
-        let run = Simulation::new(parts_that_read_at_random(), scenario).run();
+        let run = Simulation::new(random_reader_workflow(), scenario).run();
         run.expect("the run ends")
     };
     let (need, planned) = (of(Policy::Need), of(Policy::Strategy(Strategy::AllBatch)));

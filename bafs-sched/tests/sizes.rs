@@ -5,14 +5,14 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::dice::SeededRng;
-use bafs_sched::logic::{Action, Event, NodeSeen, NodeShare, Outcome, Scheduler, Settings, Space};
+use bafs_sched::logic::{Action, Event, NodeInfo, RunQuota, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::{Workflow, parse_workflow};
-use bafs_sched::world::{Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
 
 const SEEDS: u64 = 50;
 
 /// `width` pipelines of two jobs with a volume each.
-fn workflow(width: u32, size: &str) -> Workflow {
+fn pair_workflow(width: u32, size: &str) -> Workflow {
     let mut text = String::new();
     for p in 0..width {
         text += &format!(
@@ -21,10 +21,10 @@ fn workflow(width: u32, size: &str) -> Workflow {
              mount y{p} b{p} /y\nextract y{p} out bafs://home/out.{p}\n"
         );
     }
-    parse(&text)
+    parse_text(&text)
 }
 
-fn parse(text: &str) -> Workflow {
+fn parse_text(text: &str) -> Workflow {
     let text = text.replace("JOB", "{\n  executable = x\n}");
     let none = |path: &str| Err(path.to_owned());
     parse_workflow("w.bafs", &text, &none)
@@ -32,14 +32,14 @@ fn parse(text: &str) -> Workflow {
         .workflow
 }
 
-fn megabytes(bytes: u64) -> Space {
+fn space_of_megabytes(bytes: u64) -> Space {
     Space {
         bytes: bytes * 1_000_000,
         files: 10,
     }
 }
 
-fn world(seed: u64, workflow: Workflow) -> World {
+fn cluster_for_seed(seed: u64, workflow: Workflow) -> SimulatedCluster {
     let node = NodeSpec {
         capacity: Space {
             bytes: 200_000_000,
@@ -47,7 +47,7 @@ fn world(seed: u64, workflow: Workflow) -> World {
         },
         slots: 4,
     };
-    World::new(
+    SimulatedCluster::new(
         seed,
         workflow,
         Settings::default(),
@@ -59,15 +59,15 @@ fn world(seed: u64, workflow: Workflow) -> World {
 #[test]
 fn a_probe_measures_what_the_others_reserve() {
     for seed in 0..SEEDS {
-        let mut dice = SeededRng::new(seed);
-        let mut world = world(seed, workflow(30, "unknown"));
+        let mut rng = SeededRng::new(seed);
+        let mut world = cluster_for_seed(seed, pair_workflow(30, "unknown"));
         for p in 0..30 {
             world
-                .needs
-                .insert(format!("x{p}"), megabytes(10 + dice.below(2)));
-            world.needs.insert(format!("y{p}"), megabytes(5));
+                .needed_space
+                .insert(format!("x{p}"), space_of_megabytes(10 + rng.next_below(2)));
+            world.needed_space.insert(format!("y{p}"), space_of_megabytes(5));
         }
-        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
         let sizes = world
             .scheduler
             .workflow()
@@ -93,9 +93,9 @@ fn a_probe_measures_what_the_others_reserve() {
 #[test]
 fn a_size_that_is_too_small_is_doubled_once_with_a_message() {
     for seed in 0..SEEDS {
-        let mut world = world(seed, workflow(4, "10 MB"));
-        world.needs.insert("y2".to_owned(), megabytes(15));
-        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+        let mut world = cluster_for_seed(seed, pair_workflow(4, "10 MB"));
+        world.needed_space.insert("y2".to_owned(), space_of_megabytes(15));
+        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
         let told = world.scheduler.warnings();
         assert_eq!(told.len(), 1, "{told:?}");
         for part in [
@@ -117,7 +117,7 @@ fn a_size_that_is_too_small_is_doubled_once_with_a_message() {
 fn what_proves_too_small_once_is_larger_for_all_of_its_like() {
     for seed in 0..SEEDS {
         let node = NodeSpec {
-            capacity: megabytes(50),
+            capacity: space_of_megabytes(50),
             slots: 1,
         };
         let node = NodeSpec {
@@ -128,11 +128,11 @@ fn what_proves_too_small_once_is_larger_for_all_of_its_like() {
             ..node
         };
         let (settings, faults) = (Settings::default(), Faults::default());
-        let mut world = World::new(seed, workflow(10, "10 MB"), settings, vec![node], faults);
+        let mut world = SimulatedCluster::new(seed, pair_workflow(10, "10 MB"), settings, vec![node], faults);
         for p in 0..10 {
-            world.needs.insert(format!("y{p}"), megabytes(15));
+            world.needed_space.insert(format!("y{p}"), space_of_megabytes(15));
         }
-        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
         let progress = world.scheduler.progress();
         assert!(
             progress.executions <= progress.jobs_total + 4,
@@ -144,9 +144,9 @@ fn what_proves_too_small_once_is_larger_for_all_of_its_like() {
 
 #[test]
 fn a_size_that_is_still_too_small_is_the_jobs_fault() {
-    let mut world = world(1, workflow(2, "10 MB"));
-    world.needs.insert("x0".to_owned(), megabytes(50));
-    let Outcome::Failed { jobs, .. } = world.run(10_000_000) else {
+    let mut world = cluster_for_seed(1, pair_workflow(2, "10 MB"));
+    world.needed_space.insert("x0".to_owned(), space_of_megabytes(50));
+    let Outcome::Failed { jobs, .. } = world.run_to_end(10_000_000) else {
         panic!("it cannot succeed");
     };
     assert_eq!(jobs[0].name, "a0");
@@ -155,7 +155,7 @@ fn a_size_that_is_still_too_small_is_the_jobs_fault() {
         "{}",
         jobs[0].reason
     );
-    assert_eq!(world.home.len(), 1, "the other pipeline is done");
+    assert_eq!(world.extract_arrivals.len(), 1, "the other pipeline is done");
 }
 
 #[test]
@@ -168,11 +168,11 @@ fn what_is_measured_may_wait_for_a_job_of_another_pipeline() {
                    mount vb b /v\nmount va a /v\nparent a child b\n";
     for text in [pairs, &back, singles] {
         for seed in 0..SEEDS {
-            let mut world = world(seed, parse(text));
+            let mut world = cluster_for_seed(seed, parse_text(text));
             for name in ["vp", "vq", "va", "vb"] {
-                world.needs.insert(name.to_owned(), megabytes(10));
+                world.needed_space.insert(name.to_owned(), space_of_megabytes(10));
             }
-            assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+            assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
             let progress = world.scheduler.progress();
             assert_eq!(progress.executions, progress.jobs_total, "seed {seed}");
         }
@@ -180,7 +180,7 @@ fn what_is_measured_may_wait_for_a_job_of_another_pipeline() {
 }
 
 /// `width` pipelines of one job each, of two shapes: those of even number read a cache, too.
-fn singles(width: u32) -> Workflow {
+fn single_job_workflow(width: u32) -> Workflow {
     let mut text = "volume c cache bafs://home/in 1 MB\n".to_owned();
     for p in 0..width {
         text += &format!("job a{p} JOB\nvolume x{p} scratch unknown\n");
@@ -189,23 +189,23 @@ fn singles(width: u32) -> Workflow {
         }
         text += &format!("mount x{p} a{p} /x\nextract x{p} out bafs://home/out.{p}\n");
     }
-    parse(&text)
+    parse_text(&text)
 }
 
 #[test]
 fn one_measurement_of_each_shape_is_enough_even_of_empty_volumes() {
     for seed in 0..SEEDS {
         for bytes in [0, 5] {
-            let mut world = world(seed, singles(60));
+            let mut world = cluster_for_seed(seed, single_job_workflow(60));
             for p in 0..60 {
                 let held = if bytes == 0 {
                     Space::ZERO
                 } else {
-                    megabytes(bytes)
+                    space_of_megabytes(bytes)
                 };
-                world.needs.insert(format!("x{p}"), held);
+                world.needed_space.insert(format!("x{p}"), held);
             }
-            assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+            assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
             // One after the other they would take 60 times 0.5 to 4.5 s.
             assert!(world.elapsed_ms() < 80_000, "{}", world.elapsed_ms());
         }
@@ -218,39 +218,39 @@ fn sizes_are_not_doubled_beyond_what_fits() {
         let text = "job a JOB\njob b JOB\nvolume x scratch 80 MB\nvolume y scratch 80 MB\n\
                     volume z scratch 1 MB\nmount x a /x\nmount y a /y\nmount z b /z\n\
                     extract z out bafs://home/out\n";
-        let mut world = world(seed, parse(text));
-        world.needs.insert("y".to_owned(), megabytes(100));
-        let Outcome::Failed { jobs, messages } = world.run(10_000_000) else {
+        let mut world = cluster_for_seed(seed, parse_text(text));
+        world.needed_space.insert("y".to_owned(), space_of_megabytes(100));
+        let Outcome::Failed { jobs, messages } = world.run_to_end(10_000_000) else {
             panic!("it cannot succeed");
         };
         assert!(messages.is_empty(), "not the run's fault: {messages:?}");
         assert_eq!(jobs[0].name, "a");
-        assert_eq!(world.home.len(), 1, "the other pipeline is done");
+        assert_eq!(world.extract_arrivals.len(), 1, "the other pipeline is done");
     }
 }
 
-fn node(id: u64, megabytes_: u64) -> NodeSeen {
+fn test_node(id: u64, megabytes_: u64) -> NodeInfo {
     let capacity = Space {
         files: 1_000,
-        ..megabytes(megabytes_)
+        ..space_of_megabytes(megabytes_)
     };
-    NodeSeen::alone(ServerId(id), capacity, 1)
+    NodeInfo::single_group(ServerId(id), capacity, 1)
 }
 
 #[test]
 fn sizes_that_were_made_up_follow_the_nodes() {
     let text = "job a JOB\njob b JOB\nvolume x scratch unknown\nvolume y scratch unknown\n\
                 mount x a /v\nmount y b /v\n";
-    let mut scheduler = Scheduler::new(RunId(1), parse(text), Settings::default());
+    let mut scheduler = Scheduler::new(RunId(1), parse_text(text), Settings::default());
     let mut actions = Vec::new();
-    let small = vec![node(1, 20)];
-    scheduler.step(Time(0), Event::seen(small), &mut actions);
+    let small = vec![test_node(1, 20)];
+    scheduler.step(Time(0), Event::nodes_listed(small), &mut actions);
     let Some(Action::CreateVolume { id, size, .. }) = actions.pop() else {
         panic!("the first is measured");
     };
     assert!(size.bytes <= 10_000_000, "two fit: {size:?}");
-    let nodes = vec![node(1, 20), node(2, 200)];
-    scheduler.step(Time(1), Event::seen(nodes), &mut actions);
+    let nodes = vec![test_node(1, 20), test_node(2, 200)];
+    scheduler.step(Time(1), Event::nodes_listed(nodes), &mut actions);
     let made_up = scheduler.workflow().volumes[1].size_bytes;
     assert!(made_up > 80_000_000, "the large node counts: {made_up}");
 
@@ -291,9 +291,9 @@ fn sizes_that_are_made_up_leave_room_for_the_cache_of_a_later_job() {
         slots: 3,
     };
     let (settings, faults) = (Settings::default(), Faults::default());
-    let mut world = World::new(1, parse(text), settings, vec![node], faults);
-    world.needs.insert("x".to_owned(), megabytes(1));
-    assert_eq!(world.run(10_000_000), Outcome::Complete);
+    let mut world = SimulatedCluster::new(1, parse_text(text), settings, vec![node], faults);
+    world.needed_space.insert("x".to_owned(), space_of_megabytes(1));
+    assert_eq!(world.run_to_end(10_000_000), Outcome::Complete);
 }
 
 /// A node that runs no jobs holds no scratch volumes.
@@ -315,15 +315,15 @@ fn what_was_measured_is_made_no_larger_than_the_nodes_that_run_jobs() {
     }
     let (settings, faults) = (Settings::default(), Faults::default());
     let nodes = vec![node(14, 1), node(30, 0)];
-    let mut world = World::new(1, parse(&text), settings, nodes, faults);
+    let mut world = SimulatedCluster::new(1, parse_text(&text), settings, nodes, faults);
     for p in 0..4 {
-        world.needs.insert(format!("x{p}"), megabytes(12));
+        world.needed_space.insert(format!("x{p}"), space_of_megabytes(12));
     }
-    assert_eq!(world.run(10_000_000), Outcome::Complete);
+    assert_eq!(world.run_to_end(10_000_000), Outcome::Complete);
 }
 
 /// `width` jobs that write volumes of unknown size, and one that reads them all.
-fn gathering(width: u32) -> Workflow {
+fn gathering_workflow(width: u32) -> Workflow {
     let mut text = "job all JOB\nvolume out scratch 1 MB\nmount out all /out\n\
                     extract out list bafs://home/list\n"
         .to_owned();
@@ -333,7 +333,7 @@ fn gathering(width: u32) -> Workflow {
              mount w{p} all /in/{p} ro\nparent s{p} child all\n"
         );
     }
-    parse(&text)
+    parse_text(&text)
 }
 
 #[test]
@@ -349,11 +349,11 @@ fn gathered_unknown_sizes_run_every_job_once() {
             };
             let (settings, faults) = (Settings::default(), Faults::default());
             let nodes = vec![node; nodes];
-            let mut world = World::new(seed, gathering(width), settings, nodes, faults);
+            let mut world = SimulatedCluster::new(seed, gathering_workflow(width), settings, nodes, faults);
             for p in 0..width {
-                world.needs.insert(format!("w{p}"), megabytes(held));
+                world.needed_space.insert(format!("w{p}"), space_of_megabytes(held));
             }
-            assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+            assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
             let progress = world.scheduler.progress();
             assert_eq!(progress.executions, progress.jobs_total, "seed {seed}");
             assert_eq!(world.scheduler.warnings(), [], "seed {seed}");
@@ -372,12 +372,12 @@ fn gathered_sizes_grow_together_when_the_measured_one_was_small() {
         slots: 1,
     };
     let (settings, faults) = (Settings::default(), Faults::default());
-    let mut world = World::new(1, gathering(12), settings, vec![node], faults);
-    world.needs.insert("w0".to_owned(), megabytes(1));
+    let mut world = SimulatedCluster::new(1, gathering_workflow(12), settings, vec![node], faults);
+    world.needed_space.insert("w0".to_owned(), space_of_megabytes(1));
     for p in 1..12 {
-        world.needs.insert(format!("w{p}"), megabytes(11));
+        world.needed_space.insert(format!("w{p}"), space_of_megabytes(11));
     }
-    assert_eq!(world.run(10_000_000), Outcome::Complete);
+    assert_eq!(world.run_to_end(10_000_000), Outcome::Complete);
     let progress = world.scheduler.progress();
     let again = progress.executions - progress.jobs_total;
     assert!(
@@ -390,14 +390,14 @@ fn gathered_sizes_grow_together_when_the_measured_one_was_small() {
 #[test]
 fn undeclared_sizes_grow_until_they_fit() {
     for seed in 0..SEEDS {
-        let mut world = world(seed, workflow(4, "unknown"));
+        let mut world = cluster_for_seed(seed, pair_workflow(4, "unknown"));
         for p in 0..4 {
-            world.needs.insert(format!("x{p}"), megabytes(1));
-            world.needs.insert(format!("y{p}"), megabytes(1));
+            world.needed_space.insert(format!("x{p}"), space_of_megabytes(1));
+            world.needed_space.insert(format!("y{p}"), space_of_megabytes(1));
         }
         // Far more than all others of its like have shown.
-        world.needs.insert("y2".to_owned(), megabytes(150));
-        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
+        world.needed_space.insert("y2".to_owned(), space_of_megabytes(150));
+        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
         let told = world.scheduler.warnings();
         assert!(told.len() > 1, "more than once: {told:?}");
         for warning in told {
@@ -408,9 +408,9 @@ fn undeclared_sizes_grow_until_they_fit() {
 
 #[test]
 fn undeclared_sizes_beyond_all_nodes_fail_without_blaming_a_declaration() {
-    let mut world = world(1, workflow(2, "unknown"));
-    world.needs.insert("x0".to_owned(), megabytes(500));
-    let Outcome::Failed { jobs, .. } = world.run(10_000_000) else {
+    let mut world = cluster_for_seed(1, pair_workflow(2, "unknown"));
+    world.needed_space.insert("x0".to_owned(), space_of_megabytes(500));
+    let Outcome::Failed { jobs, .. } = world.run_to_end(10_000_000) else {
         panic!("it cannot succeed");
     };
     assert_eq!(jobs[0].name, "a0");
@@ -429,30 +429,30 @@ fn made_up_sizes_follow_the_node_and_not_its_free_space() {
         user: Some("alice".to_owned()),
         ..Settings::default()
     };
-    let mut scheduler = Scheduler::new(RunId(1), parse(text), settings);
+    let mut scheduler = Scheduler::new(RunId(1), parse_text(text), settings);
     let mut actions = Vec::new();
-    let mut seen = node(1, 700);
-    seen.foreign = Space {
+    let mut seen = test_node(1, 700);
+    seen.foreign_space = Space {
         files: 10,
-        ..megabytes(685)
+        ..space_of_megabytes(685)
     };
-    scheduler.step(Time(0), Event::seen(vec![seen.clone()]), &mut actions);
-    let shares = |space| Event::SharesSeen {
-        shares: vec![NodeShare {
+    scheduler.step(Time(0), Event::nodes_listed(vec![seen.clone()]), &mut actions);
+    let shares = |space| Event::QuotasChanged {
+        quotas: vec![RunQuota {
             server: ServerId(1),
             space,
             slots: 1,
             is_shared: true,
-            is_over: false,
+            is_above_fair_share: false,
         }],
     };
     let few = Space {
         files: 900,
-        ..megabytes(15)
+        ..space_of_megabytes(15)
     };
     scheduler.step(Time(10), shares(few), &mut actions);
     for now in [20, 10_000, 60_000] {
-        scheduler.step(Time(now), Event::seen(vec![seen.clone()]), &mut actions);
+        scheduler.step(Time(now), Event::nodes_listed(vec![seen.clone()]), &mut actions);
         scheduler.step(Time(now + 1), Event::Tick, &mut actions);
     }
     let made = |actions: &[Action]| {
@@ -471,7 +471,7 @@ fn made_up_sizes_follow_the_node_and_not_its_free_space() {
     assert_eq!(scheduler.outcome(), None);
     let all = Space {
         files: 1_000,
-        ..megabytes(700)
+        ..space_of_megabytes(700)
     };
     scheduler.step(Time(70_000), shares(all), &mut actions);
     assert_eq!(made(&actions).len(), 1);

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
+use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
 const NODES: u64 = 8;
 
 /// Jobs that all read a cache, each with a scratch volume.
-fn workflow(jobs: u32, cache: &str, scratch: &str) -> Workflow {
+fn cache_and_scratch_jobs(jobs: u32, cache: &str, scratch: &str) -> Workflow {
     let mut text = format!("volume c cache bafs://home/data {cache} files 10\n");
     for job in 0..jobs {
         text += &format!(
@@ -24,21 +24,21 @@ fn workflow(jobs: u32, cache: &str, scratch: &str) -> Workflow {
         .workflow
 }
 
-fn nodes(count: u64) -> Vec<NodeSeen> {
+fn test_nodes(count: u64) -> Vec<NodeInfo> {
     let capacity = Space {
         bytes: 2_600_000,
         files: 1_000,
     };
-    let node = |id| NodeSeen::alone(ServerId(id), capacity, 1);
+    let node = |id| NodeInfo::single_group(ServerId(id), capacity, 1);
     (1..=count).map(node).collect()
 }
 
 /// The node of each job that starts when these nodes are seen, one listing after the other.
-fn starts(workflow: Workflow, listings: Vec<Vec<NodeSeen>>) -> Vec<ServerId> {
+fn start_nodes(workflow: Workflow, listings: Vec<Vec<NodeInfo>>) -> Vec<ServerId> {
     let mut scheduler = Scheduler::new(RunId(1), workflow, Settings::default());
     let (mut starts, mut now) = (Vec::new(), 0);
     for nodes in listings {
-        let mut due = vec![Event::seen(nodes)];
+        let mut due = vec![Event::nodes_listed(nodes)];
         while let Some(event) = due.pop() {
             now += 1;
             let mut actions = Vec::new();
@@ -63,15 +63,15 @@ fn starts(workflow: Workflow, listings: Vec<Vec<NodeSeen>>) -> Vec<ServerId> {
 }
 
 /// How many nodes run jobs when so many are seen, one after the other.
-fn used(listings: &[u64]) -> u64 {
-    let listings = listings.iter().map(|count| nodes(*count)).collect();
-    let starts = starts(workflow(32, "4 MB", "100 kB"), listings);
+fn count_used_nodes(listings: &[u64]) -> u64 {
+    let listings = listings.iter().map(|count| test_nodes(*count)).collect();
+    let starts = start_nodes(cache_and_scratch_jobs(32, "4 MB", "100 kB"), listings);
     starts.iter().collect::<BTreeSet<_>>().len() as u64
 }
 
 /// Two slots each, and room for a quarter of a cache that all jobs read beside two scratch volumes.
-fn roomy(ids: std::ops::RangeInclusive<u64>) -> Vec<NodeSeen> {
-    let mut nodes = nodes(*ids.end());
+fn two_slot_nodes(ids: std::ops::RangeInclusive<u64>) -> Vec<NodeInfo> {
+    let mut nodes = test_nodes(*ids.end());
     nodes.retain(|node| ids.contains(&node.id.0));
     for node in &mut nodes {
         node.slots = 2;
@@ -84,28 +84,28 @@ fn roomy(ids: std::ops::RangeInclusive<u64>) -> Vec<NodeSeen> {
 /// data from home once more.
 #[test]
 fn a_node_that_comes_later_keeps_room_for_a_job_in_every_slot() {
-    let listings = vec![roomy(1..=3), roomy(1..=4)];
-    let started = starts(workflow(8, "48 MB", "130 kB"), listings).len();
+    let listings = vec![two_slot_nodes(1..=3), two_slot_nodes(1..=4)];
+    let started = start_nodes(cache_and_scratch_jobs(8, "48 MB", "130 kB"), listings).len();
     assert_eq!(started, 8, "one for each slot");
 }
 
 #[test]
 fn nodes_that_can_have_only_a_small_part_of_a_cache_run_its_readers() {
-    assert_eq!(used(&[NODES]), NODES);
+    assert_eq!(count_used_nodes(&[NODES]), NODES);
 }
 
 #[test]
 fn so_do_those_that_come_later() {
-    assert_eq!(used(&[2, NODES]), NODES);
+    assert_eq!(count_used_nodes(&[2, NODES]), NODES);
 }
 
 /// Room for two jobs in three slots, beside a node that only stores and could have all of a cache.
 #[test]
 fn a_cache_lies_also_where_its_readers_run_and_not_only_where_storage_is() {
-    let mut seen = nodes(2);
+    let mut seen = test_nodes(2);
     seen[0].slots = 3;
     seen[1].slots = 0;
     seen[1].capacity.bytes = 100_000_000;
-    let started = starts(workflow(3, "4 MB", "1 MB"), vec![seen]);
+    let started = start_nodes(cache_and_scratch_jobs(3, "4 MB", "1 MB"), vec![seen]);
     assert_eq!(started, [ServerId(1); 2]);
 }

@@ -9,16 +9,16 @@
 
 use bafs_sched::dice::SeededRng;
 use bafs_sched::logic::{CheckpointPolicy, Outcome, Settings, Space};
-use bafs_sched::world::{Faults, NodeSpec, World, workflow};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 const SEEDS: u64 = 300;
 const LIMIT_MS: u64 = 4 * 3_600_000;
 
 /// Pipelines of jobs that each make a volume and read some of those before; answers the text, and
 /// the most that one job has at once, in MB.
-fn tangled(dice: &mut SeededRng, jobs_max: u64) -> (String, u64, u64) {
-    let (width, jobs) = (1 + dice.below(4), 2 + dice.below(jobs_max));
-    let has_caches = dice.chance(400);
+fn generate_tangled_pipelines(rng: &mut SeededRng, jobs_max: u64) -> (String, u64, u64) {
+    let (width, jobs) = (1 + rng.next_below(4), 2 + rng.next_below(jobs_max));
+    let has_caches = rng.next_bool(400);
     let mut text = String::new();
     let (mut most, mut sum_most) = (0, 0);
     if has_caches {
@@ -29,18 +29,18 @@ fn tangled(dice: &mut SeededRng, jobs_max: u64) -> (String, u64, u64) {
         let mut sizes = Vec::new();
         let mut sum = 0;
         for at in 0..jobs {
-            let size = 1 + dice.below(40);
+            let size = 1 + rng.next_below(40);
             let name = format!("j{p}_{at}");
             text += &format!("job {name} {{\n  executable = /bin/true\n}}\n");
             text += &format!("volume v{p}_{at} scratch {size} MB files 5\n");
             text += &format!("mount v{p}_{at} {name} /out\n");
             let mut need = size;
             let mut read = Vec::new();
-            for _ in 0..1 + dice.below(2) {
+            for _ in 0..1 + rng.next_below(2) {
                 if at > 0 {
-                    let other = match dice.chance(500) {
+                    let other = match rng.next_bool(500) {
                         true => at - 1,
-                        false => dice.below(at),
+                        false => rng.next_below(at),
                     };
                     if !read.contains(&other) {
                         read.push(other);
@@ -52,8 +52,8 @@ fn tangled(dice: &mut SeededRng, jobs_max: u64) -> (String, u64, u64) {
                 text += &format!("parent j{p}_{other} child {name}\n");
                 text += &format!("mount v{p}_{other} {name} /in{other} ro\n");
             }
-            if has_caches && dice.chance(300) {
-                text += &format!("mount c{} {name} /cache\n", dice.below(2));
+            if has_caches && rng.next_bool(300) {
+                text += &format!("mount c{} {name} /cache\n", rng.next_below(2));
                 need += 15;
             }
             sizes.push(size);
@@ -66,7 +66,7 @@ fn tangled(dice: &mut SeededRng, jobs_max: u64) -> (String, u64, u64) {
     (text, most, sum_most)
 }
 
-fn explore(jobs_max: u64, seeds: u64) {
+fn run_random_workflows(jobs_max: u64, seeds: u64) {
     let number = |name: &str| -> Option<u64> {
         let text = std::env::var(name).ok()?;
         Some(text.parse().expect("a number"))
@@ -77,28 +77,28 @@ fn explore(jobs_max: u64, seeds: u64) {
     };
     let (mut complete, mut refused, mut again, mut failed) = (0, 0, 0, 0);
     for seed in seeds {
-        let mut dice = SeededRng::new(seed ^ 0xcafe);
-        let (text, most, sum) = tangled(&mut dice, jobs_max);
-        let count = 1 + dice.below(3) + u64::from(sum > most * 2);
+        let mut rng = SeededRng::new(seed ^ 0xcafe);
+        let (text, most, sum) = generate_tangled_pipelines(&mut rng, jobs_max);
+        let count = 1 + rng.next_below(3) + u64::from(sum > most * 2);
         let low = most;
         let sizes: Vec<u64> = (0..count)
-            .map(|_| low + dice.below(low.max(sum) - low + 1) / 2)
+            .map(|_| low + rng.next_below(low.max(sum) - low + 1) / 2)
             .collect();
         let nodes = sizes.iter().map(|megabytes| NodeSpec {
             capacity: Space {
                 bytes: megabytes * 1_000_000,
                 files: 100_000,
             },
-            slots: 1 + u32::try_from(dice.below(2)).expect("small"),
+            slots: 1 + u32::try_from(rng.next_below(2)).expect("small"),
         });
         let nodes = nodes.collect();
         let settings = Settings {
             slack_permille: 0,
-            checkpoint: CheckpointPolicy::Never,
+            checkpoint_policy: CheckpointPolicy::Never,
             ..Settings::default()
         };
-        let mut world = World::new(seed, workflow(&text), settings, nodes, Faults::default());
-        let outcome = world.run(LIMIT_MS);
+        let mut world = SimulatedCluster::new(seed, parse_workflow_text(&text), settings, nodes, Faults::default());
+        let outcome = world.run_to_end(LIMIT_MS);
         let progress = world.scheduler.progress();
         let (runs, total) = (progress.executions, progress.jobs_total);
         assert!(
@@ -133,33 +133,33 @@ fn explore(jobs_max: u64, seeds: u64) {
 /// Of up to nine jobs, so that every order and place is tried in thought.
 #[test]
 fn pipelines_larger_than_every_node_end_or_are_refused() {
-    explore(8, SEEDS);
+    run_random_workflows(8, SEEDS);
 }
 
 /// So many jobs that only two ways are.
 #[test]
 fn large_pipelines_larger_than_every_node_end_or_are_refused() {
-    explore(25, SEEDS / 3);
+    run_random_workflows(25, SEEDS / 3);
 }
 
-fn job(name: &str) -> String {
+fn declare_job(name: &str) -> String {
     format!("job {name} {{\n  executable = /bin/true\n}}\n")
 }
 
 /// Answers the executions, and the jobs.
-fn run_on(text: &str, megabytes: u64, slots: u32) -> (u64, u64) {
+fn run_on_nodes(text: &str, megabytes: u64, slots: u32) -> (u64, u64) {
     let capacity = Space {
         bytes: megabytes * 1_000_000,
         files: 100_000,
     };
     let settings = Settings {
         slack_permille: 0,
-        checkpoint: CheckpointPolicy::Never,
+        checkpoint_policy: CheckpointPolicy::Never,
         ..Settings::default()
     };
     let nodes = vec![NodeSpec { capacity, slots }];
-    let mut world = World::new(1, workflow(text), settings, nodes, Faults::default());
-    let outcome = world.run(LIMIT_MS);
+    let mut world = SimulatedCluster::new(1, parse_workflow_text(text), settings, nodes, Faults::default());
+    let outcome = world.run_to_end(LIMIT_MS);
     assert_eq!(outcome, Outcome::Complete, "{text}");
     let progress = world.scheduler.progress();
     (progress.executions, progress.jobs_total)
@@ -170,24 +170,24 @@ fn run_on(text: &str, megabytes: u64, slots: u32) -> (u64, u64) {
 fn what_batch_volumes_need_later_is_kept_for_them() {
     let mut text = String::from("volume data cache bafs://home/data 50 MB files 5\n");
     for p in 0..4 {
-        text += &(job(&format!("a{p}")) + &job(&format!("b{p}")));
+        text += &(declare_job(&format!("a{p}")) + &declare_job(&format!("b{p}")));
         text += &format!(
             "parent a{p} child b{p}\nvolume v{p} scratch 30 MB files 5\n\
              volume w{p} scratch 5 MB files 5\nmount v{p} a{p} /v\nmount v{p} b{p} /v ro\n\
              mount w{p} b{p} /w\nmount data b{p} /in\nextract w{p} out bafs://home/out.{p}\n"
         );
     }
-    let (executions, jobs) = run_on(&text, 100, 2);
+    let (executions, jobs) = run_on_nodes(&text, 100, 2);
     assert_eq!(executions, jobs, "nothing finished runs again");
 }
 
 /// `p2` waits for `q1`, which finds no room beside `p1`: P begins when Q has its own.
 #[test]
 fn a_pipeline_that_waits_for_another_leaves_it_room() {
-    let mut text = ["p1", "p2", "q1", "q2"].map(job).concat();
+    let mut text = ["p1", "p2", "q1", "q2"].map(declare_job).concat();
     text += "volume vp scratch 60 MB files 5\nvolume vq scratch 60 MB files 5\n\
              mount vp p1 /v\nmount vp p2 /v\nmount vq q1 /v\nmount vq q2 /v\n\
              parent p1 child p2\nparent q1 child q2\nparent q1 child p2\n";
-    let (executions, jobs) = run_on(&text, 100, 2);
+    let (executions, jobs) = run_on_nodes(&text, 100, 2);
     assert_eq!(executions, jobs, "nothing finished runs again");
 }

@@ -1,15 +1,15 @@
 //! Wishes of users while a run goes on: which pipelines go first, which are given up, and that a
 //! replay knows of them.
 
-use bafs_sched::logic::{Event, Outcome, Scheduler, Settings, Space, Wish};
+use bafs_sched::logic::{Event, Outcome, Scheduler, Settings, Space, UserCommand};
 use bafs_sched::workflow::{JobIndex, Workflow, parse_workflow};
-use bafs_sched::world::{Faults, NodeSpec, World};
+use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
 
 const SEEDS: u64 = 30;
 const WIDTH: u32 = 12;
 
 /// Pipelines of two jobs; `a0` is job 0, `b0` job 1, `a1` job 2.
-fn workflow() -> Workflow {
+fn pair_workflow() -> Workflow {
     let mut text = String::new();
     for p in 0..WIDTH {
         text += &format!(
@@ -24,11 +24,11 @@ fn workflow() -> Workflow {
         .workflow
 }
 
-fn world(seed: u64, nodes: usize) -> World {
-    world_of(seed, nodes, workflow())
+fn cluster_for_seed(seed: u64, nodes: usize) -> SimulatedCluster {
+    cluster_for_workflow(seed, nodes, pair_workflow())
 }
 
-fn world_of(seed: u64, nodes: usize, workflow: Workflow) -> World {
+fn cluster_for_workflow(seed: u64, nodes: usize, workflow: Workflow) -> SimulatedCluster {
     let node = NodeSpec {
         capacity: Space {
             bytes: 100_000_000,
@@ -37,22 +37,22 @@ fn world_of(seed: u64, nodes: usize, workflow: Workflow) -> World {
         slots: 1,
     };
     let (settings, faults) = (Settings::default(), Faults::default());
-    World::new(seed, workflow, settings, vec![node; nodes], faults)
+    SimulatedCluster::new(seed, workflow, settings, vec![node; nodes], faults)
 }
 
-fn steered(count: u64, wish: Wish) -> Event {
-    Event::Steered {
+fn command_event(count: u64, wish: UserCommand) -> Event {
+    Event::CommandReceived {
         count,
-        wish: Some(wish),
+        command: Some(wish),
     }
 }
 
 /// Jobs in the order in which they ended.
-fn ended(world: &World) -> Vec<String> {
-    ended_of(world, &workflow())
+fn ended_jobs(world: &SimulatedCluster) -> Vec<String> {
+    ended_jobs_of(world, &pair_workflow())
 }
 
-fn ended_of(world: &World, workflow: &Workflow) -> Vec<String> {
+fn ended_jobs_of(world: &SimulatedCluster, workflow: &Workflow) -> Vec<String> {
     let (run, settings) = (world.scheduler.run(), world.scheduler.settings());
     let mut scheduler = Scheduler::new(run, workflow.clone(), settings.clone());
     let mut ended = Vec::new();
@@ -71,14 +71,14 @@ fn ended_of(world: &World, workflow: &Workflow) -> Vec<String> {
 #[test]
 fn a_preferred_pipeline_goes_first() {
     for seed in 0..SEEDS {
-        let mut world = world(seed, 1);
-        let wish = Wish::Prefer {
+        let mut world = cluster_for_seed(seed, 1);
+        let wish = UserCommand::SetPriority {
             job: JobIndex(2 * (WIDTH - 1)),
             priority: 5,
         };
-        world.tell_at(3_000, steered(1, wish));
-        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
-        let ended = ended(&world);
+        world.schedule_event(3_000, command_event(1, wish));
+        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+        let ended = ended_jobs(&world);
         let place = |name: &str| ended.iter().position(|job| job == name);
         assert!(place("b11") < Some(10), "seed {seed}: {ended:?}");
         assert!(place("b11") < place("b10"), "seed {seed}: {ended:?}");
@@ -88,13 +88,13 @@ fn a_preferred_pipeline_goes_first() {
 #[test]
 fn the_workflow_says_which_pipelines_go_first() {
     for seed in 0..SEEDS {
-        let mut preferred = workflow();
+        let mut preferred = pair_workflow();
         preferred.jobs[2 * (WIDTH as usize - 1) + 1].priority = 5;
         preferred.jobs[0].priority = -1;
         preferred.jobs[1].priority = -2;
-        let mut world = world_of(seed, 1, preferred);
-        assert_eq!(world.run(10_000_000), Outcome::Complete, "seed {seed}");
-        let ended = ended_of(&world, &world.scheduler.workflow().clone());
+        let mut world = cluster_for_workflow(seed, 1, preferred);
+        assert_eq!(world.run_to_end(10_000_000), Outcome::Complete, "seed {seed}");
+        let ended = ended_jobs_of(&world, &world.scheduler.workflow().clone());
         assert_eq!(&ended[..2], ["a11", "b11"], "seed {seed}: {ended:?}");
         assert_eq!(ended[22..], ["a0", "b0"], "seed {seed}: {ended:?}");
     }
@@ -103,12 +103,12 @@ fn the_workflow_says_which_pipelines_go_first() {
 #[test]
 fn a_cancelled_pipeline_is_given_up_and_the_others_finish() {
     for seed in 0..SEEDS {
-        let mut world = world(seed, 3);
+        let mut world = cluster_for_seed(seed, 3);
         // One that runs, and one that waits.
-        let cancel = |job| Wish::Cancel { job: JobIndex(job) };
-        world.tell_at(2_000, steered(1, cancel(0)));
-        world.tell_at(2_000, steered(2, cancel(2 * (WIDTH - 1) + 1)));
-        let Outcome::Failed { jobs, messages } = world.run(10_000_000) else {
+        let cancel = |job| UserCommand::Cancel { job: JobIndex(job) };
+        world.schedule_event(2_000, command_event(1, cancel(0)));
+        world.schedule_event(2_000, command_event(2, cancel(2 * (WIDTH - 1) + 1)));
+        let Outcome::Failed { jobs, messages } = world.run_to_end(10_000_000) else {
             panic!("seed {seed}: it is not complete");
         };
         assert_eq!(
@@ -118,16 +118,16 @@ fn a_cancelled_pipeline_is_given_up_and_the_others_finish() {
         );
         assert!(messages[0].contains("'a0'"), "{messages:?}");
         assert!(messages[1].contains("'a11'"), "{messages:?}");
-        assert_eq!(world.home.len(), WIDTH as usize - 2, "seed {seed}");
-        assert_eq!(world.scheduler.wishes(), 2);
-        ended(&world);
+        assert_eq!(world.extract_arrivals.len(), WIDTH as usize - 2, "seed {seed}");
+        assert_eq!(world.scheduler.commands_received(), 2);
+        ended_jobs(&world);
     }
 }
 
 #[test]
 fn a_wish_for_a_job_that_is_not_there_does_nothing() {
-    let mut world = world(1, 2);
+    let mut world = cluster_for_seed(1, 2);
     let job = JobIndex(10_000);
-    world.tell_at(1_000, steered(1, Wish::Cancel { job }));
-    assert_eq!(world.run(10_000_000), Outcome::Complete);
+    world.schedule_event(1_000, command_event(1, UserCommand::Cancel { job }));
+    assert_eq!(world.run_to_end(10_000_000), Outcome::Complete);
 }

@@ -6,11 +6,11 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
+use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
 use bafs_sched::workflow::parse_workflow;
 
 /// A node of 100 MB: "2", or "2x3" when it has three slots.
-fn node(text: &str) -> NodeSeen {
+fn parse_node(text: &str) -> NodeInfo {
     let (id, slots) = text.split_once('x').unwrap_or((text, "1"));
     let id = id.parse().expect("a node is a number");
     let capacity = Space {
@@ -18,12 +18,12 @@ fn node(text: &str) -> NodeSeen {
         files: 100_000,
     };
     let slots = slots.parse().expect("slots are a number");
-    NodeSeen::alone(ServerId(id), capacity, slots)
+    NodeInfo::single_group(ServerId(id), capacity, slots)
 }
 
 /// How a job ended, and what it did to a volume that had no space: its name, what it held, and what
 /// the disk below had free if that is known.
-fn report(words: &[&str]) -> JobReport {
+fn parse_report(words: &[&str]) -> JobReport {
     let environment = |code, why| JobOutcome::EnvironmentFailed(Error::new(code, why));
     let outcome = match words[0] {
         "exited" => JobOutcome::Exited(words[2].parse().expect("a code")),
@@ -51,36 +51,36 @@ fn report(words: &[&str]) -> JobReport {
 }
 
 /// Who answers.
-fn contact(words: &[&str]) -> Event {
+fn parse_connectivity_event(words: &[&str]) -> Event {
     match words[0] {
         "silent" => Event::ServerSilent {
-            server: node(words[1]).id,
+            server: parse_node(words[1]).id,
         },
         "cutoff" => Event::CutOff {
             silent_ms: 8_000,
             has_catalog: words.get(1) == Some(&"catalog"),
         },
         "found" => Event::VolumesFound {
-            server: node(words[1]).id,
+            server: parse_node(words[1]).id,
             found: words[2..]
                 .iter()
                 .map(|id| VolumeId(id.parse().expect("a number")))
                 .collect(),
         },
-        _ => Event::Reached,
+        _ => Event::Reconnected,
     }
 }
 
-fn event(words: &[&str]) -> Event {
+fn parse_event(words: &[&str]) -> Event {
     let number = |at: usize| words[at].parse::<u128>().expect("a number");
     let execution = || ExecutionId(number(1));
     match words[0] {
-        "seen" => Event::seen(words[1..].iter().map(|word| node(word)).collect()),
-        "missed" => Event::ServersSeen {
+        "seen" => Event::nodes_listed(words[1..].iter().map(|word| parse_node(word)).collect()),
+        "missed" => Event::NodesListed {
             nodes: Vec::new(),
-            missed: words[1..].iter().map(|word| node(word).id).collect(),
+            unlisted: words[1..].iter().map(|word| parse_node(word).id).collect(),
         },
-        "silent" | "cutoff" | "reached" | "found" => contact(words),
+        "silent" | "cutoff" | "reached" | "found" => parse_connectivity_event(words),
         "created" => Event::VolumeCreated {
             volume: VolumeId(number(1)),
         },
@@ -101,7 +101,7 @@ fn event(words: &[&str]) -> Event {
         "exited" | "full" | "unsupported" | "unreachable" | "homeless" | "missing" => {
             Event::JobEnded {
                 execution: execution(),
-                report: report(words),
+                report: parse_report(words),
             }
         }
         "refused" => Event::JobStartFailed {
@@ -130,14 +130,14 @@ fn event(words: &[&str]) -> Event {
         "undeleted" => Event::VolumeDeleteFailed {
             volume: VolumeId(number(1)),
         },
-        "resumed" => Event::Resumed { series: 0 },
+        "resumed" => Event::SchedulerResumed { id_prefix: 0 },
         "cancelled" => Event::CancelRequested,
         "tick" => Event::Tick,
         other => panic!("no event is called {other}"),
     }
 }
 
-fn describe(scheduler: &Scheduler, action: &Action) -> String {
+fn describe_action(scheduler: &Scheduler, action: &Action) -> String {
     let workflow = scheduler.workflow();
     match action {
         Action::CreateVolume {
@@ -155,8 +155,8 @@ fn describe(scheduler: &Scheduler, action: &Action) -> String {
         Action::CopyVolume {
             id, source, server, ..
         } => format!("copy {} to {} on n{}", source.id.0, id.0, server.0),
-        Action::WarmVolume { id, server } => format!("warm {} on n{}", id.0, server.0),
-        Action::LookAtCache { id, server } => format!("look at {} on n{}", id.0, server.0),
+        Action::WarmCache { id, server } => format!("warm {} on n{}", id.0, server.0),
+        Action::InspectCache { id, server } => format!("look at {} on n{}", id.0, server.0),
         Action::DeleteVolume { id, server } => format!("delete {} on n{}", id.0, server.0),
         Action::StartJob {
             execution,
@@ -190,7 +190,7 @@ fn describe(scheduler: &Scheduler, action: &Action) -> String {
     }
 }
 
-fn retell(text: &str) -> String {
+fn replay_story(text: &str) -> String {
     let (workflow, story) = text
         .split_once("----\n")
         .expect("a line ---- ends the workflow");
@@ -204,11 +204,11 @@ fn retell(text: &str) -> String {
         let words: Vec<&str> = line.split_whitespace().collect();
         let mut actions = Vec::new();
         let now = Time(words[1].parse().expect("a time"));
-        scheduler.step(now, event(&words[2..]), &mut actions);
+        scheduler.step(now, parse_event(&words[2..]), &mut actions);
         scheduler.check();
         told += &format!("{line}\n");
         for action in actions {
-            told += &format!("    {}\n", describe(&scheduler, &action));
+            told += &format!("    {}\n", describe_action(&scheduler, &action));
         }
         for warning in &scheduler.warnings()[warned..] {
             told += &format!("    warn: {}\n", warning.text);
@@ -225,7 +225,7 @@ fn every_story_goes_as_it_is_told() {
     for entry in std::fs::read_dir(directory).expect("stories") {
         let path = entry.expect("an entry").path();
         let text = std::fs::read_to_string(&path).expect("a text");
-        let told = retell(&text);
+        let told = replay_story(&text);
         if std::env::var_os("BAFS_BLESS").is_some() {
             std::fs::write(&path, &told).expect("write");
         }

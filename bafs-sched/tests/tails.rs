@@ -1,13 +1,13 @@
 //! The end of a run, in simulated time: who goes first when little is left.
 
 use bafs_sched::planner::{Environment, NodeClass};
-use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation};
+use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation};
 use bafs_sched::workflow::parse_workflow;
 
 const GB: u64 = 1_000_000_000;
 
 /// Pipelines of three jobs of 100 s on four nodes of two slots.
-fn run(pipelines: u32, node_bytes: u64) -> Run {
+fn simulate_pipelines(pipelines: u32, node_bytes: u64) -> SimulationResult {
     let mut text = String::new();
     for p in 0..pipelines {
         text += &format!("volume v{p} scratch 1 GB files 9\n");
@@ -28,7 +28,7 @@ fn run(pipelines: u32, node_bytes: u64) -> Run {
         mtbf_s: None,
         restart_s: 60,
     };
-    let load = Load::Declared { variability_ppm: 0 };
+    let load = LoadModel::Declared { variability_ppm: 0 };
     let scenario = Scenario::new(environment, Policy::Need, load, 1);
     let run = Simulation::new(workflow.workflow, scenario).run();
     let run = run.expect("it ends");
@@ -36,29 +36,29 @@ fn run(pipelines: u32, node_bytes: u64) -> Run {
     run
 }
 
-fn rounds(run: &Run) -> u64 {
+fn count_rounds(run: &SimulationResult) -> u64 {
     run.elapsed_us.div_ceil(100_000_000)
 }
 
 /// One after the other it would run alone for three rounds after the eight others.
 #[test]
 fn a_ninth_pipeline_of_eight_slots_does_not_run_alone_at_the_end() {
-    let run = run(9, 10 * GB);
-    assert!(run.elapsed_us < 405_000_000, "{} rounds", rounds(&run));
+    let run = simulate_pipelines(9, 10 * GB);
+    assert!(run.elapsed_us < 405_000_000, "{} rounds", count_rounds(&run));
 }
 
 /// Where nodes hold no more pipelines than they have slots, it must wait until one is through.
 #[test]
 fn where_there_is_no_room_the_ninth_waits_for_the_end_of_another() {
-    let run = run(9, 21 * GB / 10);
-    assert!(run.elapsed_us < 605_000_000, "{} rounds", rounds(&run));
+    let run = simulate_pipelines(9, 21 * GB / 10);
+    assert!(run.elapsed_us < 605_000_000, "{} rounds", count_rounds(&run));
 }
 
 /// While much is left, those that have begun go on, so that no more lies on nodes than must.
 #[test]
 fn while_much_is_left_pipelines_end_before_others_begin() {
-    let run = run(24, 10 * GB);
-    assert!(run.elapsed_us < 905_000_000, "{} rounds", rounds(&run));
+    let run = simulate_pipelines(24, 10 * GB);
+    assert!(run.elapsed_us < 905_000_000, "{} rounds", count_rounds(&run));
     assert!(
         run.scratch_bytes_max < 12 * GB,
         "{} B",

@@ -6,16 +6,16 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeSeen, NodeShare, Scheduler, Settings, Space};
+use bafs_sched::logic::{Action, Event, NodeInfo, RunQuota, Scheduler, Settings, Space};
 use bafs_sched::workflow::VolumeIndex;
-use bafs_sched::world::workflow;
+use bafs_sched::world::parse_workflow_text;
 
 const MB: u64 = 1_000_000;
 const NODE: ServerId = ServerId(1);
 
 /// A pipeline of two jobs that read a cache each, and another job that reads the first one and
 /// needs more; each job makes a volume of its own.
-const TEXT: &str = "volume c0 cache bafs://home/c0 3 MB files 9
+const TURNS_WORKFLOW: &str = "volume c0 cache bafs://home/c0 3 MB files 9
 volume c1 cache bafs://home/c1 3 MB files 9
 volume pv0 scratch 3 MB files 9
 volume pv1 scratch 3 MB files 9
@@ -34,54 +34,54 @@ parent p0 child p1
 ";
 
 /// The run on one node with one slot.
-struct Beside {
+struct SharedNodeRun {
     scheduler: Scheduler,
     now: u64,
     execution: Option<ExecutionId>,
     /// The job that runs.
-    running: String,
+    running_job: String,
     names: BTreeMap<VolumeId, String>,
     /// What was asked for, in words, since the last look.
-    asked: Vec<String>,
+    requests: Vec<String>,
 }
 
-impl Beside {
-    fn begin(text: &str, megabytes: u64) -> Self {
+impl SharedNodeRun {
+    fn start_run(text: &str, megabytes: u64) -> Self {
         let settings = Settings {
             user: Some("u".to_owned()),
             ..Settings::default()
         };
         let mut run = Self {
-            scheduler: Scheduler::new(RunId(0), workflow(text), settings),
+            scheduler: Scheduler::new(RunId(0), parse_workflow_text(text), settings),
             now: 0,
             execution: None,
-            running: String::new(),
+            running_job: String::new(),
             names: BTreeMap::new(),
-            asked: Vec::new(),
+            requests: Vec::new(),
         };
-        let node = NodeSeen::alone(NODE, space(megabytes), 1);
-        run.step(Event::seen(vec![node]));
+        let node = NodeInfo::single_group(NODE, space_of_megabytes(megabytes), 1);
+        run.apply_event(Event::nodes_listed(vec![node]));
         run
     }
 
-    fn shares(&mut self, megabytes: u64) {
-        self.shares_with_slots(megabytes, 1);
+    fn set_quota(&mut self, megabytes: u64) {
+        self.set_quota_with_slots(megabytes, 1);
     }
 
-    fn shares_with_slots(&mut self, megabytes: u64, slots: u32) {
-        let share = NodeShare {
+    fn set_quota_with_slots(&mut self, megabytes: u64, slots: u32) {
+        let share = RunQuota {
             server: NODE,
-            space: space(megabytes),
+            space: space_of_megabytes(megabytes),
             slots,
             is_shared: true,
-            is_over: false,
+            is_above_fair_share: false,
         };
         let shares = vec![share];
-        self.step(Event::SharesSeen { shares });
+        self.apply_event(Event::QuotasChanged { quotas: shares });
     }
 
     /// Tells a fact, and that whatever follows is made and gone.
-    fn step(&mut self, event: Event) {
+    fn apply_event(&mut self, event: Event) {
         let mut due = vec![event];
         while let Some(event) = due.pop() {
             self.now += 1;
@@ -91,17 +91,17 @@ impl Beside {
             for action in told {
                 match action {
                     Action::CreateVolume { id, volume, .. } => {
-                        self.note("make", id, volume);
+                        self.note_request("make", id, volume);
                         due.push(Event::VolumeCreated { volume: id });
                     }
                     Action::DeleteVolume { id, .. } => {
-                        self.asked.push(format!("delete {}", self.names[&id]));
+                        self.requests.push(format!("delete {}", self.names[&id]));
                         due.push(Event::VolumeDeleted { volume: id });
                     }
                     Action::StartJob { execution, job, .. } => {
                         let name = self.scheduler.workflow().job(job).name.clone();
-                        self.asked.push(format!("start {name}"));
-                        self.running = name;
+                        self.requests.push(format!("start {name}"));
+                        self.running_job = name;
                         self.execution = Some(execution);
                         due.push(Event::JobStarted { execution });
                     }
@@ -112,17 +112,17 @@ impl Beside {
     }
 }
 
-impl Beside {
-    fn note(&mut self, verb: &str, id: VolumeId, volume: VolumeIndex) {
+impl SharedNodeRun {
+    fn note_request(&mut self, verb: &str, id: VolumeId, volume: VolumeIndex) {
         let name = self.scheduler.workflow().volume(volume).name.clone();
-        self.asked.push(format!("{verb} {name}"));
+        self.requests.push(format!("{verb} {name}"));
         self.names.insert(id, name);
     }
 
     /// The job that runs ends; what was asked for thereupon, in the order of names.
-    fn ends(&mut self) -> Vec<String> {
-        self.asked.clear();
-        let name = self.running.clone();
+    fn end_job(&mut self) -> Vec<String> {
+        self.requests.clear();
+        let name = self.running_job.clone();
         let written = VolumeUse {
             name: format!("{}v{}", &name[..1], &name[1..]),
             used_bytes: MB,
@@ -138,30 +138,30 @@ impl Beside {
         };
         self.now += 1_000;
         let execution = self.execution.take().expect("one runs");
-        self.step(Event::JobEnded { execution, report });
-        self.asked()
+        self.apply_event(Event::JobEnded { execution, report });
+        self.take_requests()
     }
 
     /// Lets timers go off until something is asked for; how long that takes.
-    fn waits_ms(&mut self) -> (u64, Vec<String>) {
+    fn wait_for_request(&mut self) -> (u64, Vec<String>) {
         let since = self.now;
-        while self.asked.is_empty() {
+        while self.requests.is_empty() {
             let next = self.scheduler.next_timer().expect("it never just waits");
             self.now = next.0.max(self.now);
-            self.step(Event::Tick);
+            self.apply_event(Event::Tick);
             assert!(self.now < since + 100_000, "nothing happens");
         }
-        (self.now - since, self.asked())
+        (self.now - since, self.take_requests())
     }
 
-    fn asked(&mut self) -> Vec<String> {
-        let mut asked = std::mem::take(&mut self.asked);
+    fn take_requests(&mut self) -> Vec<String> {
+        let mut asked = std::mem::take(&mut self.requests);
         asked.sort_unstable();
         asked
     }
 }
 
-fn space(megabytes: u64) -> Space {
+fn space_of_megabytes(megabytes: u64) -> Space {
     Space {
         bytes: megabytes * MB,
         files: 1_000,
@@ -170,31 +170,31 @@ fn space(megabytes: u64) -> Space {
 
 /// The first job is done, and the next one needs what the first cache holds, which the other
 /// pipeline reads yet.
-fn stands(node_megabytes: u64, share_megabytes: u64) -> Beside {
-    stands_with(TEXT, node_megabytes, share_megabytes)
+fn blocked_run(node_megabytes: u64, share_megabytes: u64) -> SharedNodeRun {
+    blocked_run_of(TURNS_WORKFLOW, node_megabytes, share_megabytes)
 }
 
-fn stands_with(text: &str, node_megabytes: u64, share_megabytes: u64) -> Beside {
-    let mut run = Beside::begin(text, node_megabytes);
-    run.shares(share_megabytes);
-    assert_eq!(run.asked(), ["make c0", "make pv0", "start p0"]);
+fn blocked_run_of(text: &str, node_megabytes: u64, share_megabytes: u64) -> SharedNodeRun {
+    let mut run = SharedNodeRun::start_run(text, node_megabytes);
+    run.set_quota(share_megabytes);
+    assert_eq!(run.take_requests(), ["make c0", "make pv0", "start p0"]);
     run
 }
 
-const GOES_ON: [&str; 4] = ["delete c0", "make c1", "make pv1", "start p1"];
+const NEXT_REQUESTS: [&str; 4] = ["delete c0", "make c1", "make pv1", "start p1"];
 
 #[test]
 fn what_the_run_itself_holds_gives_way_at_once() {
-    let mut run = stands(11, 11);
-    assert_eq!(run.ends(), GOES_ON, "others have nothing that it lacks");
+    let mut run = blocked_run(11, 11);
+    assert_eq!(run.end_job(), NEXT_REQUESTS, "others have nothing that it lacks");
 }
 
 #[test]
 fn a_cache_gives_way_after_as_long_as_it_takes_to_come_again() {
-    let mut run = stands(30, 11);
-    assert_eq!(run.ends(), [""; 0], "others may leave some");
-    let (waited, asked) = run.waits_ms();
-    assert_eq!(asked, GOES_ON);
+    let mut run = blocked_run(30, 11);
+    assert_eq!(run.end_job(), [""; 0], "others may leave some");
+    let (waited, asked) = run.wait_for_request();
+    assert_eq!(asked, NEXT_REQUESTS);
     assert!(
         (2_200..2_500).contains(&waited),
         "{waited} ms for 3 MB at 10 MB/s"
@@ -203,44 +203,44 @@ fn a_cache_gives_way_after_as_long_as_it_takes_to_come_again() {
 
 #[test]
 fn a_cache_that_takes_long_to_come_again_is_kept_no_longer_than_what_jobs_made() {
-    let text = TEXT.replace("3 MB", "300 MB").replace("7500 KB", "750 MB");
-    let mut run = stands_with(&text, 3_000, 1_100);
-    assert_eq!(run.ends(), [""; 0]);
-    let (waited, asked) = run.waits_ms();
-    assert_eq!(asked, GOES_ON);
+    let text = TURNS_WORKFLOW.replace("3 MB", "300 MB").replace("7500 KB", "750 MB");
+    let mut run = blocked_run_of(&text, 3_000, 1_100);
+    assert_eq!(run.end_job(), [""; 0]);
+    let (waited, asked) = run.wait_for_request();
+    assert_eq!(asked, NEXT_REQUESTS);
     assert!((25_000..25_500).contains(&waited), "{waited} ms");
 }
 
 #[test]
 fn nothing_is_given_up_for_slots_that_others_have() {
-    let mut run = stands(30, 11);
-    run.shares_with_slots(11, 0);
-    assert_eq!(run.ends(), [""; 0]);
+    let mut run = blocked_run(30, 11);
+    run.set_quota_with_slots(11, 0);
+    assert_eq!(run.end_job(), [""; 0]);
     let since = run.now;
     while run.now < since + 60_000 {
         let next = run.scheduler.next_timer().expect("it looks again");
         run.now = next.0.max(run.now);
-        run.step(Event::Tick);
+        run.apply_event(Event::Tick);
     }
-    assert_eq!(run.asked(), [""; 0]);
-    run.shares_with_slots(11, 1);
-    let (_, asked) = run.waits_ms();
-    assert_eq!(asked, GOES_ON);
+    assert_eq!(run.take_requests(), [""; 0]);
+    run.set_quota_with_slots(11, 1);
+    let (_, asked) = run.wait_for_request();
+    assert_eq!(asked, NEXT_REQUESTS);
 }
 
 #[test]
 fn what_others_leave_meanwhile_is_used() {
-    let mut run = stands(30, 11);
-    assert_eq!(run.ends(), [""; 0]);
-    run.shares(13);
-    assert_eq!(run.asked(), ["make c1", "make pv1", "start p1"]);
+    let mut run = blocked_run(30, 11);
+    assert_eq!(run.end_job(), [""; 0]);
+    run.set_quota(13);
+    assert_eq!(run.take_requests(), ["make c1", "make pv1", "start p1"]);
 }
 
 /// With less, another run would get the rest, and neither could go on.
 #[test]
 fn a_pipeline_keeps_room_for_the_cache_of_its_next_job() {
-    let run = stands(30, 30);
-    let keep = run.scheduler.demand(NODE).expect("it is there").keep;
+    let run = blocked_run(30, 30);
+    let keep = run.scheduler.node_demand(NODE).expect("it is there").committed;
     let megabytes = keep.bytes / MB;
     assert_eq!(
         megabytes, 12,

@@ -5,23 +5,23 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Action, Event, NodeSeen, Scheduler, Settings, Space};
+use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};
 use bafs_sched::workflow::parse_workflow;
 
 const MB: u64 = 1_000_000;
 
 /// Jobs a and b write a volume one after the other.
-const CHAIN: &str = "volume w scratch 16 MB watched\njob a {\nexecutable = x\n}\n\
+const CHAIN_WORKFLOW: &str = "volume w scratch 16 MB watched\njob a {\nexecutable = x\n}\n\
     job b {\nexecutable = x\nretry = 1\n}\nparent a child b\nmount w a /w\nmount w b /w\n";
 
-struct Run {
+struct UncountedRun {
     scheduler: Scheduler,
     now: u64,
     /// What was asked for since the last look.
-    asked: Vec<Action>,
+    requested_actions: Vec<Action>,
 }
 
-impl Run {
+impl UncountedRun {
     fn new(text: &str) -> Self {
         let none = |path: &str| Err(path.to_owned());
         let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
@@ -29,18 +29,18 @@ impl Run {
         let mut run = Self {
             scheduler,
             now: 0,
-            asked: Vec::new(),
+            requested_actions: Vec::new(),
         };
         let space = Space {
             bytes: 1_000 * MB,
             files: 100_000,
         };
-        run.tell(Event::seen(vec![NodeSeen::alone(ServerId(1), space, 1)]));
+        run.apply_event(Event::nodes_listed(vec![NodeInfo::single_group(ServerId(1), space, 1)]));
         run
     }
 
     /// Tells a fact; volumes are made and deleted as soon as that is asked for.
-    fn tell(&mut self, event: Event) {
+    fn apply_event(&mut self, event: Event) {
         self.now += 10;
         let mut actions = Vec::new();
         self.scheduler.step(Time(self.now), event, &mut actions);
@@ -50,27 +50,27 @@ impl Run {
                 Action::DeleteVolume { id, .. } => Some(Event::VolumeDeleted { volume: *id }),
                 _ => None,
             };
-            self.asked.push(action);
-            done.into_iter().for_each(|event| self.tell(event));
+            self.requested_actions.push(action);
+            done.into_iter().for_each(|event| self.apply_event(event));
         }
     }
 
     /// The job that was started last, by name.
-    fn started(&mut self) -> Option<(String, ExecutionId)> {
-        let asked = std::mem::take(&mut self.asked);
+    fn take_started(&mut self) -> Option<(String, ExecutionId)> {
+        let asked = std::mem::take(&mut self.requested_actions);
         let started = asked.iter().rev().find_map(|action| match action {
             Action::StartJob { execution, job, .. } => Some((*execution, *job)),
             _ => None,
         });
         let (execution, job) = started?;
         let name = self.scheduler.workflow().job(job).name.clone();
-        self.tell(Event::JobStarted { execution });
+        self.apply_event(Event::JobStarted { execution });
         Some((name, execution))
     }
 
     /// The job of this name runs and ends so.
-    fn ends(&mut self, job: &str, code: i32, tail: &str, used: &VolumeUse) {
-        let (name, execution) = self.started().expect("a job starts");
+    fn end_job(&mut self, job: &str, code: i32, tail: &str, used: &VolumeUse) {
+        let (name, execution) = self.take_started().expect("a job starts");
         assert_eq!(name, job);
         let report = JobReport {
             outcome: JobOutcome::Exited(code),
@@ -79,15 +79,15 @@ impl Run {
             output_tail: tail.to_owned(),
             volumes: vec![used.clone()],
         };
-        self.tell(Event::JobEnded { execution, report });
+        self.apply_event(Event::JobEnded { execution, report });
     }
 
-    fn wait(&mut self, ms: u64) {
+    fn pass_time(&mut self, ms: u64) {
         self.now += ms;
-        self.tell(Event::Tick);
+        self.apply_event(Event::Tick);
     }
 
-    fn warnings(&self) -> String {
+    fn warning_texts(&self) -> String {
         let warnings = self.scheduler.warnings().iter();
         warnings
             .map(|warning| format!("{}\n", warning.text))
@@ -95,7 +95,7 @@ impl Run {
     }
 }
 
-fn uncounted(changes: u64) -> VolumeUse {
+fn uncounted_use(changes: u64) -> VolumeUse {
     VolumeUse {
         name: "w".to_owned(),
         has_no_counts: true,
@@ -109,17 +109,17 @@ fn uncounted(changes: u64) -> VolumeUse {
 
 #[test]
 fn looked_at_volume_counts_as_used() {
-    let text = CHAIN.replace(" watched", "");
+    let text = CHAIN_WORKFLOW.replace(" watched", "");
     for (looked, is_warned) in [(0, true), (1, false)] {
-        let mut run = Run::new(&text);
+        let mut run = UncountedRun::new(&text);
         let used = VolumeUse {
             metadata_ops: looked,
             name: "w".to_owned(),
             ..VolumeUse::default()
         };
-        run.ends("a", 0, "", &used);
+        run.end_job("a", 0, "", &used);
         assert_eq!(
-            run.warnings().contains("did nothing in volume 'w'"),
+            run.warning_texts().contains("did nothing in volume 'w'"),
             is_warned
         );
     }
@@ -127,20 +127,20 @@ fn looked_at_volume_counts_as_used() {
 
 #[test]
 fn uncounted_volume_is_never_called_unused() {
-    let mut run = Run::new(CHAIN);
-    run.ends("a", 0, "", &uncounted(0));
-    run.ends("b", 0, "", &uncounted(0));
-    assert_eq!(run.warnings(), "");
+    let mut run = UncountedRun::new(CHAIN_WORKFLOW);
+    run.end_job("a", 0, "", &uncounted_use(0));
+    run.end_job("b", 0, "", &uncounted_use(0));
+    assert_eq!(run.warning_texts(), "");
 }
 
 #[test]
 fn own_failure_keeps_an_untouched_watched_volume() {
     for (changes, next) in [(0, "b"), (1, "a")] {
-        let mut run = Run::new(CHAIN);
-        run.ends("a", 0, "", &uncounted(1));
-        run.ends("b", 3, "", &uncounted(changes));
-        run.wait(1_000);
-        let (name, _) = run.started().expect("it is tried again");
+        let mut run = UncountedRun::new(CHAIN_WORKFLOW);
+        run.end_job("a", 0, "", &uncounted_use(1));
+        run.end_job("b", 3, "", &uncounted_use(changes));
+        run.pass_time(1_000);
+        let (name, _) = run.take_started().expect("it is tried again");
         assert_eq!(name, next, "changes: {changes}");
     }
 }
@@ -149,13 +149,13 @@ fn own_failure_keeps_an_untouched_watched_volume() {
 fn full_disk_below_a_watched_volume_is_not_the_jobs_fault() {
     let full = |free: u64| VolumeUse {
         disk_free_bytes: Some(free),
-        ..uncounted(1)
+        ..uncounted_use(1)
     };
     let said = "head: error writing 'standard output': No space left on device";
     for (used, tail) in [(full(0), ""), (full(100 * MB), said)] {
-        let mut run = Run::new(&CHAIN.replace("\nretry = 1", ""));
-        run.ends("a", 1, tail, &used);
-        let told = run.warnings();
+        let mut run = UncountedRun::new(&CHAIN_WORKFLOW.replace("\nretry = 1", ""));
+        run.end_job("a", 1, tail, &used);
+        let told = run.warning_texts();
         for part in [
             "'a' failed and runs again",
             "may hold 16.0 MB",
@@ -163,14 +163,14 @@ fn full_disk_below_a_watched_volume_is_not_the_jobs_fault() {
         ] {
             assert!(told.contains(part), "{part} is not in: {told}");
         }
-        run.wait(10_000);
-        run.ends("a", 0, "", &uncounted(1));
+        run.pass_time(10_000);
+        run.end_job("a", 0, "", &uncounted_use(1));
         assert_eq!(run.scheduler.outcome(), None);
     }
     // With room on the disk it is its own, whatever it says.
     for tail in ["", said] {
-        let mut run = Run::new(CHAIN);
-        run.ends("a", 1, tail, &uncounted(1));
-        assert!(run.scheduler.outcome().is_some(), "{}", run.warnings());
+        let mut run = UncountedRun::new(CHAIN_WORKFLOW);
+        run.end_job("a", 1, tail, &uncounted_use(1));
+        assert!(run.scheduler.outcome().is_some(), "{}", run.warning_texts());
     }
 }

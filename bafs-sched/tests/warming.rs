@@ -2,14 +2,14 @@
 //! others compute.
 
 use bafs_sched::planner::{Environment, NodeClass};
-use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation};
+use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
 const GB: u64 = 1_000_000_000;
 const MB: u64 = 1_000_000;
 
 /// Four jobs of 1000 s that read 1 GB, then four that read 2 GB and that end at once.
-fn two_stages(option: &str, scratch: &str) -> Workflow {
+fn two_level_workflow(option: &str, scratch: &str) -> Workflow {
     let mut text = format!(
         "volume x cache bafs://home/x 1 GB files 1\n\
          volume y cache bafs://home/y 2 GB {option} files 1\n"
@@ -28,7 +28,7 @@ fn two_stages(option: &str, scratch: &str) -> Workflow {
 }
 
 /// Four nodes of one slot behind 1 MB/s.
-fn run(option: &str, scratch: &str, node_bytes: u64) -> Run {
+fn simulate_warming(option: &str, scratch: &str, node_bytes: u64) -> SimulationResult {
     let environment = Environment {
         nodes: vec![NodeClass::new(4, 1, node_bytes)],
         home_bytes_per_s: MB,
@@ -36,10 +36,10 @@ fn run(option: &str, scratch: &str, node_bytes: u64) -> Run {
         mtbf_s: None,
         restart_s: 60,
     };
-    let load = Load::Declared { variability_ppm: 0 };
+    let load = LoadModel::Declared { variability_ppm: 0 };
     let mut scenario = Scenario::new(environment, Policy::Need, load, 1);
     scenario.is_recorded = true;
-    let run = Simulation::new(two_stages(option, scratch), scenario).run();
+    let run = Simulation::new(two_level_workflow(option, scratch), scenario).run();
     let run = run.expect("it ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
     run
@@ -49,8 +49,8 @@ fn run(option: &str, scratch: &str, node_bytes: u64) -> Run {
 /// second volume comes meanwhile.
 #[test]
 fn batch_data_of_the_next_stage_come_while_this_one_computes_and_cross_the_link_once() {
-    let (usual, warmed) = (run("", "1 MB", 10 * GB), run("warm", "1 MB", 10 * GB));
-    let seconds = |run: &Run| run.elapsed_us / 1_000_000;
+    let (usual, warmed) = (simulate_warming("", "1 MB", 10 * GB), simulate_warming("warm", "1 MB", 10 * GB));
+    let seconds = |run: &SimulationResult| run.elapsed_us / 1_000_000;
     assert!(
         (4_000..4_020).contains(&seconds(&usual)),
         "{}",
@@ -70,21 +70,21 @@ fn batch_data_of_the_next_stage_come_while_this_one_computes_and_cross_the_link_
 /// While the first volume comes, the second takes nothing of the link.
 #[test]
 fn what_comes_before_its_readers_keeps_nobody_waiting() {
-    let ends = |run: &Run| {
-        let spells = run.spells.iter();
+    let ends = |run: &SimulationResult| {
+        let spells = run.execution_spans.iter();
         spells
             .map(|s| (s.job, s.end_us))
             .take(4)
             .collect::<Vec<_>>()
     };
-    let (usual, warmed) = (run("", "1 MB", 10 * GB), run("warm", "1 MB", 10 * GB));
+    let (usual, warmed) = (simulate_warming("", "1 MB", 10 * GB), simulate_warming("warm", "1 MB", 10 * GB));
     assert_eq!(ends(&usual), ends(&warmed));
 }
 
 /// Scratch volumes of all slots fill the nodes.
 #[test]
 fn batch_data_of_the_next_stage_take_no_room_of_this_one() {
-    let (usual, warmed) = (run("", "0.7 GB", 2 * GB), run("warm", "0.7 GB", 2 * GB));
+    let (usual, warmed) = (simulate_warming("", "0.7 GB", 2 * GB), simulate_warming("warm", "0.7 GB", 2 * GB));
     assert_eq!(usual.elapsed_us, warmed.elapsed_us);
     assert_eq!(warmed.home_bytes, u128::from(3 * GB));
 }

@@ -2,8 +2,8 @@
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::logic::{Event, NodeSeen, NodeShare, Scheduler, Settings, Space, Wish};
-use bafs_sched::replay::standing;
+use bafs_sched::logic::{Event, NodeInfo, RunQuota, Scheduler, Settings, Space, UserCommand};
+use bafs_sched::replay::describe_status;
 use bafs_sched::workflow::{JobIndex, parse_workflow};
 
 #[test]
@@ -15,7 +15,7 @@ fn a_job_that_waits_says_what_for_and_a_node_what_it_has_left() {
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", &text, &none).expect("it is right");
     let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, Settings::default());
-    let told = |scheduler: &Scheduler, name: &str| standing(scheduler, name).unwrap_or_default();
+    let told = |scheduler: &Scheduler, name: &str| describe_status(scheduler, name).unwrap_or_default();
     assert!(
         told(&scheduler, "a").contains("no node"),
         "nothing is there"
@@ -25,8 +25,8 @@ fn a_job_that_waits_says_what_for_and_a_node_what_it_has_left() {
             bytes: 100_000_000,
             files: 1_000,
         };
-        let nodes = vec![NodeSeen::alone(ServerId(1), capacity, slots)];
-        scheduler.step(Time(now), Event::seen(nodes), &mut Vec::new());
+        let nodes = vec![NodeInfo::single_group(ServerId(1), capacity, slots)];
+        scheduler.step(Time(now), Event::nodes_listed(nodes), &mut Vec::new());
     };
     see(&mut scheduler, 0, 1);
     assert_eq!(told(&scheduler, "a"), "", "it has what it needs");
@@ -56,24 +56,24 @@ fn a_job_whose_slots_another_run_has_says_so() {
         bytes: 100_000_000,
         files: 1_000,
     };
-    let nodes = [1, 2].map(|id| NodeSeen::alone(ServerId(id), space, 2));
-    scheduler.step(Time(0), Event::seen(nodes.to_vec()), &mut Vec::new());
-    let told = |scheduler: &Scheduler| standing(scheduler, "a").unwrap_or_default();
+    let nodes = [1, 2].map(|id| NodeInfo::single_group(ServerId(id), space, 2));
+    scheduler.step(Time(0), Event::nodes_listed(nodes.to_vec()), &mut Vec::new());
+    let told = |scheduler: &Scheduler| describe_status(scheduler, "a").unwrap_or_default();
     let before = told(&scheduler);
     assert!(
         before.contains("2 free slots on one of 2 nodes"),
         "{before}"
     );
     assert!(!before.contains("other runs"), "nobody was asked yet");
-    let share = NodeShare {
+    let share = RunQuota {
         server: ServerId(1),
         space,
         slots: 1,
         is_shared: true,
-        is_over: false,
+        is_above_fair_share: false,
     };
     let shares = vec![share];
-    scheduler.step(Time(1), Event::SharesSeen { shares }, &mut Vec::new());
+    scheduler.step(Time(1), Event::QuotasChanged { quotas: shares }, &mut Vec::new());
     let after = told(&scheduler);
     assert!(after.contains("on 1 node other runs have"), "{after}");
 }
@@ -84,13 +84,13 @@ fn a_job_that_never_had_its_turn_says_why_after_the_end() {
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
     let settings = Settings::default();
-    let wait_ms = settings.nodes_wait_ms;
+    let wait_ms = settings.nodes_timeout_ms;
     let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, settings);
     for now in [0, wait_ms] {
         scheduler.step(Time(now), Event::Tick, &mut Vec::new());
     }
     assert!(scheduler.outcome().is_some(), "no node came");
-    let told = |name: &str| standing(&scheduler, name).unwrap_or_default();
+    let told = |name: &str| describe_status(&scheduler, name).unwrap_or_default();
     assert!(told("a").contains("no node was seen"), "{}", told("a"));
     let b = told("b");
     assert!(
@@ -108,12 +108,12 @@ fn a_cancelled_pipeline_says_so_and_names_no_job_that_comes_later() {
     let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
     let mut scheduler = Scheduler::new(RunId(0), parsed.workflow, Settings::default());
     scheduler.step(Time(0), Event::Tick, &mut Vec::new());
-    let cancel = Event::Steered {
+    let cancel = Event::CommandReceived {
         count: 1,
-        wish: Some(Wish::Cancel { job: JobIndex(0) }),
+        command: Some(UserCommand::Cancel { job: JobIndex(0) }),
     };
     scheduler.step(Time(1), cancel, &mut Vec::new());
-    let told = |name: &str| standing(&scheduler, name).unwrap_or_default();
+    let told = |name: &str| describe_status(&scheduler, name).unwrap_or_default();
     assert!(told("a").ends_with(": it was cancelled"), "{}", told("a"));
     let b = told("b");
     assert!(b.ends_with("'a', which was cancelled"), "{b}");
@@ -128,6 +128,6 @@ fn after_a_cancelled_run_each_job_that_is_not_done_says_so() {
     for (now, event) in [(0, Event::Tick), (1, Event::CancelRequested)] {
         scheduler.step(Time(now), event, &mut Vec::new());
     }
-    let told = standing(&scheduler, "a").unwrap_or_default();
+    let told = describe_status(&scheduler, "a").unwrap_or_default();
     assert!(told.contains("the run was cancelled"), "{told}");
 }

@@ -5,11 +5,11 @@
     reason = "a test stops at the unexpected, in functions beside tests too"
 )]
 
-use bafs_sched::planner::{Environment, NodeClass, Shape, Strategy, plan, predict};
+use bafs_sched::planner::{Environment, NodeClass, Shape, Strategy, plan_workload, predict_time};
 use bafs_sched::workflow::parse_workflow;
 
 /// One node of two processors, and 99 of one.
-fn mostly_narrow() -> Environment {
+fn mostly_narrow_nodes() -> Environment {
     let mut environment = Environment::parse(
         "home-rate = \"100 MB/s\"\nlocal-rate = \"100 MB/s\"\n\n\
          [[nodes]]\ncount = 1\ncpus = 2\nstorage = \"5 GB\"\n",
@@ -21,7 +21,7 @@ fn mostly_narrow() -> Environment {
 }
 
 /// Ten jobs for each number of processors, of 100 s each.
-fn of_widths(cpus: &[u32]) -> Shape {
+fn shape_of_widths(cpus: &[u32]) -> Shape {
     let mut text = String::new();
     for cpus in cpus {
         for job in 0..10 {
@@ -31,13 +31,13 @@ fn of_widths(cpus: &[u32]) -> Shape {
     }
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", &text, &none).unwrap();
-    Shape::of(&parsed.workflow, 0.0)
+    Shape::from_workflow(&parsed.workflow, 0.0)
 }
 
 #[test]
 fn nodes_on_which_no_job_fits_do_not_shorten_its_time() {
-    let environment = mostly_narrow();
-    let predicted = |cpus: &[u32]| predict(Strategy::All, &of_widths(cpus), &environment).unwrap();
+    let environment = mostly_narrow_nodes();
+    let predicted = |cpus: &[u32]| predict_time(Strategy::All, &shape_of_widths(cpus), &environment).unwrap();
     assert_eq!(predicted(&[1]), 100.0);
     // One after the other, on the only node that is large enough.
     assert_eq!(predicted(&[2]), 1_000.0);
@@ -47,13 +47,13 @@ fn nodes_on_which_no_job_fits_do_not_shorten_its_time() {
 
 #[test]
 fn where_a_job_fits_on_no_node_that_is_there_no_time_is_predicted() {
-    let mut environment = mostly_narrow();
-    environment.nodes[0].from_s = 7_200;
+    let mut environment = mostly_narrow_nodes();
+    environment.nodes[0].arrival_s = 7_200;
     for cpus in [&[2][..], &[1, 2]] {
-        let plan = plan(of_widths(cpus), &environment);
-        let times = plan.candidates.iter().map(|c| c.predicted_s);
+        let plan = plan_workload(shape_of_widths(cpus), &environment);
+        let times = plan_workload.candidates.iter().map(|c| c.predicted_s);
         assert_eq!(times.flatten().next(), None);
-        let refusal = plan.refusal.unwrap();
+        let refusal = plan_workload.refusal.unwrap();
         assert!(
             refusal.starts_with("a job needs 2 processors, and no node that is there"),
             "{refusal}"
@@ -68,8 +68,8 @@ fn jobs_that_keep_four_processors_each_run_a_quarter_at_once() {
          [[nodes]]\ncount = 2\ncpus = 6\nstorage = \"5 GB\"\n",
     );
     let environment = environment.unwrap();
-    let plan = plan(of_widths(&[4]), &environment);
-    let all = plan.candidates.iter();
-    let all = all.map(|it| it.running).collect::<Vec<_>>();
+    let plan = plan_workload(shape_of_widths(&[4]), &environment);
+    let all = plan_workload.candidates.iter();
+    let all = all.map(|it| it.running_pipelines).collect::<Vec<_>>();
     assert!(all.iter().all(|running| *running == 2), "{all:?}");
 }

@@ -1,9 +1,9 @@
 //! How much work simulations are, counted in the records that are looked at: it is bounded, and
 //! grows with the jobs. No time is taken.
 
-use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy};
-use bafs_sched::sim::study::{baselines, thesis_environment};
-use bafs_sched::sim::{Load, Policy, Scenario, Simulation, workflow_of};
+use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy};
+use bafs_sched::sim::study::{baseline_workloads, thesis_environment};
+use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, build_canonical_workflow};
 
 const MB: u64 = 1_000_000;
 const GB: u64 = 1_000 * MB;
@@ -12,7 +12,7 @@ const GB: u64 = 1_000 * MB;
 /// fails again while it is away.
 #[test]
 fn a_run_in_which_nothing_comes_forward_is_given_up() {
-    let canonical = Canonical::parse("width=1,depth=1,batch=0B,private=1MB,run=1d");
+    let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=0B,private=1MB,run=1d");
     let environment = Environment {
         nodes: vec![NodeClass::new(1, 1, GB)],
         home_bytes_per_s: MB,
@@ -20,16 +20,16 @@ fn a_run_in_which_nothing_comes_forward_is_given_up() {
         mtbf_s: Some(1),
         restart_s: 1_000_000_000,
     };
-    let load = Load::Declared { variability_ppm: 0 };
+    let load = LoadModel::Declared { variability_ppm: 0 };
     let scenario = Scenario {
-        in_vain_max: 50_000,
+        wasted_records_max: 50_000,
         ..Scenario::new(environment, Policy::Need, load, 1)
     };
-    let workflow = workflow_of(&canonical.expect("it is"));
+    let workflow = build_canonical_workflow(&canonical.expect("it is"));
     let run = Simulation::new(workflow, scenario).run().expect("it ends");
     let why = run.failure().expect("it cannot be done");
     assert!(why.contains("no further job was done"), "{why}");
-    assert!(run.looked_at < 100_000, "{}", run.looked_at);
+    assert!(run.records_examined < 100_000, "{}", run.records_examined);
 }
 
 /// With ten times as many jobs on ten times as many nodes each job costs no more looks at records:
@@ -52,15 +52,15 @@ fn work_grows_with_the_jobs_and_no_faster() {
             };
             let width = jobs / 5;
             let text = format!("width={width},depth=5,batch=20GB,private=0.1GB,run=1000s,var=0.2");
-            let canonical = Canonical::parse(&text).expect("a workload");
-            let load = Load::Declared {
+            let canonical = CanonicalWorkload::parse(&text).expect("a workload");
+            let load = LoadModel::Declared {
                 variability_ppm: 200_000,
             };
             let scenario = Scenario::new(environment, policy, load, 1);
-            let run = Simulation::new(workflow_of(&canonical), scenario).run();
+            let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
             let run = run.expect("it ends");
             assert!(run.is_complete() && run.failures > 0, "{:?}", run.outcome);
-            run.looked_at as f64 / f64::from(jobs)
+            run.records_examined as f64 / f64::from(jobs)
         });
         assert!(each[1] < 1.15 * each[0], "{policy}: {each:?}");
     }
@@ -83,15 +83,15 @@ fn neither_failures_nor_caches_that_go_cost_more_in_many_clusters() {
             restart_s: 300,
         };
         let text = format!("width={nodes},depth=5,batch=20GB,private=0.1GB,run=1000s,var=0.2");
-        let canonical = Canonical::parse(&text).expect("a workload");
-        let load = Load::Declared {
+        let canonical = CanonicalWorkload::parse(&text).expect("a workload");
+        let load = LoadModel::Declared {
             variability_ppm: 200_000,
         };
         let scenario = Scenario::new(environment, Policy::Strategy(Strategy::All), load, 1);
-        let run = Simulation::new(workflow_of(&canonical), scenario).run();
+        let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
         let run = run.expect("it ends");
         assert!(run.is_complete() && run.failures > 0, "{:?}", run.outcome);
-        run.looked_at as f64 / f64::from(5 * nodes)
+        run.records_examined as f64 / f64::from(5 * nodes)
     });
     assert!(each[1] < 1.15 * each[0], "{each:?}");
 }
@@ -108,15 +108,15 @@ fn a_cache_without_room_is_not_divided_by_each_job_at_each_node() {
         restart_s: 60,
     };
     let text = "width=350,depth=3,batch=176.6GB,private=0.2036GB,run=5000s,var=0.1";
-    let canonical = Canonical::parse(text).expect("a workload");
-    let load = Load::Declared {
+    let canonical = CanonicalWorkload::parse(text).expect("a workload");
+    let load = LoadModel::Declared {
         variability_ppm: 100_000,
     };
     let scenario = Scenario::new(environment, Policy::Need, load, 1);
-    let run = Simulation::new(workflow_of(&canonical), scenario).run();
+    let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
     let run = run.expect("it ends");
     assert!(run.is_complete() && run.failures > 0, "{:?}", run.outcome);
-    let each = run.looked_at / 1_050;
+    let each = run.records_examined / 1_050;
     assert!(each < 20_000, "{each} records for each job");
 }
 
@@ -125,12 +125,12 @@ fn a_cache_without_room_is_not_divided_by_each_job_at_each_node() {
 /// as all else takes, beside a cache that only the eighty needed.
 #[test]
 fn caches_for_later_make_room_for_what_has_begun() {
-    let (_, mixed) = baselines().into_iter().next_back().expect("three");
-    let load = Load::Declared {
+    let (_, mixed) = baseline_workloads().into_iter().next_back().expect("three");
+    let load = LoadModel::Declared {
         variability_ppm: 100_000,
     };
     let scenario = Scenario::new(thesis_environment(), Policy::Need, load, 24);
-    let run = Simulation::new(workflow_of(&mixed), scenario).run();
+    let run = Simulation::new(build_canonical_workflow(&mixed), scenario).run();
     let run = run.expect("it ends");
     assert!(run.is_complete());
     assert!(run.seconds() < 900_000.0, "{} s", run.seconds());

@@ -3,28 +3,28 @@
 
 use bafs_proto::volume::LimitKind;
 use bafs_sched::workflow::{
-    CachePolicy, Checked, Diagnostic, JobIndex, Scheme, Severity, VolumeIndex, VolumeKind,
+    CachePolicy, CheckedWorkflow, Diagnostic, JobIndex, Scheme, Severity, VolumeIndex, VolumeKind,
     Workflow, parse_workflow,
 };
 
-fn no_files(name: &str) -> Result<String, String> {
+fn reject_description_files(name: &str) -> Result<String, String> {
     Err(format!("no file {name} in this test"))
 }
 
-fn checked(text: &str) -> Checked {
-    parse_workflow("dir/test.bafs", text, &no_files).unwrap_or_else(|e| panic!("{e}"))
+fn check_text(text: &str) -> CheckedWorkflow {
+    parse_workflow("dir/test.bafs", text, &reject_description_files).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn workflow(text: &str) -> Workflow {
-    checked(text).workflow
+fn parse_text(text: &str) -> Workflow {
+    check_text(text).workflow
 }
 
-fn names(workflow: &Workflow) -> Vec<&str> {
+fn job_names(workflow: &Workflow) -> Vec<&str> {
     workflow.jobs.iter().map(|job| job.name.as_str()).collect()
 }
 
 /// The sample of the language's first publication, NSDI 2004.
-const SAMPLE: &str = "\
+const PAPER_SAMPLE: &str = "\
 job     a a.job                      # a name and its description file
 job     b b.job
 parent  a child b                    # order
@@ -43,10 +43,10 @@ fn the_published_sample_is_unchanged() {
         "flows/b.job" => Ok("executable = /bin/b\r\nqueue\r\n".to_owned()),
         _ => Err(format!("unexpected {name}")),
     };
-    let Checked { workflow, warnings } = parse_workflow("flows/nsdi.bafs", SAMPLE, &read).unwrap();
+    let CheckedWorkflow { workflow, warnings } = parse_workflow("flows/nsdi.bafs", PAPER_SAMPLE, &read).unwrap();
     assert_eq!(warnings.len(), 1, "only 'queue' is worth a warning");
     assert_eq!(workflow.name, "nsdi");
-    assert_eq!(names(&workflow), ["a", "b"]);
+    assert_eq!(job_names(&workflow), ["a", "b"]);
     let [a, b] = [&workflow.jobs[0], &workflow.jobs[1]];
     assert_eq!(
         (a.children.as_slice(), b.parents.as_slice()),
@@ -89,7 +89,7 @@ fn the_published_sample_is_unchanged() {
 fn a_watched_volume_has_its_margin_reserved() {
     let text = "volume w scratch 100 GB files 1000000 watched\nvolume small scratch 1 MB watched\n\
         job a {\nexecutable = x\n}\nmount w a /w\nmount small a /small";
-    let workflow = workflow(text);
+    let workflow = parse_text(text);
     let found = workflow.volumes.iter();
     let found: Vec<_> = found
         .map(|volume| (volume.limit, volume.size_bytes, volume.size_files))
@@ -106,7 +106,7 @@ fn a_watched_volume_has_its_margin_reserved() {
 fn a_mount_says_whether_writes_may_be_collected() {
     let text = "volume v scratch 1 MB\nvolume w scratch 1 MB\nvolume u scratch 1 MB from file:///a\n\
         job a {\nexecutable = x\n}\nmount v a /v Write-Back\nmount w a /w rw\nmount u a /u ro";
-    let workflow = workflow(text);
+    let workflow = parse_text(text);
     let found = workflow.jobs[0].mounts.iter();
     let found: Vec<_> = found
         .map(|mount| (&*mount.path, mount.writable, mount.write_back))
@@ -119,7 +119,7 @@ fn a_mount_says_whether_writes_may_be_collected() {
     assert_eq!(found, expected);
 }
 
-const EVERYTHING: &str = r#"
+const FULL_LANGUAGE_SAMPLE: &str = r#"
 volume in scratch 10MB files 7 from bafs://home:9000/in//x/   # filled
 volume db cache s3://bucket/db 3.5TB mru warm files 9
 volume db2 https://h/db?v=1 1.5 GiB lru
@@ -146,7 +146,7 @@ extract out w/log/stdout FILE:///results/./a
 
 #[test]
 fn every_key_and_option() {
-    let workflow = workflow(EVERYTHING);
+    let workflow = parse_text(FULL_LANGUAGE_SAMPLE);
     let job = &workflow.jobs[0];
     assert_eq!(job.command.executable, "./blastp");
     let arguments = [
@@ -214,7 +214,7 @@ fn every_key_and_option() {
 
 #[test]
 fn loops_expand_in_order() {
-    let workflow = workflow(
+    let workflow = parse_text(
         "
 for x in p 'q'
   for i in 9..11
@@ -235,7 +235,7 @@ end
     let expected = [
         "p009", "p010", "p011", "q009", "q010", "q011", "n1", "n2", "nx", "n3",
     ];
-    assert_eq!(names(&workflow), expected);
+    assert_eq!(job_names(&workflow), expected);
     assert_eq!(workflow.jobs[4].command.executable, "run10");
     assert_eq!(
         workflow.jobs[4].command.arguments,
@@ -256,7 +256,7 @@ fn loop_variables_reach_description_files_and_bounds() {
         .unwrap()
         .workflow;
     assert_eq!(
-        names(&workflow),
+        job_names(&workflow),
         ["a1.1", "a2.1", "a2.2", "a3.1", "a3.2", "a3.3"]
     );
     assert_eq!(workflow.jobs[4].command.arguments, ["3", "02"]);
@@ -268,8 +268,8 @@ fn order_of_statements_does_not_matter() {
     let job = "job b {\nexecutable = true\n}\njob a {\nexecutable = true\n}\n";
     let volume = "volume v scratch 1 MB\n";
     let rest = "mount v a /w\nmount v b /w\nparent a child b\nretry b 3\nextract v x bafs://h/x\n";
-    let first = workflow(&format!("{job}{volume}{rest}"));
-    assert_eq!(first, workflow(&format!("{rest}{volume}{job}")));
+    let first = parse_text(&format!("{job}{volume}{rest}"));
+    assert_eq!(first, parse_text(&format!("{rest}{volume}{job}")));
     assert_eq!(first.topological_order(), [JobIndex(1), JobIndex(0)]);
     assert_eq!(first.jobs[0].retries, 3);
 }
@@ -290,7 +290,7 @@ mount s read /s ro
 mount s write /s ro
 mount w write /w
 ";
-    let directories: Vec<String> = workflow(text)
+    let directories: Vec<String> = parse_text(text)
         .jobs
         .into_iter()
         .map(|job| job.command.directory)
@@ -305,7 +305,7 @@ fn topological_order_prefers_declaration_order() {
         text += &format!("job {name} {{\nexecutable = true\n}}\n");
     }
     text += "parent a child e\nparent b child d\nparent b child d\n";
-    let workflow = workflow(&text);
+    let workflow = parse_text(&text);
     let order: Vec<&str> = workflow
         .topological_order()
         .into_iter()
@@ -321,7 +321,7 @@ fn topological_order_prefers_declaration_order() {
 
 #[test]
 fn a_workflow_survives_its_journal() {
-    let workflow = workflow(
+    let workflow = parse_text(
         "volume v scratch 1 MB from bafs://h/x\nvolume c bafs://h/y 1 KiB mru\n\
          job a {\nexecutable = true\n}\nmount v a /v\nmount c a /c\nextract v x s3://b/x\n",
     );
@@ -332,7 +332,7 @@ fn a_workflow_survives_its_journal() {
 #[test]
 fn diagnostics_show_their_line() {
     let text = "job a {\n\texecutable = true\n}\n\tmount p9 a /w\n";
-    let rejected = parse_workflow("blast.bafs", text, &no_files).unwrap_err();
+    let rejected = parse_workflow("blast.bafs", text, &reject_description_files).unwrap_err();
     let [diagnostic] = rejected.diagnostics.as_slice() else {
         panic!("{rejected}")
     };
@@ -371,7 +371,7 @@ fn diagnostics_show_their_line() {
 fn messages_do_not_obey_the_workflow() {
     let long = "x".repeat(10_000);
     let text = format!("'\u{1b}[31mred' a\n{long} b\n");
-    let rejected = parse_workflow("t.bafs", &text, &no_files).unwrap_err();
+    let rejected = parse_workflow("t.bafs", &text, &reject_description_files).unwrap_err();
     let shown = rejected.to_string();
     assert!(!shown.contains('\u{1b}') && shown.len() < 2_000, "{shown}");
 }
@@ -383,7 +383,7 @@ fn the_documented_and_the_shipped_example_are_valid() {
         .split("```bafs\n")
         .nth(1)
         .and_then(|rest| rest.split("```").next());
-    let mut documented = checked(example.unwrap());
+    let mut documented = check_text(example.unwrap());
     // What is documented as accepted may be shown, though it is warned of.
     let warnings = &mut documented.warnings;
     warnings.retain(|warning| !warning.message.contains("is not heeded"));
@@ -391,7 +391,7 @@ fn the_documented_and_the_shipped_example_are_valid() {
         (documented.workflow.jobs.len(), documented.warnings),
         (6, vec![])
     );
-    let shipped = checked(include_str!("../../examples/blast/blast.bafs"));
+    let shipped = check_text(include_str!("../../examples/blast/blast.bafs"));
     assert_eq!(
         (shipped.workflow.jobs.len(), shipped.warnings),
         (32, vec![])
@@ -405,7 +405,7 @@ fn words_of_a_job_are_those_that_linux_takes() {
             "volume v scratch 1 MB\nmount v j /v\njob j {{\nexecutable = /bin/sh\n\
              arguments = {arguments}\nenvironment = NAME={variable}\n}}\n"
         );
-        match parse_workflow("t.bafs", &text, &no_files) {
+        match parse_workflow("t.bafs", &text, &reject_description_files) {
             Ok(checked) => (true, format!("{:?}", checked.warnings)),
             Err(rejected) => (false, rejected.to_string()),
         }
@@ -436,8 +436,8 @@ fn words_of_a_job_are_those_that_linux_takes() {
 fn jobs_share_directories_of_the_host() {
     let text = "job a {\nexecutable = x\nshare = /var/tmp\n}\njob b {\nexecutable = x\n}\n\
                 job c {\nexecutable = x\n}\nshare /tmp a b\nshare /tmp/ a\nshare /dev/shm b\n";
-    let jobs = workflow(text).jobs;
-    assert_eq!(jobs[0].command.share, ["/tmp", "/var/tmp"]);
-    assert_eq!(jobs[1].command.share, ["/dev/shm", "/tmp"]);
-    assert!(jobs[2].command.share.is_empty());
+    let jobs = parse_text(text).jobs;
+    assert_eq!(jobs[0].command.shared_directories, ["/tmp", "/var/tmp"]);
+    assert_eq!(jobs[1].command.shared_directories, ["/dev/shm", "/tmp"]);
+    assert!(jobs[2].command.shared_directories.is_empty());
 }

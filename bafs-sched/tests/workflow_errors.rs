@@ -9,18 +9,18 @@ use std::path::Path;
 
 use bafs_sched::workflow::{Diagnostic, Severity, parse_workflow};
 
-struct Case<'t> {
+struct DiagnosticCase<'t> {
     title: &'t str,
     input: String,
     expected: String,
 }
 
-fn cases(text: &str) -> Vec<Case<'_>> {
-    let mut cases: Vec<Case> = Vec::new();
+fn read_cases(text: &str) -> Vec<DiagnosticCase<'_>> {
+    let mut cases: Vec<DiagnosticCase> = Vec::new();
     let mut in_expected = false;
     for line in text.lines() {
         if let Some(title) = line.strip_prefix("==== ") {
-            cases.push(Case {
+            cases.push(DiagnosticCase {
                 title,
                 input: String::new(),
                 expected: String::new(),
@@ -42,7 +42,7 @@ fn cases(text: &str) -> Vec<Case<'_>> {
 }
 
 /// Everything that is said about a case, with all job description files that the case carries.
-fn said(input: &str) -> String {
+fn describe_diagnostics(input: &str) -> String {
     let mut parts = input.split("\n-- ");
     let workflow = format!("{}\n", parts.next().unwrap_or_default().trim_end());
     let files: BTreeMap<&str, &str> = parts.filter_map(|part| part.split_once('\n')).collect();
@@ -89,10 +89,10 @@ fn cases_say_what_is_expected() {
     for path in paths {
         let text = std::fs::read_to_string(&path).unwrap();
         let mut blessed = String::new();
-        for case in cases(&text) {
+        for case in read_cases(&text) {
             total += 1;
-            let said = said(&case.input);
-            let Case {
+            let said = describe_diagnostics(&case.input);
+            let DiagnosticCase {
                 title,
                 input,
                 expected,

@@ -3,10 +3,10 @@
 
 use std::fmt::Write as _;
 
-use bafs_sched::workflow::{Checked, Rejected, Workflow, parse_workflow};
+use bafs_sched::workflow::{CheckedWorkflow, WorkflowRejected, Workflow, parse_workflow};
 use proptest::prelude::*;
 
-const VALID: &str = r#"# every statement once
+const VALID_WORKFLOW: &str = r#"# every statement once
 volume db cache bafs://home:9000/db 1.5 GB mru files 20
 volume in scratch 10MB from file:///in
 for i in 1..3
@@ -67,7 +67,7 @@ const FRAGMENTS: [&str; 28] = [
     "\r\n",
 ];
 
-fn parse(text: &str) -> Result<Checked, Rejected> {
+fn parse_text(text: &str) -> Result<CheckedWorkflow, WorkflowRejected> {
     parse_workflow("t.bafs", text, &|name| match name {
         "sum.job" => Ok("executable = sh\narguments = $(i)\nqueue\n".to_owned()),
         _ => Err("no such file".to_owned()),
@@ -75,8 +75,8 @@ fn parse(text: &str) -> Result<Checked, Rejected> {
 }
 
 /// Parses and uses the result in every way that there is.
-fn exercise(text: &str) {
-    let result = parse(text);
+fn exercise_parser(text: &str) {
+    let result = parse_text(text);
     match &result {
         Ok(checked) => {
             assert_eq!(
@@ -91,7 +91,7 @@ fn exercise(text: &str) {
             }
         }
     }
-    assert_eq!(result, parse(text), "the same text gives the same result");
+    assert_eq!(result, parse_text(text), "the same text gives the same result");
 }
 
 #[derive(Debug, Clone)]
@@ -102,8 +102,8 @@ enum Mutation {
     SwapLines(usize, usize),
 }
 
-fn mutation() -> impl Strategy<Value = Mutation> {
-    let at = 0..VALID.len();
+fn any_mutation() -> impl Strategy<Value = Mutation> {
+    let at = 0..VALID_WORKFLOW.len();
     prop_oneof![
         (at.clone(), 1..12usize).prop_map(|(at, length)| Mutation::Delete(at, length)),
         (at, 0..FRAGMENTS.len()).prop_map(|(at, which)| Mutation::Insert(at, which)),
@@ -112,7 +112,7 @@ fn mutation() -> impl Strategy<Value = Mutation> {
     ]
 }
 
-fn mutated(text: &str, mutation: &Mutation) -> String {
+fn apply_mutation(text: &str, mutation: &Mutation) -> String {
     let characters: Vec<char> = text.chars().collect();
     let split = |at: usize, skip: usize| {
         let at = at.min(characters.len());
@@ -150,19 +150,19 @@ proptest! {
 
     #[test]
     fn arbitrary_text_never_panics(text in any::<String>()) {
-        exercise(&text);
+        exercise_parser(&text);
     }
 
     #[test]
     fn arbitrary_fragments_never_panic(
         parts in prop::collection::vec(0..FRAGMENTS.len(), 0..60),
     ) {
-        exercise(&parts.into_iter().map(|part| FRAGMENTS[part]).collect::<String>());
+        exercise_parser(&parts.into_iter().map(|part| FRAGMENTS[part]).collect::<String>());
     }
 
     #[test]
-    fn mutations_never_panic(mutations in prop::collection::vec(mutation(), 1..6)) {
-        exercise(&mutations.iter().fold(VALID.to_owned(), |text, m| mutated(&text, m)));
+    fn mutations_never_panic(mutations in prop::collection::vec(any_mutation(), 1..6)) {
+        exercise_parser(&mutations.iter().fold(VALID_WORKFLOW.to_owned(), |text, m| apply_mutation(&text, m)));
     }
 
     #[test]
@@ -209,13 +209,13 @@ proptest! {
             let written = (0..count).any(|writer| uses[writer] == 2 && before[writer][a]);
             expected &= uses[a] != 1 || written;
         }
-        prop_assert_eq!(parse(&text).is_ok(), expected, "{}", text);
+        prop_assert_eq!(parse_text(&text).is_ok(), expected, "{}", text);
     }
 }
 
 #[test]
 fn the_valid_text_is_valid() {
-    let checked = parse(VALID).unwrap_or_else(|e| panic!("{e}"));
+    let checked = parse_text(VALID_WORKFLOW).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(
         (checked.workflow.jobs.len(), checked.workflow.volumes.len()),
         (12, 5)
@@ -224,16 +224,16 @@ fn the_valid_text_is_valid() {
 
 #[test]
 fn deep_nesting_and_long_lines_end_well() {
-    exercise(&"for i in 1\n".repeat(20_000));
-    exercise(&format!(
+    exercise_parser(&"for i in 1\n".repeat(20_000));
+    exercise_parser(&format!(
         "{}{}",
         "for i in 1\n".repeat(20_000),
         "end\n".repeat(20_000)
     ));
-    exercise(&"\\".repeat(50_000));
-    exercise(&format!("parent{} child b", " a".repeat(100_000)));
-    exercise(&"$(".repeat(50_000));
-    exercise(&"job a {\n".repeat(20_000));
+    exercise_parser(&"\\".repeat(50_000));
+    exercise_parser(&format!("parent{} child b", " a".repeat(100_000)));
+    exercise_parser(&"$(".repeat(50_000));
+    exercise_parser(&"job a {\n".repeat(20_000));
 }
 
 /// Pipelines of four jobs with a volume of their own, one batch volume for all, a first job that
@@ -272,7 +272,7 @@ for i in 1..50000
   extract p$(i) out bafs://home/out/$(i)
 end
 ";
-    let workflow = parse(text).unwrap_or_else(|e| panic!("{e}")).workflow;
+    let workflow = parse_text(text).unwrap_or_else(|e| panic!("{e}")).workflow;
     let Workflow {
         jobs,
         volumes,
@@ -289,7 +289,7 @@ end
 
     // As many errors as statements: none may cost a look at all names.
     let wrong = text.replace("mount db j", "mount db x");
-    let rejected = parse(&wrong).unwrap_err();
+    let rejected = parse_text(&wrong).unwrap_err();
     assert_eq!(
         rejected.diagnostics.len(),
         1,
@@ -303,5 +303,5 @@ end
         )
         .unwrap();
     }
-    assert_eq!(parse(&unrolled).unwrap_err().errors_omitted, 99_980);
+    assert_eq!(parse_text(&unrolled).unwrap_err().errors_omitted, 99_980);
 }

@@ -173,7 +173,7 @@ impl ClusterClient {
     pub(crate) async fn resolve_source(&self, text: &str) -> Result<VolumeSource> {
         let url: Url = text.parse().map_err(|e| anyhow::anyhow!("'{text}': {e}"))?;
         if url.scheme != Scheme::Bafs {
-            let (address, path) = url.foreign_place()?;
+            let (address, path) = url.foreign_location()?;
             let id = None;
             return Ok(VolumeSource::Home { address, path, id });
         }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use bafs_proto::path::is_control_or_bidirectional;
 use bafs_sched::io::journal;
 use bafs_sched::logic::JobState;
-use bafs_sched::replay::replay;
+use bafs_sched::replay::replay_history;
 use bafs_sched::workflow::{JobIndex, VolumeKind, Workflow};
 
 use crate::args::GraphArgs;
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &GraphArgs, output: Printer) -> Result<()> {
         anyhow!("{error:#}; name a workflow file, or the journal of a run: {here}")
     })?;
     let (workflow, states) = if is_journal {
-        let (_, scheduler) = replay(journal::read(&args.workflow)?);
+        let (_, scheduler) = replay_history(journal::read_history(&args.workflow)?);
         let jobs = 0..scheduler.workflow().jobs.len() as u32;
         let states = jobs.map(|job| scheduler.job_state(JobIndex(job)));
         (
@@ -106,7 +106,7 @@ fn state_colour(state: JobState) -> &'static str {
     match state {
         JobState::Waiting => "white",
         JobState::Ready => "lightyellow",
-        JobState::Held => "orange",
+        JobState::HeldBack => "orange",
         JobState::Active => "lightskyblue",
         JobState::Done => "palegreen",
         JobState::Failed => "tomato",

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
-use bafs_sched::replay::{Line, replay, standing};
+use bafs_sched::replay::{HistoryLine, replay_history, describe_status};
 
 use crate::args::{ReplayArgs, WhyArgs};
 use crate::input_file;
@@ -31,12 +31,12 @@ pub(crate) fn explain_name(args: &WhyArgs, output: Printer) -> Result<()> {
         );
     };
     let path = find_journal(&args.run)?;
-    let (all, scheduler) = replay(journal::read(&path)?);
-    let is_about = |line: &Line| line.about.contains(name);
-    let mut told: Vec<Line> = all.iter().filter(|line| is_about(line)).cloned().collect();
-    told.extend(standing(&scheduler, name).map(|text| Line {
+    let (all, scheduler) = replay_history(journal::read_history(&path)?);
+    let is_about = |line: &HistoryLine| line.subjects.contains(name);
+    let mut told: Vec<HistoryLine> = all.iter().filter(|line| is_about(line)).cloned().collect();
+    told.extend(describe_status(&scheduler, name).map(|text| HistoryLine {
         at_ms: all.last().map_or(0, |line| line.at_ms),
-        about: vec![name.clone()],
+        subjects: vec![name.clone()],
         text,
     }));
     if told.is_empty() {
@@ -114,14 +114,14 @@ pub(crate) fn is_journal_open(path: &Path) -> bool {
     matches!(locked, Ok(Err(TryLockError::WouldBlock)))
 }
 
-fn read_lines(path: &Path) -> Result<Vec<Line>> {
+fn read_lines(path: &Path) -> Result<Vec<HistoryLine>> {
     let path = find_journal(path)?;
-    let history = journal::read(&path)?;
-    Ok(replay(history).0)
+    let history = journal::read_history(&path)?;
+    Ok(replay_history(history).0)
 }
 
-fn print_lines(lines: &[Line], output: Printer) -> Result<()> {
-    let text = |line: &Line| {
+fn print_lines(lines: &[HistoryLine], output: Printer) -> Result<()> {
+    let text = |line: &HistoryLine| {
         let (seconds, ms) = (line.at_ms / 1_000, line.at_ms % 1_000);
         format!("{seconds:>6}.{ms:03} s  {}", line.text)
     };

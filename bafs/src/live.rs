@@ -8,7 +8,7 @@ use bafs_proto::message::{Advert, ServerKind};
 use bafs_sched::io::journal;
 use bafs_sched::logic::Settings;
 use bafs_sched::past;
-use bafs_sched::planner::{Environment, NodeClass, RESTART_S};
+use bafs_sched::planner::{Environment, NodeClass, RESTART_S_DEFAULT};
 
 use crate::args::PlanArgs;
 use crate::client::ClusterClient;
@@ -42,7 +42,7 @@ impl LinkRates {
             return Ok(self);
         };
         let path = history::find_journal(run)?;
-        let past = past::from_journal(journal::read(&path)?);
+        let past = past::from_journal(journal::read_history(&path)?);
         let site = past.with_context(|| path.display().to_string())?.site;
         Ok(Self {
             home: self.home.or_else(|| site.as_ref()?.home_bytes_per_s),
@@ -79,9 +79,9 @@ pub(crate) async fn load_environment(args: &PlanArgs) -> Result<Environment> {
         home_bytes_per_s: home,
         local_bytes_per_s: local,
         mtbf_s: None,
-        restart_s: RESTART_S,
+        restart_s: RESTART_S_DEFAULT,
     };
-    let checked = environment.checked();
+    let checked = environment.validate();
     checked.map_err(|error| anyhow!("the nodes in the catalog at {catalog}: {}", error.message))
 }
 

@@ -5,11 +5,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use bafs_sched::io::job_logs::{Attempt, LOGS_BYTES_MAX, read_index};
+use bafs_sched::io::job_logs::{LoggedAttempt, LOGS_BYTES_MAX, read_index};
 use bafs_sched::io::{journal, steer};
 use bafs_sched::logic::JobState;
-use bafs_sched::replay::{replay, standing};
-use bafs_sched::workflow::nearest;
+use bafs_sched::replay::{replay_history, describe_status};
+use bafs_sched::workflow::find_nearest;
 use serde::Serialize;
 
 use crate::args::LogsArgs;
@@ -68,7 +68,7 @@ pub(crate) fn print_logs(args: &LogsArgs, output: Printer) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
         read => read.with_context(|| format!("cannot read {}", run.logs.display()))?,
     };
-    let of_job: Vec<&Attempt> = attempts.iter().filter(|it| it.job == *name).collect();
+    let of_job: Vec<&LoggedAttempt> = attempts.iter().filter(|it| it.job == *name).collect();
     let Some(last) = of_job.last() else {
         return Err(anyhow!(explain_missing_log(&run, name, &attempts)?));
     };
@@ -83,7 +83,7 @@ pub(crate) fn print_logs(args: &LogsArgs, output: Printer) -> Result<()> {
             })?,
     };
     let all = !(args.stdout || args.stderr);
-    let [stdout, stderr] = attempt.files(&run.logs);
+    let [stdout, stderr] = attempt.log_paths(&run.logs);
     let read = |wanted: bool, file: &Path, bytes: u64| match wanted || all {
         true => read_log(file, bytes).map(Some),
         false => Ok(None),
@@ -92,10 +92,10 @@ pub(crate) fn print_logs(args: &LogsArgs, output: Printer) -> Result<()> {
         job: attempt.job.clone(),
         attempt: attempt.attempt,
         node: attempt.node.clone(),
-        outcome: attempt.ended.clone(),
+        outcome: attempt.end_description.clone(),
         stdout: read(args.stdout, &stdout, attempt.stdout_bytes)?,
         stderr: read(args.stderr, &stderr, attempt.stderr_bytes)?,
-        missing_reason: attempt.missing.clone(),
+        missing_reason: attempt.missing_reason.clone(),
     };
     output.print_result(&format_attempt(&told), &told)?;
     if args.attempt.is_none() && is_job_running(&run, name) {
@@ -203,11 +203,11 @@ fn find_only_run() -> Result<RunFiles> {
 }
 
 /// Why there is no log of a job.
-fn explain_missing_log(run: &RunFiles, name: &str, attempts: &[Attempt]) -> Result<String> {
+fn explain_missing_log(run: &RunFiles, name: &str, attempts: &[LoggedAttempt]) -> Result<String> {
     if let Some(path) = &run.journal {
-        let scheduler = replay(journal::read(path)?).1;
+        let scheduler = replay_history(journal::read_history(path)?).1;
         let workflow = scheduler.workflow();
-        let Some(job) = steer::find(workflow, name) else {
+        let Some(job) = steer::find_job(workflow, name) else {
             let names = workflow.jobs.iter().map(|job| job.name.as_str());
             return Ok(unknown_job_message(name, names.collect()));
         };
@@ -220,7 +220,7 @@ fn explain_missing_log(run: &RunFiles, name: &str, attempts: &[Attempt]) -> Resu
                  tell, or {} could not be written",
                 run.logs.display()
             ),
-            _ => standing(&scheduler, name)
+            _ => describe_status(&scheduler, name)
                 .unwrap_or_else(|| format!("job '{name}' has not run yet, and printed nothing")),
         });
     }
@@ -242,7 +242,7 @@ fn explain_missing_log(run: &RunFiles, name: &str, attempts: &[Attempt]) -> Resu
 fn unknown_job_message(name: &str, mut names: Vec<&str>) -> String {
     names.sort_unstable();
     names.dedup();
-    let hint = match nearest(name, names.iter().copied()) {
+    let hint = match find_nearest(name, names.iter().copied()) {
         Some(nearest) => format!("did you mean '{nearest}'?"),
         None if names.is_empty() => "it had none that ended".to_owned(),
         None => {
@@ -263,10 +263,10 @@ fn unknown_job_message(name: &str, mut names: Vec<&str>) -> String {
 fn is_job_running(run: &RunFiles, name: &str) -> bool {
     let journal = run.journal.as_deref();
     let written = journal.filter(|path| history::is_journal_open(path));
-    let history = written.and_then(|path| journal::read(path).ok());
+    let history = written.and_then(|path| journal::read_history(path).ok());
     history.is_some_and(|history| {
-        let scheduler = replay(history).1;
-        let job = steer::find(scheduler.workflow(), name);
+        let scheduler = replay_history(history).1;
+        let job = steer::find_job(scheduler.workflow(), name);
         job.is_some_and(|job| scheduler.job_state(job) == JobState::Active)
     })
 }

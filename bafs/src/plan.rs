@@ -6,10 +6,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::planner::{
-    Candidate, Canonical, Environment, Plan, Shape, Shortage, Strategy, Traversal, plan,
+    StrategyCandidate, CanonicalWorkload, Environment, Plan, Shape, Shortage, Strategy, Traversal, plan_workload,
 };
 
-use bafs_sched::sim::{Doubt, Doubts, Load, Tried, beside_remote, decide, workflow_of};
+use bafs_sched::sim::{TrialScope, TrialsOutcome, LoadModel, TrialResult, compare_remote_io, decide_by_simulation, build_canonical_workflow};
 use bafs_sched::workflow::Workflow;
 use serde::Serialize;
 
@@ -34,15 +34,15 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
     if args.environment.is_none() {
         remarks.push(live::describe_environment(&environment));
     }
-    if !environment.is_even() {
+    if !environment.is_uniform() {
         remarks.push(
             "nodes differ in more than processors and storage, or have latency, hash skew or a \
              link to home of their own: the equations know nothing of it"
                 .to_owned(),
         );
     }
-    let mut plan = plan(shape, &environment);
-    let untimed = match plan.shape.too_wide(&environment) {
+    let mut plan = plan_workload(shape, &environment);
+    let untimed = match plan_workload.shape.too_wide(&environment) {
         None => "never",
         Some(why) => {
             remarks.push(format!("{why}: no times are predicted"));
@@ -50,37 +50,37 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
         }
     };
     let doubts = match args.model_only {
-        true => Doubts::None,
-        false => simulate_candidates(&mut plan, work, &environment)?,
+        true => TrialsOutcome::NotNeeded,
+        false => simulate_candidates(&mut plan_workload, work, &environment)?,
     };
     let tried = match doubts {
-        Doubts::Tried(tried) => tried,
-        Doubts::None => Vec::new(),
-        Doubts::TooLarge => {
+        TrialsOutcome::Completed(tried) => tried,
+        TrialsOutcome::NotNeeded => Vec::new(),
+        TrialsOutcome::TooLarge => {
             remarks.push(too_many_jobs_message(&environment));
             Vec::new()
         }
     };
-    remarks.extend(remote_io_remark(&plan, &tried));
+    remarks.extend(remote_io_remark(&plan_workload, &tried));
     let mut text = String::new();
     for remark in &remarks {
         writeln!(text, "{remark}")?;
     }
-    text.push_str(&format_table(&plan, untimed)?);
+    text.push_str(&format_table(&plan_workload, untimed)?);
     for tried in &tried {
         text.push_str(&describe_trial(tried));
     }
-    if let Some(choice) = &plan.choice {
+    if let Some(choice) = &plan_workload.choice {
         write!(text, "\nchoice: {}: {}", choice.strategy, choice.reason)?;
     }
     let shown = PlanOutput {
-        plan: &plan,
+        plan: &plan_workload,
         environment: &environment,
         remarks: &remarks,
         trials: &tried,
     };
     output.print_result(&text, &shown)?;
-    match (&plan.choice, &plan.refusal) {
+    match (&plan_workload.choice, &plan_workload.refusal) {
         (None, Some(refusal)) => bail!("no choice: {refusal}"),
         _ => Ok(()),
     }
@@ -96,10 +96,10 @@ fn too_many_jobs_message(environment: &Environment) -> String {
 }
 
 /// What is never chosen, but may be what the user wants.
-fn remote_io_remark(plan: &Plan, tried: &[Tried]) -> Option<String> {
-    let chosen = plan.choice.as_ref()?.strategy;
+fn remote_io_remark(plan: &Plan, tried: &[TrialResult]) -> Option<String> {
+    let chosen = plan_workload.choice.as_ref()?.strategy;
     let predicted = |strategy| {
-        let mut candidates = plan.candidates.iter();
+        let mut candidates = plan_workload.candidates.iter();
         let found = candidates.find(|it| it.allocation.strategy == strategy)?;
         found.predicted_s
     };
@@ -157,7 +157,7 @@ struct PlanOutput<'p> {
     environment: &'p Environment,
     remarks: &'p [String],
     /// What was simulated, because the model alone cannot tell.
-    trials: &'p [Tried],
+    trials: &'p [TrialResult],
     #[serde(flatten)]
     plan: &'p Plan,
 }
@@ -200,15 +200,15 @@ struct PlanRequest {
 
 enum PlanWorkload {
     /// Its workflow is made when it is needed: it may be large.
-    Canonical(Canonical),
+    Canonical(CanonicalWorkload),
     /// A workflow, and what its shape leaves in doubt.
-    Workflow(Workflow, Doubt),
+    Workflow(Workflow, TrialScope),
 }
 
 fn parse_request(args: &PlanArgs) -> Result<PlanRequest> {
     let path = match (&args.canonical, &args.workflow) {
         (Some(text), _) => {
-            let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
+            let canonical = CanonicalWorkload::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
             return Ok(PlanRequest {
                 shape: canonical.shape(),
                 workload: PlanWorkload::Canonical(canonical),
@@ -230,7 +230,7 @@ fn parse_request(args: &PlanArgs) -> Result<PlanRequest> {
 }
 
 fn request_for_workflow(workflow: Workflow, variability: f64) -> PlanRequest {
-    match Canonical::recognise(&workflow, variability) {
+    match CanonicalWorkload::recognise(&workflow, variability) {
         Ok(canonical) => {
             let found = format!(
                 "canonical: {} pipelines of {} jobs",
@@ -238,17 +238,17 @@ fn request_for_workflow(workflow: Workflow, variability: f64) -> PlanRequest {
             );
             PlanRequest {
                 shape: canonical.shape(),
-                workload: PlanWorkload::Workflow(workflow, Doubt::Ties),
+                workload: PlanWorkload::Workflow(workflow, TrialScope::Ties),
                 remarks: vec![found],
             }
         }
         Err(why) => {
-            let (shape, approximations) = Shape::bottleneck(&workflow, variability);
+            let (shape, approximations) = Shape::from_largest_levels(&workflow, variability);
             let mut remarks = vec![format!("{why}; predicted by its largest stage")];
             remarks.extend(approximations);
             PlanRequest {
                 shape,
-                workload: PlanWorkload::Workflow(workflow, Doubt::All),
+                workload: PlanWorkload::Workflow(workflow, TrialScope::All),
                 remarks,
             }
         }
@@ -274,31 +274,31 @@ fn unknown_sizes_remark(workflow: &Workflow) -> Option<String> {
 }
 
 /// The candidates that are in doubt, simulated, and remote I/O beside them where it is faster.
-fn simulate_candidates(plan: &mut Plan, work: PlanWorkload, environment: &Environment) -> Result<Doubts> {
-    let load = Load::Declared {
-        variability_ppm: (plan.shape.variability * 1e6).round() as u64,
+fn simulate_candidates(plan: &mut Plan, work: PlanWorkload, environment: &Environment) -> Result<TrialsOutcome> {
+    let load = LoadModel::Declared {
+        variability_ppm: (plan_workload.shape.variability * 1e6).round() as u64,
     };
     let (jobs, doubt) = match &work {
-        PlanWorkload::Canonical(canonical) => (canonical.jobs(), Doubt::Ties),
+        PlanWorkload::Canonical(canonical) => (canonical.jobs(), TrialScope::Ties),
         PlanWorkload::Workflow(workflow, doubt) => (workflow.jobs.len() as u64, *doubt),
     };
     let workflow = || match &work {
-        PlanWorkload::Canonical(canonical) => workflow_of(canonical),
+        PlanWorkload::Canonical(canonical) => build_canonical_workflow(canonical),
         PlanWorkload::Workflow(workflow, _) => workflow.clone(),
     };
-    let doubts = decide(plan, doubt, (jobs, workflow), environment, &load);
+    let doubts = decide_by_simulation(plan_workload, doubt, (jobs, workflow), environment, &load);
     let doubts = doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?;
-    let Doubts::Tried(mut tried) = doubts else {
+    let TrialsOutcome::Completed(mut tried) = doubts else {
         return Ok(doubts);
     };
-    let remote = beside_remote(plan, &tried, (jobs, workflow), environment, &load);
+    let remote = compare_remote_io(plan_workload, &tried, (jobs, workflow), environment, &load);
     tried.extend(remote);
-    Ok(Doubts::Tried(tried))
+    Ok(TrialsOutcome::Completed(tried))
 }
 
-fn describe_trial(tried: &Tried) -> String {
+fn describe_trial(tried: &TrialResult) -> String {
     let name = tried.strategy;
-    match (tried.simulated_s, &tried.failed) {
+    match (tried.simulated_s, &tried.failure) {
         (Some(seconds), _) => format!("simulated {name:<11} {seconds:.0} s\n"),
         (None, Some(why)) => format!("simulated {name:<11} failed: {why}\n"),
         (None, None) => format!("simulated {name:<11} stopped: slower than the best so far\n"),
@@ -313,13 +313,13 @@ fn format_table(plan: &Plan, untimed: &str) -> Result<String> {
         "{:<11} {:<20} {:<15} {:>11} {:>8} {:>8} {:>9} {:>12}",
         "strategy", "possible", "order", "concurrency", "running", "barriers", "refetches", "time"
     )?;
-    for candidate in &plan.candidates {
+    for candidate in &plan_workload.candidates {
         write_row(&mut text, candidate, untimed)?;
     }
     Ok(text)
 }
 
-fn write_row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<()> {
+fn write_row(text: &mut String, candidate: &StrategyCandidate, untimed: &str) -> Result<()> {
     let allocation = &candidate.allocation;
     let order = match allocation.traversal {
         Traversal::Any if allocation.strategy == Strategy::Need => "no plan",
@@ -330,7 +330,7 @@ fn write_row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<
     };
     let possible = match allocation.shortage {
         None if allocation.strategy == Strategy::Remote => "on request".to_owned(),
-        None if allocation.is_certain => "yes".to_owned(),
+        None if allocation.is_exact => "yes".to_owned(),
         None => "likely".to_owned(),
         Some(Shortage::Total { missing_bytes }) => format!("lacks {}", format_bytes(missing_bytes)),
         Some(Shortage::Node { missing_bytes }) => {
@@ -340,12 +340,12 @@ fn write_row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<
             format!("cluster lacks {}", format_bytes(missing_bytes))
         }
         Some(Shortage::Files { batch_files }) => format!("no room for {batch_files} files"),
-        Some(Shortage::Places { missing_volumes }) => format!("{missing_volumes} have no place"),
+        Some(Shortage::Placement { missing_volumes }) => format!("{missing_volumes} have no place"),
     };
     let possible = match allocation.shortage {
         None | Some(Shortage::Files { .. }) => possible,
-        Some(_) if allocation.is_certain => possible,
-        Some(Shortage::Places { .. }) => format!("perhaps {possible}"),
+        Some(_) if allocation.is_exact => possible,
+        Some(Shortage::Placement { .. }) => format!("perhaps {possible}"),
         Some(_) => format!("{possible} at most"),
     };
     if !allocation.is_possible() {
@@ -365,7 +365,7 @@ fn write_row(text: &mut String, candidate: &Candidate, untimed: &str) -> Result<
         "{:<11} {possible:<20} {order:<15} {:>11} {:>8} {:>8} {:>9} {time:>12}",
         allocation.strategy,
         allocation.concurrency,
-        candidate.running,
+        candidate.running_pipelines,
         allocation.barriers,
         allocation.refetches,
     )?;
@@ -459,11 +459,11 @@ mod tests {
 
     #[test]
     fn a_candidate_that_failed_is_not_called_slow() {
-        let tried = |failed: Option<&str>| Tried {
+        let tried = |failed: Option<&str>| TrialResult {
             strategy: Strategy::All,
             simulated_s: None,
             seeds: 0,
-            failed: failed.map(str::to_owned),
+            failure: failed.map(str::to_owned),
         };
         assert!(describe_trial(&tried(Some("no node"))).contains("failed: no node"));
         assert!(describe_trial(&tried(None)).contains("slower than the best"));
@@ -474,8 +474,8 @@ mod tests {
         let thesis = include_str!("../../examples/environments/thesis.toml");
         let mut environment = Environment::parse(thesis).unwrap();
         let told = |environment: &Environment, text: &str| {
-            let shape = Canonical::parse(text).unwrap().shape();
-            remote_io_remark(&plan(shape, environment), &[])
+            let shape = CanonicalWorkload::parse(text).unwrap().shape();
+            remote_io_remark(&plan_workload(shape, environment), &[])
         };
         let mixed = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
         assert_eq!(told(&environment, mixed), None);
@@ -495,8 +495,8 @@ mod tests {
         let environment =
             Environment::parse(include_str!("../../examples/environments/thesis.toml"));
         let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
-        let shape = Canonical::parse(text).unwrap().shape();
-        let table = format_table(&plan(shape, &environment.unwrap()), "never").unwrap();
+        let shape = CanonicalWorkload::parse(text).unwrap().shape();
+        let table = format_table(&plan_workload(shape, &environment.unwrap()), "never").unwrap();
         for (strategy, expected) in [
             ("All ", "lacks 1.025 TB"),
             ("AllBatch", "25       25        0         0"),

@@ -13,11 +13,11 @@ use bafs_client::sandbox::CheckStatus;
 use bafs_client::signals::{StopSignal, wait_for_stop_signal};
 use bafs_proto::identity::Identity;
 use bafs_proto::message::Role;
-use bafs_sched::driver::{self, Cancel, RunOptions};
+use bafs_sched::driver::{self, CancelHandle, RunOptions};
 use bafs_sched::io::homes::FileHome;
-use bafs_sched::logic::{Guide, Io, Order, Outcome, Progress, Rules, Settings};
+use bafs_sched::logic::{StrategySelectorConfig, IoMode, JobStartOrder, Outcome, Progress, AllocationRules, Settings};
 use bafs_sched::report::RunReport;
-use bafs_sched::sim::{Load, advise};
+use bafs_sched::sim::{LoadModel, derive_simulated_plan};
 use bafs_sched::workflow::{Workflow, parse_duration};
 
 use crate::args::{RunArgs, StartOrder, UsageError};
@@ -66,7 +66,7 @@ pub(crate) struct ThrowAwayRun {
     /// Where progress is published.
     pub(crate) published_progress: PublishedProgress,
     /// Gives the run up.
-    pub(crate) cancel: Cancel,
+    pub(crate) cancel: CancelHandle,
 }
 
 /// Runs the command.
@@ -116,22 +116,22 @@ fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
     let patience_ms = args.resource_timeout.as_deref().map(parse_timeout_ms).transpose()?;
     Ok(Settings {
         io: match (args.remote_io, args.cache_only) {
-            (true, _) => Io::Remote,
-            (false, true) => Io::CachesOnly,
-            (false, false) => Io::Volumes,
+            (true, _) => IoMode::Remote,
+            (false, true) => IoMode::CachesOnly,
+            (false, false) => IoMode::Volumes,
         },
         user: args.local.is_none().then(|| user_name(args)),
-        rules: order_rules(args.order),
-        nodes_wait_ms: patience_ms.unwrap_or(usual.nodes_wait_ms),
-        settle_ms: patience_ms.map_or(usual.settle_ms, |ms| ms.max(usual.settle_ms)),
-        stuck_wait_ms: patience_ms.unwrap_or(usual.stuck_wait_ms),
-        extract_wait_ms: patience_ms.unwrap_or(usual.extract_wait_ms),
-        guide: args
+        allocation_rules: order_rules(args.order),
+        nodes_timeout_ms: patience_ms.unwrap_or(usual.nodes_timeout_ms),
+        fleet_settle_ms: patience_ms.map_or(usual.fleet_settle_ms, |ms| ms.max(usual.fleet_settle_ms)),
+        space_timeout_ms: patience_ms.unwrap_or(usual.space_timeout_ms),
+        extract_timeout_ms: patience_ms.unwrap_or(usual.extract_timeout_ms),
+        strategy_selector: args
             .plan
             .as_deref()
             .map(|path| build_strategy_selector(path, workflow))
             .transpose()?,
-        checkpoint: args.checkpoint.into(),
+        checkpoint_policy: args.checkpoint.into(),
         ..usual
     })
 }
@@ -146,20 +146,20 @@ fn parse_timeout_ms(text: &str) -> Result<u64> {
 }
 
 /// What the scheduler cannot see of an environment, and what is simulated of the workflow there.
-fn build_strategy_selector(path: &Path, workflow: &Workflow) -> Result<Guide> {
+fn build_strategy_selector(path: &Path, workflow: &Workflow) -> Result<StrategySelectorConfig> {
     let environment = plan::read_environment(path)?;
-    let load = Load::Declared {
+    let load = LoadModel::Declared {
         variability_ppm: VARIABILITY_PPM,
     };
     let variability = VARIABILITY_PPM as f64 / 1e6;
-    let advice = advise(workflow, variability, &environment, &load);
-    Ok(Guide {
+    let advice = derive_simulated_plan(workflow, variability, &environment, &load);
+    Ok(StrategySelectorConfig {
         home_bytes_per_s: environment.home_bytes_per_s,
         local_bytes_per_s: environment.local_bytes_per_s,
         mtbf_s: environment.mtbf_s,
         restart_s: environment.restart_s,
         variability_ppm: VARIABILITY_PPM,
-        advice: advice.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?,
+        simulated_plan: advice.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?,
     })
 }
 
@@ -171,11 +171,11 @@ fn user_name(args: &RunArgs) -> String {
     user.unwrap_or_else(|| "nobody".to_owned())
 }
 
-fn order_rules(order: StartOrder) -> Option<Rules> {
-    Rules::in_order(match order {
-        StartOrder::Need => Order::Need,
-        StartOrder::BreadthFirst => Order::BreadthFirst,
-        StartOrder::DepthFirst => Order::DepthFirst,
+fn order_rules(order: StartOrder) -> Option<AllocationRules> {
+    AllocationRules::with_order(match order {
+        StartOrder::Need => JobStartOrder::Need,
+        StartOrder::BreadthFirst => JobStartOrder::BreadthFirst,
+        StartOrder::DepthFirst => JobStartOrder::DepthFirst,
     })
 }
 
@@ -204,7 +204,7 @@ async fn run_on_throw_away_cluster(
         output,
         kill_after_jobs: None,
         published_progress: publish_progress(args)?,
-        cancel: Cancel::default(),
+        cancel: CancelHandle::default(),
     };
     let run = run_on_cluster(workflow, &mut cluster, &way);
     let hear = |_| {
@@ -322,13 +322,13 @@ pub(crate) async fn run_on_cluster(
         catalog: cluster.catalog_address().to_owned(),
         identity: client.identity.clone(),
         journal: way.journal.clone(),
-        logs: way.logs.clone(),
+        log_directory: way.logs.clone(),
         settings: way.settings.clone(),
         file_home: Some(FileHome {
             address: cluster.home_address().to_owned(),
             root,
         }),
-        cancel: way.cancel.clone(),
+        cancel_handle: way.cancel.clone(),
     };
     let display = ProgressDisplay::start(way.output, client);
     let mut kill_at = way.kill_after_jobs.map(u64::from);
@@ -340,7 +340,7 @@ pub(crate) async fn run_on_cluster(
             kill_one_node(cluster);
         }
     };
-    Ok(driver::run(workflow, options, progress).await?)
+    Ok(driver::run_workflow(workflow, options, progress).await?)
 }
 
 /// Kills the second node, or the only one: what `bafs demo --kill-node` promises.
@@ -365,15 +365,15 @@ async fn run_on_existing_cluster(args: &RunArgs, workflow: Workflow, output: Pri
     };
     let identity: Identity = init::load_identity(identity_dir, Role::Scheduler)?;
     let journal = journal_path(args);
-    let cancel = Cancel::default();
+    let cancel = CancelHandle::default();
     let options = RunOptions {
         catalog: catalog.clone(),
         identity,
-        logs: Some(logs::logs_directory(&journal)),
+        log_directory: Some(logs::logs_directory(&journal)),
         journal,
         settings: tokio::task::block_in_place(|| build_settings(args, &workflow))?,
         file_home: None,
-        cancel: cancel.clone(),
+        cancel_handle: cancel.clone(),
     };
     let display = ProgressDisplay::start(output, ClusterClient::connect(identity_dir, catalog)?);
     let left_ms = volume_lifetime_left_ms(&options.settings);
@@ -395,7 +395,7 @@ async fn run_on_existing_cluster(args: &RunArgs, workflow: Workflow, output: Pri
         display.show_progress(progress);
         shown.publish(progress);
     };
-    let run = driver::run(workflow, options, progress);
+    let run = driver::run_workflow(workflow, options, progress);
     match stop::run_until_stopped(run, &cancel, asked, hear).await {
         Some(report) => Ok(report?),
         None => std::process::exit(130),
@@ -491,10 +491,10 @@ mod tests {
         let waits = |options: &[&str]| {
             let settings = build_settings(&parse_run_args(options), &workflow).expect("settings");
             [
-                settings.nodes_wait_ms,
-                settings.settle_ms,
-                settings.stuck_wait_ms,
-                settings.extract_wait_ms,
+                settings.nodes_timeout_ms,
+                settings.fleet_settle_ms,
+                settings.space_timeout_ms,
+                settings.extract_timeout_ms,
             ]
         };
         assert_eq!(waits(&["--patience", "2h"]), [7_200_000; 4]);

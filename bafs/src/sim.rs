@@ -7,9 +7,9 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
-use bafs_sched::logic::Order;
-use bafs_sched::planner::{Candidate, Canonical, Choice, Environment, Shortage, Strategy, plan};
-use bafs_sched::sim::{Policy, Run, Scenario, Simulation, Stuck};
+use bafs_sched::logic::JobStartOrder;
+use bafs_sched::planner::{StrategyCandidate, CanonicalWorkload, StrategyChoice, Environment, Shortage, Strategy, plan_workload};
+use bafs_sched::sim::{Policy, SimulationResult, Scenario, Simulation, StalledRunError};
 use serde::Serialize;
 
 use self::workload::{MeasuredRun, Workload};
@@ -21,21 +21,21 @@ use crate::rate::format_bytes;
 pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
     let workload = Workload::from_args(args)?;
     let environment = workload.build_environment(args)?;
-    let mut plan = plan(workload.shape.clone(), &environment);
-    let chosen = plan.choice.as_ref().map(|choice| choice.strategy);
+    let mut plan = plan_workload(workload.shape.clone(), &environment);
+    let chosen = plan_workload.choice.as_ref().map(|choice| choice.strategy);
     // A run of our own went by need.
     let is_planned = !args.all && args.strategy.is_none() && args.from_journal.is_none();
     if is_planned {
-        workload.simulate_candidates(&mut plan, &environment)?;
+        workload.simulate_candidates(&mut plan_workload, &environment)?;
     }
-    let planned = plan.choice.as_ref().filter(|_| is_planned);
-    let policies = select_policies(args, &plan.candidates, planned.map(|it| it.strategy))?;
+    let planned = plan_workload.choice.as_ref().filter(|_| is_planned);
+    let policies = select_policies(args, &plan_workload.candidates, planned.map(|it| it.strategy))?;
     if let Some(directory) = &args.plot {
         plot::create_directory(directory)?;
     }
     let (mut rows, mut endless) = (Vec::new(), Vec::new());
     for policy in policies {
-        match simulate_policy(args, &workload, &environment, &plan.candidates, policy)? {
+        match simulate_policy(args, &workload, &environment, &plan_workload.candidates, policy)? {
             Ok(row) => rows.push(row),
             Err(stuck) => endless.push(StalledPolicy {
                 policy: policy.to_string(),
@@ -57,7 +57,7 @@ pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
         text = describe_measured_run(before)?;
     }
     text.push_str(&format_table(&rows, &endless, chosen)?);
-    match (planned, &plan.refusal) {
+    match (planned, &plan_workload.refusal) {
         (Some(choice), _) => {
             write!(text, "\nas planned: {}: {}", choice.strategy, choice.reason)?;
         }
@@ -98,7 +98,7 @@ fn write_charts(
 ) -> Result<Vec<String>> {
     let mut written = plot::write_run_charts(directory, &workload.workflow, rows)?;
     if let Some(text) = &args.canonical {
-        let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
+        let canonical = CanonicalWorkload::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
         written.extend(plot::write_canonical_charts(directory, &canonical, environment)?);
     }
     Ok(written)
@@ -112,7 +112,7 @@ struct SimOutput<'s> {
     /// What the planner chooses by its model alone.
     model_choice: Option<Strategy>,
     /// What `bafs plan` chooses, where no policy was asked for.
-    planned_choice: Option<&'s Choice>,
+    planned_choice: Option<&'s StrategyChoice>,
     /// How it really went.
     measured_run: Option<&'s MeasuredRun>,
     runs: &'s [SimulatedRun],
@@ -135,7 +135,7 @@ struct SimulatedRun {
     /// How long it took, when every job was done.
     simulated_s: Option<f64>,
     #[serde(flatten)]
-    run: Run,
+    run: SimulationResult,
 }
 
 /// How it really went.
@@ -152,7 +152,7 @@ fn describe_measured_run(before: &MeasuredRun) -> Result<String> {
 
 fn select_policies(
     args: &SimArgs,
-    candidates: &[Candidate],
+    candidates: &[StrategyCandidate],
     planned: Option<Strategy>,
 ) -> Result<Vec<Policy>> {
     if args.all {
@@ -164,8 +164,8 @@ fn select_policies(
     let Some(name) = &args.strategy else {
         return Ok(vec![planned.map_or(Policy::Need, Policy::from)]);
     };
-    let orders = [Order::BreadthFirst, Order::DepthFirst].map(Policy::Order);
-    for policy in [Policy::Need, Policy::Guided].into_iter().chain(orders) {
+    let orders = [JobStartOrder::BreadthFirst, JobStartOrder::DepthFirst].map(Policy::Order);
+    for policy in [Policy::Need, Policy::Adaptive].into_iter().chain(orders) {
         if name.eq_ignore_ascii_case(&policy.to_string()) {
             return Ok(vec![policy]);
         }
@@ -200,7 +200,7 @@ fn select_policies(
             "keeps batch data in one cluster, and none has enough nodes with room for their \
              {batch_files} files"
         ),
-        Some(Shortage::Places { missing_volumes }) => format!(
+        Some(Shortage::Placement { missing_volumes }) => format!(
             "keeps each scratch volume on one node, and {missing_volumes} of them have no place"
         ),
     };
@@ -211,22 +211,22 @@ fn simulate_policy(
     args: &SimArgs,
     workload: &Workload,
     environment: &Environment,
-    candidates: &[Candidate],
+    candidates: &[StrategyCandidate],
     policy: Policy,
-) -> Result<Result<SimulatedRun, Stuck>> {
+) -> Result<Result<SimulatedRun, StalledRunError>> {
     // Strategies are planned to the last byte; without one the scheduler leaves some.
     let is_planned = matches!(policy, Policy::Strategy(_));
     let slack_permille = workload.slack_permille().filter(|_| !is_planned);
     let load = workload.load.clone();
     let advice = match policy {
-        Policy::Guided => workload.simulate_plan(environment)?,
+        Policy::Adaptive => workload.simulate_plan(environment)?,
         _ => None,
     };
     let scenario = Scenario {
         checkpoint: args.checkpoint.into(),
         slack_permille: slack_permille.unwrap_or(0),
         is_recorded: args.plot.is_some(),
-        advice,
+        simulated_plan: advice,
         ..Scenario::new(environment.clone(), policy, load, args.seed)
     };
     let run = Simulation::new(workload.workflow.clone(), scenario).run();
@@ -264,11 +264,11 @@ fn format_table(rows: &[SimulatedRun], endless: &[StalledPolicy], chosen: Option
             row.run.executions,
             row.run.failures,
         )?;
-        for last in &row.run.followed {
+        for last in &row.run.strategy_changes {
             let strategy = last
                 .strategy
                 .map_or_else(|| "no strategy".to_owned(), |s| s.to_string());
-            let seconds = last.at.0 / 1_000;
+            let seconds = last.changed_at.0 / 1_000;
             writeln!(text, "  from {seconds} s on {strategy}: {}", last.reason)?;
         }
         if let Some(why) = row.run.failure() {
@@ -312,8 +312,8 @@ mod tests {
     fn choose_policies(more: &[&str]) -> Result<Vec<String>> {
         let text = include_str!("../../examples/environments/thesis.toml");
         let (args, environment) = (parse_sim_args(more), Environment::parse(text)?);
-        let plan = plan(Workload::from_args(&args)?.shape, &environment);
-        let policies = select_policies(&args, &plan.candidates, Some(Strategy::Slice))?;
+        let plan = plan_workload(Workload::from_args(&args)?.shape, &environment);
+        let policies = select_policies(&args, &plan_workload.candidates, Some(Strategy::Slice))?;
         Ok(policies.iter().map(ToString::to_string).collect())
     }
 
@@ -333,8 +333,8 @@ mod tests {
     fn a_volume_that_fits_on_no_node_is_not_a_lack_of_storage() {
         let text = include_str!("../../examples/environments/thesis.toml");
         let environment = Environment::parse(text).unwrap();
-        let large = Canonical::parse("width=2,depth=1,batch=1GB,private=6GB,run=5s");
-        let candidates = plan(large.unwrap().shape(), &environment).candidates;
+        let large = CanonicalWorkload::parse("width=2,depth=1,batch=1GB,private=6GB,run=5s");
+        let candidates = plan_workload(large.unwrap().shape(), &environment).candidates;
         let args = parse_sim_args(&["--strategy", "Minimal"]);
         let error = select_policies(&args, &candidates, None).unwrap_err().to_string();
         assert!(error.contains("largest node lacks 1.000 GB"), "{error}");
@@ -405,15 +405,15 @@ mod tests {
     fn pictures_of_every_run_and_of_the_choice_are_written() {
         let text = include_str!("../../examples/environments/thesis.toml");
         let environment = Environment::parse(text).unwrap();
-        let canonical = Canonical::parse("width=20,depth=2,batch=45GB,private=0.5GB,run=50s");
+        let canonical = CanonicalWorkload::parse("width=20,depth=2,batch=45GB,private=0.5GB,run=50s");
         let canonical = canonical.unwrap();
         let directory = tempfile::tempdir().unwrap();
         let mut args = parse_sim_args(&["--plot", &directory.path().to_string_lossy()]);
         args.canonical = Some("width=20,depth=2,batch=45GB,private=0.5GB,run=50s".to_owned());
         let workload = Workload::from_args(&args).unwrap();
-        let plan = plan(workload.shape.clone(), &environment);
+        let plan = plan_workload(workload.shape.clone(), &environment);
         let policy = Policy::Strategy(Strategy::Slice);
-        let candidates = &plan.candidates;
+        let candidates = &plan_workload.candidates;
         let row = simulate_policy(&args, &workload, &environment, candidates, policy)
             .unwrap()
             .unwrap();

@@ -5,10 +5,10 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use bafs_sched::goodput::{Account, goodput};
+use bafs_sched::goodput::{TimeAccount, compute_goodput};
 use bafs_sched::io::journal;
 use bafs_sched::logic::{Outcome, Progress};
-use bafs_sched::timeline::{Fate, Timeline, timeline};
+use bafs_sched::timeline::{ExecutionOutcome, Timeline, build_timeline};
 use bafs_server::clock;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -44,7 +44,7 @@ struct RunStatus {
     running_executions: Vec<RunningExecution>,
     /// What the scheduler warned of.
     warnings: Vec<String>,
-    ledger: Account,
+    ledger: TimeAccount,
 }
 
 /// A node.
@@ -71,17 +71,17 @@ pub(crate) fn show_status(args: &StatusArgs, output: Printer) -> Result<()> {
     let path = history::find_journal(&args.run)?;
     let look = || -> Result<RunStatus> {
         let is_running = history::is_journal_open(&path);
-        let history = journal::read(&path)?;
+        let history = journal::read_history(&path)?;
         let workflow = history.header.workflow.clone();
         let has_begun = !history.records.is_empty();
-        let mut timeline = timeline(history);
-        if has_begun && is_running && timeline.outcome.is_none() {
+        let mut timeline = build_timeline(history);
+        if has_begun && is_running && build_timeline.outcome.is_none() {
             // Nothing may have happened for long.
-            let so_far_ms = clock::now().ms_since(timeline.began);
-            timeline.wall_ms = timeline.wall_ms.max(so_far_ms);
+            let so_far_ms = clock::now().ms_since(build_timeline.began_at);
+            build_timeline.wall_ms = build_timeline.wall_ms.max(so_far_ms);
         }
-        let ledger = goodput(&workflow, &timeline).total;
-        Ok(build_status(&timeline, is_running, ledger))
+        let ledger = compute_goodput(&workflow, &build_timeline).total;
+        Ok(build_status(&build_timeline, is_running, ledger))
     };
     if output.is_json() || args.once || !std::io::stdout().is_terminal() {
         let status = look()?;
@@ -108,26 +108,26 @@ fn now() -> Instant {
     Instant::now()
 }
 
-fn build_status(timeline: &Timeline, is_running: bool, ledger: Account) -> RunStatus {
+fn build_status(timeline: &Timeline, is_running: bool, ledger: TimeAccount) -> RunStatus {
     let mut stages: Vec<(u64, u64)> = Vec::new();
-    for job in &timeline.jobs {
-        let at = job.stage as usize;
+    for job in &build_timeline.jobs {
+        let at = job.level as usize;
         stages.resize(stages.len().max(at + 1), (0, 0));
         stages[at].1 += 1;
         stages[at].0 += u64::from(job.state == bafs_sched::logic::JobState::Done);
     }
     let open = || {
-        let executions = timeline.executions.iter();
-        executions.filter(|e| e.fate == Fate::Running && timeline.outcome.is_none())
+        let executions = build_timeline.executions.iter();
+        executions.filter(|e| e.outcome == ExecutionOutcome::Running && build_timeline.outcome.is_none())
     };
-    let nodes = timeline.nodes.iter().map(|node| {
+    let nodes = build_timeline.nodes.iter().map(|node| {
         let here = open().filter(|execution| execution.server == node.server);
-        let volumes = timeline.volumes.iter();
-        let volumes = volumes.filter(|v| v.server == node.server && v.gone_ms.is_none());
+        let volumes = build_timeline.volumes.iter();
+        let volumes = volumes.filter(|v| v.server == node.server && v.deleted_ms.is_none());
         NodeStatus {
             name: node.name.clone(),
             is_lost: node
-                .present
+                .presence
                 .last()
                 .is_some_and(|(_, until)| until.is_some()),
             slots: node.slots,
@@ -137,20 +137,20 @@ fn build_status(timeline: &Timeline, is_running: bool, ledger: Account) -> RunSt
         }
     });
     let running = open().map(|execution| RunningExecution {
-        job: timeline.jobs[execution.job.as_usize()].name.clone(),
+        job: build_timeline.jobs[execution.job.as_usize()].name.clone(),
         node: execution.node.clone(),
-        elapsed_ms: timeline.wall_ms.saturating_sub(execution.asked_ms),
+        elapsed_ms: build_timeline.wall_ms.saturating_sub(execution.requested_ms),
     });
     RunStatus {
-        workflow: timeline.workflow.clone(),
-        wall_ms: timeline.wall_ms,
-        outcome: timeline.outcome.clone(),
+        workflow: build_timeline.workflow.clone(),
+        wall_ms: build_timeline.wall_ms,
+        outcome: build_timeline.outcome.clone(),
         is_running,
-        progress: timeline.progress,
+        progress: build_timeline.progress,
         levels: stages,
         nodes: nodes.collect(),
         running_executions: running.collect(),
-        warnings: timeline.warnings.clone(),
+        warnings: build_timeline.warnings.clone(),
         ledger,
     }
 }
@@ -218,7 +218,7 @@ fn format_status(status: &RunStatus) -> Result<String> {
         "time of jobs: {:.0} % computing, {:.0} % waiting for data, {:.0} % copying, {:.0} % lost, \
          {:.0} % overhead, {:.0} % queued",
         part(ledger.computing_ms),
-        part(ledger.waiting_ms),
+        part(ledger.io_wait_ms),
         part(ledger.copying_ms),
         part(ledger.lost_ms),
         part(ledger.overhead_ms),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use bafs_sched::io::{journal, steer};
-use bafs_sched::logic::Wish;
+use bafs_sched::logic::UserCommand;
 use bafs_sched::workflow::JobIndex;
 
 use crate::args::{CancelArgs, PreferArgs};
@@ -15,7 +15,7 @@ use crate::output::Printer;
 /// Lets a pipeline go before others.
 pub(crate) fn prefer_pipeline(args: &PreferArgs, output: Printer) -> Result<()> {
     let priority = args.priority;
-    let wish = |job| Wish::Prefer { job, priority };
+    let wish = |job| UserCommand::SetPriority { job, priority };
     send_command(&args.run, &args.pipeline, wish)?;
     let text = format!(
         "the pipeline of job {} gets priority {priority} within two seconds",
@@ -29,7 +29,7 @@ pub(crate) fn prefer_pipeline(args: &PreferArgs, output: Printer) -> Result<()> 
 
 /// Gives up the rest of a pipeline.
 pub(crate) fn cancel_pipeline(args: &CancelArgs, output: Printer) -> Result<()> {
-    send_command(&args.run, &args.pipeline, |job| Wish::Cancel { job })?;
+    send_command(&args.run, &args.pipeline, |job| UserCommand::Cancel { job })?;
     let text = format!(
         "the pipeline of job {} is given up within two seconds, unless it ends before",
         args.pipeline
@@ -40,7 +40,7 @@ pub(crate) fn cancel_pipeline(args: &CancelArgs, output: Printer) -> Result<()> 
     )
 }
 
-fn send_command(run: &Path, name: &str, wish: impl FnOnce(JobIndex) -> Wish) -> Result<()> {
+fn send_command(run: &Path, name: &str, wish: impl FnOnce(JobIndex) -> UserCommand) -> Result<()> {
     let path = history::find_journal(run)?;
     if !history::is_journal_open(&path) {
         bail!(
@@ -48,8 +48,8 @@ fn send_command(run: &Path, name: &str, wish: impl FnOnce(JobIndex) -> Wish) -> 
             path.display()
         );
     }
-    let header = journal::read(&path)?.header;
+    let header = journal::read_history(&path)?.header;
     let unknown = || format!("the run has no job '{name}': name any job of the pipeline");
-    let job = steer::find(&header.workflow, name).with_context(unknown)?;
-    Ok(steer::tell(&path, &header, wish(job))?)
+    let job = steer::find_job(&header.workflow, name).with_context(unknown)?;
+    Ok(steer::send_command(&path, &header, wish(job))?)
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use bafs_sched::workflow::{
-    DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, Rejected, Workflow, parse_workflow,
+    DESCRIPTION_BYTES_MAX, Diagnostic, FILE_BYTES_MAX, WorkflowRejected, Workflow, parse_workflow,
 };
 
 use crate::input_file;
@@ -43,11 +43,11 @@ fn read_description(path: &str) -> Result<String, String> {
 }
 
 /// All that is listed of what is wrong, and how much more there is.
-fn format_rejection(rejected: &Rejected, file: &str, text: &str) -> String {
+fn format_rejection(rejected: &WorkflowRejected, file: &str, text: &str) -> String {
     let listed = rejected.diagnostics.iter();
     let listed = listed.map(|diagnostic| format_diagnostic(diagnostic, file, text));
     listed
-        .chain(rejected.omitted())
+        .chain(rejected.describe_omitted())
         .collect::<Vec<_>>()
         .join("\n")
 }

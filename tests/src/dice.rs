@@ -24,7 +24,7 @@ impl SeededRng {
 
     /// The next number below `end`, which is not 0.
     pub fn next_below(&mut self, end: u64) -> u64 {
-        self.0.below(end)
+        self.0.next_below(end)
     }
 
     /// One of some things.

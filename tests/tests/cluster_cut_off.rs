@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bafs_proto::message::JobOutcome;
-use bafs_sched::io::journal::read;
+use bafs_sched::io::journal::read_history;
 use bafs_sched::logic::{Event, Scheduler};
 use bafs_tests::netns::{self, NamespaceCluster, ChildGuard, SCHEDULER_HOST};
 use bafs_tests::{mount_obstacle, report_skip};
@@ -58,7 +58,7 @@ fn expected_result() -> String {
 
 /// How often each job was told to have ended well.
 fn count_completions(journal: &Path) -> BTreeMap<String, u32> {
-    let history = read(journal).expect("a journal");
+    let history = read_history(journal).expect("a journal");
     let header = history.header;
     let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings);
     let mut counts = BTreeMap::new();

@@ -76,7 +76,7 @@ fn check_run(world: &TestCluster, user: &str, run: Child, count: u32) -> Result<
     }
     let path = world.home.path().join(format!("{user}.bafs.journal"));
     let mut started = 0;
-    for (_, event) in journal::read(&path)?.records {
+    for (_, event) in journal::read_history(&path)?.records {
         match event {
             Event::JobStarted { .. } => started += 1,
             Event::VolumeCreateFailed { error, .. } => {

@@ -8,23 +8,23 @@ use bafs_proto::time::Time;
 
 /// Makes one time of two: what the machine takes it to be, and how long this process lives.
 #[derive(Debug)]
-pub(super) struct Clock {
-    time: Time,
-    tick: Time,
+pub(super) struct RunClock {
+    wall_time: Time,
+    monotonic_time: Time,
 }
 
-impl Clock {
+impl RunClock {
     /// A clock that goes on from this time, at this tick.
     pub(super) fn new(time: Time, tick: Time) -> Self {
-        Self { time, tick }
+        Self { wall_time: time, monotonic_time: tick }
     }
 
     /// The time now. Where the machine's clock was set back, timers of the run go on as if it had
     /// not been.
-    pub(super) fn time(&mut self, machine: Time, tick: Time) -> Time {
-        let passed = self.time.plus_ms(tick.ms_since(self.tick));
+    pub(super) fn adjusted_time(&mut self, machine: Time, tick: Time) -> Time {
+        let passed = self.wall_time.plus_ms(tick.ms_since(self.monotonic_time));
         *self = Self::new(passed.max(machine), tick);
-        self.time
+        self.wall_time
     }
 }
 
@@ -33,7 +33,7 @@ impl Clock {
     clippy::disallowed_methods,
     reason = "the driver is where the scheduler meets the clock"
 )]
-pub(crate) fn now() -> Time {
+pub(crate) fn wall_time_now() -> Time {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
@@ -45,9 +45,9 @@ pub(crate) fn now() -> Time {
     clippy::disallowed_methods,
     reason = "the driver is where the scheduler meets the clock"
 )]
-pub(crate) fn tick() -> Time {
-    static BEGAN: OnceLock<Instant> = OnceLock::new();
-    let since = BEGAN.get_or_init(Instant::now).elapsed();
+pub(crate) fn monotonic_now() -> Time {
+    static PROCESS_START: OnceLock<Instant> = OnceLock::new();
+    let since = PROCESS_START.get_or_init(Instant::now).elapsed();
     Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
@@ -57,11 +57,11 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_set_back_stops_no_timer() {
-        let mut clock = Clock::new(Time(5_000), Time(0));
-        assert_eq!(clock.time(Time(9_000), Time(10)), Time(9_000));
-        assert_eq!(clock.time(Time(9_100), Time(110)), Time(9_100));
-        assert_eq!(clock.time(Time(2_000), Time(310)), Time(9_300), "set back");
-        assert_eq!(clock.time(Time(2_400), Time(710)), Time(9_700));
-        assert_eq!(clock.time(Time(20_000), Time(720)), Time(20_000), "set on");
+        let mut clock = RunClock::new(Time(5_000), Time(0));
+        assert_eq!(clock.adjusted_time(Time(9_000), Time(10)), Time(9_000));
+        assert_eq!(clock.adjusted_time(Time(9_100), Time(110)), Time(9_100));
+        assert_eq!(clock.adjusted_time(Time(2_000), Time(310)), Time(9_300), "set back");
+        assert_eq!(clock.adjusted_time(Time(2_400), Time(710)), Time(9_700));
+        assert_eq!(clock.adjusted_time(Time(20_000), Time(720)), Time(20_000), "set on");
     }
 }

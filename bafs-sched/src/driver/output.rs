@@ -12,40 +12,40 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::Driver;
-use crate::io::job_logs::{Attempt, JobLogs};
+use crate::io::job_logs::{LoggedAttempt, JobLogs};
 use crate::io::servers::Servers;
 use crate::logic::{Event, Scheduler};
-use crate::report::Ledger;
+use crate::report::RunReportBuilder;
 
 /// Nodes that are asked at once.
-const ASKED_MAX: usize = 16;
+const CONCURRENT_READS_MAX: usize = 16;
 
 /// The end of a run waits so long for the last outputs.
-const END_MAX: Duration = Duration::from_secs(15);
+const FINISH_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// After a restart outputs of so many attempts are asked for, if their files are missing: nodes
 /// keep no more for long.
-const UNTOLD_MAX: usize = 1_000;
+const EARLIER_OUTPUTS_MAX: usize = 1_000;
 
 /// An attempt that has ended.
 #[derive(Debug)]
-struct Ended {
+struct EndedAttempt {
     execution: ExecutionId,
     server: ServerId,
-    attempt: Attempt,
+    attempt: LoggedAttempt,
 }
 
 /// What is under way.
 #[derive(Debug)]
-pub(super) struct Outputs {
+pub(super) struct OutputCollector {
     logs: Option<Arc<Mutex<JobLogs>>>,
     tasks: JoinSet<()>,
     permits: Arc<Semaphore>,
     /// Attempts of an earlier scheduler.
-    before: VecDeque<Ended>,
+    earlier_attempts: VecDeque<EndedAttempt>,
 }
 
-impl Outputs {
+impl OutputCollector {
     /// Outputs that are kept in a directory, if there is one and it can be used.
     pub(super) fn open(directory: Option<&Path>, run: RunId) -> Self {
         let logs = directory.and_then(|directory| {
@@ -59,24 +59,24 @@ impl Outputs {
         Self {
             logs,
             tasks: JoinSet::new(),
-            permits: Arc::new(Semaphore::new(ASKED_MAX)),
-            before: VecDeque::new(),
+            permits: Arc::new(Semaphore::new(CONCURRENT_READS_MAX)),
+            earlier_attempts: VecDeque::new(),
         }
     }
 
     /// What a fact of the journal says of an attempt; `ledger` has noted it, and the core has not
     /// been told.
-    pub(super) fn recall(&mut self, scheduler: &Scheduler, ledger: &Ledger, event: &Event) {
-        let Some(ended) = ended(scheduler, ledger, event) else {
+    pub(super) fn note_earlier_attempt(&mut self, scheduler: &Scheduler, ledger: &RunReportBuilder, event: &Event) {
+        let Some(ended) = find_ended_attempt(scheduler, ledger, event) else {
             return;
         };
-        if self.before.len() >= UNTOLD_MAX {
-            self.before.pop_front();
+        if self.earlier_attempts.len() >= EARLIER_OUTPUTS_MAX {
+            self.earlier_attempts.pop_front();
         }
-        self.before.push_back(ended);
+        self.earlier_attempts.push_back(ended);
     }
 
-    fn ask(&mut self, servers: Servers, address: String, ended: Ended) {
+    fn spawn_read(&mut self, servers: Servers, address: String, ended: EndedAttempt) {
         while self.tasks.try_join_next().is_some() {}
         let Some(logs) = self.logs.clone() else {
             return;
@@ -87,7 +87,7 @@ impl Outputs {
             let printed = servers.read_output(&address, ended.execution).await;
             let keeping = tokio::task::spawn_blocking(move || {
                 let mut logs = logs.lock().unwrap_or_else(PoisonError::into_inner);
-                logs.keep(ended.attempt, printed)
+                logs.store_output(ended.attempt, printed)
             });
             let kept = keeping.await.map_err(io::Error::other);
             if let Err(error) = kept.and_then(|kept| kept) {
@@ -99,22 +99,22 @@ impl Outputs {
     /// Waits for the last of them, for a while.
     pub(super) async fn finish(&mut self) {
         let all = async { while self.tasks.join_next().await.is_some() {} };
-        if tokio::time::timeout(END_MAX, all).await.is_err() {
+        if tokio::time::timeout(FINISH_TIMEOUT, all).await.is_err() {
             tracing::warn!("what some jobs printed is not kept: their nodes do not answer");
         }
         self.tasks.shutdown().await;
     }
 }
 
-fn ended(scheduler: &Scheduler, ledger: &Ledger, event: &Event) -> Option<Ended> {
+fn find_ended_attempt(scheduler: &Scheduler, ledger: &RunReportBuilder, event: &Event) -> Option<EndedAttempt> {
     let Event::JobEnded { execution, report } = event else {
         return None;
     };
     let (job, server) = scheduler.execution(*execution)?;
     let name = scheduler.workflow().job(job).name.clone();
     let node = scheduler.node(server).map(|node| node.name.clone());
-    let attempt = Attempt::new(name, ledger.attempts(job), node.unwrap_or_default(), report);
-    Some(Ended {
+    let attempt = LoggedAttempt::new(name, ledger.attempts(job), node.unwrap_or_default(), report);
+    Some(EndedAttempt {
         execution: *execution,
         server,
         attempt,
@@ -123,26 +123,26 @@ fn ended(scheduler: &Scheduler, ledger: &Ledger, event: &Event) -> Option<Ended>
 
 impl Driver {
     /// Has what an attempt printed kept, if the fact is that it ended; the core has not been told.
-    pub(super) fn keep_output(&mut self, event: &Event) {
-        if self.outputs.logs.is_some()
-            && let Some(ended) = ended(&self.scheduler, &self.ledger, event)
+    pub(super) fn collect_output(&mut self, event: &Event) {
+        if self.output_collector.logs.is_some()
+            && let Some(ended) = find_ended_attempt(&self.scheduler, &self.report_builder, event)
         {
-            let address = self.place(ended.server).address;
-            self.outputs.ask(self.servers.clone(), address, ended);
+            let address = self.server_address(ended.server).address;
+            self.output_collector.spawn_read(self.servers.clone(), address, ended);
         }
     }
 
     /// Asks for what attempts printed that ended when the scheduler before this one was killed.
-    pub(super) fn keep_earlier_outputs(&mut self) {
-        for ended in std::mem::take(&mut self.outputs.before) {
+    pub(super) fn collect_earlier_outputs(&mut self) {
+        for ended in std::mem::take(&mut self.output_collector.earlier_attempts) {
             let (job, attempt) = (&ended.attempt.job, ended.attempt.attempt);
-            let is_known = self.outputs.logs.as_ref().is_none_or(|logs| {
+            let is_known = self.output_collector.logs.as_ref().is_none_or(|logs| {
                 let logs = logs.lock().unwrap_or_else(PoisonError::into_inner);
-                logs.knows(job, attempt)
+                logs.has_attempt(job, attempt)
             });
             if !is_known && !self.scheduler.is_lost(ended.server) {
-                let address = self.place(ended.server).address;
-                self.outputs.ask(self.servers.clone(), address, ended);
+                let address = self.server_address(ended.server).address;
+                self.output_collector.spawn_read(self.servers.clone(), address, ended);
             }
         }
     }

@@ -7,50 +7,50 @@ use bafs_proto::token::{Resource, Right};
 use bafs_proto::volume::{VolumeSource, VolumeKind as Kind};
 use bafs_proto::{Error, ErrorCode};
 
-use super::servers::{Place, Servers, made};
+use super::servers::{ServerAddress, Servers, created_events};
 use crate::logic::{Event, MountedVolume, Space};
 
 /// A copy of a volume that is to be made.
 #[derive(Debug)]
-pub(crate) struct Copying {
+pub(crate) struct CopyRequest {
     pub(crate) id: VolumeId,
     pub(crate) source: MountedVolume,
     /// Who has it; `None` with remote I/O.
-    pub(crate) holder: Option<Place>,
+    pub(crate) source_address: Option<ServerAddress>,
     /// Where the copy goes.
-    pub(crate) place: Place,
+    pub(crate) target_address: ServerAddress,
     pub(crate) size: Space,
     /// An older copy there.
-    pub(crate) base: Option<VolumeId>,
+    pub(crate) base_copy: Option<VolumeId>,
 }
 
 impl Servers {
     /// Copies a volume from its holder to another node.
-    pub(crate) async fn copy(&self, now: Time, copying: Copying) -> Vec<Event> {
-        let Copying {
+    pub(crate) async fn copy_volume(&self, now: Time, copying: CopyRequest) -> Vec<Event> {
+        let CopyRequest {
             id,
             source,
-            holder,
-            place,
+            source_address: holder,
+            target_address: place,
             size,
-            base,
+            base_copy: base,
         } = copying;
         let copied = async {
             let gone = || Error::new(ErrorCode::VolumeLost, "there is nothing to copy");
             let holder = holder.ok_or_else(gone)?;
-            let source_token = self.give(now, Resource::Volume(source.id), &[Right::Read])?;
+            let source_token = self.issue_token(now, Resource::Volume(source.id), &[Right::Read])?;
             let fill = Some(VolumeSource::Volume {
                 address: holder.address,
                 volume: source.id,
             });
-            let spec = self.spec(id, source.volume, size, Kind::Scratch { fill });
+            let spec = self.volume_spec(id, source.volume, size, Kind::Scratch { fill });
             let call = CreateVolume {
                 spec,
                 server: Some(place.server),
                 base,
                 source_token,
             };
-            self.make(&place, call).await
+            self.call_create(&place, call).await
         };
         match copied.await {
             Ok(status) => {
@@ -58,7 +58,7 @@ impl Servers {
                     volume: id,
                     received_bytes: status.received_bytes,
                 };
-                made(status.warnings, id, copied)
+                created_events(status.warnings, id, copied)
             }
             Err(error) => vec![Event::VolumeCreateFailed { volume: id, error }],
         }

@@ -21,53 +21,53 @@ pub struct FileHome {
 
 /// Listings in a row without a home after which it counts as away: a catalog that starts anew
 /// lists none at first.
-const MISSING_TOLD: u32 = 3;
+const MISSING_LISTINGS_MAX: u32 = 3;
 
 /// Former addresses of a home that are remembered.
-const FORMER_MAX: usize = 8;
+const FORMER_ADDRESSES_MAX: usize = 8;
 
 /// Home servers by name.
 #[derive(Debug, Clone, Default)]
 pub struct Homes {
     file_home: Option<FileHome>,
-    by_name: BTreeMap<String, Known>,
+    by_name: BTreeMap<String, KnownHome>,
     is_listed: bool,
     /// Names that the journal should say the meaning of, and does not yet.
-    unkept: BTreeSet<String>,
+    unjournaled_names: BTreeSet<String>,
 }
 
 /// A home that has a name for the whole run.
 #[derive(Debug, Clone)]
-struct Known {
+struct KnownHome {
     server: ServerId,
     address: String,
     /// Where it was before, last of all at the end: errors of calls that began then name that.
-    former: Vec<String>,
+    former_addresses: Vec<String>,
     /// Another one that was listed under the name, and of which somebody was told.
-    other: Option<ServerId>,
+    reported_conflict: Option<ServerId>,
     /// The run needs it.
-    is_used: bool,
+    is_needed: bool,
     /// Listings in a row that did not have it.
-    missing: u32,
+    missing_listings: u32,
     /// This process saw it listed; the journal alone does not say that it is still there.
     is_listed: bool,
 }
 
-impl Known {
+impl KnownHome {
     fn new(server: ServerId, address: &str) -> Self {
         Self {
             server,
             address: address.to_owned(),
-            former: Vec::new(),
-            other: None,
-            is_used: false,
-            missing: 0,
+            former_addresses: Vec::new(),
+            reported_conflict: None,
+            is_needed: false,
+            missing_listings: 0,
             is_listed: false,
         }
     }
 
-    fn is_away(&self) -> bool {
-        self.missing >= MISSING_TOLD
+    fn is_unreachable(&self) -> bool {
+        self.missing_listings >= MISSING_LISTINGS_MAX
     }
 }
 
@@ -89,12 +89,12 @@ impl Homes {
             file_home,
             by_name: BTreeMap::new(),
             is_listed: false,
-            unkept: BTreeSet::new(),
+            unjournaled_names: BTreeSet::new(),
         }
     }
 
     /// The same for a run of `workflow`, whose journal keeps which homes its names mean.
-    pub fn of(file_home: Option<FileHome>, workflow: &Workflow) -> Self {
+    pub fn for_workflow(file_home: Option<FileHome>, workflow: &Workflow) -> Self {
         let sources = workflow.volumes.iter().filter_map(|it| match &it.kind {
             VolumeKind::Cache { source, .. } => Some(source),
             VolumeKind::Scratch { fill } => fill.as_ref(),
@@ -103,37 +103,37 @@ impl Homes {
         let urls = sources.chain(targets);
         let named = urls.filter(|url| url.scheme == Scheme::Bafs && !url.host.contains(':'));
         Self {
-            unkept: named.map(|url| url.host.clone()).collect(),
+            unjournaled_names: named.map(|url| url.host.clone()).collect(),
             ..Self::new(file_home)
         }
     }
 
     /// Takes up what the journal says that a name means, if this is what it says.
-    pub fn keep(&mut self, event: &Event) {
-        if let Event::HomeSeen {
+    pub fn apply_event(&mut self, event: &Event) {
+        if let Event::HomeListed {
             name,
             server,
             address,
         } = event
         {
-            self.unkept.remove(name);
-            let known = Known {
-                is_used: true,
-                ..Known::new(*server, address)
+            self.unjournaled_names.remove(name);
+            let known = KnownHome {
+                is_needed: true,
+                ..KnownHome::new(*server, address)
             };
             self.by_name.insert(name.clone(), known);
         }
     }
 
     /// What the journal is to say from now on of the names that the workflow has.
-    pub fn take_unkept(&mut self) -> Vec<Event> {
+    pub fn take_unjournaled(&mut self) -> Vec<Event> {
         let by_name = &self.by_name;
         let known = self
-            .unkept
+            .unjournaled_names
             .extract_if(.., |name| by_name.contains_key(name));
         let seen = known.filter_map(|name| {
             let known = by_name.get(&name)?;
-            Some(Event::HomeSeen {
+            Some(Event::HomeListed {
                 server: known.server,
                 address: known.address.clone(),
                 name,
@@ -146,22 +146,22 @@ impl Homes {
     /// home that is away for a moment is still the same place. So is one whose name another home
     /// has now: a run that took its inputs from one directory must not send results to another.
     /// Returns what somebody should be told of that, once for each.
-    pub fn learn(&mut self, adverts: &[Advert]) -> Vec<String> {
+    pub fn update_from_listing(&mut self, adverts: &[Advert]) -> Vec<String> {
         self.is_listed = true;
         let homes = adverts.iter().filter(|it| it.kind == ServerKind::Home);
         let mut told: Vec<_> = homes
             .clone()
-            .filter_map(|home| self.learn_one(home))
+            .filter_map(|home| self.update_home(home))
             .collect();
         let listed: BTreeSet<_> = homes.map(|home| home.id).collect();
         for (name, known) in &mut self.by_name {
-            let was_away = known.is_away();
-            known.missing = match listed.contains(&known.server) {
+            let was_away = known.is_unreachable();
+            known.missing_listings = match listed.contains(&known.server) {
                 true => 0,
-                false => known.missing.saturating_add(1),
+                false => known.missing_listings.saturating_add(1),
             };
             let at = &known.address;
-            match (known.is_used, was_away, known.is_away()) {
+            match (known.is_needed, was_away, known.is_unreachable()) {
                 (true, false, true) => told.push(format!(
                     "home '{name}' ({at}) is away: what needs it waits or is tried again; start \
                      it again, at whatever address"
@@ -174,30 +174,30 @@ impl Homes {
     }
 
     /// Whether an error comes of a home being away, of which the user was told.
-    pub fn is_told(&self, error: &Error) -> bool {
+    pub fn is_reported_outage(&self, error: &Error) -> bool {
         let told = self.by_name.values();
-        let mut told = told.filter(|known| known.is_used && known.is_away());
+        let mut told = told.filter(|known| known.is_needed && known.is_unreachable());
         told.any(|known| {
-            let mut places = known.former.iter().chain([&known.address]);
-            places.any(|address| is_named(&error.detail, address))
+            let mut places = known.former_addresses.iter().chain([&known.address]);
+            places.any(|address| has_address(&error.detail, address))
         })
     }
 
-    fn learn_one(&mut self, home: &Advert) -> Option<String> {
+    fn update_home(&mut self, home: &Advert) -> Option<String> {
         let name = home.name.to_ascii_lowercase();
         let known = self.by_name.entry(name);
-        let known = known.or_insert_with(|| Known::new(home.id, &home.address));
+        let known = known.or_insert_with(|| KnownHome::new(home.id, &home.address));
         if known.server == home.id {
             known.is_listed = true;
             if known.address != home.address {
                 let former = std::mem::replace(&mut known.address, home.address.clone());
-                known.former.push(former);
-                let beyond = known.former.len().saturating_sub(FORMER_MAX);
-                known.former.drain(..beyond);
+                known.former_addresses.push(former);
+                let beyond = known.former_addresses.len().saturating_sub(FORMER_ADDRESSES_MAX);
+                known.former_addresses.drain(..beyond);
             }
             return None;
         }
-        if known.other.replace(home.id) == Some(home.id) {
+        if known.reported_conflict.replace(home.id) == Some(home.id) {
             return None;
         }
         Some(format!(
@@ -217,16 +217,16 @@ impl Homes {
     /// # Errors
     /// `Unreachable` when the catalog knows no home of that name (yet), `BadPath` when a file is
     /// not below the exported directory or a URL of the web has a query.
-    pub fn resolve(&mut self, url: &Url) -> Result<HomePath> {
+    pub fn resolve_url(&mut self, url: &Url) -> Result<HomePath> {
         match url.scheme {
             Scheme::Bafs => {
                 let known = self.by_name.get_mut(&url.host);
                 let known = known.filter(|home| home.is_listed).map(|home| {
-                    home.is_used = true;
+                    home.is_needed = true;
                     (home.address.clone(), Some(home.server))
                 });
                 let is_literal = url.host.contains(':');
-                let literal = is_literal.then(|| (url.host.clone(), self.id_at(&url.host)));
+                let literal = is_literal.then(|| (url.host.clone(), self.find_id_by_address(&url.host)));
                 let (address, id) = known.or(literal).ok_or_else(|| {
                     let text = format!(
                         "home '{}' of {url} is not in the catalog: start it, or write its \
@@ -237,20 +237,20 @@ impl Homes {
                 })?;
                 Ok(HomePath {
                     address,
-                    path: below_root(&url.path),
+                    path: strip_root(&url.path),
                     id,
                 })
             }
             Scheme::File => match &self.file_home {
-                Some(home) => resolve_file(url, home, self.id_at(&home.address)),
-                None => foreign(url),
+                Some(home) => resolve_file(url, home, self.find_id_by_address(&home.address)),
+                None => resolve_foreign(url),
             },
-            Scheme::Ftp | Scheme::Http | Scheme::Https | Scheme::S3 | Scheme::Sftp => foreign(url),
+            Scheme::Ftp | Scheme::Http | Scheme::Https | Scheme::S3 | Scheme::Sftp => resolve_foreign(url),
         }
     }
 
     /// The home server that the catalog lists at an address.
-    fn id_at(&self, address: &str) -> Option<ServerId> {
+    fn find_id_by_address(&self, address: &str) -> Option<ServerId> {
         let mut known = self.by_name.values();
         known
             .find(|home| home.is_listed && home.address == address)
@@ -259,8 +259,8 @@ impl Homes {
 }
 
 /// A place that the nodes reach by themselves.
-fn foreign(url: &Url) -> Result<HomePath> {
-    let place = url.foreign_place();
+fn resolve_foreign(url: &Url) -> Result<HomePath> {
+    let place = url.foreign_location();
     let (address, path) = place.map_err(|e| Error::new(ErrorCode::BadPath, e.to_string()))?;
     Ok(HomePath {
         address,
@@ -274,7 +274,7 @@ fn resolve_file(url: &Url, home: &FileHome, id: Option<ServerId>) -> Result<Home
     match url.path.strip_prefix(root) {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => Ok(HomePath {
             address: home.address.clone(),
-            path: below_root(rest),
+            path: strip_root(rest),
             id,
         }),
         _ => {
@@ -284,12 +284,12 @@ fn resolve_file(url: &Url, home: &FileHome, id: Option<ServerId>) -> Result<Home
     }
 }
 
-fn below_root(path: &str) -> String {
+fn strip_root(path: &str) -> String {
     path.trim_start_matches('/').to_owned()
 }
 
 /// Whether a text has this very address, and not one that begins or ends like it.
-fn is_named(text: &str, address: &str) -> bool {
+fn has_address(text: &str, address: &str) -> bool {
     let goes_on = |sign: char| sign.is_ascii_alphanumeric() || sign == '-';
     text.match_indices(address).any(|(at, _)| {
         let before = text[..at].chars().next_back();
@@ -302,13 +302,13 @@ fn is_named(text: &str, address: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn resolve(homes: &mut Homes, url: &str) -> Result<HomePath, ErrorCode> {
+    fn resolve_path(homes: &mut Homes, url: &str) -> Result<HomePath, ErrorCode> {
         homes
-            .resolve(&url.parse().unwrap())
+            .resolve_url(&url.parse().unwrap())
             .map_err(|error| error.code)
     }
 
-    fn home(id: u64, address: &str) -> Advert {
+    fn home_advert(id: u64, address: &str) -> Advert {
         Advert {
             id: ServerId(id),
             kind: ServerKind::Home,
@@ -329,17 +329,17 @@ mod tests {
     #[test]
     fn a_name_means_one_home_for_the_whole_run() {
         let mut homes = Homes::default();
-        assert!(homes.learn(&[home(1, "a:1")]).is_empty());
-        let told = homes.learn(&[home(2, "b:1")]);
+        assert!(homes.update_from_listing(&[home_advert(1, "a:1")]).is_empty());
+        let told = homes.update_from_listing(&[home_advert(2, "b:1")]);
         assert!(
             told[0].contains("at b:1: this run goes on with the one at a:1"),
             "{told:?}"
         );
-        assert!(homes.learn(&[home(2, "b:1")]).is_empty(), "told once");
-        let place = |homes: &mut Homes| homes.resolve(&"bafs://home/x".parse().unwrap());
+        assert!(homes.update_from_listing(&[home_advert(2, "b:1")]).is_empty(), "told once");
+        let place = |homes: &mut Homes| homes.resolve_url(&"bafs://home/x".parse().unwrap());
         assert_eq!(place(&mut homes).unwrap().address, "a:1");
         // The same server may come back somewhere else.
-        assert!(homes.learn(&[home(1, "a:2")]).is_empty());
+        assert!(homes.update_from_listing(&[home_advert(1, "a:2")]).is_empty());
         assert_eq!(place(&mut homes).unwrap().address, "a:2");
     }
 
@@ -351,31 +351,31 @@ mod tests {
         let none = |path: &str| Err(path.to_owned());
         let workflow = crate::workflow::parse_workflow("w.bafs", text, &none);
         let workflow = workflow.expect("it is right").workflow;
-        let mut homes = Homes::of(None, &workflow);
-        assert_eq!(homes.take_unkept(), []);
+        let mut homes = Homes::for_workflow(None, &workflow);
+        assert_eq!(homes.take_unjournaled(), []);
         let third = Advert {
             name: "third".to_owned(),
-            ..home(3, "c:1")
+            ..home_advert(3, "c:1")
         };
-        homes.learn(&[home(1, "a:1"), third]);
-        let kept = homes.take_unkept();
-        let meant = Event::HomeSeen {
+        homes.update_from_listing(&[home_advert(1, "a:1"), third]);
+        let kept = homes.take_unjournaled();
+        let meant = Event::HomeListed {
             name: "home".to_owned(),
             server: ServerId(1),
             address: "a:1".to_owned(),
         };
         assert_eq!(kept, [meant]);
-        assert_eq!(homes.take_unkept(), []);
+        assert_eq!(homes.take_unjournaled(), []);
 
-        let mut again = Homes::of(None, &workflow);
-        again.keep(&kept[0]);
-        let told = again.learn(&[home(2, "b:1")]);
+        let mut again = Homes::for_workflow(None, &workflow);
+        again.apply_event(&kept[0]);
+        let told = again.update_from_listing(&[home_advert(2, "b:1")]);
         assert!(told[0].contains("goes on with the one at a:1"), "{told:?}");
-        assert_eq!(again.take_unkept(), []);
+        assert_eq!(again.take_unjournaled(), []);
         let waits = Err(ErrorCode::Unreachable);
-        assert_eq!(resolve(&mut again, "bafs://home/x"), waits);
-        again.learn(&[home(1, "a:2")]);
-        let place = resolve(&mut again, "bafs://home/x").expect("it is back");
+        assert_eq!(resolve_path(&mut again, "bafs://home/x"), waits);
+        again.update_from_listing(&[home_advert(1, "a:2")]);
+        let place = resolve_path(&mut again, "bafs://home/x").expect("it is back");
         assert_eq!(
             (place.address.as_str(), place.id),
             ("a:2", Some(ServerId(1)))
@@ -386,45 +386,45 @@ mod tests {
     fn a_home_that_is_away_is_told_once_and_once_that_it_is_back() {
         let mut homes = Homes::default();
         let learn = |homes: &mut Homes, listed: &[Advert], times: usize| -> Vec<String> {
-            (0..times).flat_map(|_| homes.learn(listed)).collect()
+            (0..times).flat_map(|_| homes.update_from_listing(listed)).collect()
         };
-        assert!(learn(&mut homes, &[home(1, "a:1")], 1).is_empty());
+        assert!(learn(&mut homes, &[home_advert(1, "a:1")], 1).is_empty());
         assert!(learn(&mut homes, &[], 9).is_empty(), "nobody needs it");
-        assert!(learn(&mut homes, &[home(1, "a:1")], 1).is_empty());
-        assert!(resolve(&mut homes, "bafs://home/x").is_ok());
+        assert!(learn(&mut homes, &[home_advert(1, "a:1")], 1).is_empty());
+        assert!(resolve_path(&mut homes, "bafs://home/x").is_ok());
         assert!(
             learn(&mut homes, &[], 2).is_empty(),
             "a catalog that starts"
         );
         let failed = Error::new(ErrorCode::Unreachable, "nobody answers at a:1");
-        assert!(!homes.is_told(&failed));
+        assert!(!homes.is_reported_outage(&failed));
         let told = learn(&mut homes, &[], 20);
         assert!(told.len() == 1 && told[0].contains("is away"), "{told:?}");
-        assert!(homes.is_told(&failed));
+        assert!(homes.is_reported_outage(&failed));
         let other = Error::new(ErrorCode::Unreachable, "nobody answers at n:1");
-        assert!(!homes.is_told(&other), "a node is something else");
+        assert!(!homes.is_reported_outage(&other), "a node is something else");
         for like in [
             "nobody answers at a:12",
             "nobody answers at b.a:1",
             "aa:1 is slow",
         ] {
             let other = Error::new(ErrorCode::Unreachable, like);
-            assert!(!homes.is_told(&other), "{like}");
+            assert!(!homes.is_reported_outage(&other), "{like}");
         }
         // Another one of its name is not it.
-        let told = learn(&mut homes, &[home(2, "b:1")], 5);
+        let told = learn(&mut homes, &[home_advert(2, "b:1")], 5);
         assert!(
             told.len() == 1 && told[0].contains("is another server"),
             "{told:?}"
         );
-        let told = learn(&mut homes, &[home(1, "a:2")], 5);
+        let told = learn(&mut homes, &[home_advert(1, "a:2")], 5);
         assert_eq!(told, ["home 'home' is back, at a:2"]);
-        assert!(!homes.is_told(&failed));
+        assert!(!homes.is_reported_outage(&failed));
         assert_eq!(learn(&mut homes, &[], 5).len(), 1);
         let away = |at: &str| Error::new(ErrorCode::HomeUnreachable, format!("home {at} is away"));
-        assert!(homes.is_told(&away("a:1")), "it was there");
-        assert!(homes.is_told(&away("a:2")));
-        assert!(!homes.is_told(&away("c:1")), "a home that is listed still");
+        assert!(homes.is_reported_outage(&away("a:1")), "it was there");
+        assert!(homes.is_reported_outage(&away("a:2")));
+        assert!(!homes.is_reported_outage(&away("c:1")), "a home that is listed still");
     }
 
     #[test]
@@ -443,30 +443,30 @@ mod tests {
         };
         let place = |address: &str, path: &str| at(None, address, path);
         assert_eq!(
-            resolve(&mut homes, "bafs://home/a"),
+            resolve_path(&mut homes, "bafs://home/a"),
             Err(ErrorCode::Unreachable)
         );
-        assert!(homes.learn(&[home(1, "h:2")]).is_empty());
+        assert!(homes.update_from_listing(&[home_advert(1, "h:2")]).is_empty());
         let known = at(Some(1), "h:2", "a/b");
-        assert_eq!(resolve(&mut homes, "bafs://Home/a/b"), known);
-        assert_eq!(resolve(&mut homes, "bafs://h:2/a/b"), known);
+        assert_eq!(resolve_path(&mut homes, "bafs://Home/a/b"), known);
+        assert_eq!(resolve_path(&mut homes, "bafs://h:2/a/b"), known);
         assert_eq!(
-            resolve(&mut homes, "bafs://10.0.0.1:7/"),
+            resolve_path(&mut homes, "bafs://10.0.0.1:7/"),
             place("10.0.0.1:7", "")
         );
-        assert_eq!(resolve(&mut homes, "file:///srv/data/x"), place("f:1", "x"));
-        assert_eq!(resolve(&mut homes, "file:///srv/data"), place("f:1", ""));
+        assert_eq!(resolve_path(&mut homes, "file:///srv/data/x"), place("f:1", "x"));
+        assert_eq!(resolve_path(&mut homes, "file:///srv/data"), place("f:1", ""));
         assert_eq!(
-            resolve(&mut homes, "file:///srv/database"),
+            resolve_path(&mut homes, "file:///srv/database"),
             Err(ErrorCode::BadPath)
         );
         assert_eq!(
-            resolve(&mut homes, "ftp://home/a"),
+            resolve_path(&mut homes, "ftp://home/a"),
             place("ftp://home", "a")
         );
-        assert_eq!(resolve(&mut homes, "http://h/a?b"), Err(ErrorCode::BadPath));
+        assert_eq!(resolve_path(&mut homes, "http://h/a?b"), Err(ErrorCode::BadPath));
         assert_eq!(
-            resolve(&mut Homes::default(), "file:///a"),
+            resolve_path(&mut Homes::default(), "file:///a"),
             place("file://", "a")
         );
     }

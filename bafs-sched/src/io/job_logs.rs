@@ -28,19 +28,19 @@ pub const LOGS_BYTES_MAX: u64 = 256 << 20;
 pub const LOG_FILES_MAX: usize = 20_000;
 
 /// A node may take so long to tell what an execution printed, in milliseconds.
-const READ_MS: u64 = 10_000;
+const READ_TIMEOUT_MS: u64 = 10_000;
 
-const INDEX: &str = "index";
+const INDEX_FILE: &str = "index";
 
 /// Of which run the logs are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Heading {
+struct IndexHeader {
     run: RunId,
 }
 
 /// One attempt that ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attempt {
+pub struct LoggedAttempt {
     /// Name of the job.
     pub job: String,
     /// Which attempt of those that ended, from 1 on.
@@ -48,7 +48,7 @@ pub struct Attempt {
     /// Name of its node.
     pub node: String,
     /// How it ended, as the rest of a sentence that begins with its name.
-    pub ended: String,
+    pub end_description: String,
     /// Whether it failed.
     pub has_failed: bool,
     /// So many bytes are kept of standard output,
@@ -56,27 +56,27 @@ pub struct Attempt {
     /// and so many of standard error.
     pub stderr_bytes: u64,
     /// Why nothing is kept, if so.
-    pub missing: Option<String>,
+    pub missing_reason: Option<String>,
 }
 
-impl Attempt {
+impl LoggedAttempt {
     /// An attempt of a job of this name, which ended as the report says.
     pub(crate) fn new(job: String, attempt: u32, node: String, report: &JobReport) -> Self {
         Self {
             job,
             attempt,
             node,
-            ended: describe_end(report),
+            end_description: describe_end(report),
             has_failed: report.outcome != JobOutcome::Exited(0),
             stdout_bytes: 0,
             stderr_bytes: 0,
-            missing: None,
+            missing_reason: None,
         }
     }
 
     /// Where its standard output is kept, and its standard error.
     #[must_use]
-    pub fn files(&self, directory: &Path) -> [PathBuf; 2] {
+    pub fn log_paths(&self, directory: &Path) -> [PathBuf; 2] {
         ["out", "err"].map(|ending| {
             let name = format!("{}.{}.{ending}", self.job, self.attempt);
             directory.join(name)
@@ -86,7 +86,7 @@ impl Attempt {
 
 /// What an execution printed, as its node keeps it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Printed {
+pub(crate) struct ExecutionOutput {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
 }
@@ -97,10 +97,10 @@ impl Servers {
         &self,
         address: &str,
         execution: ExecutionId,
-    ) -> Result<Printed> {
+    ) -> Result<ExecutionOutput> {
         let call = ReadJobOutput { execution };
-        let deadline = Deadline::after_ms(READ_MS);
-        let token = self.show(address, call.into(), READ_MS)?;
+        let deadline = Deadline::after_ms(READ_TIMEOUT_MS);
+        let token = self.make_call_token(address, call.into(), READ_TIMEOUT_MS)?;
         let body = bytes::Bytes::new();
         let asked = self
             .pool
@@ -111,7 +111,7 @@ impl Servers {
         // Whatever the node sends: no more is kept of a stream.
         stdout.truncate(JOB_LOG_BYTES_MAX);
         stderr.truncate(JOB_LOG_BYTES_MAX);
-        Ok(Printed {
+        Ok(ExecutionOutput {
             stdout: stdout.into(),
             stderr: stderr.into(),
         })
@@ -120,7 +120,7 @@ impl Servers {
 
 /// A log that takes room.
 #[derive(Debug)]
-struct Kept {
+struct StoredLog {
     files: Vec<PathBuf>,
     bytes: u64,
 }
@@ -131,14 +131,14 @@ pub(crate) struct JobLogs {
     directory: PathBuf,
     index: File,
     /// What takes room, of attempts that succeeded and of those that failed, the oldest first.
-    succeeded: VecDeque<Kept>,
-    failed: VecDeque<Kept>,
+    succeeded: VecDeque<StoredLog>,
+    failed: VecDeque<StoredLog>,
     bytes: u64,
     files: usize,
     bytes_max: u64,
     files_max: usize,
     /// Attempts that are listed.
-    known: BTreeSet<(String, u32)>,
+    listed_attempts: BTreeSet<(String, u32)>,
 }
 
 impl JobLogs {
@@ -147,11 +147,11 @@ impl JobLogs {
     /// # Errors
     /// What the disk answers; `WouldBlock` when another run has them open.
     pub(crate) fn open(directory: &Path, run: RunId) -> io::Result<Self> {
-        make(directory)?;
-        let mut index = private()
+        create_directory(directory)?;
+        let mut index = private_options()
             .read(true)
             .create(true)
-            .open(directory.join(INDEX))?;
+            .open(directory.join(INDEX_FILE))?;
         index.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::Error::new(
                 io::ErrorKind::WouldBlock,
@@ -159,7 +159,7 @@ impl JobLogs {
             ),
             TryLockError::Error(error) => error,
         })?;
-        let (heading, attempts) = parse(&index)?;
+        let (heading, attempts) = parse_index(&index)?;
         let mut logs = Self {
             directory: directory.to_owned(),
             index: index.try_clone()?,
@@ -169,82 +169,82 @@ impl JobLogs {
             files: 0,
             bytes_max: LOGS_BYTES_MAX,
             files_max: LOG_FILES_MAX,
-            known: BTreeSet::new(),
+            listed_attempts: BTreeSet::new(),
         };
         if heading.is_some_and(|heading| heading.run == run) {
-            attempts.iter().for_each(|attempt| logs.count(attempt));
+            attempts.iter().for_each(|attempt| logs.count_attempt(attempt));
             // The last line may be torn.
             index.seek(SeekFrom::End(0))?;
             index.write_all(b"\n")?;
         } else {
-            let files = attempts.iter().flat_map(|it| it.files(directory));
-            files.for_each(|file| remove(&file));
+            let files = attempts.iter().flat_map(|it| it.log_paths(directory));
+            files.for_each(|file| remove_log(&file));
             index.set_len(0)?;
             index.seek(SeekFrom::Start(0))?;
-            logs.list(&Heading { run })?;
+            logs.append_to_index(&IndexHeader { run })?;
         }
         Ok(logs)
     }
 
     /// Whether an attempt is listed.
-    pub(crate) fn knows(&self, job: &str, attempt: u32) -> bool {
-        self.known.contains(&(job.to_owned(), attempt))
+    pub(crate) fn has_attempt(&self, job: &str, attempt: u32) -> bool {
+        self.listed_attempts.contains(&(job.to_owned(), attempt))
     }
 
     /// Keeps what an attempt printed, or why that is not known.
     ///
     /// # Errors
     /// What the disk answers.
-    pub(crate) fn keep(
+    pub(crate) fn store_output(
         &mut self,
-        mut attempt: Attempt,
-        printed: Result<Printed>,
+        mut attempt: LoggedAttempt,
+        printed: Result<ExecutionOutput>,
     ) -> io::Result<()> {
         match printed {
             Ok(printed) => {
-                let written = self.write(&attempt, &printed);
+                let written = self.write_output(&attempt, &printed);
                 (attempt.stdout_bytes, attempt.stderr_bytes) =
                     (printed.stdout.len() as u64, printed.stderr.len() as u64);
                 if let Err(error) = written {
-                    attempt.missing = Some(format!("it could not be written: {error}"));
+                    attempt.missing_reason = Some(format!("it could not be written: {error}"));
                 }
             }
-            Err(error) => attempt.missing = Some(why_missing(&attempt, &error)),
+            Err(error) => attempt.missing_reason = Some(describe_missing(&attempt, &error)),
         }
-        self.list(&attempt)?;
-        self.count(&attempt);
-        self.shrink();
+        self.append_to_index(&attempt)?;
+        self.count_attempt(&attempt);
+        self.evict_logs();
         Ok(())
     }
 
-    fn write(&self, attempt: &Attempt, printed: &Printed) -> io::Result<()> {
+    fn write_output(&self, attempt: &LoggedAttempt, printed: &ExecutionOutput) -> io::Result<()> {
         let streams = [&printed.stdout, &printed.stderr];
-        for (path, bytes) in attempt.files(&self.directory).iter().zip(streams) {
+        for (path, bytes) in attempt.log_paths(&self.directory).iter().zip(streams) {
             if !bytes.is_empty() {
                 // What has the name, as a link to elsewhere, is not written through.
-                remove(path);
-                private().create_new(true).open(path)?.write_all(bytes)?;
+                remove_log(path);
+                private_options().create_new(true).open(path)?.write_all(bytes)?;
             }
         }
         Ok(())
     }
 
-    fn list(&mut self, line: &impl Serialize) -> io::Result<()> {
+    fn append_to_index(&mut self, line: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(line)?;
         line.push(b'\n');
         self.index.write_all(&line)
     }
 
-    fn count(&mut self, attempt: &Attempt) {
-        self.known.insert((attempt.job.clone(), attempt.attempt));
-        let files = attempt.files(&self.directory).into_iter();
+    fn count_attempt(&mut self, attempt: &LoggedAttempt) {
+        self.listed_attempts.insert((attempt.job.clone(), attempt.attempt));
+        let files = attempt.log_paths(&self.directory).into_iter();
         let bytes = [attempt.stdout_bytes, attempt.stderr_bytes];
         let kept = files.zip(bytes).filter(|(_, bytes)| *bytes > 0);
         let files: Vec<PathBuf> = kept.map(|(file, _)| file).collect();
         if files.is_empty() || !files.iter().any(|file| file.exists()) {
             return;
         }
-        let kept = Kept {
+        let kept = StoredLog {
             bytes: bytes.iter().sum(),
             files,
         };
@@ -257,7 +257,7 @@ impl JobLogs {
     }
 
     /// Removes logs until the rest is within the bounds.
-    fn shrink(&mut self) {
+    fn evict_logs(&mut self) {
         while self.bytes > self.bytes_max || self.files > self.files_max {
             let oldest = self.succeeded.pop_front();
             let Some(gone) = oldest.or_else(|| self.failed.pop_front()) else {
@@ -265,20 +265,20 @@ impl JobLogs {
             };
             self.bytes -= gone.bytes;
             self.files -= gone.files.len();
-            gone.files.iter().for_each(|file| remove(file));
+            gone.files.iter().for_each(|file| remove_log(file));
         }
     }
 }
 
 /// Opens what only its owner reads.
-fn private() -> OpenOptions {
+fn private_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600);
     options
 }
 
 /// Makes the directory, or takes one that is ours: what another one put there might lead elsewhere.
-fn make(directory: &Path) -> io::Result<()> {
+fn create_directory(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
@@ -293,7 +293,7 @@ fn make(directory: &Path) -> io::Result<()> {
     fs::set_permissions(directory, Permissions::from_mode(0o700))
 }
 
-fn remove(path: &Path) {
+fn remove_log(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -301,19 +301,19 @@ fn remove(path: &Path) {
     }
 }
 
-fn why_missing(attempt: &Attempt, error: &Error) -> String {
+fn describe_missing(attempt: &LoggedAttempt, error: &Error) -> String {
     format!("node {} did not tell it: {error}", attempt.node)
 }
 
 /// What the list of a directory says; lines that are torn say nothing.
-fn parse(index: &File) -> io::Result<(Option<Heading>, Vec<Attempt>)> {
+fn parse_index(index: &File) -> io::Result<(Option<IndexHeader>, Vec<LoggedAttempt>)> {
     // A torn line may end within a character.
     let mut lines = BufReader::new(index).split(b'\n');
     let heading = lines.next().transpose()?;
     let heading = heading.and_then(|line| serde_json::from_slice(&line).ok());
     let mut attempts = Vec::new();
     for line in lines {
-        attempts.extend(serde_json::from_slice::<Attempt>(&line?).ok());
+        attempts.extend(serde_json::from_slice::<LoggedAttempt>(&line?).ok());
     }
     Ok((heading, attempts))
 }
@@ -322,36 +322,36 @@ fn parse(index: &File) -> io::Result<(Option<Heading>, Vec<Attempt>)> {
 ///
 /// # Errors
 /// What the disk answers.
-pub fn read_index(directory: &Path) -> io::Result<Vec<Attempt>> {
-    Ok(parse(&File::open(directory.join(INDEX))?)?.1)
+pub fn read_index(directory: &Path) -> io::Result<Vec<LoggedAttempt>> {
+    Ok(parse_index(&File::open(directory.join(INDEX_FILE))?)?.1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn attempt(job: &str, has_failed: bool) -> Attempt {
-        Attempt {
+    fn test_attempt(job: &str, has_failed: bool) -> LoggedAttempt {
+        LoggedAttempt {
             job: job.to_owned(),
             attempt: 1,
             node: "n1".to_owned(),
-            ended: "is done".to_owned(),
+            end_description: "is done".to_owned(),
             has_failed,
             stdout_bytes: 0,
             stderr_bytes: 0,
-            missing: None,
+            missing_reason: None,
         }
     }
 
-    fn printed(bytes: usize) -> Result<Printed> {
-        Ok(Printed {
+    fn output_of_size(bytes: usize) -> Result<ExecutionOutput> {
+        Ok(ExecutionOutput {
             stdout: vec![b'x'; bytes],
             stderr: Vec::new(),
         })
     }
 
     /// Names of the logs that are there.
-    fn there(directory: &Path) -> Vec<String> {
+    fn stored_names(directory: &Path) -> Vec<String> {
         let entries = fs::read_dir(directory).expect("list");
         let name = |entry: io::Result<fs::DirEntry>| {
             entry
@@ -360,7 +360,7 @@ mod tests {
                 .to_string_lossy()
                 .into_owned()
         };
-        let mut names: Vec<String> = entries.map(name).filter(|name| name != INDEX).collect();
+        let mut names: Vec<String> = entries.map(name).filter(|name| name != INDEX_FILE).collect();
         names.sort();
         names
     }
@@ -376,16 +376,16 @@ mod tests {
             ("new", false),
             ("last", true),
         ] {
-            let kept = logs.keep(attempt(job, has_failed), printed(10));
+            let kept = logs.store_output(test_attempt(job, has_failed), output_of_size(10));
             kept.expect("keep");
         }
         let left = ["bad.1.out", "last.1.out", "new.1.out"];
-        assert_eq!(there(directory.path()), left);
+        assert_eq!(stored_names(directory.path()), left);
         logs.files_max = 1;
-        logs.keep(attempt("empty", false), printed(0))
+        logs.store_output(test_attempt("empty", false), output_of_size(0))
             .expect("keep");
         assert_eq!(
-            there(directory.path()),
+            stored_names(directory.path()),
             ["last.1.out"],
             "the oldest failure goes last"
         );
@@ -398,22 +398,22 @@ mod tests {
         let open = |run| JobLogs::open(directory.path(), RunId(run));
         let mut logs = open(1).expect("open");
         assert!(open(1).is_err(), "two runs write one list");
-        logs.keep(attempt("a", false), printed(10)).expect("keep");
+        logs.store_output(test_attempt("a", false), output_of_size(10)).expect("keep");
         logs.index
             .write_all(b"{\"job\": \"to\xc3")
             .expect("a torn line");
         drop(logs);
         let mut logs = open(1).expect("open");
-        assert!(logs.knows("a", 1) && !logs.knows("a", 2));
+        assert!(logs.has_attempt("a", 1) && !logs.has_attempt("a", 2));
         assert_eq!((logs.bytes, logs.files), (10, 1));
-        logs.keep(attempt("b", true), printed(5)).expect("keep");
+        logs.store_output(test_attempt("b", true), output_of_size(5)).expect("keep");
         drop(logs);
         assert_eq!(read_index(directory.path()).expect("index").len(), 2);
         let own = directory.path().join("mine");
         fs::write(&own, "of the user").expect("write");
         let logs = open(2).expect("open");
-        assert!(!logs.knows("a", 1));
-        assert_eq!(there(directory.path()), ["mine"], "only its own files go");
+        assert!(!logs.has_attempt("a", 1));
+        assert_eq!(stored_names(directory.path()), ["mine"], "only its own files go");
     }
 
     #[test]
@@ -421,11 +421,11 @@ mod tests {
         let parent = tempfile::tempdir().expect("directory");
         let directory = parent.path().join("w.bafs.logs");
         let mut logs = JobLogs::open(&directory, RunId(1)).expect("open");
-        logs.keep(attempt("a", true), printed(3)).expect("keep");
+        logs.store_output(test_attempt("a", true), output_of_size(3)).expect("keep");
         let mode = |path: &Path| fs::metadata(path).expect("there").mode() & 0o777;
         assert_eq!(mode(&directory), 0o700);
         assert_eq!(mode(&directory.join("a.1.out")), 0o600);
-        assert_eq!(mode(&directory.join(INDEX)), 0o600);
+        assert_eq!(mode(&directory.join(INDEX_FILE)), 0o600);
         let link = parent.path().join("link");
         std::os::unix::fs::symlink(&directory, &link).expect("link");
         assert!(JobLogs::open(&link, RunId(1)).is_err());

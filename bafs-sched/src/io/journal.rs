@@ -49,14 +49,14 @@ use crate::workflow::Workflow;
 /// measured, agents say where they count nothing, and logs of jobs that failed go home;
 /// volumes warn of what they do not have as their source has it; a scheduler that is cut off
 /// waits, and volumes of nodes that come back are used again (2026-11).
-pub const MAGIC: &[u8] = b"bafs-journal 21\n";
+pub const JOURNAL_MAGIC: &[u8] = b"bafs-journal 21\n";
 
 /// How often, and with which pause, a journal is tried that somebody has open.
 const LOCK_TRIES: u32 = 10;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A journal is written whole before it gets its name: nobody does so for longer than this.
-const DRAFT_AGE: Duration = Duration::from_secs(600);
+const DRAFT_AGE_MAX: Duration = Duration::from_secs(600);
 
 /// The name of a run, with which drafts end, has so many characters.
 const DRAFT_RUN_CHARS: usize = 16;
@@ -72,7 +72,7 @@ const PAYLOAD_BYTES_MAX: u32 = 1 << 30;
 
 /// What a journal is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Header {
+pub struct JournalHeader {
     /// The run.
     pub run: RunId,
     /// What is run.
@@ -82,15 +82,15 @@ pub struct Header {
 }
 
 /// A fact and when it was noted.
-pub type Record = (Time, Event);
+pub type JournalRecord = (Time, Event);
 
 /// What a journal holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
     /// What it is about.
-    pub header: Header,
+    pub header: JournalHeader,
     /// All facts, in order.
-    pub records: Vec<Record>,
+    pub records: Vec<JournalRecord>,
 }
 
 /// A journal that is open for writing; no other process can open it meanwhile.
@@ -107,26 +107,26 @@ impl Journal {
     /// # Errors
     /// `Conflict` when another scheduler has it open, `VersionMismatch` when it is of another
     /// version, `Malformed` when it is damaged, `ServerFault` when it cannot be read or written.
-    pub fn open(path: &Path, header: impl FnOnce() -> Header) -> Result<(Self, History)> {
+    pub fn open(path: &Path, header: impl FnOnce() -> JournalHeader) -> Result<(Self, History)> {
         if !path.exists() {
-            create(path, &header())?;
+            create_journal(path, &header())?;
         }
         let name = path.display().to_string();
-        let fault = |e: std::io::Error| fault("open", &name, &e);
+        let fault = |e: std::io::Error| io_error("open", &name, &e);
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
             .open(path)
             .map_err(fault)?;
-        if !lock(&file).map_err(|e| unlocked(&name, &e))? {
+        if !lock_file(&file).map_err(|e| lock_error(&name, &e))? {
             let text = format!("another scheduler runs with the journal {name}: wait for its end");
             return Err(Error::new(ErrorCode::Conflict, text));
         }
         // It holds the jobs' environments; earlier versions made it readable for everybody.
-        close_to_others(&file).map_err(fault)?;
+        restrict_to_owner(&file).map_err(fault)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(fault)?;
-        let (history, length) = decode(&bytes).map_err(|e| e.context(format!("journal {name}")))?;
+        let (history, length) = decode_journal(&bytes).map_err(|e| e.context(format!("journal {name}")))?;
         if length < bytes.len() {
             tracing::warn!(
                 journal = name,
@@ -145,13 +145,13 @@ impl Journal {
     ///
     /// # Errors
     /// `ServerFault` when the file cannot be written; the scheduler must stop then.
-    pub fn append(&mut self, records: &[Record]) -> Result<()> {
-        let frame = frame(&records)?;
+    pub fn append(&mut self, records: &[JournalRecord]) -> Result<()> {
+        let frame = encode_frame(&records)?;
         self.file
             .write_all(&frame)
             .and_then(|()| self.file.sync_data())
             .map_err(|e| {
-                let error = fault("write", &self.path, &e);
+                let error = io_error("write", &self.path, &e);
                 let text = "; mend that, then the same command goes on with the run";
                 Error::new(error.code, error.detail + text)
             })
@@ -162,17 +162,17 @@ impl Journal {
 ///
 /// # Errors
 /// As [`Journal::open`].
-pub fn read(path: &Path) -> Result<History> {
+pub fn read_history(path: &Path) -> Result<History> {
     let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|e| fault("read", &name, &e))?;
-    Ok(decode(&bytes)
+    let bytes = std::fs::read(path).map_err(|e| io_error("read", &name, &e))?;
+    Ok(decode_journal(&bytes)
         .map_err(|e| e.context(format!("journal {name}")))?
         .0)
 }
 
 /// Takes the journal for this process alone. Who only looks whether it is taken has it for a
 /// moment.
-fn lock(file: &File) -> std::io::Result<bool> {
+fn lock_file(file: &File) -> std::io::Result<bool> {
     for _ in 0..LOCK_TRIES {
         match file.try_lock() {
             Ok(()) => return Ok(true),
@@ -183,15 +183,15 @@ fn lock(file: &File) -> std::io::Result<bool> {
     Ok(false)
 }
 
-fn unlocked(name: &str, error: &std::io::Error) -> Error {
-    let error = fault("lock", name, error);
+fn lock_error(name: &str, error: &std::io::Error) -> Error {
+    let error = io_error("lock", name, error);
     let text = "; two schedulers must not write one journal: name one with --journal on a file \
                 system that has locks";
     Error::new(error.code, error.detail + text)
 }
 
 /// Takes from everybody but the owner what they may do with a file, if it is the caller's.
-pub(super) fn close_to_others(file: &File) -> std::io::Result<()> {
+pub(super) fn restrict_to_owner(file: &File) -> std::io::Result<()> {
     let found = file.metadata()?;
     if found.mode() & 0o077 == 0 {
         return Ok(());
@@ -203,7 +203,7 @@ pub(super) fn close_to_others(file: &File) -> std::io::Result<()> {
     }
 }
 
-fn create(path: &Path, header: &Header) -> Result<()> {
+fn create_journal(path: &Path, header: &JournalHeader) -> Result<()> {
     let name = path.display().to_string();
     let directory = path
         .parent()
@@ -219,8 +219,8 @@ fn create(path: &Path, header: &Header) -> Result<()> {
         return Err(Error::new(ErrorCode::NotFound, text));
     }
     remove_drafts(path, directory);
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend(frame(header)?);
+    let mut bytes = JOURNAL_MAGIC.to_vec();
+    bytes.extend(encode_frame(header)?);
     let write = || {
         let mut file = OpenOptions::new()
             .write(true)
@@ -229,15 +229,15 @@ fn create(path: &Path, header: &Header) -> Result<()> {
             .open(&draft)?;
         file.write_all(&bytes)?;
         file.sync_all()?;
-        publish(&draft, path)?;
+        publish_draft(&draft, path)?;
         File::open(directory)?.sync_all()
     };
-    write().map_err(|e| fault("create", &name, &e))
+    write().map_err(|e| io_error("create", &name, &e))
 }
 
 /// Gives a draft its name, unless another scheduler that began at the same time was first: that
 /// one's is the journal then.
-fn publish(draft: &Path, path: &Path) -> std::io::Result<()> {
+fn publish_draft(draft: &Path, path: &Path) -> std::io::Result<()> {
     match std::fs::hard_link(draft, path) {
         // Some file systems have no links.
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => std::fs::rename(draft, path),
@@ -257,13 +257,13 @@ fn remove_drafts(path: &Path, directory: &Path) {
         });
         let written = entry.metadata().and_then(|data| data.modified()).ok();
         let age = written.and_then(|at| at.elapsed().ok());
-        if is_draft && age.is_some_and(|age| age > DRAFT_AGE) {
+        if is_draft && age.is_some_and(|age| age > DRAFT_AGE_MAX) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
 }
 
-fn frame<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+fn encode_frame<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     let payload = serde_json::to_vec(value)
         .map_err(|e| Error::new(ErrorCode::Malformed, format!("record does not encode: {e}")))?;
     let length = u32::try_from(payload.len())
@@ -282,7 +282,7 @@ fn frame<T: Serialize>(value: &T) -> Result<Vec<u8>> {
 }
 
 /// The payload of the frame at the start of `bytes`, if it is whole.
-fn unframe(bytes: &[u8]) -> Option<&[u8]> {
+fn decode_frame(bytes: &[u8]) -> Option<&[u8]> {
     let head = bytes.get(..FRAME_HEAD_BYTES)?;
     let length = u32::from_le_bytes(head[..4].try_into().ok()?);
     if length > PAYLOAD_BYTES_MAX {
@@ -293,8 +293,8 @@ fn unframe(bytes: &[u8]) -> Option<&[u8]> {
 }
 
 /// Decodes a journal; answers also how many bytes of it are whole.
-fn decode(bytes: &[u8]) -> Result<(History, usize)> {
-    let Some(mut rest) = bytes.strip_prefix(MAGIC) else {
+fn decode_journal(bytes: &[u8]) -> Result<(History, usize)> {
+    let Some(mut rest) = bytes.strip_prefix(JOURNAL_MAGIC) else {
         let is_other = bytes.starts_with(b"bafs-journal ");
         return Err(if is_other {
             let text = "was written by another version of bafs: finish the run with that one";
@@ -308,19 +308,19 @@ fn decode(bytes: &[u8]) -> Result<(History, usize)> {
         Error::new(ErrorCode::Malformed, text)
     };
     let position = |rest: &[u8]| bytes.len() - rest.len();
-    let payload = unframe(rest).ok_or_else(|| damaged(MAGIC.len(), "its header is not whole"))?;
+    let payload = decode_frame(rest).ok_or_else(|| damaged(JOURNAL_MAGIC.len(), "its header is not whole"))?;
     let header = serde_json::from_slice(payload)
-        .map_err(|e| damaged(MAGIC.len(), &format!("its header does not decode ({e})")))?;
+        .map_err(|e| damaged(JOURNAL_MAGIC.len(), &format!("its header does not decode ({e})")))?;
     rest = &rest[FRAME_HEAD_BYTES + payload.len()..];
     let mut records = Vec::new();
-    while let Some(payload) = unframe(rest) {
-        let batch: Vec<Record> = serde_json::from_slice(payload)
+    while let Some(payload) = decode_frame(rest) {
+        let batch: Vec<JournalRecord> = serde_json::from_slice(payload)
             .map_err(|e| damaged(position(rest), &format!("a record does not decode ({e})")))?;
         records.extend(batch);
         rest = &rest[FRAME_HEAD_BYTES + payload.len()..];
     }
     // A torn frame is the last one. If a whole one follows, this is no tear but damage.
-    let follows = |start: usize| unframe(&rest[start..]).is_some_and(|p| !p.is_empty());
+    let follows = |start: usize| decode_frame(&rest[start..]).is_some_and(|p| !p.is_empty());
     if (1..rest.len()).any(follows) {
         return Err(damaged(
             position(rest),
@@ -330,7 +330,7 @@ fn decode(bytes: &[u8]) -> Result<(History, usize)> {
     Ok((History { header, records }, position(rest)))
 }
 
-fn fault(doing: &str, name: &str, error: &std::io::Error) -> Error {
+fn io_error(doing: &str, name: &str, error: &std::io::Error) -> Error {
     Error::new(
         ErrorCode::ServerFault,
         format!("cannot {doing} the journal {name}: {error}"),

@@ -5,31 +5,31 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Advert, ServerKind};
 
-use crate::logic::{Event, NodeSeen, Scheduler, Space};
+use crate::logic::{Event, NodeInfo, Scheduler, Space};
 
 /// A node that stopped answering, but is still listed, gets another chance after so many listings.
 const SECOND_CHANCE_POLLS: u64 = 10;
 
 /// Listings over which foreign reservations are smoothed: our own creations and deletions show up
 /// in adverts late.
-const FOREIGN_POLLS: usize = 4;
+const FOREIGN_SPACE_POLLS: usize = 4;
 
 /// A smaller change of foreign reservations is not worth a record, in bytes.
-const FOREIGN_BYTES_MIN: u64 = 1 << 20;
+const FOREIGN_CHANGE_BYTES_MIN: u64 = 1 << 20;
 
 /// What the catalog listed lately.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Listing {
+pub(crate) struct ListingTracker {
     /// Who was in the last list.
-    listed: BTreeSet<ServerId>,
-    foreign: BTreeMap<ServerId, VecDeque<Space>>,
+    listed_nodes: BTreeSet<ServerId>,
+    foreign_space: BTreeMap<ServerId, VecDeque<Space>>,
     /// Listings so far.
     pub(crate) polls: u64,
 }
 
-impl Listing {
+impl ListingTracker {
     /// The fact that a listing is, if it says anything new.
-    pub(crate) fn compare(
+    pub(crate) fn compare_listing(
         &mut self,
         scheduler: &Scheduler,
         adverts: Vec<Advert>,
@@ -48,10 +48,10 @@ impl Listing {
                 bytes: advert.free_bytes,
                 files: advert.free_files,
             };
-            let foreign = capacity.minus(free).minus(scheduler.reserved(advert.id));
-            let history = self.foreign.entry(advert.id).or_default();
+            let foreign = capacity.saturating_sub(free).saturating_sub(scheduler.reserved(advert.id));
+            let history = self.foreign_space.entry(advert.id).or_default();
             history.push_back(foreign);
-            if history.len() > FOREIGN_POLLS {
+            if history.len() > FOREIGN_SPACE_POLLS {
                 history.pop_front();
             }
             let least = |of: fn(&Space) -> u64| history.iter().map(of).min().unwrap_or(0);
@@ -59,38 +59,38 @@ impl Listing {
                 bytes: least(|s| s.bytes),
                 files: least(|s| s.files),
             };
-            nodes.push(NodeSeen {
+            nodes.push(NodeInfo {
                 id: advert.id,
                 name: advert.name,
                 address: advert.address,
                 group: advert.group,
                 capacity,
-                foreign,
+                foreign_space: foreign,
                 slots: advert.slots,
             });
         }
-        self.news(scheduler, nodes, is_heard)
+        self.find_changes(scheduler, nodes, is_heard)
     }
 
     /// The fact that a whole list of nodes is, if it says anything that the core does not know. Who
     /// is not in it is there all the same if the scheduler hears it: the catalog may be cut off.
-    pub(crate) fn news(
+    pub(crate) fn find_changes(
         &mut self,
         scheduler: &Scheduler,
-        nodes: Vec<NodeSeen>,
+        nodes: Vec<NodeInfo>,
         is_heard: impl Fn(ServerId) -> bool,
     ) -> Option<Event> {
         self.polls += 1;
         let is_chance = self.polls.is_multiple_of(SECOND_CHANCE_POLLS);
         let listed: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
-        let is_news = |node: &NodeSeen| {
-            let is_known = self.listed.contains(&node.id)
+        let is_news = |node: &NodeInfo| {
+            let is_known = self.listed_nodes.contains(&node.id)
                 && scheduler
                     .node(node.id)
-                    .is_some_and(|known| is_close(known, node));
+                    .is_some_and(|known| is_similar(known, node));
             !is_known || is_chance && scheduler.is_lost(node.id)
         };
-        let mut nodes: Vec<NodeSeen> = nodes.into_iter().filter(is_news).collect();
+        let mut nodes: Vec<NodeInfo> = nodes.into_iter().filter(is_news).collect();
         let live = scheduler.live_nodes();
         let unlisted = live.filter(|server| !listed.contains(server));
         let (missed, missing): (Vec<ServerId>, Vec<ServerId>) =
@@ -98,19 +98,19 @@ impl Listing {
         let missed: Vec<ServerId> = missed.into_iter().filter(|it| !is_heard(*it)).collect();
         let back = missing.into_iter().filter(|server| is_heard(*server));
         nodes.extend(back.filter_map(|server| scheduler.node(server).cloned()));
-        self.listed = listed;
+        self.listed_nodes = listed;
         // That there is no node is said once.
         let is_said = nodes.is_empty() && missed.is_empty() && self.polls > 1;
-        (!is_said).then_some(Event::ServersSeen { nodes, missed })
+        (!is_said).then_some(Event::NodesListed { nodes, unlisted: missed })
     }
 }
 
 /// Whether a node is as it is known, small changes of foreign reservations aside.
-fn is_close(known: &NodeSeen, node: &NodeSeen) -> bool {
-    let is_small = known.foreign.bytes.abs_diff(node.foreign.bytes) < FOREIGN_BYTES_MIN;
+fn is_similar(known: &NodeInfo, node: &NodeInfo) -> bool {
+    let is_small = known.foreign_space.bytes.abs_diff(node.foreign_space.bytes) < FOREIGN_CHANGE_BYTES_MIN;
     is_small
-        && NodeSeen {
-            foreign: known.foreign,
+        && NodeInfo {
+            foreign_space: known.foreign_space,
             ..node.clone()
         } == *known
 }
@@ -126,36 +126,36 @@ mod tests {
 
     const NODES: u64 = 4;
 
-    fn node(id: u64, slots: u32) -> NodeSeen {
+    fn test_node(id: u64, slots: u32) -> NodeInfo {
         let capacity = Space {
             bytes: 1_000_000,
             files: 1_000,
         };
-        NodeSeen::alone(ServerId(id), capacity, slots)
+        NodeInfo::single_group(ServerId(id), capacity, slots)
     }
 
-    struct Told {
+    struct ListingFixture {
         scheduler: Scheduler,
-        listing: Listing,
+        listing: ListingTracker,
         now: Time,
     }
 
-    impl Told {
+    impl ListingFixture {
         fn new() -> Self {
             let parsed =
                 parse_workflow("w", "job a {\nexecutable = x\n}\n", &|_| unreachable!()).unwrap();
             Self {
                 scheduler: Scheduler::new(RunId(1), parsed.workflow, Settings::default()),
-                listing: Listing::default(),
+                listing: ListingTracker::default(),
                 now: Time(0),
             }
         }
 
         /// What a list says that is new: nodes and who is missed. The core is told.
-        fn of(&mut self, nodes: Vec<NodeSeen>) -> Option<(Vec<ServerId>, Vec<ServerId>)> {
+        fn changes_in(&mut self, nodes: Vec<NodeInfo>) -> Option<(Vec<ServerId>, Vec<ServerId>)> {
             self.now = self.now.plus_ms(1_000);
-            let news = self.listing.news(&self.scheduler, nodes, |_| false)?;
-            let Event::ServersSeen { nodes, missed } = &news else {
+            let news = self.listing.find_changes(&self.scheduler, nodes, |_| false)?;
+            let Event::NodesListed { nodes, unlisted: missed } = &news else {
                 panic!("a list says who is there: {news:?}");
             };
             let told = (nodes.iter().map(|n| n.id).collect(), missed.clone());
@@ -166,50 +166,50 @@ mod tests {
 
     #[test]
     fn of_many_nodes_only_those_are_told_of_that_came_changed_or_went() {
-        let mut told = Told::new();
-        let all = || (0..NODES).map(|id| node(id, 1)).collect::<Vec<_>>();
+        let mut told = ListingFixture::new();
+        let all = || (0..NODES).map(|id| test_node(id, 1)).collect::<Vec<_>>();
         let everybody = (0..NODES).map(ServerId).collect();
-        assert_eq!(told.of(all()), Some((everybody, vec![])));
-        assert_eq!(told.of(all()), None);
+        assert_eq!(told.changes_in(all()), Some((everybody, vec![])));
+        assert_eq!(told.changes_in(all()), None);
         let mut changed = all();
-        changed[2] = node(2, 8);
-        assert_eq!(told.of(changed.clone()), Some((vec![ServerId(2)], vec![])));
+        changed[2] = test_node(2, 8);
+        assert_eq!(told.changes_in(changed.clone()), Some((vec![ServerId(2)], vec![])));
         let gone = changed.split_off(3);
         let missed = Some((vec![], vec![ServerId(3)]));
-        assert_eq!(told.of(changed.clone()), missed);
-        assert_eq!(told.of(changed.clone()), None, "it is missed once");
+        assert_eq!(told.changes_in(changed.clone()), missed);
+        assert_eq!(told.changes_in(changed.clone()), None, "it is missed once");
         changed.extend(gone);
-        assert_eq!(told.of(changed), Some((vec![ServerId(3)], vec![])));
+        assert_eq!(told.changes_in(changed), Some((vec![ServerId(3)], vec![])));
     }
 
     #[test]
     fn who_was_given_up_but_is_listed_is_told_of_again_now_and_then() {
-        let mut told = Told::new();
-        told.of(vec![node(1, 1)]);
+        let mut told = ListingFixture::new();
+        told.changes_in(vec![test_node(1, 1)]);
         let silent = Event::ServerSilent {
             server: ServerId(1),
         };
         told.scheduler.step(told.now, silent, &mut Vec::new());
         assert!(told.scheduler.is_lost(ServerId(1)));
         for poll in 2..SECOND_CHANCE_POLLS {
-            assert_eq!(told.of(vec![node(1, 1)]), None, "poll {poll}");
+            assert_eq!(told.changes_in(vec![test_node(1, 1)]), None, "poll {poll}");
         }
         let chance = Some((vec![ServerId(1)], vec![]));
-        assert_eq!(told.of(vec![node(1, 1)]), chance);
+        assert_eq!(told.changes_in(vec![test_node(1, 1)]), chance);
         assert!(!told.scheduler.is_lost(ServerId(1)));
     }
 
     #[test]
     fn who_comes_at_the_address_of_another_is_there_in_its_place() {
-        let mut told = Told::new();
-        told.of(vec![node(1, 1), node(2, 1)]);
-        let successor = NodeSeen {
-            address: node(1, 1).address,
-            ..node(3, 1)
+        let mut told = ListingFixture::new();
+        told.changes_in(vec![test_node(1, 1), test_node(2, 1)]);
+        let successor = NodeInfo {
+            address: test_node(1, 1).address,
+            ..test_node(3, 1)
         };
         // The catalog lists both for a while, and the old one gets no other chance meanwhile.
         for _ in 0..2 * SECOND_CHANCE_POLLS {
-            told.of(vec![node(1, 1), node(2, 1), successor.clone()]);
+            told.changes_in(vec![test_node(1, 1), test_node(2, 1), successor.clone()]);
             assert!(told.scheduler.is_lost(ServerId(1)));
             assert!(!told.scheduler.is_lost(ServerId(2)));
             assert!(!told.scheduler.is_lost(ServerId(3)));
@@ -219,24 +219,24 @@ mod tests {
     /// One list does not tell who came later; and nodes may have exchanged their addresses.
     #[test]
     fn of_two_that_are_told_together_at_one_address_none_is_given_up() {
-        let at = |id: u64, place: u64| NodeSeen {
-            address: node(place, 1).address,
-            ..node(id, 1)
+        let at = |id: u64, place: u64| NodeInfo {
+            address: test_node(place, 1).address,
+            ..test_node(id, 1)
         };
-        let is_any_lost = |told: &Told| (1..4).any(|id| told.scheduler.is_lost(ServerId(id)));
-        let mut told = Told::new();
-        told.of(vec![at(3, 1), at(1, 1)]);
+        let is_any_lost = |told: &ListingFixture| (1..4).any(|id| told.scheduler.is_lost(ServerId(id)));
+        let mut told = ListingFixture::new();
+        told.changes_in(vec![at(3, 1), at(1, 1)]);
         assert!(!is_any_lost(&told));
-        let mut told = Told::new();
-        told.of(vec![at(1, 1), at(2, 2)]);
-        told.of(vec![at(1, 2), at(2, 1)]);
+        let mut told = ListingFixture::new();
+        told.changes_in(vec![at(1, 1), at(2, 2)]);
+        told.changes_in(vec![at(1, 2), at(2, 1)]);
         assert!(!is_any_lost(&told));
     }
 
     #[test]
     fn that_there_is_no_node_is_said_once() {
-        let mut told = Told::new();
-        assert_eq!(told.of(vec![]), Some((vec![], vec![])));
-        assert_eq!(told.of(vec![]), None);
+        let mut told = ListingFixture::new();
+        assert_eq!(told.changes_in(vec![]), Some((vec![], vec![])));
+        assert_eq!(told.changes_in(vec![]), None);
     }
 }

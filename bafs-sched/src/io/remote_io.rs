@@ -13,16 +13,16 @@ use crate::workflow::{Scheme, Url, VolumeKind, Workflow};
 const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
 const DIRECTORY_MODE: u32 = 0o755;
-const CALL_MS: u64 = 20_000;
+const CALL_TIMEOUT_MS: u64 = 20_000;
 const PAGE_BYTES: u32 = 64 << 10;
 
 /// The directory at home that holds what stands for the scratch volumes of a run.
-pub(crate) fn directory(run: RunId) -> String {
+pub(crate) fn run_directory(run: RunId) -> String {
     format!(".bafs-remote/{run}")
 }
 
 /// The home that holds the scratch volumes: the one that the results go to.
-pub(crate) fn any_home(workflow: &Workflow) -> Option<&Url> {
+pub(crate) fn find_results_home(workflow: &Workflow) -> Option<&Url> {
     let targets = workflow.extracts.iter().map(|extract| &extract.target);
     let sources = workflow
         .volumes
@@ -37,7 +37,7 @@ pub(crate) fn any_home(workflow: &Workflow) -> Option<&Url> {
 
 /// Why a workflow cannot run without caches, if so: a volume that is filled and written would need
 /// a copy at home.
-pub(crate) fn refusal(workflow: &Workflow) -> Option<String> {
+pub(crate) fn why_unsupported(workflow: &Workflow) -> Option<String> {
     let is_filled = |volume: usize| {
         matches!(
             workflow.volumes[volume].kind,
@@ -61,14 +61,14 @@ pub(crate) fn refusal(workflow: &Workflow) -> Option<String> {
 
 /// Links the file `source` of a home to `target`, in place of what is there; answers its size.
 /// Costs no transfer, and those who still read the source are not disturbed.
-pub(crate) async fn link(
+pub(crate) async fn link_file(
     servers: &Servers,
     home: &str,
     source: &str,
     target: &str,
     extract: ExtractionId,
 ) -> Result<u64> {
-    let mut session = Session::open(servers, home).await?;
+    let mut session = HomeSession::open(servers, home).await?;
     let linked = session.link(source, target, extract).await;
     session.close().await;
     linked
@@ -76,7 +76,7 @@ pub(crate) async fn link(
 
 /// The directory that stands for a volume filled from `source`: the source itself if it is a
 /// directory, else a directory of this run with a link to the file.
-pub(crate) async fn filled(
+pub(crate) async fn prepare_filled_directory(
     servers: &Servers,
     source: HomePath,
     extract: ExtractionId,
@@ -84,13 +84,13 @@ pub(crate) async fn filled(
     let call = StatSource {
         path: source.path.clone(),
     };
-    let entry = servers.until(&source.address, call, CALL_MS).await?;
+    let entry = servers.call_until(&source.address, call, CALL_TIMEOUT_MS).await?;
     if entry.kind != SourceKind::File {
         return Ok(source);
     }
-    let path = format!("{}/{extract}", directory(servers.run));
+    let path = format!("{}/{extract}", run_directory(servers.run));
     let name = source.path.rsplit('/').next().unwrap_or_default();
-    link(
+    link_file(
         servers,
         &source.address,
         &source.path,
@@ -102,34 +102,34 @@ pub(crate) async fn filled(
 }
 
 /// Removes what a run left at its home; nothing there is fine.
-pub(crate) async fn clean(servers: &Servers, workflow: &Workflow) -> Result<()> {
-    let Some(url) = any_home(workflow) else {
+pub(crate) async fn remove_run_directory(servers: &Servers, workflow: &Workflow) -> Result<()> {
+    let Some(url) = find_results_home(workflow) else {
         return Ok(());
     };
-    let home = servers.resolve(url).await?.address;
-    let mut session = Session::open(servers, &home).await?;
-    let removed = session.remove_tree(&directory(servers.run)).await;
+    let home = servers.resolve_url(url).await?.address;
+    let mut session = HomeSession::open(servers, &home).await?;
+    let removed = session.remove_tree(&run_directory(servers.run)).await;
     session.close().await;
     removed
 }
 
 /// A session with the whole tree of a home.
-struct Session<'a> {
+struct HomeSession<'a> {
     servers: &'a Servers,
     home: &'a str,
     epoch: Epoch,
     sequence: u64,
 }
 
-impl<'a> Session<'a> {
+impl<'a> HomeSession<'a> {
     async fn open(servers: &'a Servers, home: &'a str) -> Result<Self> {
         let call = OpenTree {
-            tree: tree(),
+            tree: home_tree(),
             agent: AgentId::random(),
             writable: true,
             resumed_incarnation: None,
         };
-        let session = servers.until(home, call, CALL_MS).await?;
+        let session = servers.call_until(home, call, CALL_TIMEOUT_MS).await?;
         Ok(Self {
             servers,
             home,
@@ -140,30 +140,30 @@ impl<'a> Session<'a> {
 
     async fn close(self) {
         let call = CloseTree {
-            tree: tree(),
+            tree: home_tree(),
             epoch: self.epoch,
             lifetime_ms_min: 0,
         };
-        if let Err(error) = self.servers.until(self.home, call, CALL_MS).await {
+        if let Err(error) = self.servers.call_until(self.home, call, CALL_TIMEOUT_MS).await {
             tracing::debug!(home = self.home, %error, "session ends by its lease");
         }
     }
 
     async fn link(&mut self, source: &str, target: &str, extract: ExtractionId) -> Result<u64> {
         let missing = || Error::new(ErrorCode::NotFound, format!("'{source}' was not written"));
-        let (ino, size, _) = self.find(source).await?.ok_or_else(missing)?;
+        let (ino, size, _) = self.find_entry(source).await?.ok_or_else(missing)?;
         let (directory, name) = target.rsplit_once('/').unwrap_or(("", target));
         let parent = self.make_directories(directory).await?;
         let draft = format!(".bafs-{extract}").into_bytes();
         let made = self
-            .run(FileOp::MakeLink {
+            .run_operation(FileOp::MakeLink {
                 ino,
                 parent,
                 name: draft.clone(),
             })
             .await?;
         if made.as_ref().err().is_some_and(|errno| *errno != EEXIST) {
-            return Err(failed("link", target, made.err().unwrap_or_default()));
+            return Err(operation_error("link", target, made.err().unwrap_or_default()));
         }
         let new_name = name.as_bytes().to_vec();
         let rename = FileOp::Rename {
@@ -173,12 +173,12 @@ impl<'a> Session<'a> {
             new_name,
             flags: 0,
         };
-        self.run(rename)
+        self.run_operation(rename)
             .await?
-            .map_err(|errno| failed("rename", target, errno))?;
+            .map_err(|errno| operation_error("rename", target, errno))?;
         // Renaming one link of a file over another of the same file leaves both.
         let _ = self
-            .run(FileOp::Unlink {
+            .run_operation(FileOp::Unlink {
                 parent,
                 name: draft,
             })
@@ -187,15 +187,15 @@ impl<'a> Session<'a> {
     }
 
     /// File number, size and mode of what is at a path.
-    async fn find(&mut self, path: &str) -> Result<Option<(InodeNo, u64, u32)>> {
+    async fn find_entry(&mut self, path: &str) -> Result<Option<(InodeNo, u64, u32)>> {
         let mut at = (InodeNo::ROOT, 0, S_IFDIR);
         for name in path.split('/').filter(|name| !name.is_empty()) {
             let name = name.as_bytes().to_vec();
-            match self.run(FileOp::Lookup { parent: at.0, name }).await? {
+            match self.run_operation(FileOp::Lookup { parent: at.0, name }).await? {
                 Ok(FileReply::Attr(attr)) => at = (attr.ino, attr.size, attr.mode),
                 Err(ENOENT) => return Ok(None),
-                Err(errno) => return Err(failed("look up", path, errno)),
-                Ok(other) => return Err(strange(&other)),
+                Err(errno) => return Err(operation_error("look up", path, errno)),
+                Ok(other) => return Err(unexpected_reply(&other)),
             }
         }
         Ok(Some(at))
@@ -210,55 +210,55 @@ impl<'a> Session<'a> {
                 name: name.clone(),
                 mode: DIRECTORY_MODE,
             };
-            if let Err(errno) = self.run(make).await?
+            if let Err(errno) = self.run_operation(make).await?
                 && errno != EEXIST
             {
-                return Err(failed("make directory", path, errno));
+                return Err(operation_error("make directory", path, errno));
             }
-            parent = match self.run(FileOp::Lookup { parent, name }).await? {
+            parent = match self.run_operation(FileOp::Lookup { parent, name }).await? {
                 Ok(FileReply::Attr(attr)) => attr.ino,
-                Ok(other) => return Err(strange(&other)),
-                Err(errno) => return Err(failed("look up", path, errno)),
+                Ok(other) => return Err(unexpected_reply(&other)),
+                Err(errno) => return Err(operation_error("look up", path, errno)),
             };
         }
         Ok(parent)
     }
 
     async fn remove_tree(&mut self, path: &str) -> Result<()> {
-        let Some((top, ..)) = self.find(path).await? else {
+        let Some((top, ..)) = self.find_entry(path).await? else {
             return Ok(());
         };
         let mut directories = vec![(InodeNo::ROOT, Vec::new(), top)];
         let mut next = 0;
         while next < directories.len() {
             let ino = directories[next].2;
-            for (name, child, mode) in self.list(ino).await? {
+            for (name, child, mode) in self.list_directory(ino).await? {
                 if mode & S_IFMT == S_IFDIR {
                     directories.push((ino, name, child));
                 } else {
-                    let _ = self.run(FileOp::Unlink { parent: ino, name }).await?;
+                    let _ = self.run_operation(FileOp::Unlink { parent: ino, name }).await?;
                 }
             }
             next += 1;
         }
         for (parent, name, _) in directories.into_iter().skip(1).rev() {
-            let _ = self.run(FileOp::RemoveDirectory { parent, name }).await?;
+            let _ = self.run_operation(FileOp::RemoveDirectory { parent, name }).await?;
         }
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
-        if let Some((above, ..)) = self.find(parent).await? {
+        if let Some((above, ..)) = self.find_entry(parent).await? {
             let name = name.as_bytes().to_vec();
             let removed = self
-                .run(FileOp::RemoveDirectory {
+                .run_operation(FileOp::RemoveDirectory {
                     parent: above,
                     name,
                 })
                 .await?;
-            removed.map_err(|errno| failed("remove", path, errno))?;
+            removed.map_err(|errno| operation_error("remove", path, errno))?;
         }
         // Other runs may still have something there; then it stays.
         let name = parent.as_bytes().to_vec();
         let _ = self
-            .run(FileOp::RemoveDirectory {
+            .run_operation(FileOp::RemoveDirectory {
                 parent: InodeNo::ROOT,
                 name,
             })
@@ -266,11 +266,11 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    async fn list(&mut self, ino: InodeNo) -> Result<Vec<(Vec<u8>, InodeNo, u32)>> {
-        let handle = match self.run(FileOp::OpenDirectory { ino }).await? {
+    async fn list_directory(&mut self, ino: InodeNo) -> Result<Vec<(Vec<u8>, InodeNo, u32)>> {
+        let handle = match self.run_operation(FileOp::OpenDirectory { ino }).await? {
             Ok(FileReply::Opened { handle, .. }) => handle,
-            Ok(other) => return Err(strange(&other)),
-            Err(errno) => return Err(failed("list", "a directory", errno)),
+            Ok(other) => return Err(unexpected_reply(&other)),
+            Err(errno) => return Err(operation_error("list", "a directory", errno)),
         };
         let (mut all, mut cookie) = (Vec::new(), 0);
         loop {
@@ -280,10 +280,10 @@ impl<'a> Session<'a> {
                 bytes_max: PAGE_BYTES,
                 plus: true,
             };
-            let entries = match self.run(read).await? {
+            let entries = match self.run_operation(read).await? {
                 Ok(FileReply::Entries(entries)) => entries,
-                Ok(other) => return Err(strange(&other)),
-                Err(errno) => return Err(failed("list", "a directory", errno)),
+                Ok(other) => return Err(unexpected_reply(&other)),
+                Err(errno) => return Err(operation_error("list", "a directory", errno)),
             };
             let Some(last) = entries.last() else { break };
             cookie = last.cookie;
@@ -295,14 +295,14 @@ impl<'a> Session<'a> {
                 (entry.name, ino, entry.mode)
             }));
         }
-        let _ = self.run(FileOp::ReleaseDirectory { handle }).await?;
+        let _ = self.run_operation(FileOp::ReleaseDirectory { handle }).await?;
         Ok(all)
     }
 
-    async fn run(&mut self, op: FileOp) -> Result<Result<FileReply, i32>> {
+    async fn run_operation(&mut self, op: FileOp) -> Result<Result<FileReply, i32>> {
         self.sequence += 1;
         let call = RunFileOps {
-            tree: tree(),
+            tree: home_tree(),
             epoch: self.epoch,
             sequence: self.sequence,
             after_sequence: None,
@@ -310,7 +310,7 @@ impl<'a> Session<'a> {
             ops: vec![op],
             assigned_numbers: Vec::new(),
         };
-        let mut answer = self.servers.until(self.home, call, CALL_MS).await?;
+        let mut answer = self.servers.call_until(self.home, call, CALL_TIMEOUT_MS).await?;
         let first = answer.results.pop().ok_or_else(|| {
             Error::new(
                 ErrorCode::Malformed,
@@ -321,11 +321,11 @@ impl<'a> Session<'a> {
     }
 }
 
-fn tree() -> TreeRef {
+fn home_tree() -> TreeRef {
     TreeRef::Home(String::new())
 }
 
-fn failed(doing: &str, path: &str, errno: i32) -> Error {
+fn operation_error(doing: &str, path: &str, errno: i32) -> Error {
     let why = std::io::Error::from_raw_os_error(errno);
     Error::new(
         ErrorCode::ServerFault,
@@ -333,7 +333,7 @@ fn failed(doing: &str, path: &str, errno: i32) -> Error {
     )
 }
 
-fn strange(reply: &FileReply) -> Error {
+fn unexpected_reply(reply: &FileReply) -> Error {
     let text = format!("home answered an operation with something else: {reply:?}");
     Error::new(ErrorCode::Malformed, text)
 }

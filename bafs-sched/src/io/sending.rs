@@ -7,45 +7,45 @@ use bafs_proto::token::Right;
 use bafs_proto::{Error, ErrorCode, Result};
 
 use super::remote_io;
-use super::servers::{CALL_MS, PAUSE, Place, Servers, is_silence};
-use crate::driver::tick;
+use super::servers::{CALL_TIMEOUT_MS, RETRY_PAUSE, ServerAddress, Servers, is_unanswered};
+use crate::driver::monotonic_now;
 use crate::logic::{Event, MountedVolume};
 
 /// One file may take so long to be sent home before the call is repeated, in milliseconds.
-const EXTRACT_MS: u64 = 3_600_000;
+const EXTRACT_TIMEOUT_MS: u64 = 3_600_000;
 
 impl Servers {
     /// Sends a file home, which the workflow's list of extracts has at this position.
-    pub(crate) async fn extract(
+    pub(crate) async fn extract_file(
         &self,
         now: Time,
         (extract, index): (ExtractionId, u32),
         source: MountedVolume,
-        place: Option<Place>,
+        place: Option<ServerAddress>,
     ) -> Event {
         let spec = &self.workflow.extracts[index as usize];
         let sent = async {
             // `NotFound` would say that the job did not write the file.
-            let home = self.resolve(&spec.target).await.map_err(not_its_fault)?;
+            let home = self.resolve_url(&spec.target).await.map_err(as_environment_error)?;
             let Some(place) = place else {
-                let from = self.home_of(source.volume, source.id).await?;
+                let from = self.resolve_volume_home(source.volume, source.id).await?;
                 if from.address != home.address {
                     let text = "remote I/O can extract only to the home of the scratch volumes";
                     return Err(Error::new(ErrorCode::Unsupported, text));
                 }
                 let source = format!("{}/{}", from.path, spec.path);
-                return remote_io::link(self, &home.address, &source, &home.path, extract).await;
+                return remote_io::link_file(self, &home.address, &source, &home.path, extract).await;
             };
             let call = ExtractFile {
                 volume: source.id,
                 path: spec.path.clone(),
                 extraction: extract,
-                home_token: self.narrow_home(now, &home.path, &[Right::Read, Right::Write])?,
+                home_token: self.narrow_home_token(now, &home.path, &[Right::Read, Right::Write])?,
                 home_address: home.address,
                 home_id: home.id,
                 target_path: home.path,
             };
-            self.send_home(&place.address, call).await
+            self.call_extract(&place.address, call).await
         };
         match sent.await {
             Ok(bytes) => Event::FileExtracted { extract, bytes },
@@ -55,45 +55,45 @@ impl Servers {
 
     /// Has a node send a file home; its size. What lasts is told: the node waits for a home that is
     /// away by itself, and who waits for the file should know of all that is in its way.
-    async fn send_home(&self, address: &str, call: ExtractFile) -> Result<u64> {
-        let mut trying = Deadline::after_ms(CALL_MS);
+    async fn call_extract(&self, address: &str, call: ExtractFile) -> Result<u64> {
+        let mut trying = Deadline::after_ms(CALL_TIMEOUT_MS);
         loop {
-            let ms = KeepaliveDeadline::total_ms_max(EXTRACT_MS);
-            let token = self.show(address, call.clone().into(), ms)?;
-            let deadline = Deadline::after_ms(EXTRACT_MS);
-            let began = Deadline::after_ms(CALL_MS);
-            let since = tick();
+            let ms = KeepaliveDeadline::total_ms_max(EXTRACT_TIMEOUT_MS);
+            let token = self.make_call_token(address, call.clone().into(), ms)?;
+            let deadline = Deadline::after_ms(EXTRACT_TIMEOUT_MS);
+            let began = Deadline::after_ms(CALL_TIMEOUT_MS);
+            let since = monotonic_now();
             let asked = self
                 .pool
                 .call_with_keepalives(address, &token, call.clone(), deadline);
             let answer = asked.await;
-            self.note_contact(address, since, &answer);
+            self.note_call_result(address, since, &answer);
             let error = match answer {
                 Ok(receipt) => return Ok(receipt.size),
                 Err(error) => error,
             };
-            if is_silence(&error) && self.contact().is_cut_off() {
-                self.was_cut_off_since(since).await;
-                trying = Deadline::after_ms(CALL_MS);
+            if is_unanswered(&error) && self.connectivity().is_cut_off() {
+                self.wait_out_cut_off(since).await;
+                trying = Deadline::after_ms(CALL_TIMEOUT_MS);
                 continue;
             }
             // A call that lasted was at it.
             if began.remaining().is_zero() {
-                trying = Deadline::after_ms(CALL_MS);
+                trying = Deadline::after_ms(CALL_TIMEOUT_MS);
             }
             let is_away = error.code == ErrorCode::HomeUnreachable;
             if is_away || !error.is_transient() || trying.remaining().is_zero() {
                 return Err(error);
             }
             tracing::debug!(address, %error, "the file will be asked for again");
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 }
 
 /// A home that is not found is no file that is not found, and a place that none can have is no
 /// fault of the file.
-fn not_its_fault(error: Error) -> Error {
+fn as_environment_error(error: Error) -> Error {
     match error.code {
         ErrorCode::BadPath => Error::new(ErrorCode::Unsupported, error.detail),
         ErrorCode::NotFound => Error::new(ErrorCode::Unreachable, error.detail),
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_home_that_is_not_found_is_not_taken_for_a_file_that_a_job_did_not_write() {
-        let told = |code| not_its_fault(Error::new(code, "why")).code;
+        let told = |code| as_environment_error(Error::new(code, "why")).code;
         assert_eq!(told(ErrorCode::NotFound), ErrorCode::Unreachable);
         assert_eq!(told(ErrorCode::BadPath), ErrorCode::Unsupported);
         assert_eq!(told(ErrorCode::Unreachable), ErrorCode::Unreachable);

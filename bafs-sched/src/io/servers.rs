@@ -24,40 +24,40 @@ use bafs_proto::volume::{
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::contact::Contact;
+use super::contact::Connectivity;
 use super::homes::{HomePath, Homes};
 use super::remote_io;
-use crate::driver::{now, tick};
+use crate::driver::{wall_time_now, monotonic_now};
 use crate::logic::{Event, MountedVolume, Settings, Space};
 use crate::workflow::{CachePolicy, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// One call is repeated for so long, in milliseconds.
-pub(super) const CALL_MS: u64 = 20_000;
+pub(super) const CALL_TIMEOUT_MS: u64 = 20_000;
 
 /// A node says within so long what it keeps for the run, in milliseconds; it is asked again.
-const ALLOT_MS: u64 = 3_000;
+const QUOTA_TIMEOUT_MS: u64 = 3_000;
 
 /// A home may take so long to appear in the catalog before its name counts as wrong, in
 /// milliseconds: adverts come every second and vanish after four.
-const HOME_MS: u64 = 6_000;
+const HOME_LISTING_TIMEOUT_MS: u64 = 6_000;
 
 /// A call that nobody answers is made again so often because no node answered meanwhile.
-const DOUBTS_MAX: u32 = 3;
+const CUT_OFF_RETRIES_MAX: u32 = 3;
 
 /// A node shows within so long what a cache keeps, in milliseconds; it is not asked again.
-const LOOK_MS: u64 = 3_000;
+const CACHE_INSPECTION_TIMEOUT_MS: u64 = 3_000;
 
 /// A volume may take so long to be filled, in milliseconds.
-const FILL_MS_MAX: u64 = 12 * 3_600_000;
+const FILL_TIMEOUT_MS: u64 = 12 * 3_600_000;
 
 /// Answers of a server that fills a volume may be late so often in a row, on a slow link.
-const SILENCES_MAX: u32 = 2;
+const FILL_SILENCES_MAX: u32 = 2;
 
 /// Before what fails is tried again.
-pub(super) const PAUSE: Duration = Duration::from_millis(200);
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// A token given to a job is good for so long, in milliseconds.
-const TOKEN_MS: u64 = 7 * 24 * 3_600_000;
+const TOKEN_LIFETIME_MS: u64 = 7 * 24 * 3_600_000;
 
 /// The cluster as this run sees it. Cheap to clone.
 #[derive(Clone)]
@@ -66,7 +66,7 @@ pub(crate) struct Servers {
     pub(crate) bearer: Arc<Bearer>,
     pub(crate) homes: Arc<Mutex<Homes>>,
     /// Who answers.
-    pub(crate) contact: Arc<Mutex<Contact>>,
+    pub(crate) connectivity: Arc<Mutex<Connectivity>>,
     pub(crate) workflow: Arc<Workflow>,
     pub(crate) run: RunId,
     pub(crate) settings: Arc<Settings>,
@@ -76,21 +76,21 @@ pub(crate) struct Servers {
 
 /// Where a server is.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct ServerAddress {
     pub(crate) server: ServerId,
     pub(crate) address: String,
 }
 
 impl Servers {
-    pub(crate) async fn query(&self, catalog: &str, deadline: Deadline) -> Result<Vec<Advert>> {
+    pub(crate) async fn query_catalog(&self, catalog: &str, deadline: Deadline) -> Result<Vec<Advert>> {
         let list = self
-            .once(catalog, QueryServers::default(), deadline)
+            .call_once(catalog, QueryServers::default(), deadline)
             .await?;
         let told = self
             .homes
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .learn(&list.servers);
+            .update_from_listing(&list.servers);
         for text in told {
             tracing::warn!("{text}");
         }
@@ -98,59 +98,59 @@ impl Servers {
     }
 
     /// Homes that the workflow names and that were listed for the first time.
-    pub(crate) fn new_homes(&self) -> Vec<Event> {
+    pub(crate) fn take_new_homes(&self) -> Vec<Event> {
         let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
-        homes.take_unkept()
+        homes.take_unjournaled()
     }
 
     /// Whether an error comes of a home being away, of which the user was told.
-    pub(crate) fn is_told(&self, error: &Error) -> bool {
+    pub(crate) fn is_reported_outage(&self, error: &Error) -> bool {
         let homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
-        homes.is_told(error)
+        homes.is_reported_outage(error)
     }
 
     /// Owner of all volumes of the run.
-    pub(crate) fn owner(&self) -> String {
+    pub(crate) fn volume_owner(&self) -> String {
         format!("{} (run {})", self.workflow.name, self.run)
     }
 
     /// Asks a node to keep a part of itself for the run.
-    pub(crate) async fn allot(&self, address: &str, call: SetNodeQuota) -> Result<NodeQuotaList> {
-        let deadline = Deadline::after_ms(ALLOT_MS);
-        self.once(address, call, deadline).await
+    pub(crate) async fn set_node_quota(&self, address: &str, call: SetNodeQuota) -> Result<NodeQuotaList> {
+        let deadline = Deadline::after_ms(QUOTA_TIMEOUT_MS);
+        self.call_once(address, call, deadline).await
     }
 
-    pub(crate) async fn create(
+    pub(crate) async fn create_volume(
         &self,
         now: Time,
         id: VolumeId,
         volume: VolumeIndex,
-        place: &Place,
+        location: &ServerAddress,
         size: Space,
     ) -> Vec<Event> {
-        match self.try_create(now, id, volume, place, size).await {
-            Ok(status) => made(status.warnings, id, Event::VolumeCreated { volume: id }),
+        match self.try_create_volume(now, id, volume, location, size).await {
+            Ok(status) => created_events(status.warnings, id, Event::VolumeCreated { volume: id }),
             Err(error) => vec![Event::VolumeCreateFailed { volume: id, error }],
         }
     }
 
-    async fn try_create(
+    async fn try_create_volume(
         &self,
         now: Time,
         id: VolumeId,
         volume: VolumeIndex,
-        place: &Place,
+        location: &ServerAddress,
         size: Space,
     ) -> Result<VolumeStatus> {
         let spec = self.workflow.volume(volume);
         let (kind, source_token) = match &spec.kind {
             VolumeKind::Scratch { fill: None } => (Kind::Scratch { fill: None }, Token::none()),
             VolumeKind::Scratch { fill: Some(url) } => {
-                let home = self.resolve(url).await?;
-                let token = self.narrow_home(now, &home.path, &[Right::Read])?;
+                let home = self.resolve_url(url).await?;
+                let token = self.narrow_home_token(now, &home.path, &[Right::Read])?;
                 (
                     Kind::Scratch {
-                        fill: Some(source(home)),
+                        fill: Some(home_source(home)),
                     },
                     token,
                 )
@@ -160,10 +160,10 @@ impl Servers {
                 policy,
                 ..
             } => {
-                let home = self.resolve(url).await?;
-                let token = self.narrow_home(now, &home.path, &[Right::Read])?;
+                let home = self.resolve_url(url).await?;
+                let token = self.narrow_home_token(now, &home.path, &[Right::Read])?;
                 let kind = Kind::Cache {
-                    source: source(home),
+                    source: home_source(home),
                     cooperative: format!("{}-{}", self.run, spec.name),
                     replacement: match policy {
                         CachePolicy::Lru => ReplacementPolicy::Lru,
@@ -174,17 +174,17 @@ impl Servers {
                 (kind, token)
             }
         };
-        let spec = self.spec(id, volume, size, kind);
+        let spec = self.volume_spec(id, volume, size, kind);
         let call = CreateVolume {
             spec,
-            server: Some(place.server),
+            server: Some(location.server),
             base: None,
             source_token,
         };
-        self.make(place, call).await
+        self.call_create(location, call).await
     }
 
-    pub(super) fn spec(
+    pub(super) fn volume_spec(
         &self,
         id: VolumeId,
         volume: VolumeIndex,
@@ -196,7 +196,7 @@ impl Servers {
         VolumeSpec {
             id,
             name: declared.name.clone(),
-            owner: self.owner(),
+            owner: self.volume_owner(),
             kind,
             size_bytes,
             size_files,
@@ -205,21 +205,21 @@ impl Servers {
         }
     }
 
-    pub(super) async fn make(&self, place: &Place, call: CreateVolume) -> Result<VolumeStatus> {
-        let mut status = self.fill(&place.address, call).await?;
+    pub(super) async fn call_create(&self, location: &ServerAddress, call: CreateVolume) -> Result<VolumeStatus> {
+        let mut status = self.fill_volume(&location.address, call).await?;
         status.error.take().map_or(Ok(status), Err)
     }
 
     /// Asks again while the server is busy filling the volume. A server answers before the call's
     /// deadline that it is not done yet, so one that stays silent does not fill it.
-    async fn fill(&self, address: &str, call: CreateVolume) -> Result<VolumeStatus> {
-        let end = Deadline::after_ms(FILL_MS_MAX);
+    async fn fill_volume(&self, address: &str, call: CreateVolume) -> Result<VolumeStatus> {
+        let end = Deadline::after_ms(FILL_TIMEOUT_MS);
         let mut silences = 0;
         loop {
-            match self.until(address, call.clone(), CALL_MS).await {
+            match self.call_until(address, call.clone(), CALL_TIMEOUT_MS).await {
                 Ok(status) if status.state == VolumeState::Creating => silences = 0,
                 Err(error)
-                    if error.code == ErrorCode::DeadlineExceeded && silences < SILENCES_MAX =>
+                    if error.code == ErrorCode::DeadlineExceeded && silences < FILL_SILENCES_MAX =>
                 {
                     silences += 1;
                 }
@@ -228,42 +228,42 @@ impl Servers {
             if end.remaining().is_zero() {
                 let text = format!(
                     "filling it took longer than {} hours",
-                    FILL_MS_MAX / 3_600_000
+                    FILL_TIMEOUT_MS / 3_600_000
                 );
                 return Err(Error::new(ErrorCode::ServerFault, text));
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
     /// Has a cache fetch what it lacks. Where that does not work jobs fetch what they read.
-    pub(crate) async fn warm(&self, volume: VolumeId, place: &Place) {
+    pub(crate) async fn warm_cache(&self, volume: VolumeId, location: &ServerAddress) {
         let call = WarmCache {
             volume,
             path: String::new(),
             pinning: Pinning::FetchOnly,
         };
-        if let Err(error) = self.until(&place.address, call, CALL_MS).await {
+        if let Err(error) = self.call_until(&location.address, call, CALL_TIMEOUT_MS).await {
             tracing::debug!(%volume, %error, "the cache comes with its readers");
         }
     }
 
     /// What a part of a cache keeps, and what it got once more.
-    pub(crate) async fn look_at_cache(&self, volume: VolumeId, place: &Place) -> Result<Event> {
-        let deadline = Deadline::after_ms(LOOK_MS);
-        let status = self.once(&place.address, GetCache { volume }, deadline);
+    pub(crate) async fn inspect_cache(&self, volume: VolumeId, location: &ServerAddress) -> Result<Event> {
+        let deadline = Deadline::after_ms(CACHE_INSPECTION_TIMEOUT_MS);
+        let status = self.call_once(&location.address, GetCache { volume }, deadline);
         let status = status.await?;
-        Ok(Event::CacheSeen {
+        Ok(Event::CacheInspected {
             volume,
-            kept_bytes: kept_bytes(&status),
-            again_bytes: again_bytes(&status),
+            primary_bytes: primary_bytes(&status),
+            refetched_bytes: refetched_bytes(&status),
         })
     }
 
     /// Deletes a volume; one that is not there is deleted.
-    pub(crate) async fn delete(&self, volume: VolumeId, place: &Place) -> Result<()> {
+    pub(crate) async fn delete_volume(&self, volume: VolumeId, location: &ServerAddress) -> Result<()> {
         let call = DeleteVolume { volume };
-        match self.until(&place.address, call, self.silence_ms()).await {
+        match self.call_until(&location.address, call, self.call_timeout_ms()).await {
             Err(error) if error.code != ErrorCode::VolumeLost => {
                 tracing::debug!(%volume, %error, "volume not deleted yet");
                 Err(error)
@@ -274,9 +274,9 @@ impl Servers {
 
     /// Asks for volumes and thereby keeps them alive; from now on, if nobody asks any more, for at
     /// least `lifetime_ms`. Answers those that are gone.
-    pub(crate) async fn renew(
+    pub(crate) async fn renew_volumes(
         &self,
-        place: &Place,
+        location: &ServerAddress,
         volumes: Vec<VolumeId>,
         lifetime_ms: u64,
     ) -> Result<Vec<VolumeId>> {
@@ -284,50 +284,50 @@ impl Servers {
             volumes,
             lifetime_ms,
         };
-        let renewed = self.until(&place.address, call, self.silence_ms()).await;
+        let renewed = self.call_until(&location.address, call, self.call_timeout_ms()).await;
         renewed.map(|renewed| renewed.lost_volumes)
     }
 
     /// A small call is repeated for so long, in milliseconds: a server that has not answered it
     /// then may be given up.
-    fn silence_ms(&self) -> u64 {
-        (CALL_MS / 4).max(self.settings.lost_after_ms + 1_000)
+    fn call_timeout_ms(&self) -> u64 {
+        (CALL_TIMEOUT_MS / 4).max(self.settings.node_timeout_ms + 1_000)
     }
 
-    pub(crate) async fn start(
+    pub(crate) async fn start_job(
         &self,
         now: Time,
         execution: ExecutionId,
         job: JobIndex,
-        place: &Place,
-        volumes: Vec<(MountedVolume, Option<Place>)>,
+        location: &ServerAddress,
+        volumes: Vec<(MountedVolume, Option<ServerAddress>)>,
         results: &[VolumeIndex],
     ) -> Event {
-        let mut spec = match self.job_spec(now, job, volumes, results).await {
+        let mut spec = match self.build_job_spec(now, job, volumes, results).await {
             Ok(spec) => spec,
             Err(error) => return Event::JobStartFailed { execution, error },
         };
         let Ok(words) = spec.command.move_arguments_to_body() else {
             // No node could start it: it ends as one that Linux refuses.
-            let report = not_started(too_long_message(&spec.command.executable));
+            let report = start_failure_report(too_long_message(&spec.command.executable));
             return Event::JobEnded { execution, report };
         };
         let call = StartJob {
             execution,
             job: spec,
         };
-        let address = &place.address;
-        match self.until_with_body(address, call, words, CALL_MS).await {
+        let address = &location.address;
+        match self.call_until_with_body(address, call, words, CALL_TIMEOUT_MS).await {
             Ok(_) => Event::JobStarted { execution },
             Err(error) => Event::JobStartFailed { execution, error },
         }
     }
 
-    async fn job_spec(
+    async fn build_job_spec(
         &self,
         now: Time,
         job: JobIndex,
-        volumes: Vec<(MountedVolume, Option<Place>)>,
+        volumes: Vec<(MountedVolume, Option<ServerAddress>)>,
         results: &[VolumeIndex],
     ) -> Result<JobSpec> {
         let job = self.workflow.job(job);
@@ -341,7 +341,7 @@ impl Servers {
             };
             let (target, resource) = match place {
                 None => {
-                    let home = self.home_of(mount.volume, mounted.id).await?;
+                    let home = self.resolve_volume_home(mount.volume, mounted.id).await?;
                     if home.address.contains("://") {
                         let text = format!(
                             "remote I/O needs a home server, but {} is none: export the data \
@@ -368,7 +368,7 @@ impl Servers {
                     (target, Resource::Volume(volume))
                 }
             };
-            let token = self.give(now, resource, rights)?;
+            let token = self.issue_token(now, resource, rights)?;
             mounts.push(MountSpec {
                 name: spec.name.clone(),
                 path: mount.path.clone(),
@@ -392,55 +392,55 @@ impl Servers {
                 directory: command.directory.clone(),
                 stdout: command.stdout.clone(),
                 stderr: command.stderr.clone(),
-                shared_directories: command.share.clone(),
+                shared_directories: command.shared_directories.clone(),
             },
             mounts,
-            op_deadline_ms: self.settings.op_deadline_ms,
+            op_deadline_ms: self.settings.operation_timeout_ms,
         })
     }
 
     /// Asks a node to kill an execution, until it hears it; `Ok` when it did, a transient error
     /// when it is silent.
-    pub(crate) async fn kill(&self, execution: ExecutionId, place: &Place) -> Result<()> {
+    pub(crate) async fn kill_job(&self, execution: ExecutionId, location: &ServerAddress) -> Result<()> {
         loop {
             let answer = self
-                .until(&place.address, KillJob { execution }, CALL_MS)
+                .call_until(&location.address, KillJob { execution }, CALL_TIMEOUT_MS)
                 .await;
             match answer {
                 // It lives, and is asked again.
-                Err(error) if error.is_transient() && !is_silence(&error) => {}
+                Err(error) if error.is_transient() && !is_unanswered(&error) => {}
                 answer => return answer.map(|_| ()),
             }
         }
     }
 
     /// Where a volume is at home when nothing is cached.
-    pub(super) async fn home_of(&self, volume: VolumeIndex, id: VolumeId) -> Result<HomePath> {
+    pub(super) async fn resolve_volume_home(&self, volume: VolumeIndex, id: VolumeId) -> Result<HomePath> {
         match &self.workflow.volume(volume).kind {
-            VolumeKind::Cache { source: url, .. } => self.resolve(url).await,
+            VolumeKind::Cache { source: url, .. } => self.resolve_url(url).await,
             VolumeKind::Scratch { fill: Some(url) } => {
-                remote_io::filled(self, self.resolve(url).await?, ExtractionId(id.0)).await
+                remote_io::prepare_filled_directory(self, self.resolve_url(url).await?, ExtractionId(id.0)).await
             }
             VolumeKind::Scratch { fill: None } => {
-                let url = remote_io::any_home(&self.workflow).ok_or_else(|| {
+                let url = remote_io::find_results_home(&self.workflow).ok_or_else(|| {
                     let text = "remote I/O needs a home, but the workflow names none";
                     Error::new(ErrorCode::Unsupported, text)
                 })?;
-                let home = self.resolve(url).await?;
-                let path = format!("{}/{id}", remote_io::directory(self.run));
+                let home = self.resolve_url(url).await?;
+                let path = format!("{}/{id}", remote_io::run_directory(self.run));
                 Ok(HomePath { path, ..home })
             }
         }
     }
 
     /// The place of a URL; waits a while for its home to appear in the catalog.
-    pub(crate) async fn resolve(&self, url: &crate::workflow::Url) -> Result<HomePath> {
-        let end = Deadline::after_ms(CALL_MS);
+    pub(crate) async fn resolve_url(&self, url: &crate::workflow::Url) -> Result<HomePath> {
+        let end = Deadline::after_ms(CALL_TIMEOUT_MS);
         let mut patience: Option<Deadline> = None;
         loop {
             let (found, is_listed) = {
                 let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
-                (homes.resolve(url), homes.is_listed())
+                (homes.resolve_url(url), homes.is_listed())
             };
             let error = match found {
                 Err(error) if error.is_transient() && !end.remaining().is_zero() => error,
@@ -452,54 +452,54 @@ impl Servers {
             };
             // Its jobs ran, so the names in the workflow were right once: their homes come back.
             if is_listed && !self.is_resumed {
-                let until = *patience.get_or_insert_with(|| Deadline::after_ms(HOME_MS));
+                let until = *patience.get_or_insert_with(|| Deadline::after_ms(HOME_LISTING_TIMEOUT_MS));
                 if until.remaining().is_zero() {
                     // A home that never appears is a mistake in the workflow.
                     return Err(Error::new(ErrorCode::NotFound, error.detail));
                 }
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
-    pub(super) fn narrow_home(&self, now: Time, path: &str, rights: &[Right]) -> Result<Token> {
-        self.give(now, Resource::Home(path.to_owned()), rights)
+    pub(super) fn narrow_home_token(&self, now: Time, path: &str, rights: &[Right]) -> Result<Token> {
+        self.issue_token(now, Resource::Home(path.to_owned()), rights)
     }
 
     /// A token for others to use, for as long as jobs may take.
-    pub(super) fn give(&self, now: Time, resource: Resource, rights: &[Right]) -> Result<Token> {
-        self.bearer.delegate_token(resource, rights, now.plus_ms(TOKEN_MS))
+    pub(super) fn issue_token(&self, now: Time, resource: Resource, rights: &[Right]) -> Result<Token> {
+        self.bearer.delegate_token(resource, rights, now.plus_ms(TOKEN_LIFETIME_MS))
     }
 
     /// Makes a call once.
-    pub(crate) async fn once<C: Call + Clone>(
+    pub(crate) async fn call_once<C: Call + Clone>(
         &self,
         address: &str,
         call: C,
         deadline: Deadline,
     ) -> Result<C::Reply> {
-        let token = self.show(address, call.clone().into(), deadline.remaining_ms().into())?;
+        let token = self.make_call_token(address, call.clone().into(), deadline.remaining_ms().into())?;
         let answer = self.pool.call(address, &token, call, deadline).await;
         // One call may be late for other reasons: silence begins with its end.
-        self.note_contact(address, tick(), &answer);
+        self.note_call_result(address, monotonic_now(), &answer);
         answer
     }
 
     /// The token that a call shows: good for nothing else, and at no other node.
-    pub(super) fn show(&self, address: &str, request: Request, ms: u64) -> Result<Token> {
-        self.bearer.token_for_call(address, &request, now(), ms)
+    pub(super) fn make_call_token(&self, address: &str, request: Request, ms: u64) -> Result<Token> {
+        self.bearer.token_for_call(address, &request, wall_time_now(), ms)
     }
 
-    pub(crate) async fn until<C: Call + Clone>(
+    pub(crate) async fn call_until<C: Call + Clone>(
         &self,
         address: &str,
         call: C,
         ms: u64,
     ) -> Result<C::Reply> {
-        self.until_with_body(address, call, Bytes::new(), ms).await
+        self.call_until_with_body(address, call, Bytes::new(), ms).await
     }
 
-    async fn until_with_body<C: Call + Clone>(
+    async fn call_until_with_body<C: Call + Clone>(
         &self,
         address: &str,
         call: C,
@@ -508,16 +508,16 @@ impl Servers {
     ) -> Result<C::Reply> {
         let mut doubts = 0;
         loop {
-            let (since, deadline) = (tick(), Deadline::after_ms(ms));
-            let token = self.show(address, call.clone().into(), KeepaliveDeadline::total_ms_max(ms))?;
+            let (since, deadline) = (monotonic_now(), Deadline::after_ms(ms));
+            let token = self.make_call_token(address, call.clone().into(), KeepaliveDeadline::total_ms_max(ms))?;
             let (call, body) = (call.clone(), body.clone());
             let asked = self.pool.call_with_retries(address, &token, call, body, deadline);
             let answer = asked.await.map(|(reply, _)| reply);
-            self.note_contact(address, since, &answer);
+            self.note_call_result(address, since, &answer);
             match &answer {
-                Err(error) if is_silence(error) && doubts < DOUBTS_MAX => {
+                Err(error) if is_unanswered(error) && doubts < CUT_OFF_RETRIES_MAX => {
                     doubts += 1;
-                    if !self.was_cut_off_since(since).await {
+                    if !self.wait_out_cut_off(since).await {
                         return answer;
                     }
                 }
@@ -527,7 +527,7 @@ impl Servers {
     }
 }
 
-fn not_started(why: String) -> JobReport {
+fn start_failure_report(why: String) -> JobReport {
     JobReport {
         outcome: JobOutcome::NotStarted(why),
         wall_ms: 0,
@@ -539,7 +539,7 @@ fn not_started(why: String) -> JobReport {
 
 /// What a part of a cache keeps as the primary. One that had to give some of it up has asked home
 /// for more than it could keep.
-fn kept_bytes(status: &CacheStatus) -> u64 {
+fn primary_bytes(status: &CacheStatus) -> u64 {
     let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
     let kept = status.primary_bytes.saturating_add(status.pinned_bytes);
     match count("cache_evicted_primary") {
@@ -549,7 +549,7 @@ fn kept_bytes(status: &CacheStatus) -> u64 {
 }
 
 /// What home sent a part of a cache once more as it had no room to keep it, in bytes.
-fn again_bytes(status: &CacheStatus) -> u64 {
+fn refetched_bytes(status: &CacheStatus) -> u64 {
     let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
     match count("cache_evicted_primary") {
         0 => 0,
@@ -558,7 +558,7 @@ fn again_bytes(status: &CacheStatus) -> u64 {
 }
 
 /// Whether a call failed because nobody answered it.
-pub(crate) fn is_silence(error: &Error) -> bool {
+pub(crate) fn is_unanswered(error: &Error) -> bool {
     matches!(
         error.code,
         ErrorCode::Unreachable | ErrorCode::DeadlineExceeded
@@ -567,12 +567,12 @@ pub(crate) fn is_silence(error: &Error) -> bool {
 
 /// The facts of a volume that is made: first what it does not have, so that nobody uses it before
 /// that is told.
-pub(super) fn made(warnings: SourceWarnings, volume: VolumeId, made: Event) -> Vec<Event> {
-    let warned = (!warnings.is_empty()).then_some(Event::VolumeWarned { volume, warnings });
+pub(super) fn created_events(warnings: SourceWarnings, volume: VolumeId, made: Event) -> Vec<Event> {
+    let warned = (!warnings.is_empty()).then_some(Event::SourceWarningsReceived { volume, warnings });
     warned.into_iter().chain([made]).collect()
 }
 
-fn source(home: HomePath) -> VolumeSource {
+fn home_source(home: HomePath) -> VolumeSource {
     VolumeSource::Home {
         address: home.address,
         path: home.path,

@@ -11,17 +11,17 @@ use bafs_proto::time::Deadline;
 use tokio::sync::{mpsc, watch};
 
 use super::servers::Servers;
-use crate::driver::Note;
+use crate::driver::DriverMessage;
 use crate::logic::Event;
 
 /// One poll waits so long for news, in milliseconds.
-const WAIT_MS: u32 = 5_000;
+const POLL_WAIT_MS: u32 = 5_000;
 
 /// The answer to a poll may come so much later than that, in milliseconds.
-const GRACE_MS: u64 = 3_000;
+const POLL_GRACE_MS: u64 = 3_000;
 
 /// Pause after a poll that failed, in milliseconds.
-const PAUSE_MS: u64 = 200;
+const RETRY_PAUSE_MS: u64 = 200;
 
 /// What to watch on one node.
 #[derive(Debug)]
@@ -32,10 +32,10 @@ pub(crate) struct WatchList {
 }
 
 /// The watch list of one node, which changes while it is watched.
-pub(crate) type Watched = Arc<watch::Sender<WatchList>>;
+pub(crate) type WatchListSender = Arc<watch::Sender<WatchList>>;
 
 /// Watches until the other ends of its channels are gone.
-pub(crate) async fn watch(servers: Servers, watched: Watched, notes: mpsc::Sender<Note>) {
+pub(crate) async fn watch_node(servers: Servers, watched: WatchListSender, notes: mpsc::Sender<DriverMessage>) {
     let mut changes = watched.subscribe();
     loop {
         let (address, executions) = {
@@ -53,10 +53,10 @@ pub(crate) async fn watch(servers: Servers, watched: Watched, notes: mpsc::Sende
         }
         let call = WatchJobs {
             executions: executions.clone(),
-            wait_ms: WAIT_MS,
+            wait_ms: POLL_WAIT_MS,
         };
-        let deadline = Deadline::after_ms(u64::from(WAIT_MS) + GRACE_MS);
-        let poll = servers.once(&address, call, deadline);
+        let deadline = Deadline::after_ms(u64::from(POLL_WAIT_MS) + POLL_GRACE_MS);
+        let poll = servers.call_once(&address, call, deadline);
         let answer = tokio::select! {
             answer = poll => answer,
             // Others are to be watched too: ask anew for all.
@@ -77,7 +77,7 @@ pub(crate) async fn watch(servers: Servers, watched: Watched, notes: mpsc::Sende
             }
             Err(error) => {
                 tracing::debug!(node = address, %error, "node does not answer");
-                tokio::time::sleep(Duration::from_millis(PAUSE_MS)).await;
+                tokio::time::sleep(Duration::from_millis(RETRY_PAUSE_MS)).await;
             }
         }
         for event in events {
@@ -86,7 +86,7 @@ pub(crate) async fn watch(servers: Servers, watched: Watched, notes: mpsc::Sende
                     watched.executions.remove(execution);
                 });
             }
-            if notes.send(Note::Event(event)).await.is_err() {
+            if notes.send(DriverMessage::Event(event)).await.is_err() {
                 return;
             }
         }

@@ -32,10 +32,10 @@ pub enum Action {
         /// How much to reserve.
         size: Space,
         /// An older copy there: what it has need not cross the network again.
-        base: Option<VolumeId>,
+        base_copy: Option<VolumeId>,
     },
     /// Fetch what a cache does not have, behind all that jobs ask for; not answered.
-    WarmVolume {
+    WarmCache {
         /// Which.
         id: VolumeId,
         /// Where it is.
@@ -43,7 +43,7 @@ pub enum Action {
     },
     /// Ask what a part of a cache keeps; answered by `CacheSeen`, or not at all: what is
     /// learned from it may wait for the next reader.
-    LookAtCache {
+    InspectCache {
         /// Which.
         id: VolumeId,
         /// Where it is.

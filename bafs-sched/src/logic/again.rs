@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::VolumeId;
 
-use super::declared::Warning;
+use super::declared::RunWarning;
 use super::fit::{bytes_only, describe_bytes};
 use super::scheduler::Scheduler;
 use crate::workflow::VolumeIndex;
@@ -54,7 +54,7 @@ impl Scheduler {
             self.graph.workflow.volume(volume).name,
             describe_bytes(bytes_only(declared)),
         );
-        self.tell(Warning {
+        self.tell(RunWarning {
             job: None,
             volume: Some(volume),
             node: None,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::graph::Graph;
 use super::scheduler::Scheduler;
-use super::sizes::{Kind, MARGIN_PERMILLE};
+use super::sizes::{SizeClass, MARGIN_PERMILLE};
 use super::space::Space;
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
@@ -85,7 +85,7 @@ impl Scheduler {
 
     /// The kinds of volumes which a job is to make that others of its pipeline are of too, while
     /// none of them was measured.
-    fn unmeasured_crowds(&self, job: JobIndex) -> Vec<Kind> {
+    fn unmeasured_crowds(&self, job: JobIndex) -> Vec<SizeClass> {
         let (crowds, learned) = (&self.sizes.crowds, &self.sizes.learned);
         if crowds.keys().all(|kind| learned.contains_key(kind)) {
             return Vec::new();
@@ -93,7 +93,7 @@ impl Scheduler {
         let made = self.scratch_written(job).into_iter();
         let made = made.filter(|volume| !self.volumes.is_live(*volume));
         let kinds = made.filter_map(|volume| self.sizes.kind_of.get(&volume).copied());
-        let unmeasured = |kind: &Kind| crowds.contains_key(kind) && !learned.contains_key(kind);
+        let unmeasured = |kind: &SizeClass| crowds.contains_key(kind) && !learned.contains_key(kind);
         kinds.filter(unmeasured).collect()
     }
 
@@ -106,7 +106,7 @@ impl Scheduler {
         }
         let kind_of = |volume: &VolumeIndex| self.sizes.kind_of.get(volume);
         let mut kinds = self.scratch_written(job).into_iter();
-        let is_awaited = |kind: &Kind| crowds.contains_key(kind) && !learned.contains_key(kind);
+        let is_awaited = |kind: &SizeClass| crowds.contains_key(kind) && !learned.contains_key(kind);
         if kinds.any(|volume| kind_of(&volume).is_some_and(is_awaited)) {
             self.queues.wake_all();
         }
@@ -124,7 +124,7 @@ impl Scheduler {
                 self.sizes.crowds.contains_key(&kind),
                 self.sizes.learned.get_mut(&kind),
             ) {
-                let size = known.most(*after);
+                let size = known.component_max(*after);
                 is_raised |= size != std::mem::replace(known, size);
                 self.resize_learned(kind, size);
             }
@@ -136,23 +136,23 @@ impl Scheduler {
 
     /// A kind was measured: volumes of it that do not exist get what they need. The margin is less
     /// where with all of it the volumes of a pipeline did not fit on a node, but without it do.
-    pub(super) fn resize_learned(&mut self, kind: Kind, size: Space) {
+    pub(super) fn resize_learned(&mut self, kind: SizeClass, size: Space) {
         let offered = self.offered();
-        let mut size = size.least(self.largest_offered());
+        let mut size = size.component_min(self.largest_offered());
         if let (Some(count), Some(held)) = (
             self.sizes.crowds.get(&kind).copied(),
             self.sizes.held.get(&kind).copied(),
         ) {
             let left = self.left_for_unknown(kind, offered);
-            let left = left.minus(self.unknown_beside(kind));
+            let left = left.saturating_sub(self.unknown_beside(kind));
             let (made, sum) = self.made_of(kind);
-            let (left, parts) = (left.minus(sum), count.saturating_sub(made).max(1));
+            let (left, parts) = (left.saturating_sub(sum), count.saturating_sub(made).max(1));
             let part = Space {
                 bytes: left.bytes / parts,
                 files: left.files / parts,
             };
-            if part.holds(held) {
-                size = size.least(part);
+            if part.can_hold(held) {
+                size = size.component_min(part);
             }
         }
         self.resize_unmade(kind, size);
@@ -173,7 +173,7 @@ impl Scheduler {
             return;
         }
         let left = self.left_for_unknown(kind, self.offered());
-        let left = left.minus(self.unknown_beside(kind)).minus(after);
+        let left = left.saturating_sub(self.unknown_beside(kind)).saturating_sub(after);
         let is_other = |volume: &VolumeIndex| {
             let user = self.graph.workflow.volume(*volume).users.first();
             let is_here = user.is_some_and(|user| self.graph.pipeline(*user) == pipeline);
@@ -187,15 +187,15 @@ impl Scheduler {
             files: (left.files / parts * 1000).max(1),
         };
         for volume in others {
-            let size = self.size_of(volume).least(part);
+            let size = self.size_of(volume).component_min(part);
             self.resize(volume, size);
         }
     }
 
     /// What volumes of other kinds of a pipeline take whose size is not declared.
-    fn unknown_beside(&self, kind: Kind) -> Space {
+    fn unknown_beside(&self, kind: SizeClass) -> Space {
         let others = self.sizes.kinds_of(kind.0).filter(|other| **other != kind);
-        let taken = |other: &Kind| {
+        let taken = |other: &SizeClass| {
             let count = self.sizes.crowds.get(other).copied().unwrap_or(1);
             let first = self.sizes.kinds[other].first().copied();
             let size = first.map_or(Space::ZERO, |volume| self.size_of(volume));
@@ -204,11 +204,11 @@ impl Scheduler {
                 files: size.files.saturating_mul(count),
             }
         };
-        others.map(taken).fold(Space::ZERO, Space::plus)
+        others.map(taken).fold(Space::ZERO, Space::saturating_add)
     }
 
     /// How many volumes of a kind exist in the pipeline that has most of them, and what they take.
-    fn made_of(&self, kind: Kind) -> (u64, Space) {
+    fn made_of(&self, kind: SizeClass) -> (u64, Space) {
         let mut made: BTreeMap<u32, (u64, Space)> = BTreeMap::new();
         let volumes = self.sizes.kinds[&kind].iter().copied();
         for volume in volumes.filter(|volume| self.volumes.is_live(*volume)) {
@@ -216,7 +216,7 @@ impl Scheduler {
                 continue;
             };
             let (count, sum) = made.entry(self.graph.pipeline(*user)).or_default();
-            (*count, *sum) = (*count + 1, sum.plus(self.size_of(volume)));
+            (*count, *sum) = (*count + 1, sum.saturating_add(self.size_of(volume)));
         }
         let most = made.into_values().max_by_key(|(count, _)| *count);
         most.unwrap_or_default()

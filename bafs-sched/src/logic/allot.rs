@@ -5,8 +5,8 @@ use bafs_proto::allotment::NodeQuota;
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
-use super::event::NodeShare;
-use super::fleet::{Limit, Node};
+use super::event::RunQuota;
+use super::fleet::{Limit, FleetNode};
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
@@ -38,33 +38,33 @@ pub(super) enum GivesUp {
 
 /// What a run has to do with one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Demand {
+pub struct NodeDemand {
     /// What it could use.
-    pub want: NodeQuota,
+    pub desired: NodeQuota,
     /// The least with which it can begin anything.
-    pub unit: NodeQuota,
+    pub start_minimum: NodeQuota,
     /// What it needs to bring to an end what it has begun there.
-    pub keep: NodeQuota,
+    pub committed: NodeQuota,
     /// Whether something that it has begun there has a job to start yet.
     pub has_next: bool,
 }
 
 impl Scheduler {
     /// What the run could use of a live node, and needs of it; nothing of others.
-    pub fn demand(&self, server: ServerId) -> Option<Demand> {
+    pub fn node_demand(&self, server: ServerId) -> Option<NodeDemand> {
         let node = self.fleet.get(server).filter(|node| !node.is_lost)?;
         let capacity = share(node.seen.capacity, node.seen.slots);
-        let held = node.reserved.minus(self.warmed_on(server));
+        let held = node.reserved.saturating_sub(self.warmed_on(server));
         let (least, has_next) = self.least_to_end(server);
-        let keep = share(held.plus(least), node.busy);
+        let keep = share(held.saturating_add(least), node.busy);
         let begun = self.graph.finals() + self.attempts.len() as u64;
         let left = (self.graph.workflow.jobs.len() as u64).saturating_sub(begun);
         if left == 0 || matches!(self.phase, Phase::Finishing | Phase::Over) {
             let unit = NodeQuota::ZERO;
-            return Some(Demand {
-                want: keep,
-                unit,
-                keep,
+            return Some(NodeDemand {
+                desired: keep,
+                start_minimum: unit,
+                committed: keep,
                 has_next: false,
             });
         }
@@ -76,10 +76,10 @@ impl Scheduler {
             false => (node.seen.capacity, self.unit()),
         };
         let unit = share(unit, self.cpus_max.min(slots)).component_min(capacity);
-        Some(Demand {
-            want: share(want, slots).component_max(keep),
-            unit,
-            keep,
+        Some(NodeDemand {
+            desired: share(want, slots).component_max(keep),
+            start_minimum: unit,
+            committed: keep,
             has_next,
         })
     }
@@ -92,7 +92,7 @@ impl Scheduler {
             bytes: self.cache_need_max.bytes.div_ceil(nodes),
             files: self.cache_need_max.files,
         };
-        self.graph.courses.most.least.plus(cache)
+        self.graph.courses.most.least.saturating_add(cache)
     }
 
     /// The most that the caches of one job need.
@@ -100,12 +100,12 @@ impl Scheduler {
         let need = |job: JobIndex| {
             let mounted = self.graph.mounted(job).into_iter();
             let caches = mounted.filter(|(volume, _)| self.graph.volume(*volume).is_cache);
-            caches.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)))
+            caches.fold(Space::ZERO, |sum, (v, _)| sum.saturating_add(self.size_of(v)))
         };
         self.graph
             .job_indexes()
             .map(need)
-            .fold(Space::ZERO, Space::most)
+            .fold(Space::ZERO, Space::component_max)
     }
 
     /// Nodes that live, as the catalog shows them.
@@ -114,7 +114,7 @@ impl Scheduler {
     }
 
     /// How many nodes live, as the catalog shows them.
-    pub(crate) fn nodes_alive(&self) -> u64 {
+    pub(crate) fn live_node_count(&self) -> u64 {
         self.fleet.alive
     }
 
@@ -125,15 +125,15 @@ impl Scheduler {
     }
 
     /// Takes what nodes keep for this run.
-    pub(super) fn shares_seen(&mut self, shares: Vec<NodeShare>) {
+    pub(super) fn shares_seen(&mut self, shares: Vec<RunQuota>) {
         let was_shared = self.fleet.is_shared();
         self.warming.look_again();
-        for NodeShare {
+        for RunQuota {
             server,
             space,
             slots,
             is_shared,
-            is_over,
+            is_above_fair_share: is_over,
         } in shares
         {
             let limit = Limit {
@@ -207,7 +207,7 @@ impl Scheduler {
     fn look_again_at(&mut self, at: Time) {
         let at = match at > self.now {
             true => at,
-            false => self.now.plus_ms(self.settings.pause_ms_max),
+            false => self.now.plus_ms(self.settings.retry_pause_ms_max),
         };
         if self.timers.due(Timer::Patience).is_none_or(|due| due > at) {
             self.timers.set(at, Timer::Patience);
@@ -229,12 +229,12 @@ impl Scheduler {
             return true;
         }
         let left =
-            |(server, node): (ServerId, &Node)| self.fleet.offered(server).minus(node.reserved);
+            |(server, node): (ServerId, &FleetNode)| self.fleet.offered(server).saturating_sub(node.reserved);
         let mut together = Space::ZERO;
         let mut most = Space::ZERO;
         for left in self.fleet.live().map(left) {
-            together = together.plus(left);
-            most = most.most(left);
+            together = together.saturating_add(left);
+            most = most.component_max(left);
         }
         candidates.iter().any(|job| {
             let mounted = self.graph.mounted(*job).into_iter();
@@ -242,12 +242,12 @@ impl Scheduler {
             let (mut scratch, mut all) = (Space::ZERO, Space::ZERO);
             for (volume, _) in missing {
                 let size = self.size_of(volume);
-                all = all.plus(size);
+                all = all.saturating_add(size);
                 if !self.graph.volume(volume).is_cache {
-                    scratch = scratch.most(size);
+                    scratch = scratch.component_max(size);
                 }
             }
-            most.holds(scratch) && together.holds(all)
+            most.can_hold(scratch) && together.can_hold(all)
         })
     }
 

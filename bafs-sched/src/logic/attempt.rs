@@ -10,19 +10,19 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 
 use super::action::{Action, MountedVolume};
-use super::fleet::Node;
+use super::fleet::FleetNode;
 use super::graph::JobState;
 use super::progress::describe_signal;
-use super::queues::Key;
+use super::queues::ReadyKey;
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
-use super::volumes::{Instance, State};
+use super::volumes::{Instance, InstanceState};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Where an attempt is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum AttemptState {
     /// Its volumes are being created.
     Preparing,
     /// The node was asked to start it.
@@ -41,7 +41,7 @@ pub(super) struct Attempt {
     pub(super) slots: u32,
     /// When it took its slots.
     pub(super) since: Time,
-    pub(super) stage: Stage,
+    pub(super) stage: AttemptState,
     /// Its volumes, in the order of the job's mounts.
     pub(super) uses: Vec<MountedVolume>,
     /// Volumes that are not ready yet.
@@ -86,7 +86,7 @@ impl Scheduler {
                 server: home,
             });
             let instance = self.volumes.get_mut(id).expect("what is live exists");
-            if instance.state == State::Creating && missing.insert(id) {
+            if instance.state == InstanceState::Creating && missing.insert(id) {
                 instance.waiters.push(job);
                 made_on.extend(instance.server);
             }
@@ -102,7 +102,7 @@ impl Scheduler {
                 node.probe = Some(job);
             }
         });
-        let stage = Stage::Preparing;
+        let stage = AttemptState::Preparing;
         let attempt = Attempt {
             since: self.now,
             execution,
@@ -154,16 +154,16 @@ impl Scheduler {
         let state = match server {
             Some(server) => {
                 self.fleet
-                    .update(server, |node| node.reserved = node.reserved.plus(size));
+                    .update(server, |node| node.reserved = node.reserved.saturating_add(size));
                 self.out.push(Action::CreateVolume {
                     id,
                     volume,
                     server,
                     size,
                 });
-                State::Creating
+                InstanceState::Creating
             }
-            None => State::Ready,
+            None => InstanceState::Ready,
         };
         let was_live = self.volumes.is_live(volume);
         let waiters = Vec::new();
@@ -187,8 +187,8 @@ impl Scheduler {
         let Some(attempt) = self.attempts.get_mut(&job) else {
             return;
         };
-        if attempt.stage == Stage::Preparing && attempt.missing.is_empty() {
-            attempt.stage = Stage::Starting;
+        if attempt.stage == AttemptState::Preparing && attempt.missing.is_empty() {
+            attempt.stage = AttemptState::Starting;
             self.started += 1;
             let made_on = std::mem::take(&mut attempt.made_on);
             let action = self.start_action(job, &self.attempts[&job]);
@@ -217,12 +217,12 @@ impl Scheduler {
         let creating = self
             .volumes
             .get_mut(id)
-            .filter(|i| i.state == State::Creating);
+            .filter(|i| i.state == InstanceState::Creating);
         let Some(instance) = creating else {
             self.delete_late(id);
             return;
         };
-        instance.state = State::Ready;
+        instance.state = InstanceState::Ready;
         for job in std::mem::take(&mut instance.waiters) {
             if let Some(attempt) = self.attempts.get_mut(&job) {
                 attempt.missing.remove(&id);
@@ -234,9 +234,9 @@ impl Scheduler {
     pub(super) fn job_started(&mut self, execution: ExecutionId) {
         if let Some(job) = self.executions.get(&execution)
             && let Some(attempt) = self.attempts.get_mut(job)
-            && attempt.stage == Stage::Starting
+            && attempt.stage == AttemptState::Starting
         {
-            attempt.stage = Stage::Running;
+            attempt.stage = AttemptState::Running;
         }
     }
 
@@ -256,7 +256,7 @@ impl Scheduler {
             return;
         };
         let attempt = &self.attempts[&job];
-        match (attempt.stage == Stage::Stopping, attempt.fault.clone()) {
+        match (attempt.stage == AttemptState::Stopping, attempt.fault.clone()) {
             (true, fault) => self.stopped(job, fault),
             (false, _) => self.node_went(job, "its node restarted and knows it no more"),
         }
@@ -268,7 +268,7 @@ impl Scheduler {
             return;
         };
         self.note_unchanged(job, &report);
-        if self.attempts[&job].stage == Stage::Stopping {
+        if self.attempts[&job].stage == AttemptState::Stopping {
             let fault = self.attempts[&job].fault.clone();
             self.stopped(job, fault);
             return;
@@ -317,7 +317,7 @@ impl Scheduler {
 
     fn succeed(&mut self, job: JobIndex) {
         let server = self.attempts[&job].server;
-        self.fleet.update(server, Node::prove);
+        self.fleet.update(server, FleetNode::prove);
         self.prove_space(job);
         self.end_attempt(job);
         self.blame_nodes(job);
@@ -350,14 +350,14 @@ impl Scheduler {
             return;
         };
         match attempt.stage {
-            Stage::Preparing => self.stopped(job, fault),
-            Stage::Starting | Stage::Running => {
-                attempt.stage = Stage::Stopping;
+            AttemptState::Preparing => self.stopped(job, fault),
+            AttemptState::Starting | AttemptState::Running => {
+                attempt.stage = AttemptState::Stopping;
                 attempt.fault = fault;
                 let (execution, server) = (attempt.execution, attempt.server);
                 self.out.push(Action::KillJob { execution, server });
             }
-            Stage::Stopping => {}
+            AttemptState::Stopping => {}
         }
     }
 
@@ -411,7 +411,7 @@ impl Scheduler {
             JobState::Waiting
         } else if pause_ms > 0 {
             self.timers.set(self.now.plus_ms(pause_ms), Timer::Job(job));
-            JobState::Held
+            JobState::HeldBack
         } else {
             JobState::Ready
         };
@@ -449,12 +449,12 @@ impl Scheduler {
         let turn = admission.map_or((0, 0), |admission| admission.turn(job, pipeline));
         self.queues.put(
             binding,
-            Key {
+            ReadyKey {
                 waits: self.waits_for_probe(pipeline),
                 behind: self.behind(pipeline),
                 turn,
                 chain: Reverse(self.urgent_chain(job)),
-                need: need.plus(self.need_behind(job)),
+                need: need.saturating_add(self.need_behind(job)),
                 starts_pipeline: !is_under_way,
                 kind: self.graph.kind(job),
                 job,
@@ -474,12 +474,12 @@ impl Scheduler {
 
     /// What those volumes of a job need that do not exist.
     pub(super) fn need_of(&self, job: JobIndex) -> Space {
-        if self.settings.is_private_at_home() {
+        if self.settings.has_private_data_at_home() {
             return Space::ZERO;
         }
         let mounted = self.graph.mounted(job).into_iter();
         let missing = mounted.filter(|(volume, _)| !self.volumes.is_live(*volume));
-        missing.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)))
+        missing.fold(Space::ZERO, |sum, (v, _)| sum.saturating_add(self.size_of(v)))
     }
 
     /// Whether a node could run a job with this need when nothing else ran there, and the job has
@@ -499,16 +499,16 @@ impl Scheduler {
         let mounted = self.graph.mounted(job).into_iter();
         let scratch = mounted.filter(|(volume, _)| !self.graph.volume(*volume).is_cache);
         let here = scratch.filter(|(v, _)| self.volumes.live_at(*v, Some(server)).is_some());
-        let held = here.fold(Space::ZERO, |sum, (v, _)| sum.plus(self.size_of(v)));
-        let (mut left, mut need) = (self.fleet.offered(server).minus(held), need);
+        let held = here.fold(Space::ZERO, |sum, (v, _)| sum.saturating_add(self.size_of(v)));
+        let (mut left, mut need) = (self.fleet.offered(server).saturating_sub(held), need);
         // Of caches a part may do, wherever that is.
         for (cache, _) in self.graph.mounted(job) {
             if self.graph.volume(cache).is_cache && !self.volumes.is_live(cache) {
-                need = need.minus(self.size_of(cache));
+                need = need.saturating_sub(self.size_of(cache));
             }
         }
         left.files = left.files.max(need.files);
-        self.may_spill() || left.holds(need)
+        self.may_spill() || left.can_hold(need)
     }
 
     /// The need of jobs changed because a volume came or went.

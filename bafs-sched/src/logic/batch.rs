@@ -126,7 +126,7 @@ impl Scheduler {
         let most = self.graph.courses.most.least.bytes;
         let (mut usable, mut room) = (0u64, 0u64);
         for &node in &members {
-            let left = self.fleet.available(node).minus(taken(node)).bytes;
+            let left = self.fleet.available(node).saturating_sub(taken(node)).bytes;
             room = room.saturating_add(left.saturating_sub(most));
             usable = usable.saturating_add(self.fleet.usable(node).bytes);
         }

@@ -12,7 +12,7 @@ use super::release::{DELETE_FAULTS_TOLD, LEFT_SHOWN};
 use super::scheduler::Scheduler;
 use super::space::Space;
 use super::timers::Timer;
-use super::volumes::{Instance, State};
+use super::volumes::{Instance, InstanceState};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Jobs of each queue that are tried when nothing goes on, of those that need the same one.
@@ -108,7 +108,7 @@ impl Scheduler {
         }
         let until = *self
             .patience
-            .get_or_insert_with(|| self.now.plus_ms(self.settings.stuck_wait_ms));
+            .get_or_insert_with(|| self.now.plus_ms(self.settings.space_timeout_ms));
         if self.now < until {
             self.timers.set(until, Timer::Patience);
             return;
@@ -232,7 +232,7 @@ impl Scheduler {
         let of = |volume: VolumeIndex| self.graph.pipeline_of(volume);
         // What is being deleted makes no way.
         let is_there = |i: &Instance| {
-            let is_going = matches!(i.state, State::Deleting | State::Held);
+            let is_going = matches!(i.state, InstanceState::Deleting | InstanceState::Held);
             !is_going && !self.graph.volume(i.volume).is_cache
         };
         let holders = self.extractions.holders().into_iter();
@@ -277,7 +277,7 @@ impl Scheduler {
     fn is_larger_than_nodes(&self, pipeline: u32) -> bool {
         let peak = self.graph.courses.peak(pipeline);
         let mut nodes = self.nodes_for_scratch();
-        !nodes.any(|server| self.fleet.usable(server).holds(peak))
+        !nodes.any(|server| self.fleet.usable(server).can_hold(peak))
     }
 
     /// Lets all pipelines start jobs again when the protected one is through.
@@ -356,13 +356,13 @@ impl Scheduler {
             missing.partition(|volume| self.graph.volume(*volume).is_cache);
         let sum = |volumes: &[VolumeIndex]| {
             let sizes = volumes.iter().map(|volume| self.size_of(*volume));
-            sizes.fold(Space::ZERO, Space::plus)
+            sizes.fold(Space::ZERO, Space::saturating_add)
         };
         let (need, of_caches) = (sum(&scratch), sum(&caches));
         let left = workers.map(|(id, _)| self.fleet.available(id));
         // The one that lacks least.
-        let have = left.min_by_key(|have| need.minus(*have))?;
-        if !have.holds(need) {
+        let have = left.min_by_key(|have| need.saturating_sub(*have))?;
+        if !have.can_hold(need) {
             let which = match slots {
                 1 => "no node".to_owned(),
                 slots => format!("no node with {slots} processors"),
@@ -373,7 +373,7 @@ impl Scheduler {
                 describe(have)
             ));
         }
-        let (all, most) = (need.plus(of_caches), self.most_left_in_a_group());
+        let (all, most) = (need.saturating_add(of_caches), self.most_left_in_a_group());
         if all.bytes > most {
             return Some(format!(
                 "its volumes need {} more with the caches that it reads, and all nodes of a group \
@@ -387,7 +387,7 @@ impl Scheduler {
             "there is room for it, but then what has begun could not come to its end; its \
              pipeline needs up to {} at once, and {} of caches beside them",
             describe(peaks.least),
-            describe_bytes(peaks.whole.minus(peaks.least))
+            describe_bytes(peaks.whole.saturating_sub(peaks.least))
         ))
     }
 
@@ -413,7 +413,7 @@ impl Scheduler {
         if kept.is_empty() {
             return String::new();
         }
-        let held = kept.iter().fold(Space::ZERO, |sum, i| sum.plus(i.size));
+        let held = kept.iter().fold(Space::ZERO, |sum, i| sum.saturating_add(i.size));
         let name = |i: &&Instance| format!("'{}'", self.graph.workflow.volume(i.volume).name);
         let names: Vec<String> = kept.iter().take(LEFT_SHOWN).map(name).collect();
         let more = match kept.len().saturating_sub(LEFT_SHOWN) {

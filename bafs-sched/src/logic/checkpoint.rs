@@ -75,41 +75,41 @@ pub enum CheckpointPolicy {
 
 /// What became of the question whether to copy a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
+pub enum CopyOutcome {
     /// It was not worth it.
-    NotWorth,
+    NotWorthwhile,
     /// No other node had room.
     NoRoom,
     /// It is being copied to this node.
     Copying(ServerId),
     /// A copy is on this node.
-    Copied(ServerId, Moved),
+    Copied(ServerId, CopyCost),
     /// Copying failed or was overtaken.
     Failed,
     /// The copy took the place of the lost volume, and spared so many milliseconds of work.
-    Saved(u64),
+    UsedForRecovery(u64),
     /// A newer copy took its place before it was needed.
-    Replaced(Moved),
+    Replaced(CopyCost),
     /// The copy was deleted without ever having been needed.
-    Unused(Moved),
+    Unused(CopyCost),
 }
 
 /// What it took to make a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moved {
+pub struct CopyCost {
     /// What the volume held.
     pub held_bytes: u64,
     /// What of it crossed the network: with an older copy beside it, what had changed since.
     pub received_bytes: u64,
     /// How long it took, in milliseconds.
-    pub ms: u64,
+    pub duration_ms: u64,
 }
 
 /// A decision about a volume, with its reasons; times in milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Receipt {
+pub struct CopyDecision {
     /// When it was decided.
-    pub at: Time,
+    pub decided_at: Time,
     /// Work that a loss would have cost: with an older copy, what was done since.
     pub redo_ms: u64,
     /// How long the volume was expected to be needed.
@@ -128,9 +128,9 @@ pub struct Receipt {
     /// Whether it takes so little of that work that it is made whatever is believed of failures.
     pub is_cheap: bool,
     /// Whether an older copy lies where the new one would go, so that only changes travel.
-    pub is_further: bool,
+    pub has_base_copy: bool,
     /// What was decided, and what became of it.
-    pub decision: Decision,
+    pub outcome: CopyOutcome,
 }
 
 /// Bytes that volumes held, and milliseconds that copying them took.
@@ -155,7 +155,7 @@ pub(super) struct Checkpoints {
     /// What volumes held when their last writer was done, in bytes.
     held: BTreeMap<VolumeIndex, u64>,
     /// Decisions about each volume, the latest last.
-    receipts: BTreeMap<VolumeIndex, Vec<Receipt>>,
+    receipts: BTreeMap<VolumeIndex, Vec<CopyDecision>>,
     /// Volumes lost with their servers or alone.
     pub(super) losses: u64,
     /// Losses of a node in a year, in millionths, as they were believed when volumes were last
@@ -281,11 +281,11 @@ impl Checkpoints {
         volume: VolumeIndex,
         path: (ServerId, ServerId),
         is_further: bool,
-        moved: Moved,
+        moved: CopyCost,
     ) {
-        let learned = (moved.held_bytes, moved.ms);
+        let learned = (moved.held_bytes, moved.duration_ms);
         let quickest_ms = self.quickest_ms.unwrap_or(u64::MAX);
-        self.quickest_ms = Some(quickest_ms.min(moved.ms));
+        self.quickest_ms = Some(quickest_ms.min(moved.duration_ms));
         if is_further {
             self.further.insert(volume, learned);
             add(&mut self.all_further, learned);
@@ -304,58 +304,58 @@ impl Checkpoints {
 
     /// The newest copy of a volume goes, whatever was decided about a newer one since.
     pub(super) fn close_receipt(&mut self, volume: VolumeIndex) {
-        let of_copy = |d: &Decision| matches!(d, Decision::Copying(_) | Decision::Copied(..));
+        let of_copy = |d: &CopyOutcome| matches!(d, CopyOutcome::Copying(_) | CopyOutcome::Copied(..));
         if let Some(decision) = self.latest(volume, of_copy) {
             *decision = match *decision {
-                Decision::Copied(_, moved) => Decision::Unused(moved),
-                _ => Decision::Failed,
+                CopyOutcome::Copied(_, moved) => CopyOutcome::Unused(moved),
+                _ => CopyOutcome::Failed,
             };
         }
     }
 
     /// The complete copy of a volume goes, while a newer one is being made.
     pub(super) fn close_complete(&mut self, volume: VolumeIndex) {
-        let is_complete = |decision: &Decision| matches!(decision, Decision::Copied(..));
+        let is_complete = |decision: &CopyOutcome| matches!(decision, CopyOutcome::Copied(..));
         if let Some(decision) = self.latest(volume, is_complete)
-            && let Decision::Copied(_, moved) = *decision
+            && let CopyOutcome::Copied(_, moved) = *decision
         {
-            *decision = Decision::Unused(moved);
+            *decision = CopyOutcome::Unused(moved);
         }
     }
 
     /// A copy of a volume is complete; an older one is of no use any more.
-    pub(super) fn note_copied(&mut self, volume: VolumeIndex, to: ServerId, moved: Moved) {
-        let is_complete = |decision: &Decision| matches!(decision, Decision::Copied(..));
+    pub(super) fn note_copied(&mut self, volume: VolumeIndex, to: ServerId, moved: CopyCost) {
+        let is_complete = |decision: &CopyOutcome| matches!(decision, CopyOutcome::Copied(..));
         if let Some(decision) = self.latest(volume, is_complete)
-            && let Decision::Copied(_, moved) = *decision
+            && let CopyOutcome::Copied(_, moved) = *decision
         {
-            *decision = Decision::Replaced(moved);
+            *decision = CopyOutcome::Replaced(moved);
         }
-        let is_copying = |decision: &Decision| matches!(decision, Decision::Copying(_));
+        let is_copying = |decision: &CopyOutcome| matches!(decision, CopyOutcome::Copying(_));
         if let Some(decision) = self.latest(volume, is_copying) {
-            *decision = Decision::Copied(to, moved);
+            *decision = CopyOutcome::Copied(to, moved);
         }
     }
 
     /// A copy took the place of a lost volume, and spared so much work.
     pub(super) fn note_saved(&mut self, volume: VolumeIndex, saved_ms: u64) {
-        let is_complete = |decision: &Decision| matches!(decision, Decision::Copied(..));
+        let is_complete = |decision: &CopyOutcome| matches!(decision, CopyOutcome::Copied(..));
         if let Some(decision) = self.latest(volume, is_complete) {
-            *decision = Decision::Saved(saved_ms);
+            *decision = CopyOutcome::UsedForRecovery(saved_ms);
         }
     }
 
     fn latest(
         &mut self,
         volume: VolumeIndex,
-        is_it: impl Fn(&Decision) -> bool,
-    ) -> Option<&mut Decision> {
+        is_it: impl Fn(&CopyOutcome) -> bool,
+    ) -> Option<&mut CopyOutcome> {
         let receipts = self.receipts.get_mut(&volume)?.iter_mut().rev();
-        let mut decisions = receipts.map(|receipt| &mut receipt.decision);
+        let mut decisions = receipts.map(|receipt| &mut receipt.outcome);
         decisions.find(|decision| is_it(decision))
     }
 
-    fn note(&mut self, volume: VolumeIndex, receipt: Receipt) {
+    fn note(&mut self, volume: VolumeIndex, receipt: CopyDecision) {
         let receipts = self.receipts.entry(volume).or_default();
         if receipts.len() >= RECEIPTS_MAX {
             receipts.remove(0);
@@ -377,13 +377,13 @@ fn time_at((measured, ms): Pace, bytes: u64) -> Option<u64> {
 
 impl Scheduler {
     /// All decisions about copies, by volume, the latest of each last.
-    pub fn receipts(&self) -> impl Iterator<Item = (VolumeIndex, &Receipt)> {
+    pub fn copy_decisions(&self) -> impl Iterator<Item = (VolumeIndex, &CopyDecision)> {
         let receipts = self.checkpoints.receipts.iter();
         receipts.flat_map(|(volume, all)| all.iter().map(|receipt| (*volume, receipt)))
     }
 
     /// The decisions about copies of a volume, the latest last.
-    pub fn receipts_of(&self, volume: VolumeIndex) -> &[Receipt] {
+    pub fn copy_decisions_of(&self, volume: VolumeIndex) -> &[CopyDecision] {
         let receipts = self.checkpoints.receipts.get(&volume);
         receipts.map_or(&[], Vec::as_slice)
     }
@@ -410,11 +410,11 @@ impl Scheduler {
     /// A job that wrote a volume is done: a copy of what it holds now may be worth its cost.
     pub(super) fn consider_copy(&mut self, volume: VolumeIndex) {
         self.drop_unfinished_copy(volume);
-        let policy = self.settings.checkpoint;
+        let policy = self.settings.checkpoint_policy;
         let is_needed = self.graph.volume(volume).users_left > 0;
         if policy == CheckpointPolicy::Never
             || !is_needed
-            || self.settings.is_private_at_home()
+            || self.settings.has_private_data_at_home()
             || self.phase != Phase::Running
         {
             self.drop_copies(volume);
@@ -438,13 +438,13 @@ impl Scheduler {
             }
             None => receipt.benefit_us > 0 && self.may_try(volume, &receipt),
         };
-        receipt.decision = match target {
-            _ if !is_worth => Decision::NotWorth,
-            None => Decision::NoRoom,
-            Some(target) => Decision::Copying(target),
+        receipt.outcome = match target {
+            _ if !is_worth => CopyOutcome::NotWorthwhile,
+            None => CopyOutcome::NoRoom,
+            Some(target) => CopyOutcome::Copying(target),
         };
-        if let Decision::Copying(target) = receipt.decision {
-            let base = self.older_copy(volume).filter(|_| receipt.is_further);
+        if let CopyOutcome::Copying(target) = receipt.outcome {
+            let base = self.older_copy(volume).filter(|_| receipt.has_base_copy);
             let base = base.map(|(id, _)| id);
             self.copy(source, target, base);
         } else if !self.is_worth_keeping(volume, &receipt) {
@@ -456,7 +456,7 @@ impl Scheduler {
     /// Whether a copy is made to learn what copies cost: one at a time, and, while nothing was
     /// measured, only one that takes a small part of the work that is left, or hardly more than
     /// it is worth, over a network as it is assumed.
-    fn may_try(&self, volume: VolumeIndex, receipt: &Receipt) -> bool {
+    fn may_try(&self, volume: VolumeIndex, receipt: &CopyDecision) -> bool {
         let assumed_ms = self.held_bytes(volume) / ASSUMED_BYTES_PER_MS;
         let cost_ms = assumed_ms.saturating_add(receipt.space_ms);
         let jobs = self.graph.workflow.jobs.len() as u64;
@@ -474,7 +474,7 @@ impl Scheduler {
         copy_ms.saturating_mul(SOON_PART) <= self.checkpoints.mean_wall_ms()
     }
 
-    fn weigh(&self, volume: VolumeIndex, source: ServerId, target: Option<ServerId>) -> Receipt {
+    fn weigh(&self, volume: VolumeIndex, source: ServerId, target: Option<ServerId>) -> CopyDecision {
         let redo_ms = self.redo_ms(volume, self.copied_writers(volume));
         let users = u64::from(self.graph.volume(volume).users_left);
         let exposure_ms = users.saturating_mul(self.checkpoints.mean_attempt_ms());
@@ -498,8 +498,8 @@ impl Scheduler {
             self.checkpoints
                 .is_cheap(space_ms.saturating_add(ms), redo_ms)
         };
-        Receipt {
-            at: self.now,
+        CopyDecision {
+            decided_at: self.now,
             redo_ms,
             exposure_ms,
             risk_ppm,
@@ -508,8 +508,8 @@ impl Scheduler {
             wait_ms: copy_ms.map_or(0, wait_ms),
             space_ms,
             is_cheap: copy_ms.is_some_and(is_cheap),
-            is_further,
-            decision: Decision::NotWorth,
+            has_base_copy: is_further,
+            outcome: CopyOutcome::NotWorthwhile,
         }
     }
 
@@ -521,7 +521,7 @@ impl Scheduler {
 
     /// Whether an older copy is worth its space on: it spares what was done before it, while no
     /// newer one is made.
-    fn is_worth_keeping(&self, volume: VolumeIndex, receipt: &Receipt) -> bool {
+    fn is_worth_keeping(&self, volume: VolumeIndex, receipt: &CopyDecision) -> bool {
         let Some((_, older)) = self.older_copy(volume) else {
             return false;
         };
@@ -530,7 +530,7 @@ impl Scheduler {
         };
         let spared_ms = self.redo_ms(volume, &[]).saturating_sub(receipt.redo_ms);
         let space_ms = self.space_ms(server, 0, older.size.bytes, receipt.exposure_ms);
-        self.settings.checkpoint == CheckpointPolicy::Always
+        self.settings.checkpoint_policy == CheckpointPolicy::Always
             || benefit_us(spared_ms, receipt.risk_ppm) >= space_ms.saturating_mul(1_000)
     }
 
@@ -584,7 +584,7 @@ impl Scheduler {
         // All further ones have less room.
         let roomy = self.fleet.roomiest().take(TARGETS_MAX);
         let has_room = |server: &ServerId| {
-            Some(*server) != source.server && self.fleet.available(*server).holds(size)
+            Some(*server) != source.server && self.fleet.available(*server).can_hold(size)
         };
         let mut targets = older.into_iter().chain(roomy).filter(has_room);
         let is_quick = |server: &ServerId| !self.checkpoints.overdue.is_slow(*server);

@@ -6,7 +6,7 @@
 
 use bafs_proto::message::JobReport;
 
-use super::attempt::Stage;
+use super::attempt::AttemptState;
 use super::scheduler::Scheduler;
 use crate::planner::Shape;
 use crate::workflow::{JobIndex, Workflow};
@@ -99,7 +99,7 @@ impl Scheduler {
     pub(super) fn running_ms(&self) -> u64 {
         self.graph.tally.add(self.attempts.len() as u64);
         let attempts = self.attempts.values();
-        let running = attempts.filter(|attempt| attempt.stage == Stage::Running);
+        let running = attempts.filter(|attempt| attempt.stage == AttemptState::Running);
         running.map(|it| self.now.ms_since(it.since)).sum()
     }
 }
@@ -131,7 +131,7 @@ mod tests {
         }
         let none = |_: &str| Err("no files".to_owned());
         let workflow = parse_workflow("w.bafs", &text, &none).unwrap().workflow;
-        Computing::new(&Shape::of(&workflow, 0.0), &workflow)
+        Computing::new(&Shape::from_workflow(&workflow, 0.0), &workflow)
     }
 
     /// So many jobs that declare a time took so many hundredths of it.

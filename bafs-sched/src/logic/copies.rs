@@ -10,10 +10,10 @@ use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::time::Time;
 
 use super::action::{Action, MountedVolume};
-use super::checkpoint::Moved;
+use super::checkpoint::CopyCost;
 use super::graph::JobState;
 use super::scheduler::Scheduler;
-use super::volumes::{Instance, State};
+use super::volumes::{Instance, InstanceState};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// A copy that exists or is being made.
@@ -104,7 +104,7 @@ impl Scheduler {
     /// Whether a volume is being copied, so that nobody may write it.
     pub(super) fn is_being_copied(&self, volume: VolumeIndex) -> bool {
         let mut copies = self.checkpoints.copies.of(volume).iter();
-        copies.any(|copy| self.copy_state(copy) == Some(State::Copying))
+        copies.any(|copy| self.copy_state(copy) == Some(InstanceState::Copying))
     }
 
     /// Slots of a node that are soon needed by jobs that wait for copies of what they go on to
@@ -132,14 +132,14 @@ impl Scheduler {
         copy.map(|copy| copy.since)
     }
 
-    fn copy_state(&self, copy: &Copy) -> Option<State> {
+    fn copy_state(&self, copy: &Copy) -> Option<InstanceState> {
         self.volumes.get(copy.id).map(|instance| instance.state)
     }
 
     /// The newest complete copy of a volume. It may be older than the volume.
     fn complete_copy(&self, volume: VolumeIndex) -> Option<&Copy> {
         let mut copies = self.checkpoints.copies.of(volume).iter().rev();
-        copies.find(|copy| self.copy_state(copy) == Some(State::Copy))
+        copies.find(|copy| self.copy_state(copy) == Some(InstanceState::Copy))
     }
 
     /// The newest complete copy of a volume, and where it is.
@@ -158,12 +158,12 @@ impl Scheduler {
         let (volume, size) = (source.volume, self.size_of(source.volume));
         let id = VolumeId(self.next_id());
         self.fleet
-            .update(server, |node| node.reserved = node.reserved.plus(size));
+            .update(server, |node| node.reserved = node.reserved.saturating_add(size));
         let instance = Instance {
             volume,
             server: Some(server),
             size,
-            state: State::Copying,
+            state: InstanceState::Copying,
             waiters: Vec::new(),
             delete_faults: 0,
             is_kept: false,
@@ -183,7 +183,7 @@ impl Scheduler {
             source,
             server,
             size,
-            base,
+            base_copy: base,
         });
         self.watch_copy(id);
     }
@@ -203,7 +203,7 @@ impl Scheduler {
             source: copy.source,
             server: instance.server?,
             size: instance.size,
-            base: copy.base,
+            base_copy: copy.base,
         })
     }
 
@@ -211,11 +211,11 @@ impl Scheduler {
     /// so do copies of what only earlier stages needed.
     pub(super) fn volume_copied(&mut self, id: VolumeId, received_bytes: u64) {
         let copying = self.volumes.get_mut(id);
-        let Some(instance) = copying.filter(|instance| instance.state == State::Copying) else {
+        let Some(instance) = copying.filter(|instance| instance.state == InstanceState::Copying) else {
             self.delete_late(id);
             return;
         };
-        instance.state = State::Copy;
+        instance.state = InstanceState::Copy;
         let (volume, target) = (instance.volume, instance.server);
         self.end_copying(volume, id);
         let older = self.copies_where(volume, |copy| copy.id != id);
@@ -224,10 +224,10 @@ impl Scheduler {
         if let (Some(copy), Some(to)) = (self.checkpoints.copies.get(volume, id), target)
             && let Some(from) = copy.source.server
         {
-            let moved = Moved {
+            let moved = CopyCost {
                 held_bytes: self.held_bytes(volume),
                 received_bytes,
-                ms: self.now.ms_since(copy.since),
+                duration_ms: self.now.ms_since(copy.since),
             };
             let is_further = copy.base.is_some();
             self.checkpoints.overdue.forget(to);
@@ -257,7 +257,7 @@ impl Scheduler {
 
     /// Deletes what is being copied of a volume that changes now.
     pub(super) fn drop_unfinished_copy(&mut self, volume: VolumeIndex) {
-        let is_unfinished = |copy: &Copy| self.copy_state(copy) == Some(State::Copying);
+        let is_unfinished = |copy: &Copy| self.copy_state(copy) == Some(InstanceState::Copying);
         let unfinished = self.copies_where(volume, is_unfinished);
         self.drop_these(volume, &unfinished);
     }
@@ -356,7 +356,7 @@ impl Scheduler {
         let exist = self
             .volumes
             .iter()
-            .filter(|(_, instance)| matches!(instance.state, State::Copying | State::Copy));
+            .filter(|(_, instance)| matches!(instance.state, InstanceState::Copying | InstanceState::Copy));
         let exist: BTreeSet<_> = exist.map(|(id, i)| (i.volume, id)).collect();
         let Copies {
             by_volume,
@@ -364,7 +364,7 @@ impl Scheduler {
             under_way,
         } = &self.checkpoints.copies;
         let made = self.volumes.iter();
-        let made = made.filter(|(_, instance)| instance.state == State::Copying);
+        let made = made.filter(|(_, instance)| instance.state == InstanceState::Copying);
         let made: BTreeSet<_> = made.map(|(id, _)| id).collect();
         let known: BTreeSet<_> = under_way.iter().map(|(_, id)| *id).collect();
         assert_eq!(made, known, "copies that are being made");
@@ -379,7 +379,7 @@ impl Scheduler {
         for (volume, copies) in by_volume {
             let complete = copies
                 .iter()
-                .filter(|copy| self.copy_state(copy) == Some(State::Copy));
+                .filter(|copy| self.copy_state(copy) == Some(InstanceState::Copy));
             assert!(complete.count() <= 1, "one complete copy of a volume");
             let is_done = |writer: &JobIndex| self.graph.state(*writer) == JobState::Done;
             let mut writers = copies.iter().flat_map(|copy| &copy.writers);

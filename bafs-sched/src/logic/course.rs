@@ -12,18 +12,18 @@ const CAREFUL_JOBS_MAX: usize = 64;
 
 /// What a pipeline still needs on a node, beyond the volumes that exist.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Rest {
+pub(super) struct RemainingNeed {
     /// With the least part of each cache that lets its readers run.
     pub(super) least: Space,
     /// With whole caches, as if no other node had a part of them.
     pub(super) whole: Space,
 }
 
-impl Rest {
+impl RemainingNeed {
     pub(super) fn most(self, other: Self) -> Self {
         Self {
-            least: self.least.most(other.least),
-            whole: self.whole.most(other.whole),
+            least: self.least.component_max(other.least),
+            whole: self.whole.component_max(other.whole),
         }
     }
 }
@@ -37,13 +37,13 @@ pub(super) struct Courses {
     /// Where each job is in `jobs`.
     position: Vec<u32>,
     /// What is needed beyond what exists to go on from each position to the end of its course.
-    rest: Vec<Rest>,
+    rest: Vec<RemainingNeed>,
     /// By pipeline: where in `jobs` its course begins and ends.
     span: Vec<(u32, u32)>,
     /// By pipeline: the first position whose job has not begun.
     frontier: Vec<u32>,
     /// The most of `rest`, in each respect.
-    pub(super) most: Rest,
+    pub(super) most: RemainingNeed,
 }
 
 impl Courses {
@@ -61,7 +61,7 @@ impl Courses {
             rest: Vec::with_capacity(count),
             span: vec![(0, 0); count],
             frontier: vec![0; count],
-            most: Rest::default(),
+            most: RemainingNeed::default(),
         };
         for (name, members) in members.into_iter().enumerate() {
             let start = at(courses.jobs.len());
@@ -75,7 +75,7 @@ impl Courses {
             courses.frontier[name] = start;
         }
         let most = courses.rest.iter().copied();
-        courses.most = most.fold(Rest::default(), Rest::most);
+        courses.most = most.fold(RemainingNeed::default(), RemainingNeed::most);
         courses
     }
 
@@ -114,7 +114,7 @@ impl Courses {
     }
 
     /// The same, also with whole caches.
-    pub(super) fn peaks(&self, pipeline: u32) -> Rest {
+    pub(super) fn peaks(&self, pipeline: u32) -> RemainingNeed {
         self.rest_from(pipeline, self.span[pipeline as usize].0)
     }
 
@@ -141,7 +141,7 @@ impl Courses {
         pipeline: u32,
         job: JobIndex,
         has_begun: impl Fn(JobIndex) -> bool,
-    ) -> Rest {
+    ) -> RemainingNeed {
         let mut frontier = self.frontier[pipeline as usize];
         if self.position[job.as_usize()] == frontier {
             frontier = self.next(pipeline, frontier, has_begun);
@@ -150,7 +150,7 @@ impl Courses {
     }
 
     /// What a pipeline needs beyond what exists.
-    pub(super) fn rest(&self, pipeline: u32) -> Rest {
+    pub(super) fn rest(&self, pipeline: u32) -> RemainingNeed {
         self.rest_from(pipeline, self.frontier[pipeline as usize])
     }
 
@@ -161,7 +161,7 @@ impl Courses {
         is_left.then(|| self.jobs[frontier as usize])
     }
 
-    fn rest_from(&self, pipeline: u32, frontier: u32) -> Rest {
+    fn rest_from(&self, pipeline: u32, frontier: u32) -> RemainingNeed {
         let is_left = frontier < self.span[pipeline as usize].1;
         let rest = is_left.then(|| self.rest[frontier as usize]);
         rest.unwrap_or_default()
@@ -232,22 +232,22 @@ impl<'w> Meter<'w> {
     }
 
     /// What is needed beyond what exists from each job on.
-    fn rests(&mut self, order: &[JobIndex]) -> Vec<Rest> {
+    fn rests(&mut self, order: &[JobIndex]) -> Vec<RemainingNeed> {
         let mut live = Space::ZERO;
         let mut rests = Vec::with_capacity(order.len());
         let mut uses = Vec::with_capacity(order.len());
         for &job in order {
             let change = self.run(job);
-            let made = live.plus(change.made);
-            uses.push((live, made.plus(change.cached), made.plus(change.caches)));
-            live = made.minus(change.freed);
+            let made = live.saturating_add(change.made);
+            uses.push((live, made.saturating_add(change.cached), made.saturating_add(change.caches)));
+            live = made.saturating_sub(change.freed);
         }
         let (mut least, mut whole) = (Space::ZERO, Space::ZERO);
         for (before, used, with_caches) in uses.into_iter().rev() {
-            (least, whole) = (least.most(used), whole.most(with_caches));
-            rests.push(Rest {
-                least: least.minus(before),
-                whole: whole.minus(before),
+            (least, whole) = (least.component_max(used), whole.component_max(with_caches));
+            rests.push(RemainingNeed {
+                least: least.saturating_sub(before),
+                whole: whole.saturating_sub(before),
             });
         }
         rests.reverse();
@@ -298,7 +298,7 @@ impl<'w> Meter<'w> {
             let leaves = |meter: &mut Self, position: usize| {
                 let (change, before) = (meter.look(waiting[position]), Space::ZERO);
                 let grown = before
-                    .plus(change.made)
+                    .saturating_add(change.made)
                     .bytes
                     .saturating_sub(change.freed.bytes);
                 let shrunk = change.freed.bytes.saturating_sub(change.made.bytes);
@@ -331,8 +331,8 @@ impl<'w> Meter<'w> {
     fn mounted(&self, job: JobIndex) -> Space {
         let volumes = self.volumes(job).into_iter();
         volumes.fold(Space::ZERO, |sum, (volume, is_scratch)| match is_scratch {
-            true => sum.plus(self.size(volume)),
-            false => sum.plus(floor(self.size(volume))),
+            true => sum.saturating_add(self.size(volume)),
+            false => sum.saturating_add(floor(self.size(volume))),
         })
     }
 
@@ -355,15 +355,15 @@ impl<'w> Meter<'w> {
             let users = at(self.workflow.volume(volume).users.len());
             let left = self.left[volume.as_usize()];
             if !is_scratch {
-                change.cached = change.cached.plus(floor(size));
-                change.caches = change.caches.plus(size);
+                change.cached = change.cached.saturating_add(floor(size));
+                change.caches = change.caches.saturating_add(size);
                 continue;
             }
             if left == 0 {
-                change.made = change.made.plus(size);
+                change.made = change.made.saturating_add(size);
             }
             if left == 1 || users == 1 {
-                change.freed = change.freed.plus(size);
+                change.freed = change.freed.saturating_add(size);
             }
         }
         change

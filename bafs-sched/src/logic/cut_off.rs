@@ -5,7 +5,7 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
 use super::action::Action;
-use super::declared::Warning;
+use super::declared::RunWarning;
 use super::extraction::describe_ms;
 use super::scheduler::{Phase, Scheduler};
 
@@ -36,7 +36,7 @@ impl Scheduler {
         let since = self.now;
         self.cut_off = Some(CutOff { since, silent_ms });
         let settings = &self.settings;
-        let most_ms = settings.volume_lifetime_ms.max(settings.stuck_wait_ms);
+        let most_ms = settings.volume_lifetime_ms.max(settings.space_timeout_ms);
         let nodes = match self.fleet.alive {
             1 => "its only node".to_owned(),
             nodes => format!("any of its {nodes} nodes"),
@@ -99,7 +99,7 @@ impl Scheduler {
     }
 
     fn tell_of_link(&mut self, text: String) {
-        self.tell(Warning {
+        self.tell(RunWarning {
             job: None,
             volume: None,
             node: None,

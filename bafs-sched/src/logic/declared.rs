@@ -25,7 +25,7 @@ const READ_ONLY: &str = "Read-only file system";
 /// Something that a user should know while a run goes on: a job did what the workflow does not
 /// declare, a node was set aside, a size was too small.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warning {
+pub struct RunWarning {
     /// The job that it is about, if it is about one.
     pub job: Option<JobIndex>,
     /// The volume that it is about, if it is about one.
@@ -43,7 +43,7 @@ pub(super) struct Deeds {
     wrote: BTreeMap<VolumeIndex, BTreeMap<JobIndex, String>>,
     /// Jobs that read each volume, and the file that each read first.
     read: BTreeMap<VolumeIndex, BTreeMap<JobIndex, String>>,
-    warnings: Vec<Warning>,
+    warnings: Vec<RunWarning>,
     /// What was warned of, once for each kind, job and volume.
     known: BTreeSet<(u8, JobIndex, VolumeIndex)>,
     omitted: u64,
@@ -80,7 +80,7 @@ pub(super) fn has_written(used: &VolumeUse) -> bool {
 
 impl Scheduler {
     /// What the user should know so far, in the order in which it was found.
-    pub fn warnings(&self) -> &[Warning] {
+    pub fn warnings(&self) -> &[RunWarning] {
         &self.deeds.warnings
     }
 
@@ -250,7 +250,7 @@ impl Scheduler {
 
     fn warn(&mut self, kind: u8, job: JobIndex, volume: VolumeIndex, text: String) {
         if self.deeds.known.insert((kind, job, volume)) {
-            self.tell(Warning {
+            self.tell(RunWarning {
                 job: Some(job),
                 volume: Some(volume),
                 node: None,
@@ -266,7 +266,7 @@ impl Scheduler {
         };
         let name = self.graph.workflow.volume(volume).name.clone();
         for text in warnings.sentences(&name) {
-            self.tell(Warning {
+            self.tell(RunWarning {
                 job: None,
                 volume: Some(volume),
                 node: None,
@@ -276,7 +276,7 @@ impl Scheduler {
     }
 
     /// Tells the user something, if it is not too much.
-    pub(super) fn tell(&mut self, mut warning: Warning) {
+    pub(super) fn tell(&mut self, mut warning: RunWarning) {
         // Agents tell of files by their names, which may be bytes.
         warning.text = path::printable(&warning.text).into_owned();
         if self.deeds.warnings.contains(&warning) {

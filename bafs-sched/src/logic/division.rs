@@ -8,29 +8,29 @@ use bafs_proto::allotment::NodeQuota;
 
 /// What a run wants of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claim {
+pub struct QuotaClaim {
     /// The run.
     pub owner: String,
     /// The person.
     pub user: String,
     /// What it could use.
-    pub want: NodeQuota,
+    pub desired: NodeQuota,
     /// The least with which it can begin anything.
-    pub unit: NodeQuota,
+    pub start_minimum: NodeQuota,
 }
 
 /// What `owner` may ask for of a node with this capacity, in the turn of this number. Where parts
 /// that are alike would be too small for some to begin anything, one after the other gets what it
 /// needs for a turn, and the others divide the rest.
-pub fn share_of(owner: &str, capacity: NodeQuota, claims: &[Claim], turn: u64) -> NodeQuota {
-    let mut claims: Vec<&Claim> = claims.iter().collect();
+pub fn compute_fair_share(owner: &str, capacity: NodeQuota, claims: &[QuotaClaim], turn: u64) -> NodeQuota {
+    let mut claims: Vec<&QuotaClaim> = claims.iter().collect();
     claims.sort_by(|a, b| (&a.user, &a.owner).cmp(&(&b.user, &b.owner)));
     claims.dedup_by(|a, b| a.owner == b.owner);
     let all: Vec<NodeQuota> = divide(capacity, &claims);
     let is_large = |position: usize| {
         let claim = claims[position];
-        let unit = claim.unit.component_min(capacity);
-        claim.want.can_hold(unit) && !all[position].can_hold(unit)
+        let unit = claim.start_minimum.component_min(capacity);
+        claim.desired.can_hold(unit) && !all[position].can_hold(unit)
     };
     let position = claims.iter().position(|claim| claim.owner == owner);
     let Some(position) = position else {
@@ -41,7 +41,7 @@ pub fn share_of(owner: &str, capacity: NodeQuota, claims: &[Claim], turn: u64) -
     }
     let first = whose_turn(&claims, turn);
     if is_large(first) {
-        let unit = claims[first].unit.component_max(all[first]).component_min(capacity);
+        let unit = claims[first].start_minimum.component_max(all[first]).component_min(capacity);
         if first == position {
             return unit;
         }
@@ -56,21 +56,21 @@ pub fn share_of(owner: &str, capacity: NodeQuota, claims: &[Claim], turn: u64) -
 
 /// Whether what `owner` keeps of a node leaves some other run too little space to begin anything:
 /// that one gets on only when the owner ends what it has begun, whoever's turn it is.
-pub fn leaves_nothing(owner: &str, capacity: NodeQuota, keep: NodeQuota, claims: &[Claim]) -> bool {
+pub fn is_starving_others(owner: &str, capacity: NodeQuota, keep: NodeQuota, claims: &[QuotaClaim]) -> bool {
     let left = NodeQuota {
         slots: u32::MAX,
         ..capacity.saturating_sub(keep)
     };
     let mut others = claims.iter().filter(|claim| claim.owner != owner);
-    let is_large = |claim: &Claim| {
-        let unit = claim.unit.component_min(capacity);
-        claim.want.can_hold(unit) && !left.can_hold(unit)
+    let is_large = |claim: &QuotaClaim| {
+        let unit = claim.start_minimum.component_min(capacity);
+        claim.desired.can_hold(unit) && !left.can_hold(unit)
     };
     others.any(is_large)
 }
 
 /// Users take turns, and in each user's turns its runs.
-fn whose_turn(claims: &[&Claim], turn: u64) -> usize {
+fn whose_turn(claims: &[&QuotaClaim], turn: u64) -> usize {
     let mut users: Vec<&str> = claims.iter().map(|claim| &*claim.user).collect();
     users.dedup();
     let count = users.len() as u64;
@@ -83,24 +83,24 @@ fn whose_turn(claims: &[&Claim], turn: u64) -> usize {
 
 fn divide_among(
     capacity: NodeQuota,
-    claims: &[&Claim],
+    claims: &[&QuotaClaim],
     position: usize,
     is_in: impl Fn(&usize) -> bool,
 ) -> NodeQuota {
     let among: Vec<usize> = (0..claims.len()).filter(is_in).collect();
-    let theirs: Vec<&Claim> = among.iter().map(|at| claims[*at]).collect();
+    let theirs: Vec<&QuotaClaim> = among.iter().map(|at| claims[*at]).collect();
     let shares = divide(capacity, &theirs);
     let at = among.iter().position(|at| *at == position);
     at.map(|at| shares[at]).unwrap_or_default()
 }
 
 /// Parts that are alike, in the order of the claims, which are sorted by user.
-fn divide(capacity: NodeQuota, claims: &[&Claim]) -> Vec<NodeQuota> {
+fn divide(capacity: NodeQuota, claims: &[&QuotaClaim]) -> Vec<NodeQuota> {
     let by = |of: fn(&NodeQuota) -> u64| {
         let mut users: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
         for claim in claims {
             let wants = users.entry(&claim.user).or_default();
-            wants.push(of(&claim.want).min(of(&capacity)));
+            wants.push(of(&claim.desired).min(of(&capacity)));
         }
         let sums = users.values();
         let sums: Vec<u64> = sums.map(|wants| wants.iter().fold(0, add)).collect();
@@ -154,17 +154,17 @@ mod tests {
         }
     }
 
-    fn claim(user: &str, run: u32, want: NodeQuota, unit: NodeQuota) -> Claim {
-        Claim {
+    fn claim(user: &str, run: u32, want: NodeQuota, unit: NodeQuota) -> QuotaClaim {
+        QuotaClaim {
             owner: format!("{user}{run}"),
             user: user.to_owned(),
-            want,
-            unit,
+            desired: want,
+            start_minimum: unit,
         }
     }
 
-    fn shares(capacity: NodeQuota, claims: &[Claim], turn: u64) -> Vec<(u64, u32)> {
-        let part = |claim: &Claim| share_of(&claim.owner, capacity, claims, turn);
+    fn shares(capacity: NodeQuota, claims: &[QuotaClaim], turn: u64) -> Vec<(u64, u32)> {
+        let part = |claim: &QuotaClaim| compute_fair_share(&claim.owner, capacity, claims, turn);
         let parts = claims.iter().map(part);
         parts.map(|part| (part.bytes, part.slots)).collect()
     }
@@ -214,13 +214,13 @@ mod tests {
     fn who_keeps_so_much_that_others_cannot_begin_leaves_them_nothing() {
         let all = share(100, 1);
         let [small, large] = [30, 80].map(|unit| claim("b", 1, all, share(unit, 1)));
-        let leaves_nothing = |keep, other: &Claim| {
-            let own = claim("a", 1, all, large.unit);
-            leaves_nothing("a1", all, share(keep, 1), &[own, other.clone()])
+        let leaves_nothing = |keep, other: &QuotaClaim| {
+            let own = claim("a", 1, all, large.start_minimum);
+            is_starving_others("a1", all, share(keep, 1), &[own, other.clone()])
         };
         assert!(!leaves_nothing(70, &small) && leaves_nothing(71, &small));
         assert!(leaves_nothing(30, &large) && !leaves_nothing(0, &large));
-        let done = claim("b", 1, share(0, 0), large.unit);
+        let done = claim("b", 1, share(0, 0), large.start_minimum);
         assert!(!leaves_nothing(70, &done), "it wants nothing any more");
         let huge = claim("b", 1, all, share(200, 1));
         assert!(!leaves_nothing(0, &huge), "no node has as much");
@@ -244,15 +244,15 @@ mod tests {
     /// Whoever wants something gets its unit sooner or later, and no more is divided than there is.
     #[test]
     fn nobody_starves_and_nothing_is_given_twice() {
-        let mut dice = crate::dice::SeededRng::new(1);
+        let mut rng = crate::dice::SeededRng::new(1);
         for _ in 0..2_000 {
-            let slots = 1 + u32::try_from(dice.below(8)).expect("it is small");
-            let capacity = share(1 + dice.below(1_000), slots);
-            let claims: Vec<Claim> = (0..1 + dice.below(5))
+            let slots = 1 + u32::try_from(rng.next_below(8)).expect("it is small");
+            let capacity = share(1 + rng.next_below(1_000), slots);
+            let claims: Vec<QuotaClaim> = (0..1 + rng.next_below(5))
                 .map(|run| {
-                    let user = ["a", "b", "c"][usize::try_from(dice.below(3)).expect("three")];
-                    let unit = share(1 + dice.below(capacity.bytes), 1);
-                    let want = unit.component_max(share(dice.below(2_000), slots));
+                    let user = ["a", "b", "c"][usize::try_from(rng.next_below(3)).expect("three")];
+                    let unit = share(1 + rng.next_below(capacity.bytes), 1);
+                    let want = unit.component_max(share(rng.next_below(2_000), slots));
                     claim(user, u32::try_from(run).expect("few"), want, unit)
                 })
                 .collect();
@@ -260,8 +260,8 @@ mod tests {
             for turn in 0..30 {
                 let mut sum = (0, 0);
                 for (claim, has_had) in claims.iter().zip(&mut has_had) {
-                    let part = share_of(&claim.owner, capacity, &claims, turn);
-                    *has_had |= part.can_hold(claim.unit);
+                    let part = compute_fair_share(&claim.owner, capacity, &claims, turn);
+                    *has_had |= part.can_hold(claim.start_minimum);
                     sum = (sum.0 + part.bytes, sum.1 + part.slots);
                 }
                 let is_within = sum.0 <= capacity.bytes && sum.1 <= capacity.slots;

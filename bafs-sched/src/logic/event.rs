@@ -14,15 +14,15 @@ use crate::workflow::JobIndex;
 pub enum Event {
     /// What the catalog's list of nodes says that was not known. Of ten thousand nodes one comes or
     /// goes at a time: the others are not told again.
-    ServersSeen {
+    NodesListed {
         /// Nodes that are new, changed, back, or get another chance; each once.
-        nodes: Vec<NodeSeen>,
+        nodes: Vec<NodeInfo>,
         /// Nodes that were listed before and are not any more; each once.
-        missed: Vec<ServerId>,
+        unlisted: Vec<ServerId>,
     },
     /// A home was listed under a name that the workflow has: for this run the name means that
     /// server from now on. What was taken from one directory must not go home to another.
-    HomeSeen {
+    HomeListed {
         /// The name, in small letters.
         name: String,
         /// Which server.
@@ -31,9 +31,9 @@ pub enum Event {
         address: String,
     },
     /// Nodes keep so much of themselves for this run.
-    SharesSeen {
+    QuotasChanged {
         /// Each node once.
-        shares: Vec<NodeShare>,
+        quotas: Vec<RunQuota>,
     },
     /// A server answered no call for longer than `lost_after_ms`, whatever the catalog says.
     ServerSilent {
@@ -49,7 +49,7 @@ pub enum Event {
         has_catalog: bool,
     },
     /// A node answers a scheduler that was cut off.
-    Reached,
+    Reconnected,
     /// A volume is ready.
     VolumeCreated {
         /// Which.
@@ -108,13 +108,13 @@ pub enum Event {
         found: Vec<VolumeId>,
     },
     /// A part of a cache was looked at.
-    CacheSeen {
+    CacheInspected {
         /// Which.
         volume: VolumeId,
         /// What it keeps for others, or would keep if it had the room, in bytes.
-        kept_bytes: u64,
+        primary_bytes: u64,
         /// What home sent it once more as it had no room to keep it, in bytes.
-        again_bytes: u64,
+        refetched_bytes: u64,
     },
     /// A file is durable at home.
     FileExtracted {
@@ -143,22 +143,22 @@ pub enum Event {
     /// The user wants the workflow to stop.
     CancelRequested,
     /// The user wishes something of a pipeline while the run goes on.
-    Steered {
+    CommandReceived {
         /// How many wishes were read so far, this one included.
         count: u64,
         /// What; nothing when it was not understood.
-        wish: Option<Wish>,
+        command: Option<UserCommand>,
     },
     /// Time passed, and a timer may be due.
     Tick,
     /// A scheduler takes up the journal of an earlier one, whose last facts may be missing in it.
-    Resumed {
+    SchedulerResumed {
         /// A random number: ids that it gives from now on begin with it, so that none means
         /// another thing than to servers that remember what the journal does not.
-        series: u32,
+        id_prefix: u32,
     },
     /// A volume that was just made does not have all as its source has it.
-    VolumeWarned {
+    SourceWarningsReceived {
         /// Which.
         volume: VolumeId,
         /// What, and why.
@@ -169,17 +169,17 @@ pub enum Event {
 impl Event {
     /// These nodes are listed, and nobody is missed.
     #[must_use]
-    pub fn seen(nodes: Vec<NodeSeen>) -> Self {
+    pub fn nodes_listed(nodes: Vec<NodeInfo>) -> Self {
         let missed = Vec::new();
-        Self::ServersSeen { nodes, missed }
+        Self::NodesListed { nodes, unlisted: missed }
     }
 }
 
 /// What a user wishes of a pipeline, named by any of its jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Wish {
+pub enum UserCommand {
     /// Its jobs go before those of pipelines with a lower priority; all begin with 0.
-    Prefer {
+    SetPriority {
         /// Any job of it.
         job: JobIndex,
         /// The priority.
@@ -194,7 +194,7 @@ pub enum Wish {
 
 /// What matters to the core about a live node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeSeen {
+pub struct NodeInfo {
     /// The node.
     pub id: ServerId,
     /// Its name, for people.
@@ -206,23 +206,23 @@ pub struct NodeSeen {
     /// Its space for volumes.
     pub capacity: Space,
     /// Space that others have reserved there.
-    pub foreign: Space,
+    pub foreign_space: Space,
     /// Jobs that it can run at once.
     pub slots: u32,
 }
 
-impl NodeSeen {
+impl NodeInfo {
     /// A node of the only group, which nobody else uses, named for its number: how tests and
     /// simulated servers describe theirs.
     #[must_use]
-    pub fn alone(id: ServerId, capacity: Space, slots: u32) -> Self {
+    pub fn single_group(id: ServerId, capacity: Space, slots: u32) -> Self {
         Self {
             id,
             name: format!("n{}", id.0),
             address: format!("n{}:1", id.0),
             group: "g".to_owned(),
             capacity,
-            foreign: Space::ZERO,
+            foreign_space: Space::ZERO,
             slots,
         }
     }
@@ -230,7 +230,7 @@ impl NodeSeen {
 
 /// What a node keeps for this run, used or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeShare {
+pub struct RunQuota {
     /// The node.
     pub server: ServerId,
     /// Of its space.
@@ -241,5 +241,5 @@ pub struct NodeShare {
     pub is_shared: bool,
     /// Whether that is more space than the run's part, for what it has begun: it begins nothing
     /// more there.
-    pub is_over: bool,
+    pub is_above_fair_share: bool,
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
-use super::fleet::Node;
-use super::guide::Guide;
+use super::fleet::FleetNode;
+use super::guide::StrategySelectorConfig;
 use super::scheduler::Scheduler;
 use super::space::Space;
 use crate::planner::{Environment, NodeClass};
@@ -25,7 +25,7 @@ impl LostNodes {
     }
 }
 
-impl Guide {
+impl StrategySelectorConfig {
     /// How long a lost node is expected to come back, in milliseconds. Where none is expected to
     /// fail, one that does is gone.
     fn back_within_ms(&self) -> u64 {
@@ -57,7 +57,7 @@ impl Scheduler {
         until.map(|since| since.plus_ms(within_ms)).min()
     }
 
-    fn expected_nodes(&self) -> impl Iterator<Item = (ServerId, &Node)> {
+    fn expected_nodes(&self) -> impl Iterator<Item = (ServerId, &FleetNode)> {
         let lost = self.guided.as_ref().map(|guided| &guided.lost_nodes.0);
         let lost = lost.into_iter().flat_map(BTreeMap::keys);
         let away = lost.filter_map(|server| Some((*server, self.fleet.get(*server)?)));
@@ -74,7 +74,7 @@ impl Scheduler {
     }
 
     /// The nodes to plan with, equal ones together.
-    pub(super) fn environment(&self, guide: &Guide) -> Environment {
+    pub(super) fn environment(&self, guide: &StrategySelectorConfig) -> Environment {
         let mut kinds: BTreeMap<(u32, Space, &str), u32> = BTreeMap::new();
         for (id, node) in self.expected_nodes() {
             let kind = (

@@ -7,17 +7,17 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 
 use super::action::{Action, MountedVolume};
-use super::declared::Warning;
+use super::declared::RunWarning;
 use super::failed_logs::FailedLogs;
 use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
 use super::timers::Timer;
-use super::volumes::State;
+use super::volumes::InstanceState;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Where an extraction is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum ExtractionState {
     /// The volume's writers are not all done.
     Waiting,
     /// The server was asked.
@@ -44,13 +44,13 @@ struct Failing {
 /// All extractions, in the order of the workflow's list.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Extractions {
-    stages: Vec<Stage>,
+    stages: Vec<ExtractionState>,
     /// When a server was asked for each last.
     asked: Vec<Time>,
     faults: Vec<u32>,
     failing: BTreeMap<u32, Failing>,
     /// What the user is told at the end of each that is given up.
-    given_up: BTreeMap<u32, Warning>,
+    given_up: BTreeMap<u32, RunWarning>,
     /// Kinds of refusals that the user was told of.
     told: BTreeSet<ErrorCode>,
     by_id: BTreeMap<ExtractionId, u32>,
@@ -64,7 +64,7 @@ pub(super) struct Extractions {
 impl Extractions {
     pub(super) fn new(extracts: usize) -> Self {
         Self {
-            stages: vec![Stage::Waiting; extracts],
+            stages: vec![ExtractionState::Waiting; extracts],
             asked: vec![Time::default(); extracts],
             faults: vec![0; extracts],
             failing: BTreeMap::new(),
@@ -87,7 +87,7 @@ impl Extractions {
     pub(super) fn under_way(&self) -> impl Iterator<Item = (u32, ExtractionId, VolumeId)> {
         let asked = self.by_id.iter();
         let asked = asked.filter_map(|(id, index)| match self.stages[*index as usize] {
-            Stage::Sending(_, volume) => Some((*index, *id, volume)),
+            ExtractionState::Sending(_, volume) => Some((*index, *id, volume)),
             _ => None,
         });
         asked.chain(self.logs.under_way())
@@ -95,15 +95,15 @@ impl Extractions {
 
     /// Whether nothing was done about an extraction yet.
     pub(super) fn is_waiting(&self, index: u32) -> bool {
-        self.stages[index as usize] == Stage::Waiting
+        self.stages[index as usize] == ExtractionState::Waiting
     }
 
     /// An extraction from this volume that was begun: its id, and whether a server is asked for it
     /// now.
     pub(super) fn begun(&self, index: u32, volume: VolumeId) -> Option<(ExtractionId, bool)> {
         match self.stages[index as usize] {
-            Stage::Sending(extract, of) if of == volume => Some((extract, true)),
-            Stage::Paused(extract, of) if of == volume => Some((extract, false)),
+            ExtractionState::Sending(extract, of) if of == volume => Some((extract, true)),
+            ExtractionState::Paused(extract, of) if of == volume => Some((extract, false)),
             _ => None,
         }
     }
@@ -113,7 +113,7 @@ impl Extractions {
         // Only what was refused is kept.
         let refused = self.failing.keys();
         let kept = refused.filter_map(|index| match self.stages[*index as usize] {
-            Stage::Kept(id) => Some(id),
+            ExtractionState::Kept(id) => Some(id),
             _ => None,
         });
         kept.collect()
@@ -125,21 +125,21 @@ impl Extractions {
             return self.logs.volume_of(extract);
         };
         match self.stages[*index as usize] {
-            Stage::Sending(_, id) | Stage::Paused(_, id) => Some(id),
+            ExtractionState::Sending(_, id) | ExtractionState::Paused(_, id) => Some(id),
             _ => None,
         }
     }
 
     /// Where the results are that could not be sent, and how to fetch each.
-    pub(super) fn messages(&self) -> impl Iterator<Item = &Warning> {
+    pub(super) fn messages(&self) -> impl Iterator<Item = &RunWarning> {
         self.given_up.values()
     }
 
     /// Volumes that hold finished files which are not at home.
     pub(super) fn holders(&self) -> BTreeSet<VolumeId> {
-        let holder = |stage: &Stage| match *stage {
-            Stage::Sending(_, id) | Stage::Paused(_, id) | Stage::Kept(id) => Some(id),
-            Stage::Waiting | Stage::Done | Stage::Failed => None,
+        let holder = |stage: &ExtractionState| match *stage {
+            ExtractionState::Sending(_, id) | ExtractionState::Paused(_, id) | ExtractionState::Kept(id) => Some(id),
+            ExtractionState::Waiting | ExtractionState::Done | ExtractionState::Failed => None,
         };
         self.stages.iter().filter_map(holder).collect()
     }
@@ -178,13 +178,13 @@ impl Scheduler {
         }
         let (name, time) = (
             &self.graph.workflow.job(job).name,
-            describe_ms(self.settings.extract_wait_ms),
+            describe_ms(self.settings.extract_timeout_ms),
         );
         let text = format!(
             "job '{name}' waits for a home that does not answer: {fault}; start it again, what \
              needs it is tried for {time}"
         );
-        self.tell(Warning {
+        self.tell(RunWarning {
             job: Some(job),
             volume: None,
             node: None,
@@ -199,7 +199,7 @@ impl Scheduler {
             return;
         }
         for index in node.extracts.clone() {
-            if self.extractions.stages[index as usize] == Stage::Waiting {
+            if self.extractions.stages[index as usize] == ExtractionState::Waiting {
                 self.send(index, volume);
             }
         }
@@ -212,12 +212,12 @@ impl Scheduler {
         if self
             .volumes
             .get(id)
-            .is_none_or(|instance| instance.state != State::Ready)
+            .is_none_or(|instance| instance.state != InstanceState::Ready)
         {
             return;
         }
         let extract = ExtractionId(self.next_id());
-        self.extractions.stages[index as usize] = Stage::Sending(extract, id);
+        self.extractions.stages[index as usize] = ExtractionState::Sending(extract, id);
         self.extractions.asked[index as usize] = self.now;
         self.extractions.by_id.insert(extract, index);
         let source = MountedVolume { volume, id, server };
@@ -229,10 +229,10 @@ impl Scheduler {
     }
 
     pub(super) fn send_again(&mut self, index: u32) {
-        let Stage::Paused(extract, id) = self.extractions.stages[index as usize] else {
+        let ExtractionState::Paused(extract, id) = self.extractions.stages[index as usize] else {
             return self.send_log_again(index);
         };
-        self.extractions.stages[index as usize] = Stage::Sending(extract, id);
+        self.extractions.stages[index as usize] = ExtractionState::Sending(extract, id);
         self.extractions.asked[index as usize] = self.now;
         let Some(instance) = self.volumes.get(id) else {
             return;
@@ -259,7 +259,7 @@ impl Scheduler {
         self.extractions.failing.remove(&index);
         self.extractions.bytes += bytes;
         self.extractions.done += 1;
-        self.close_extract(index, Stage::Done);
+        self.close_extract(index, ExtractionState::Done);
     }
 
     pub(super) fn extract_failed(&mut self, extract: ExtractionId, error: &Error) {
@@ -269,12 +269,12 @@ impl Scheduler {
         let Some(&index) = self.extractions.by_id.get(&extract) else {
             return;
         };
-        let Stage::Sending(_, id) = self.extractions.stages[index as usize] else {
+        let ExtractionState::Sending(_, id) = self.extractions.stages[index as usize] else {
             return;
         };
         if error.code == ErrorCode::NotFound {
             self.extractions.by_id.remove(&extract);
-            self.extractions.stages[index as usize] = Stage::Waiting;
+            self.extractions.stages[index as usize] = ExtractionState::Waiting;
             self.not_written(index);
             return;
         }
@@ -283,11 +283,11 @@ impl Scheduler {
         let faults = *faults;
         let waited_ms = self.count_failing(index, error);
         self.tell_refusal(index, error, waited_ms);
-        if is_hopeless(error) || waited_ms >= self.settings.extract_wait_ms {
+        if is_hopeless(error) || waited_ms >= self.settings.extract_timeout_ms {
             self.keep(index, id);
             return;
         }
-        self.extractions.stages[index as usize] = Stage::Paused(extract, id);
+        self.extractions.stages[index as usize] = ExtractionState::Paused(extract, id);
         let pause_ms = self.settings.pause_ms(faults);
         self.timers
             .set(self.now.plus_ms(pause_ms), Timer::Extract(index));
@@ -327,7 +327,7 @@ impl Scheduler {
         let next = match is_hopeless(error) {
             true => "this is not tried again".to_owned(),
             false => {
-                let time = describe_ms(self.settings.extract_wait_ms);
+                let time = describe_ms(self.settings.extract_timeout_ms);
                 format!("mend that, it is tried again for {time}")
             }
         };
@@ -335,7 +335,7 @@ impl Scheduler {
             "file '{path}' of volume '{volume}' cannot be sent to {target}: {error}; {next}"
         );
         let volume = Some(spec.volume);
-        self.tell(Warning {
+        self.tell(RunWarning {
             job: None,
             volume,
             node: None,
@@ -346,12 +346,12 @@ impl Scheduler {
     /// Gives up sending a file that is finished: its volume outlives the run, and the user is told
     /// how to fetch it.
     fn keep(&mut self, index: u32, id: VolumeId) {
-        if let Stage::Sending(extract, _) | Stage::Paused(extract, _) =
+        if let ExtractionState::Sending(extract, _) | ExtractionState::Paused(extract, _) =
             self.extractions.stages[index as usize]
         {
             self.extractions.by_id.remove(&extract);
         }
-        self.extractions.stages[index as usize] = Stage::Kept(id);
+        self.extractions.stages[index as usize] = ExtractionState::Kept(id);
         self.extractions.failed += 1;
         let spec = &self.graph.workflow.extracts[index as usize];
         let name = &self.graph.workflow.volume(spec.volume).name;
@@ -385,7 +385,7 @@ impl Scheduler {
         let text = format!(
             "file '{path}' of volume '{name}' could not be sent to {target}: {error}; {stays}"
         );
-        let warning = Warning {
+        let warning = RunWarning {
             job: None,
             volume: Some(spec.volume),
             node: server,
@@ -397,8 +397,8 @@ impl Scheduler {
     /// The run ends: results that could not be sent so far stay where they are. Where one cannot,
     /// or does not get there soon, nobody knows yet of the others whether they can.
     pub(super) fn keep_unsent(&mut self) {
-        let under_way = |stage: &Stage| match stage {
-            Stage::Sending(_, id) | Stage::Paused(_, id) => Some(*id),
+        let under_way = |stage: &ExtractionState| match stage {
+            ExtractionState::Sending(_, id) | ExtractionState::Paused(_, id) => Some(*id),
             _ => None,
         };
         let unsent = (0u32..).zip(self.extractions.stages.iter().map(under_way));
@@ -430,12 +430,12 @@ impl Scheduler {
         for index in self.graph.volume(volume).extracts.clone() {
             let stage = &mut self.extractions.stages[index as usize];
             match *stage {
-                Stage::Sending(extract, of) | Stage::Paused(extract, of) if of == id => {
-                    *stage = Stage::Waiting;
+                ExtractionState::Sending(extract, of) | ExtractionState::Paused(extract, of) if of == id => {
+                    *stage = ExtractionState::Waiting;
                     self.extractions.by_id.remove(&extract);
                 }
-                Stage::Kept(of) if of == id => {
-                    *stage = Stage::Waiting;
+                ExtractionState::Kept(of) if of == id => {
+                    *stage = ExtractionState::Waiting;
                     self.extractions.failed -= 1;
                     // At the end of the run nobody makes the volume again.
                     if self.phase != Phase::Finishing {
@@ -454,14 +454,14 @@ impl Scheduler {
         }
         for index in self.graph.volume(volume).extracts.clone() {
             match self.extractions.stages[index as usize] {
-                Stage::Done | Stage::Failed | Stage::Kept(_) => continue,
-                Stage::Sending(extract, _) | Stage::Paused(extract, _) => {
+                ExtractionState::Done | ExtractionState::Failed | ExtractionState::Kept(_) => continue,
+                ExtractionState::Sending(extract, _) | ExtractionState::Paused(extract, _) => {
                     self.extractions.by_id.remove(&extract);
                 }
-                Stage::Waiting => {}
+                ExtractionState::Waiting => {}
             }
             self.extractions.failed += 1;
-            self.close_extract(index, Stage::Failed);
+            self.close_extract(index, ExtractionState::Failed);
         }
     }
 
@@ -486,7 +486,7 @@ impl Scheduler {
         }
     }
 
-    fn close_extract(&mut self, index: u32, stage: Stage) {
+    fn close_extract(&mut self, index: u32, stage: ExtractionState) {
         self.extractions.stages[index as usize] = stage;
         let volume = self.graph.workflow.extracts[index as usize].volume;
         let pipeline = self.graph.close_extract(volume);

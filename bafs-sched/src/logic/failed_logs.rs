@@ -11,7 +11,7 @@ use bafs_proto::{Error, ErrorCode};
 use super::action::{Action, MountedVolume};
 use super::scheduler::{Phase, Scheduler};
 use super::timers::Timer;
-use super::volumes::State;
+use super::volumes::InstanceState;
 use crate::workflow::JobIndex;
 
 /// A log that does not get home is tried for so long, in milliseconds: its last lines are in the
@@ -97,7 +97,7 @@ impl Scheduler {
             let attempt = self.attempts.get(&job);
             let is_other = attempt.is_some_and(|attempt| !attempt.uses(id));
             let instance = self.volumes.get(id);
-            let is_ready = instance.is_some_and(|instance| instance.state == State::Ready);
+            let is_ready = instance.is_some_and(|instance| instance.state == InstanceState::Ready);
             if is_other || !is_ready {
                 continue;
             }
@@ -200,7 +200,7 @@ impl Scheduler {
     /// Deletes a volume that stayed only for its logs, when the last of them is done.
     fn release_log(&mut self, id: VolumeId) {
         let instance = self.volumes.get(id);
-        let is_held = instance.is_some_and(|instance| instance.state == State::Held);
+        let is_held = instance.is_some_and(|instance| instance.state == InstanceState::Held);
         if is_held && !self.extractions.logs.holds(id) {
             self.retire(id);
         }

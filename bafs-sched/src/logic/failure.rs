@@ -8,16 +8,16 @@ use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorClass, ErrorCode};
 
 use super::action::Action;
-use super::attempt::Stage;
-use super::declared::Warning;
-use super::fleet::Node;
+use super::attempt::AttemptState;
+use super::declared::RunWarning;
+use super::fleet::FleetNode;
 use super::full_disk::Finder;
 use super::graph::JobState;
 use super::progress::JobFailure;
 use super::scheduler::Scheduler;
 use super::timers::Timer;
 use super::troubles::Away;
-use super::volumes::State;
+use super::volumes::InstanceState;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// A job is tried so often before it is believed that no node can run it: a refusal may pass.
@@ -155,7 +155,7 @@ impl Scheduler {
         let is_common = refused_by.len() >= REFUSALS_MAX;
         let refused_by = &self.graph.job(job).troubles.refused_by;
         let is_other =
-            |(id, node): (_, &Node)| !refused_by.contains(&id) && node.seen.slots >= slots;
+            |(id, node): (_, &FleetNode)| !refused_by.contains(&id) && node.seen.slots >= slots;
         let is_last = !self.fleet.live().any(is_other);
         if is_common || is_last {
             self.fail(job, reason, output_tail);
@@ -180,7 +180,7 @@ impl Scheduler {
             .saturating_add(1);
         if self.fleet.is_any_fit() {
             self.environment_fault(job, &error.to_string());
-            self.set_aside(server, self.settings.aside_ms);
+            self.set_aside(server, self.settings.quarantine_ms);
         } else if faults < HOPELESS_FAULTS_MIN {
             self.environment_fault(job, &error.to_string());
         } else {
@@ -277,7 +277,7 @@ impl Scheduler {
         self.graph.job_mut(job).troubles.environment.away = Some(away);
         let waited_ms = now.ms_since(away.since);
         self.tell_of_home(job, waited_ms, fault);
-        (waited_ms < self.settings.extract_wait_ms).then_some(away.tries)
+        (waited_ms < self.settings.extract_timeout_ms).then_some(away.tries)
     }
 
     /// After a failure of its environment that is counted: a job is tried again, or held.
@@ -338,9 +338,9 @@ impl Scheduler {
     }
 
     fn tell_aside(&mut self, server: ServerId, why: &str) {
-        let (name, seconds) = (self.fleet.name(server), self.settings.aside_ms / 1_000);
+        let (name, seconds) = (self.fleet.name(server), self.settings.quarantine_ms / 1_000);
         let text = format!("node {name} {why}: it gets no new work for {seconds} s");
-        self.tell(Warning {
+        self.tell(RunWarning {
             job: None,
             volume: None,
             node: Some(server),
@@ -354,7 +354,7 @@ impl Scheduler {
         let Some(server) = self.attempts.get(&job).map(|attempt| attempt.server) else {
             return;
         };
-        let has_run = self.attempts[&job].stage == Stage::Running;
+        let has_run = self.attempts[&job].stage == AttemptState::Running;
         if has_run {
             // All jobs of a node tell of one and the same loss.
             let is_known = |(gone, at): &(ServerId, Time)| {
@@ -412,7 +412,7 @@ impl Scheduler {
     /// Jobs fail on a node that do not fail elsewhere.
     fn suspect(&mut self, server: ServerId) {
         self.fleet.update(server, |node| node.is_suspect = true);
-        self.set_aside(server, self.settings.aside_ms);
+        self.set_aside(server, self.settings.quarantine_ms);
     }
 
     /// Gives a node no new work for a while.
@@ -508,7 +508,7 @@ impl Scheduler {
         if self
             .volumes
             .get(id)
-            .is_some_and(|i| i.state == State::Copying)
+            .is_some_and(|i| i.state == InstanceState::Copying)
         {
             self.copy_failed(id);
             return;
@@ -516,7 +516,7 @@ impl Scheduler {
         let creating = self
             .volumes
             .get_mut(id)
-            .filter(|i| i.state == State::Creating);
+            .filter(|i| i.state == InstanceState::Creating);
         let Some(instance) = creating else {
             self.delete_late(id);
             return;

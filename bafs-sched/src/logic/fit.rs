@@ -8,7 +8,7 @@ use bafs_proto::ids::ServerId;
 use super::place::{Care, Create};
 use super::scheduler::Scheduler;
 use super::space::Space;
-use super::trial::{Offer, Prefer, Trial};
+use super::trial::{NodeCapacity, Prefer, Trial};
 use crate::workflow::{FILES_MAX, JobIndex, VolumeIndex};
 
 /// Kinds of pipelines that are judged: those with the same sizes count as one kind.
@@ -28,7 +28,7 @@ const FOLLOWED_STEPS_MAX: usize = 40_000;
 const NAMES_SHOWN: usize = 5;
 
 /// Said of what does not fit without a plan: only plans let jobs' volumes lie on other nodes.
-pub(crate) const WITH_A_PLAN: &str = "; without a plan what a job needs lies on its own node: \
+pub(crate) const PLAN_HINT: &str = "; without a plan what a job needs lies on its own node: \
     `bafs run --plan` may lay it on several";
 
 /// What became of trying whether a pipeline fits.
@@ -43,7 +43,7 @@ impl Scheduler {
     /// Why the workflow can never run on the nodes that are there, if so.
     pub(super) fn misfit(&self) -> Option<String> {
         let too_wide = self.too_wide();
-        if too_wide.is_some() || self.settings.is_private_at_home() {
+        if too_wide.is_some() || self.settings.has_private_data_at_home() {
             return too_wide;
         }
         let too_large = self.too_large_volume().or_else(|| self.too_large_caches());
@@ -60,7 +60,7 @@ impl Scheduler {
         let storing = nodes.filter(|(id, _)| self.fleet.offered(*id).bytes > 0);
         match storing.count() {
             0 | 1 => Some(too_large),
-            _ => Some(too_large + WITH_A_PLAN),
+            _ => Some(too_large + PLAN_HINT),
         }
     }
 
@@ -103,12 +103,12 @@ impl Scheduler {
     }
 
     /// The same with their slots.
-    fn offers(&self) -> Vec<Offer> {
-        let offer = |id| Offer {
+    fn offers(&self) -> Vec<NodeCapacity> {
+        let offer = |id| NodeCapacity {
             space: self.fleet.offered(id),
             slots: self.fleet.get(id).map_or(0, |node| node.seen.slots),
         };
-        let mut offers: Vec<Offer> = self.nodes_for_scratch().map(offer).collect();
+        let mut offers: Vec<NodeCapacity> = self.nodes_for_scratch().map(offer).collect();
         offers.sort_unstable_by(|a, b| b.cmp(a));
         offers
     }
@@ -172,9 +172,9 @@ impl Scheduler {
                 let group = groups.entry(need.files);
                 let group = *group.or_insert_with(|| self.largest_group(need.files));
                 let place = "all nodes of a group together offer";
-                (group.holds(need), group, place)
+                (group.can_hold(need), group, place)
             } else {
-                let fits = sizes.iter().any(|size| size.holds(need));
+                let fits = sizes.iter().any(|size| size.can_hold(need));
                 (fits, largest(&sizes), "the largest node offers")
             };
             if fits || self.graph.volume(volume).users_left == 0 {
@@ -186,7 +186,7 @@ impl Scheduler {
                 spec.name,
                 describe(need),
                 describe(have),
-                describe_lack(need.minus(have)),
+                describe_lack(need.saturating_sub(have)),
                 describe_sizes(&sizes, self.settings.slack_permille)
             ));
         }
@@ -201,7 +201,7 @@ impl Scheduler {
             !self.graph.state(job).is_final()
         };
         let mut large = needs
-            .filter(|(job, need)| !sizes.iter().any(|size| size.holds(*need)) && is_left(*job));
+            .filter(|(job, need)| !sizes.iter().any(|size| size.can_hold(*need)) && is_left(*job));
         let (job, need) = large.next()?;
         let have = largest(&sizes);
         Some(format!(
@@ -210,7 +210,7 @@ impl Scheduler {
             self.graph.workflow.jobs[job].name,
             describe(need),
             describe(have),
-            describe_lack(need.minus(have)),
+            describe_lack(need.saturating_sub(have)),
             describe_sizes(&sizes, self.settings.slack_permille)
         ))
     }
@@ -218,7 +218,7 @@ impl Scheduler {
     /// A pipeline that does not fit even when nothing else runs.
     fn too_large_pipeline(&self) -> Option<String> {
         let offers = self.offers();
-        let mut able: BTreeMap<u32, Vec<Offer>> = BTreeMap::new();
+        let mut able: BTreeMap<u32, Vec<NodeCapacity>> = BTreeMap::new();
         let mut seen = BTreeSet::new();
         for job in self.graph.job_indexes() {
             let pipeline = self.graph.pipeline(job);
@@ -265,7 +265,7 @@ impl Scheduler {
         let course = self.graph.courses.of(pipeline);
         let sum = |job: &JobIndex| {
             let scratch = self.scratch_of(*job).into_iter();
-            scratch.fold(Space::ZERO, |sum, volume| sum.plus(self.size_of(volume)))
+            scratch.fold(Space::ZERO, |sum, volume| sum.saturating_add(self.size_of(volume)))
         };
         let peak = self.graph.courses.peak(pipeline);
         let demanding = course.iter().max_by_key(|job| sum(job));
@@ -273,8 +273,8 @@ impl Scheduler {
         let name = |job: JobIndex| &self.graph.workflow.job(job).name;
         let have = largest(sizes);
         let widest = self.widest(pipeline);
-        let mut roomy = offers.iter().filter(|offer| offer.space.holds(peak));
-        if have.holds(peak) && roomy.all(|offer| offer.slots < widest) {
+        let mut roomy = offers.iter().filter(|offer| offer.space.can_hold(peak));
+        if have.can_hold(peak) && roomy.all(|offer| offer.slots < widest) {
             return format!(
                 "the pipeline of job '{}' can never fit, in whatever order and even alone: on \
                  nodes with as many slots as its jobs ask for (up to {widest} CPUs) there is no \
@@ -293,7 +293,7 @@ impl Scheduler {
             name(demanding),
             self.names(&self.scratch_of(demanding)),
             describe(have),
-            describe_lack(peak.minus(have)),
+            describe_lack(peak.saturating_sub(have)),
             describe_sizes(sizes, self.settings.slack_permille)
         )
     }
@@ -341,10 +341,10 @@ impl Scheduler {
     /// Whether it is known that a pipeline never fits, even alone.
     pub(super) fn can_never_fit(&self, pipeline: u32) -> bool {
         let offers = self.offers();
-        let is_easy = self.will_spill() || self.settings.is_private_at_home();
+        let is_easy = self.will_spill() || self.settings.has_private_data_at_home();
         let widest = self.widest(pipeline);
         let able = offers.iter().filter(|offer| offer.slots >= widest);
-        let able: Vec<Offer> = able.copied().collect();
+        let able: Vec<NodeCapacity> = able.copied().collect();
         !is_easy
             && !self.fits_one_of(pipeline, &able)
             && self.fits_alone(pipeline, &offers) == Fit::Never
@@ -352,9 +352,9 @@ impl Scheduler {
 
     /// Whether all scratch volumes of a pipeline fit on one of these nodes, which have the slots
     /// for its jobs, and its caches beside them on all nodes.
-    fn fits_one_of(&self, pipeline: u32, offers: &[Offer]) -> bool {
+    fn fits_one_of(&self, pipeline: u32, offers: &[NodeCapacity]) -> bool {
         let peaks = self.graph.courses.peaks(pipeline);
-        let holds = |need: Space| offers.iter().any(|offer| offer.space.holds(need));
+        let holds = |need: Space| offers.iter().any(|offer| offer.space.can_hold(need));
         holds(peaks.whole)
             || holds(peaks.least) && self.is_offered(peaks.whole.bytes, |id| self.fleet.offered(id))
     }
@@ -372,7 +372,7 @@ impl Scheduler {
 
     /// Whether a pipeline fits when nothing else runs: its volumes may lie on several nodes, those
     /// that a job makes on one.
-    fn fits_alone(&self, pipeline: u32, offers: &[Offer]) -> Fit {
+    fn fits_alone(&self, pipeline: u32, offers: &[NodeCapacity]) -> Fit {
         let course = self.graph.courses.of(pipeline);
         if course.len() > TRIED_JOBS_MAX {
             return Fit::Unknown;
@@ -411,14 +411,14 @@ impl Scheduler {
             || course.len() > FOLLOWED_JOBS_MAX
             || course.len() * nodes > FOLLOWED_STEPS_MAX
             || self.may_spill()
-            || self.settings.is_private_at_home()
+            || self.settings.has_private_data_at_home()
         {
             return true;
         }
         let is_enough = || {
             let bytes = peaks.whole.bytes;
-            usable.holds(peaks.whole)
-                || usable.holds(peaks.least) && self.is_offered(bytes, |id| self.fleet.usable(id))
+            usable.can_hold(peaks.whole)
+                || usable.can_hold(peaks.least) && self.is_offered(bytes, |id| self.fleet.usable(id))
         };
         if self.spares_wide_jobs(course, creates) && is_enough() {
             return true;
@@ -437,11 +437,11 @@ impl Scheduler {
         if course.len() * nodes.len() > FOLLOWED_STEPS_MAX {
             return true;
         }
-        let offer = |id: &ServerId| Offer {
+        let offer = |id: &ServerId| NodeCapacity {
             space: self.fleet.usable(*id),
             slots: slots(id),
         };
-        let mut offers: Vec<Offer> = nodes.iter().map(offer).collect();
+        let mut offers: Vec<NodeCapacity> = nodes.iter().map(offer).collect();
         let all = self.fleet.live().map(|(id, _)| self.fleet.usable(id));
         let beside = bytes_of(all).saturating_sub(bytes_of(offers.iter().map(|offer| offer.space)));
         let mut at = BTreeMap::new();
@@ -449,7 +449,7 @@ impl Scheduler {
             let Some(node) = nodes.iter().position(|id| *id == server) else {
                 continue;
             };
-            offers[node].space = offers[node].space.minus(self.size_of(volume));
+            offers[node].space = offers[node].space.saturating_sub(self.size_of(volume));
             at.insert(volume, node);
         }
         let has_begun = |other: &&JobIndex| **other != job && self.graph.state(**other).has_begun();

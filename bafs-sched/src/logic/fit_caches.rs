@@ -29,7 +29,7 @@ impl Scheduler {
                     self.names(&caches),
                     describe_bytes(need),
                     describe_bytes(have),
-                    describe_bytes(need.minus(have))
+                    describe_bytes(need.saturating_sub(have))
                 )
             })
         })

@@ -20,13 +20,13 @@ impl Scheduler {
     /// A job whose volumes are more than all nodes offer together.
     pub(super) fn too_large_together(&self) -> Option<String> {
         let all = self.fleet.live().map(|(id, _)| self.fleet.offered(id));
-        let all = all.fold(Space::ZERO, Space::plus);
+        let all = all.fold(Space::ZERO, Space::saturating_add);
         let for_scratch: Vec<Space> = self
             .nodes_for_scratch()
             .map(|id| self.fleet.offered(id))
             .collect();
         let largest = for_scratch.iter().copied().max().unwrap_or_default();
-        let scratch_all = for_scratch.iter().copied().fold(Space::ZERO, Space::plus);
+        let scratch_all = for_scratch.iter().copied().fold(Space::ZERO, Space::saturating_add);
         self.jobs_left().find_map(|job| {
             let mounted = self.graph.mounted(job).into_iter();
             let volumes: Vec<VolumeIndex> = mounted.map(|(volume, _)| volume).collect();
@@ -34,7 +34,7 @@ impl Scheduler {
             let (caches, scratch): (Vec<VolumeIndex>, Vec<VolumeIndex>) =
                 volumes.iter().copied().partition(is_cache);
             let own = self.sum_of(&scratch);
-            if scratch.len() > 1 && !scratch_all.holds(own) {
+            if scratch.len() > 1 && !scratch_all.can_hold(own) {
                 return Some(self.describe_together(job, &scratch, own, scratch_all));
             }
             // Of caches each node has all files, which is judged where they are read.
@@ -42,11 +42,11 @@ impl Scheduler {
                 files: 0,
                 ..self.sum_of(&caches)
             };
-            let need = own.plus(batch);
+            let need = own.saturating_add(batch);
             if !caches.is_empty() && need.bytes > all.bytes {
                 return Some(self.describe_together(job, &volumes, need, all));
             }
-            if largest.holds(own) {
+            if largest.can_hold(own) {
                 return None;
             }
             self.too_large_pieces(job, &scratch, &for_scratch)
@@ -55,7 +55,7 @@ impl Scheduler {
 
     fn sum_of(&self, volumes: &[VolumeIndex]) -> Space {
         let sizes = volumes.iter().map(|volume| self.size_of(*volume));
-        sizes.fold(Space::ZERO, Space::plus)
+        sizes.fold(Space::ZERO, Space::saturating_add)
     }
 
     fn describe_together(
@@ -65,7 +65,7 @@ impl Scheduler {
         need: Space,
         have: Space,
     ) -> String {
-        let lack = need.minus(have);
+        let lack = need.saturating_sub(have);
         let amount = |space: Space| match lack.files {
             0 => describe_bytes(space),
             _ => describe(space),
@@ -127,14 +127,14 @@ impl Scheduler {
         self.jobs_left().find_map(|job| {
             let caches = self.caches_of(job);
             let floors = caches.iter().map(|cache| floor(self.size_of(*cache)));
-            let need = floors.fold(first[job.as_usize()], Space::plus);
+            let need = floors.fold(first[job.as_usize()], Space::saturating_add);
             let slots = self.slots_of(job);
             let nodes = by_slots.entry(slots).or_insert_with(|| {
                 let able = self.fleet.live().filter(|(_, it)| it.seen.slots >= slots);
                 able.map(|(id, _)| self.fleet.offered(id)).collect()
             });
             let have = nodes.iter().copied().max().unwrap_or_default();
-            let fits = nodes.iter().any(|node| node.holds(need));
+            let fits = nodes.iter().any(|node| node.can_hold(need));
             (!fits).then(|| {
                 format!(
                     "job '{}' needs {} on its own node (what it is the first to use of {}), but \
@@ -144,7 +144,7 @@ impl Scheduler {
                     describe(need),
                     self.names(&self.volumes_of(job)),
                     describe(have),
-                    describe_lack(need.minus(have)),
+                    describe_lack(need.saturating_sub(have)),
                 )
             })
         })

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 
-use super::event::NodeSeen;
+use super::event::NodeInfo;
 use super::full_disk::Fullness;
 use super::space::{Space, scale_up};
-use super::tally::Tally;
+use super::tally::WorkCounter;
 use crate::workflow::JobIndex;
 
 /// Nodes that a search for a place looks at in each order of preference.
@@ -37,8 +37,8 @@ impl Limit {
 
 /// One node, as we believe it to be.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Node {
-    pub(super) seen: NodeSeen,
+pub(super) struct FleetNode {
+    pub(super) seen: NodeInfo,
     /// What our own volumes reserve there.
     pub(super) reserved: Space,
     /// Slots that our own executions occupy.
@@ -67,7 +67,7 @@ pub(super) struct Node {
     pub(super) limit: Option<Limit>,
 }
 
-impl Node {
+impl FleetNode {
     /// Slots that this run may use.
     pub(super) fn slots(&self) -> u32 {
         let limit = self.limit.map_or(u32::MAX, |limit| limit.slots);
@@ -101,7 +101,7 @@ impl Node {
 /// All nodes, with those that can take work ordered by what they have free.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Fleet {
-    nodes: BTreeMap<ServerId, Node>,
+    nodes: BTreeMap<ServerId, FleetNode>,
     /// Nodes that may take work and have a free slot, by free slots and bytes.
     by_slots: BTreeSet<(u32, u64, ServerId)>,
     /// The same nodes by bytes.
@@ -121,7 +121,7 @@ pub(super) struct Fleet {
     /// Slots of these nodes that this run may use.
     pub(super) slots: u64,
     /// Nodes that were looked at.
-    pub(super) tally: Tally,
+    pub(super) tally: WorkCounter,
 }
 
 impl Fleet {
@@ -153,18 +153,18 @@ impl Fleet {
                 .any(|(_, node)| node.limit == Some(Limit::NOTHING))
     }
 
-    pub(super) fn get(&self, server: ServerId) -> Option<&Node> {
+    pub(super) fn get(&self, server: ServerId) -> Option<&FleetNode> {
         self.tally.one();
         self.nodes.get(&server)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (ServerId, &Node)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ServerId, &FleetNode)> {
         let looked_at = self.nodes.iter().inspect(|_| self.tally.one());
         looked_at.map(|(id, node)| (*id, node))
     }
 
     /// Nodes that are alive, missing or not, set aside or not.
-    pub(super) fn live(&self) -> impl Iterator<Item = (ServerId, &Node)> {
+    pub(super) fn live(&self) -> impl Iterator<Item = (ServerId, &FleetNode)> {
         self.iter().filter(|(_, node)| !node.is_lost)
     }
 
@@ -178,7 +178,7 @@ impl Fleet {
     pub(super) fn update<R>(
         &mut self,
         server: ServerId,
-        change: impl FnOnce(&mut Node) -> R,
+        change: impl FnOnce(&mut FleetNode) -> R,
     ) -> Option<R> {
         self.tally.one();
         let slack = self.slack_permille;
@@ -227,14 +227,14 @@ impl Fleet {
     }
 
     /// Whether a listing of a node says nothing new.
-    pub(super) fn is_as_seen(&self, seen: &NodeSeen) -> bool {
+    pub(super) fn is_as_seen(&self, seen: &NodeInfo) -> bool {
         let node = self.nodes.get(&seen.id);
         node.is_some_and(|node| !node.is_lost && node.missing_since.is_none() && node.seen == *seen)
     }
 
     /// The other node, not lost, that was last seen at the address where this one is now: a machine
     /// that lost its disk comes back as another node, and the one that it was is gone.
-    pub(super) fn at_address_of(&self, seen: &NodeSeen) -> Option<ServerId> {
+    pub(super) fn at_address_of(&self, seen: &NodeInfo) -> Option<ServerId> {
         let other = self.by_address.get(&seen.address).copied()?;
         let is_there = self
             .nodes
@@ -250,7 +250,7 @@ impl Fleet {
     }
 
     /// Takes a listing of a node; answers whether it is new or was lost.
-    pub(super) fn see(&mut self, seen: NodeSeen) -> bool {
+    pub(super) fn see(&mut self, seen: NodeInfo) -> bool {
         let server = seen.id;
         let group = self.nodes.get(&server).map(|node| &node.seen.group);
         if group != Some(&seen.group) {
@@ -262,7 +262,7 @@ impl Fleet {
         }
         self.by_address.insert(seen.address.clone(), server);
         let limit = self.has_limits.then_some(Limit::NOTHING);
-        let node = self.nodes.entry(server).or_insert_with(|| Node {
+        let node = self.nodes.entry(server).or_insert_with(|| FleetNode {
             limit,
             seen: seen.clone(),
             reserved: Space::ZERO,
@@ -321,7 +321,7 @@ impl Fleet {
     }
 
     /// The nodes of the group of `server`, lost ones too.
-    pub(super) fn group_of(&self, server: ServerId) -> impl Iterator<Item = (ServerId, &Node)> {
+    pub(super) fn group_of(&self, server: ServerId) -> impl Iterator<Item = (ServerId, &FleetNode)> {
         let group = self.get(server).map(|node| &node.seen.group);
         let members = group.and_then(|group| self.groups.get(group));
         let looked_at = members.into_iter().flatten();
@@ -413,7 +413,7 @@ impl Fleet {
         node.blamed = node.blamed.saturating_add(1);
         node.is_proven = false;
         let is_bad = node.blamed >= blamed_max;
-        let is_witness = |node: &Node| node.blamed == 0 && node.is_proven;
+        let is_witness = |node: &FleetNode| node.blamed == 0 && node.is_proven;
         is_bad && self.can_spare(server) && self.any_other(server, is_witness)
     }
 
@@ -427,11 +427,11 @@ impl Fleet {
         node.is_proven = false;
         let is_bad = node.faults_in_row >= faults_max;
         // Where long jobs run, none may have ended yet.
-        let is_witness = |node: &Node| node.faults_in_row == 0 && (node.is_proven || node.busy > 0);
+        let is_witness = |node: &FleetNode| node.faults_in_row == 0 && (node.is_proven || node.busy > 0);
         is_bad && self.can_spare(server) && self.any_other(server, is_witness)
     }
 
-    fn any_other(&self, server: ServerId, is_witness: impl Fn(&Node) -> bool) -> bool {
+    fn any_other(&self, server: ServerId, is_witness: impl Fn(&FleetNode) -> bool) -> bool {
         let mut others = self.live().filter(|(id, _)| *id != server);
         others.any(|(_, node)| node.seen.slots > 0 && is_witness(node))
     }
@@ -452,14 +452,14 @@ impl Fleet {
     }
 }
 
-fn live_slots(node: &Node) -> u64 {
+fn live_slots(node: &FleetNode) -> u64 {
     match node.is_lost {
         true => 0,
         false => u64::from(node.slots()),
     }
 }
 
-fn free_slots(node: &Node) -> u32 {
+fn free_slots(node: &FleetNode) -> u32 {
     if node.takes_work() && node.probe.is_none() {
         node.slots().saturating_sub(node.busy)
     } else {
@@ -467,40 +467,40 @@ fn free_slots(node: &Node) -> u32 {
     }
 }
 
-fn usable(node: &Node, slack_permille: u32) -> Space {
+fn usable(node: &FleetNode, slack_permille: u32) -> Space {
     match node.is_lost {
         true => Space::ZERO,
         false => usable_when_back(node, slack_permille),
     }
 }
 
-fn usable_when_back(node: &Node, slack_permille: u32) -> Space {
+fn usable_when_back(node: &FleetNode, slack_permille: u32) -> Space {
     match node.limit {
         None => offered_when_back(node, slack_permille),
         // What others hold is not in it.
-        Some(limit) => without_slack(node, node.seen.capacity, slack_permille).least(limit.space),
+        Some(limit) => without_slack(node, node.seen.capacity, slack_permille).component_min(limit.space),
     }
 }
 
-fn offered(node: &Node, slack_permille: u32) -> Space {
+fn offered(node: &FleetNode, slack_permille: u32) -> Space {
     match node.is_lost {
         true => Space::ZERO,
         false => offered_when_back(node, slack_permille),
     }
 }
 
-fn offered_when_back(node: &Node, slack_permille: u32) -> Space {
+fn offered_when_back(node: &FleetNode, slack_permille: u32) -> Space {
     let foreign = match node.limit {
         Some(limit) if limit.is_shared => Space::ZERO,
-        _ => node.seen.foreign,
+        _ => node.seen.foreign_space,
     };
     // A listing may still tell of the run before. What the node keeps for this one is really free.
     let kept = node.limit.map_or(Space::ZERO, |limit| limit.space);
-    let space = node.seen.capacity.minus(foreign).most(kept);
+    let space = node.seen.capacity.saturating_sub(foreign).component_max(kept);
     without_slack(node, space, slack_permille)
 }
 
-fn without_slack(node: &Node, mut space: Space, slack_permille: u32) -> Space {
+fn without_slack(node: &FleetNode, mut space: Space, slack_permille: u32) -> Space {
     let slack = scale_up(node.seen.capacity.bytes, u64::from(slack_permille), 1000);
     space.bytes = space
         .bytes
@@ -508,16 +508,16 @@ fn without_slack(node: &Node, mut space: Space, slack_permille: u32) -> Space {
     space
 }
 
-fn available(node: &Node, slack_permille: u32) -> Space {
-    usable(node, slack_permille).minus(node.reserved)
+fn available(node: &FleetNode, slack_permille: u32) -> Space {
+    usable(node, slack_permille).saturating_sub(node.reserved)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn node(id: u64, slots: u32, bytes: u64) -> NodeSeen {
-        NodeSeen::alone(ServerId(id), Space { bytes, files: 100 }, slots)
+    fn node(id: u64, slots: u32, bytes: u64) -> NodeInfo {
+        NodeInfo::single_group(ServerId(id), Space { bytes, files: 100 }, slots)
     }
 
     #[test]
@@ -537,8 +537,8 @@ mod tests {
     #[test]
     fn slack_and_foreign_space_are_left_alone() {
         let mut fleet = Fleet::new(100);
-        fleet.see(NodeSeen {
-            foreign: Space {
+        fleet.see(NodeInfo {
+            foreign_space: Space {
                 bytes: 30,
                 files: 0,
             },
@@ -569,7 +569,7 @@ mod tests {
         assert!(!fleet.count_fault(ServerId(1), 1), "there is no other");
         fleet.see(node(2, 1, 100));
         assert!(!fleet.count_fault(ServerId(1), 2), "the other ran nothing");
-        fleet.update(ServerId(2), Node::prove);
+        fleet.update(ServerId(2), FleetNode::prove);
         assert!(fleet.count_fault(ServerId(1), 2));
         assert!(!fleet.count_fault(ServerId(2), 1), "the other fails too");
     }
@@ -581,9 +581,9 @@ mod tests {
             fleet.see(node(id, 1, 100));
         }
         assert!(!fleet.blame(ServerId(1), 1), "no other ran anything");
-        fleet.update(ServerId(2), Node::prove);
+        fleet.update(ServerId(2), FleetNode::prove);
         assert!(fleet.blame(ServerId(1), 2));
-        fleet.update(ServerId(1), Node::prove);
+        fleet.update(ServerId(1), FleetNode::prove);
         assert!(!fleet.blame(ServerId(1), 2), "a job succeeded there since");
     }
 
@@ -593,13 +593,13 @@ mod tests {
         for id in 1..=8 {
             fleet.see(node(id, 1, 100));
         }
-        fleet.update(ServerId(8), Node::prove);
+        fleet.update(ServerId(8), FleetNode::prove);
         for id in 1..=2 {
             assert!(fleet.blame(ServerId(id), 1));
             fleet.update(ServerId(id), |node| node.is_suspect = true);
         }
         assert!(!fleet.blame(ServerId(3), 1), "that would be three of eight");
-        fleet.update(ServerId(1), Node::pardon);
+        fleet.update(ServerId(1), FleetNode::pardon);
         assert!(fleet.blame(ServerId(3), 1));
     }
 }

@@ -2,7 +2,7 @@
 //! In a run without losses that says nothing new, as jobs between them are declared. But when a
 //! job runs again and those between need not, nothing else would keep the later ones back.
 
-use crate::workflow::{JobIndex, Search, VolumeIndex, VolumeKind, Workflow};
+use crate::workflow::{JobIndex, OrderSearch, VolumeIndex, VolumeKind, Workflow};
 
 /// For each job the jobs, other than its children, that start only when it is done.
 pub(super) fn followers(workflow: &Workflow, rank: &[u32]) -> Vec<Vec<JobIndex>> {
@@ -22,7 +22,7 @@ pub(super) fn followers(workflow: &Workflow, rank: &[u32]) -> Vec<Vec<JobIndex>>
             continue;
         }
         // Users of a volume that is filled from a home need not be in an order.
-        let search = search.get_or_insert_with(|| Search::new(&workflow.jobs));
+        let search = search.get_or_insert_with(|| OrderSearch::new(&workflow.jobs));
         if search.is_before(earlier, later) == Ok(true) {
             followers[earlier.as_usize()].push(later);
         }

@@ -9,7 +9,7 @@ use bafs_proto::message::JobReport;
 use bafs_proto::report::VolumeUse;
 use bafs_proto::time::Time;
 
-use super::declared::Warning;
+use super::declared::RunWarning;
 use super::fit::describe_bytes;
 use super::graph::JobState;
 use super::scheduler::Scheduler;
@@ -32,16 +32,16 @@ const FULL_BYTES: u64 = 16 << 20;
 const NO_SPACE: &str = "No space left on device";
 
 /// What a user can do about a full disk.
-pub const FREE_OR_OFFER_LESS: &str = "free some of it, or start the node with a smaller --size";
+pub const FULL_DISK_HINT: &str = "free some of it, or start the node with a smaller --size";
 
 /// What a user can do about a disk that has bytes, but no inodes.
-pub const REMOVE_FILES: &str = "remove files from its disk, or start the node on another disk";
+pub const INODES_EXHAUSTED_HINT: &str = "remove files from its disk, or start the node on another disk";
 
 /// What tells in a reason that a disk lacks files, and not bytes.
 const NO_FILES: &str = "files (inodes) left";
 
 /// What a user can do when the run has ended.
-pub const RUN_ANEW: &str =
+pub const RERUN_HINT: &str =
     "remove the journal of this run and run it anew: results that are at home stay there";
 
 /// Jobs that are named when all wait for a full disk.
@@ -175,7 +175,7 @@ impl Scheduler {
             bytes: used.used_bytes,
             files: used.used_files,
         };
-        let is_short = !disk.holds(self.size_of(volume).minus(held));
+        let is_short = !disk.can_hold(self.size_of(volume).saturating_sub(held));
         let is_full = disk.bytes < FULL_BYTES || disk.files == 0;
         is_short && (is_full || report.output_tail.contains(NO_SPACE))
     }
@@ -210,7 +210,7 @@ impl Scheduler {
                 bytes: used.used_bytes,
                 files: used.used_files,
             };
-            Some((*volume, disk, disk.holds(size.minus(held))))
+            Some((*volume, disk, disk.can_hold(size.saturating_sub(held))))
         });
         if let Some((volume, disk, _)) = known.clone().find(|(.., has_room)| !has_room) {
             let disk = Some(disk);
@@ -243,7 +243,7 @@ impl Scheduler {
             let node = self.fleet.name(server);
             return format!(
                 " when volume {names} had no space, though not full: the disk of node {node} may \
-                 be full; {FREE_OR_OFFER_LESS}"
+                 be full; {FULL_DISK_HINT}"
             );
         }
         let full = self.refused_for_space(job, report);
@@ -268,7 +268,7 @@ impl Scheduler {
         if times <= PASSING_MAX {
             let name = &self.graph.workflow.job(job).name;
             let text = format!("job '{name}' failed and runs again: {why}; {}", remedy(why));
-            self.tell(Warning {
+            self.tell(RunWarning {
                 job: Some(job),
                 volume: None,
                 node: Some(server),
@@ -342,7 +342,7 @@ impl Scheduler {
             true => Timer::Full(server),
             false => Timer::Aside(server),
         };
-        self.set_aside_until(server, self.settings.pause_ms_max, timer);
+        self.set_aside_until(server, self.settings.retry_pause_ms_max, timer);
         times
     }
 
@@ -359,7 +359,7 @@ impl Scheduler {
                  {}; it is tried again",
                 remedy(fault)
             );
-            self.tell(Warning {
+            self.tell(RunWarning {
                 job: None,
                 volume: None,
                 node: Some(server),
@@ -462,7 +462,7 @@ impl Scheduler {
         let node = self.fleet.get(server)?;
         Some(format!(
             "no node can run job {}{more}: the disk of node {} was full {} times, one after the \
-             other (the last time: {}); {}; then {RUN_ANEW}",
+             other (the last time: {}); {}; then {RERUN_HINT}",
             names.join(", "),
             self.fleet.name(server),
             node.full.times(),
@@ -475,8 +475,8 @@ impl Scheduler {
 /// What helps against a disk that is full in this way.
 fn remedy(why: &str) -> &'static str {
     match why.contains(NO_FILES) {
-        true => REMOVE_FILES,
-        false => FREE_OR_OFFER_LESS,
+        true => INODES_EXHAUSTED_HINT,
+        false => FULL_DISK_HINT,
     }
 }
 
@@ -506,8 +506,8 @@ mod tests {
     #[test]
     fn remedy_fits_what_the_disk_lacks() {
         let told = |what: &str| remedy(&format!("the disk of node n1 has {what}"));
-        assert_eq!(told("no files (inodes) left: 0 of the 1,400"), REMOVE_FILES);
-        assert_eq!(told("4.0 kB free"), FREE_OR_OFFER_LESS);
+        assert_eq!(told("no files (inodes) left: 0 of the 1,400"), INODES_EXHAUSTED_HINT);
+        assert_eq!(told("4.0 kB free"), FULL_DISK_HINT);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The beginning of a run: waits for nodes on which the workflow fits.
 
-use super::declared::Warning;
+use super::declared::RunWarning;
 use super::scheduler::{Phase, Scheduler};
 use super::timers::Timer;
 
@@ -23,9 +23,9 @@ impl Scheduler {
             self.patience = None;
             return;
         };
-        let wait_ms = self.settings.nodes_wait_ms;
+        let wait_ms = self.settings.nodes_timeout_ms;
         let wait_ms = if has_nodes {
-            self.settings.settle_ms.min(wait_ms)
+            self.settings.fleet_settle_ms.min(wait_ms)
         } else {
             wait_ms
         };
@@ -52,7 +52,7 @@ impl Scheduler {
 
     fn tell_waiting(&mut self, trouble: &str, wait_ms: u64) {
         let seconds = wait_ms / 1_000;
-        self.tell(Warning {
+        self.tell(RunWarning {
             job: None,
             volume: None,
             node: None,
@@ -72,7 +72,7 @@ mod tests {
     use bafs_proto::time::Time;
 
     use super::*;
-    use crate::logic::{Action, Event, NodeSeen, Outcome, Settings, Space};
+    use crate::logic::{Action, Event, NodeInfo, Outcome, Settings, Space};
     use crate::workflow::parse_workflow;
 
     /// A job that needs what two nodes have together, and a run with so much patience.
@@ -82,8 +82,8 @@ mod tests {
         let none = |_: &str| Err("no files".to_owned());
         let workflow = parse_workflow("w.bafs", text, &none).unwrap().workflow;
         let settings = Settings {
-            settle_ms,
-            nodes_wait_ms: 60_000,
+            fleet_settle_ms: settle_ms,
+            nodes_timeout_ms: 60_000,
             ..Settings::default()
         };
         Scheduler::new(RunId(1), workflow, settings)
@@ -94,7 +94,7 @@ mod tests {
             bytes: 1_000_000_000,
             files: 100_000,
         };
-        let seen = Event::seen(vec![NodeSeen::alone(ServerId(node), space, 1)]);
+        let seen = Event::nodes_listed(vec![NodeInfo::single_group(ServerId(node), space, 1)]);
         let mut actions = Vec::new();
         scheduler.step(Time(at_ms), seen, &mut actions);
         actions

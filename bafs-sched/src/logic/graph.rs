@@ -13,7 +13,7 @@ use super::followers::followers;
 use super::mounted::{Mounted, Mounts};
 use super::standing::{Counted, Standing};
 use super::surveys::Changed;
-use super::tally::Tally;
+use super::tally::WorkCounter;
 use super::troubles::Troubles;
 use crate::workflow::{Job, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
@@ -26,7 +26,7 @@ pub enum JobState {
     /// It may start.
     Ready,
     /// It may start, but is held back for a while after a failure.
-    Held,
+    HeldBack,
     /// An attempt is under way.
     Active,
     /// It succeeded.
@@ -50,7 +50,7 @@ impl JobState {
 
     /// Whether the job may start soon, or runs.
     pub(super) fn is_near(self) -> bool {
-        matches!(self, Self::Ready | Self::Held | Self::Active)
+        matches!(self, Self::Ready | Self::HeldBack | Self::Active)
     }
 
     /// Whether the job has nothing left to do.
@@ -178,7 +178,7 @@ pub(super) struct Graph {
     /// Jobs that began, or were not begun any more.
     pub(super) begun: Changed<JobIndex>,
     /// Jobs and volumes that were looked at.
-    pub(super) tally: Tally,
+    pub(super) tally: WorkCounter,
 }
 
 impl Graph {
@@ -237,7 +237,7 @@ impl Graph {
             batch,
             begun_changes: 0,
             begun: Changed::default(),
-            tally: Tally::default(),
+            tally: WorkCounter::default(),
         };
         for job in graph.job_indexes() {
             let counted = Counted::of(graph.state(job), Standing::default());

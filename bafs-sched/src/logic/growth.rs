@@ -5,7 +5,7 @@
 use bafs_proto::ErrorClass;
 use bafs_proto::message::{JobOutcome, JobReport};
 
-use super::declared::Warning;
+use super::declared::RunWarning;
 use super::fit::describe;
 use super::scheduler::Scheduler;
 use super::sizes::Offered;
@@ -59,7 +59,7 @@ impl Scheduler {
 
     /// Scratch volumes that a job may write.
     pub(super) fn scratch_written(&self, job: JobIndex) -> Vec<VolumeIndex> {
-        if self.settings.is_private_at_home() {
+        if self.settings.has_private_data_at_home() {
             return Vec::new();
         }
         let mounted = self.graph.mounted(job).into_iter();
@@ -101,7 +101,7 @@ impl Scheduler {
                      with {after}, this once; declare a larger size"
                 ),
             };
-            self.tell(Warning {
+            self.tell(RunWarning {
                 job: Some(job),
                 volume: Some(volume),
                 node: None,
@@ -154,8 +154,8 @@ impl Scheduler {
             // Where nodes were small when its size was made up, or one was measured that needs less
             // than others, twice that says little.
             let made_up = kind.map(|kind| self.made_up(*kind, offered));
-            let twice = size.plus(size).most(made_up.unwrap_or_default());
-            twice.least(largest).most(size)
+            let twice = size.saturating_add(size).component_max(made_up.unwrap_or_default());
+            twice.component_min(largest).component_max(size)
         };
         let grows = |volume: &VolumeIndex| larger(*volume) != self.size_of(*volume);
         let volumes: Vec<VolumeIndex> = volumes.into_iter().filter(grows).collect();
@@ -178,7 +178,7 @@ impl Scheduler {
             return "needs a larger volume than declared".to_owned();
         }
         let had = volumes.iter().map(|volume| self.size_of(*volume));
-        let had = had.fold(Space::ZERO, Space::most);
+        let had = had.fold(Space::ZERO, Space::component_max);
         format!(
             "needs more than {}, and its pipeline would not fit on these nodes with a larger \
              volume; add storage",
@@ -230,7 +230,7 @@ impl Scheduler {
             for &(position, place, _, after) in &places {
                 let job = self.graph.courses.of(pipeline)[position];
                 let volume = self.scratch_of(job)[place];
-                if self.may_grow(volume) && after.holds(self.size_of(volume)) {
+                if self.may_grow(volume) && after.can_hold(self.size_of(volume)) {
                     self.resize(volume, after);
                     // As for the first of them, once; what is measured may be less.
                     if !self.sizes.is_undeclared(volume) {
@@ -301,7 +301,7 @@ impl Scheduler {
         let members: Vec<JobIndex> = self.graph.members(pipeline).collect();
         for job in members {
             let need = self.first_need(job);
-            self.scratch_need_max = self.scratch_need_max.most(need);
+            self.scratch_need_max = self.scratch_need_max.component_max(need);
         }
         self.enqueue_members(pipeline);
         true
@@ -319,6 +319,6 @@ impl Scheduler {
         };
         let mounted = self.graph.mounted(job).into_iter();
         let made = mounted.map(|(volume, _)| volume).filter(is_first);
-        made.fold(Space::ZERO, |sum, volume| sum.plus(self.size_of(volume)))
+        made.fold(Space::ZERO, |sum, volume| sum.saturating_add(self.size_of(volume)))
     }
 }

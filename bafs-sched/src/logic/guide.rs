@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 use super::computing::{Computing, MEASURED_MIN};
 use super::expected_nodes::LostNodes;
 use super::graph::JobState;
-use super::rules::{Admission, Rules};
+use super::rules::{Admission, AllocationRules};
 use super::scheduler::Scheduler;
-use crate::planner::{Advice, Environment, Shape, Strategy, plan_advised, predict_rest};
+use crate::planner::{SimulatedPlan, Environment, Shape, Strategy, plan_with_simulations, predict_remaining};
 use crate::workflow::Workflow;
 
 /// A strategy that is followed is left for one that takes so much less of the time, in thousandths:
@@ -46,7 +46,7 @@ const WHOLE: u64 = 1_000_000;
 /// What the scheduler must be told to plan by itself: it sees nodes, but not links. Kept in the
 /// journal with the other settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Guide {
+pub struct StrategySelectorConfig {
     /// Rate of the link to home, in bytes per second.
     pub home_bytes_per_s: u64,
     /// Rate of each node's link, in bytes per second.
@@ -58,14 +58,14 @@ pub struct Guide {
     /// Standard deviation of computing times over their mean, in millionths.
     pub variability_ppm: u64,
     /// What was simulated of the workload; nothing when nothing was.
-    pub advice: Option<Advice>,
+    pub simulated_plan: Option<SimulatedPlan>,
 }
 
 /// A decision to follow a strategy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Followed {
+pub struct StrategyChange {
     /// When.
-    pub at: Time,
+    pub changed_at: Time,
     /// Which; nothing when none fits and need alone decides.
     pub strategy: Option<Strategy>,
     /// Why, in one sentence.
@@ -75,22 +75,22 @@ pub struct Followed {
 /// What is followed, and what was known when that was decided.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Guided {
-    pub(super) guide: Guide,
+    pub(super) guide: StrategySelectorConfig,
     /// The whole workflow; its `run_s` is what is expected to be computed.
     shape: Shape,
     /// For each job the first one of its pipeline, as the planner counts them.
     pipeline: Arc<[u32]>,
-    followed: Vec<Followed>,
+    followed: Vec<StrategyChange>,
     /// Whether the present rules are those that were simulated as the best.
     has_simulated_rules: bool,
-    asked: Option<Asked>,
+    asked: Option<SelectionInputs>,
     pub(super) computing: Computing,
     pub(super) lost_nodes: LostNodes,
 }
 
 /// What the last question was about.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Asked {
+struct SelectionInputs {
     alive: u64,
     lost: u64,
     cpus: u64,
@@ -106,7 +106,7 @@ struct Asked {
 
 /// What is left to do, in pipelines.
 #[derive(Debug, Clone, Copy)]
-struct Rest {
+struct RemainingPipelines {
     /// Of which something is left.
     open: u64,
     /// Of which nothing has begun.
@@ -127,20 +127,20 @@ impl Guided {
     }
 }
 
-impl Guide {
+impl StrategySelectorConfig {
     fn shape(&self, workflow: &Workflow) -> Shape {
-        Shape::of(workflow, self.variability_ppm as f64 / 1e6)
+        Shape::from_workflow(workflow, self.variability_ppm as f64 / 1e6)
     }
 }
 
 impl Guided {
-    pub(super) fn new(guide: Guide, workflow: &Workflow) -> Self {
+    pub(super) fn new(guide: StrategySelectorConfig, workflow: &Workflow) -> Self {
         let shape = guide.shape(workflow);
         Self {
             computing: Computing::new(&shape, workflow),
             guide,
             shape,
-            pipeline: workflow.connected().into(),
+            pipeline: workflow.connected_pipelines().into(),
             followed: Vec::new(),
             has_simulated_rules: false,
             asked: None,
@@ -154,15 +154,15 @@ impl Guided {
 
     /// Whether the simulation was of what is there: of such nodes, and of such jobs.
     fn is_as_simulated(&self, cpus: u64, bytes: u64) -> bool {
-        let advice = self.guide.advice.as_ref();
-        let is_for = advice.is_some_and(|advice| advice.is_for(cpus, bytes.into()));
+        let advice = self.guide.simulated_plan.as_ref();
+        let is_for = advice.is_some_and(|advice| advice.is_valid_for(cpus, bytes.into()));
         is_for && self.shape.run_s == self.computing.declared_run_s
     }
 }
 
 impl Scheduler {
     /// The strategies that were followed, the first one first; none without a guide.
-    pub fn followed(&self) -> &[Followed] {
+    pub fn strategy_changes(&self) -> &[StrategyChange] {
         self.guided.as_ref().map_or(&[], |guided| &guided.followed)
     }
 
@@ -209,7 +209,7 @@ impl Scheduler {
 
     /// Takes note of nodes that came or went; answers whether those to plan with are others than
     /// when the model was asked.
-    fn note_nodes(&mut self, asked: Asked) -> bool {
+    fn note_nodes(&mut self, asked: SelectionInputs) -> bool {
         let is_look_due = asked.look_at.is_some_and(|at| self.now >= at);
         if asked.alive == self.fleet.alive && asked.lost == self.fleet.lost && !is_look_due {
             return false;
@@ -246,7 +246,7 @@ impl Scheduler {
         let Some(guided) = self.guided.as_mut().filter(|_| cpus > 0) else {
             return;
         };
-        guided.asked = Some(Asked {
+        guided.asked = Some(SelectionInputs {
             alive,
             lost,
             cpus,
@@ -259,7 +259,7 @@ impl Scheduler {
         if !self.sizes.kind_of.is_empty() {
             // Unknown sizes are made up, then measured.
             let run_s = guided.shape.run_s;
-            let workflow = match guided.guide.advice.is_some() {
+            let workflow = match guided.guide.simulated_plan.is_some() {
                 true => Cow::Owned(self.sizes.measured(&self.graph.workflow)),
                 false => Cow::Borrowed(&self.graph.workflow),
             };
@@ -274,16 +274,16 @@ impl Scheduler {
     }
 
     /// Decides what is followed from now on, on nodes of so many processors and bytes.
-    fn decide(&mut self, rest: Rest, (cpus, bytes): (u64, u64)) {
+    fn decide(&mut self, rest: RemainingPipelines, (cpus, bytes): (u64, u64)) {
         let Some(guided) = self.guided.clone() else {
             return;
         };
         let environment = self.environment(&guided.guide);
-        let left = Left {
+        let left = RemainingWork {
             shape: &guided.shape,
             environment: &environment,
             rest,
-            advice: guided.guide.advice.as_ref(),
+            advice: guided.guide.simulated_plan.as_ref(),
             is_as_simulated: guided.is_as_simulated(cpus, bytes),
         };
         let (strategy, reason) = match guided.strategy() {
@@ -306,8 +306,8 @@ impl Scheduler {
         if let Some(guided) = &mut self.guided {
             guided.has_simulated_rules = has_simulated_rules;
             if is_new {
-                guided.followed.push(Followed {
-                    at: self.now,
+                guided.followed.push(StrategyChange {
+                    changed_at: self.now,
                     strategy,
                     reason,
                 });
@@ -316,13 +316,13 @@ impl Scheduler {
         // Also a strategy that is kept has other numbers on other nodes.
         let rules = strategy.and_then(|strategy| {
             let shape = guided.shape.with_width(rest.open);
-            strategy.allocate(&shape, &environment).rules(&shape)
+            strategy.plan_allocation(&shape, &environment).allocation_rules(&shape)
         });
         self.follow(rules);
     }
 
     /// Takes other rules from now on. What has begun goes on.
-    fn follow(&mut self, rules: Option<Rules>) {
+    fn follow(&mut self, rules: Option<AllocationRules>) {
         if rules.as_ref() == self.admission.as_ref().map(|admission| &admission.rules) {
             return;
         }
@@ -357,7 +357,7 @@ impl Scheduler {
         }
     }
 
-    fn rest(&self) -> Rest {
+    fn rest(&self) -> RemainingPipelines {
         let pipeline = self.guided.as_ref().map_or(&[][..], |it| &it.pipeline[..]);
         let mut left: BTreeMap<u32, (u64, u64, bool)> = BTreeMap::new();
         for (job, first) in self.graph.job_indexes().zip(pipeline) {
@@ -389,7 +389,7 @@ impl Scheduler {
                 0
             };
         }
-        Rest {
+        RemainingPipelines {
             open,
             fresh,
             begun: u64::div_ceil(begun, WHOLE),
@@ -410,16 +410,16 @@ fn is_much_learned(before: usize, learned: usize, all: usize) -> bool {
 }
 
 /// What is left to do, where, and what is known of it.
-struct Left<'l> {
+struct RemainingWork<'l> {
     shape: &'l Shape,
     environment: &'l Environment,
-    rest: Rest,
-    advice: Option<&'l Advice>,
+    rest: RemainingPipelines,
+    advice: Option<&'l SimulatedPlan>,
     /// Whether nodes and run times are those of the simulation.
     is_as_simulated: bool,
 }
 
-impl Left<'_> {
+impl RemainingWork<'_> {
     fn is_advised(&self, strategy: Strategy) -> bool {
         self.advice
             .is_some_and(|advice| advice.strategy == strategy)
@@ -428,7 +428,7 @@ impl Left<'_> {
     /// Whether the strategy does what was simulated as the best, with what the model is blind to.
     /// Where nodes leave it came to its end though it was not possible as bytes tell any more.
     fn is_as_simulated_blindly(&self, strategy: Strategy) -> bool {
-        let is_changing = self.advice.is_some_and(Advice::is_of_changing_nodes);
+        let is_changing = self.advice.is_some_and(SimulatedPlan::has_changing_nodes);
         let is_failing = self.environment.mtbf_s.is_some();
         let is_blind = is_changing || is_failing && self.is_possible(strategy);
         is_blind && self.is_as_simulated && self.is_advised(strategy)
@@ -437,14 +437,14 @@ impl Left<'_> {
     /// Whether what is left fits in so; what has begun holds its data beside what follows.
     fn is_possible(&self, strategy: Strategy) -> bool {
         let shape = self.shape.with_width(self.rest.open);
-        strategy.allocate(&shape, self.environment).is_possible()
+        strategy.plan_allocation(&shape, self.environment).is_possible()
     }
 
     /// What to begin with on nodes of so many processors and bytes, and why.
     fn first(&self, cpus: u64, bytes: u64) -> (Option<Strategy>, String) {
         let advice = self
             .advice
-            .filter(|advice| advice.is_for(cpus, bytes.into()));
+            .filter(|advice| advice.is_valid_for(cpus, bytes.into()));
         // A run without a plan was simulated whatever it is said to lack.
         let is_feasible = |strategy| strategy == Strategy::Need || self.is_possible(strategy);
         match advice.filter(|advice| is_feasible(advice.strategy)) {
@@ -455,7 +455,7 @@ impl Left<'_> {
 
     fn best_by_model(&self) -> (Option<Strategy>, String) {
         let shape = self.shape.with_width(self.rest.open);
-        let plan = plan_advised(shape, self.environment, self.advice);
+        let plan = plan_with_simulations(shape, self.environment, self.advice);
         match plan.choice {
             Some(choice) => (Some(choice.strategy), choice.reason),
             None => (None, plan.refusal.unwrap_or_default()),
@@ -466,7 +466,7 @@ impl Left<'_> {
     fn seconds(&self, strategy: Strategy, open: u64, left: u64) -> Option<f64> {
         // By stages all of them take space until the end, so that the last stage is no faster than
         // the first.
-        let (width, part) = match strategy.goes_by_stages() {
+        let (width, part) = match strategy.is_level_by_level() {
             true => (open, left as f64 / open.max(1) as f64),
             false => (left, 1.0),
         };
@@ -474,9 +474,9 @@ impl Left<'_> {
             return Some(0.0);
         }
         let shape = self.shape.with_width(width);
-        let whole_s = predict_rest(strategy, &shape, self.environment, self.rest.missing)?;
+        let whole_s = predict_remaining(strategy, &shape, self.environment, self.rest.missing)?;
         let corrected_s = match self.advice {
-            Some(advice) => advice.corrected_s(strategy, whole_s),
+            Some(advice) => advice.correct_prediction(strategy, whole_s),
             None => whole_s,
         };
         Some(part * corrected_s)
@@ -490,7 +490,7 @@ impl Left<'_> {
         let begun_s = self.seconds(present, rest.open - rest.fresh, rest.begun);
         let fresh_s = self.seconds(present, rest.fresh, rest.fresh);
         let added_s = begun_s.zip(fresh_s).map(|(begun, fresh)| begun + fresh);
-        let added_s = added_s.filter(|_| !present.goes_by_stages());
+        let added_s = added_s.filter(|_| !present.is_level_by_level());
         Some(added_s.map_or(whole_s, |added_s| added_s.min(whole_s)))
     }
 
@@ -516,7 +516,7 @@ impl Left<'_> {
             if !self.is_possible(strategy) {
                 return None;
             }
-            match present.goes_by_stages() && strategy.goes_by_stages() {
+            match present.is_level_by_level() && strategy.is_level_by_level() {
                 true => self.seconds(strategy, rest.open, all),
                 false => Some(begun_s + self.seconds(strategy, rest.fresh, rest.fresh)?),
             }
@@ -549,24 +549,24 @@ mod tests {
     use bafs_proto::ids::{RunId, ServerId};
 
     use super::*;
-    use crate::logic::fleet::{Limit, Node};
-    use crate::logic::{Event, NodeSeen, Settings, Space};
-    use crate::planner::{Canonical, NodeClass, plan};
+    use crate::logic::fleet::{Limit, FleetNode};
+    use crate::logic::{Event, NodeInfo, Settings, Space};
+    use crate::planner::{CanonicalWorkload, NodeClass, plan_workload};
     use crate::workflow::{JobIndex, parse_workflow};
 
     fn scheduler(text: &str) -> Scheduler {
         let none = |_: &str| Err("no files".to_owned());
         let workflow = parse_workflow("w.bafs", text, &none).unwrap().workflow;
-        let guide = Guide {
+        let guide = StrategySelectorConfig {
             home_bytes_per_s: 1_000_000,
             local_bytes_per_s: 1_000_000,
             mtbf_s: None,
             restart_s: 60,
             variability_ppm: 0,
-            advice: None,
+            simulated_plan: None,
         };
         let settings = Settings {
-            guide: Some(guide),
+            strategy_selector: Some(guide),
             ..Settings::default()
         };
         Scheduler::new(RunId(1), workflow, settings)
@@ -607,8 +607,8 @@ mod tests {
             bytes: 1_000,
             files: 1_000,
         };
-        let node = NodeSeen::alone(ServerId(1), space, 4);
-        let seen = Event::seen(vec![node]);
+        let node = NodeInfo::single_group(ServerId(1), space, 4);
+        let seen = Event::nodes_listed(vec![node]);
         scheduler.step(Time(0), seen, &mut Vec::new());
         assert_eq!(scheduler.processors_and_bytes().0, 4);
         let limit = Limit {
@@ -617,7 +617,7 @@ mod tests {
             is_shared: true,
             is_over: false,
         };
-        let set = |node: &mut Node| node.limit = Some(limit);
+        let set = |node: &mut FleetNode| node.limit = Some(limit);
         scheduler.fleet.update(ServerId(1), set);
         assert_eq!(scheduler.processors_and_bytes().0, 1);
         let guide = scheduler.guided.as_ref().unwrap().guide.clone();
@@ -635,20 +635,20 @@ mod tests {
     }
 
     /// What is held of a volume of unknown size when a node is there.
-    fn held_of_unknown(advice: Option<Advice>) -> u128 {
+    fn held_of_unknown(advice: Option<SimulatedPlan>) -> u128 {
         let mut scheduler =
             scheduler("volume v scratch unknown\njob a {\nexecutable = x\n}\nmount v a /v\n");
         if let Some(guided) = &mut scheduler.guided {
-            guided.guide.advice = advice;
+            guided.guide.simulated_plan = advice;
         }
-        let held = |scheduler: &Scheduler| scheduler.guided.as_ref().unwrap().shape.kept_bytes;
+        let held = |scheduler: &Scheduler| scheduler.guided.as_ref().unwrap().shape.retained_bytes;
         assert_eq!(held(&scheduler), 0);
         let space = Space {
             bytes: 1_000_000,
             files: 1_000,
         };
-        let node = NodeSeen::alone(ServerId(1), space, 4);
-        let seen = Event::seen(vec![node]);
+        let node = NodeInfo::single_group(ServerId(1), space, 4);
+        let seen = Event::nodes_listed(vec![node]);
         scheduler.step(Time(0), seen, &mut Vec::new());
         held(&scheduler)
     }
@@ -656,7 +656,7 @@ mod tests {
     #[test]
     fn sizes_that_nobody_declared_are_planned_with_as_they_were_simulated() {
         assert!(held_of_unknown(None) > 0, "made up");
-        let canonical = Canonical::parse("width=1,depth=1,batch=1MB,private=1MB,run=5s").unwrap();
+        let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=1MB,private=1MB,run=5s").unwrap();
         let environment = Environment {
             nodes: vec![NodeClass::new(1, 4, 1_000_000_000)],
             home_bytes_per_s: 1_000_000,
@@ -664,8 +664,8 @@ mod tests {
             mtbf_s: None,
             restart_s: 60,
         };
-        let plan = plan(canonical.shape(), &environment);
-        let advice = Advice::new(&plan, &environment, |_| Some(1.0));
+        let plan = plan_workload(canonical.shape(), &environment);
+        let advice = SimulatedPlan::new(&plan_workload, &environment, |_| Some(1.0));
         assert_eq!(held_of_unknown(advice), 0, "empty, as in the simulation");
     }
 }

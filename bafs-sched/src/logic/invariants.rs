@@ -8,7 +8,7 @@ use super::graph::JobState;
 use super::scheduler::Scheduler;
 use super::space::Space;
 use super::under_way::UnderWay;
-use super::volumes::State;
+use super::volumes::InstanceState;
 
 impl Scheduler {
     /// Asserts every invariant of the core.
@@ -30,7 +30,7 @@ impl Scheduler {
     /// What is derived from sizes may count more than there is, never less.
     fn check_sizes(&self) {
         let need = self.largest_scratch_need();
-        assert!(self.scratch_need_max.holds(need), "most that a job needs");
+        assert!(self.scratch_need_max.can_hold(need), "most that a job needs");
         let largest = self.largest_scratch_volume();
         assert!(self.scratch_volume_max >= largest, "largest volume");
     }
@@ -166,10 +166,10 @@ impl Scheduler {
                 continue;
             };
             let sum = reserved.entry(server).or_default();
-            *sum = sum.plus(instance.size);
+            *sum = sum.saturating_add(instance.size);
             assert!(!self.is_lost(server), "volume {id} exists on a lost server");
             assert!(
-                instance.state == State::Creating || instance.waiters.is_empty(),
+                instance.state == InstanceState::Creating || instance.waiters.is_empty(),
                 "somebody waits for volume {id}, which is not being created"
             );
         }
@@ -181,7 +181,7 @@ impl Scheduler {
                 "{name}"
             );
             assert!(
-                node.seen.capacity.holds(node.reserved),
+                node.seen.capacity.can_hold(node.reserved),
                 "{name} is over-committed"
             );
             let here = self

@@ -11,12 +11,12 @@ use crate::workflow::{Job, JobIndex, VolumeIndex, Workflow};
 const MOUNTS_FEW: usize = 16;
 
 /// A volume, and whether the job may write it.
-type Mount = (VolumeIndex, bool);
+type MountAccess = (VolumeIndex, bool);
 
 /// The volumes of all jobs, one job after the other.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Mounts {
-    all: Arc<[Mount]>,
+    all: Arc<[MountAccess]>,
     /// Where those of each job end.
     ends: Vec<u32>,
 }
@@ -24,7 +24,7 @@ pub(super) struct Mounts {
 /// The volumes of a job, each once. It borrows nothing, so that what it names may be changed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Mounted {
-    all: Arc<[Mount]>,
+    all: Arc<[MountAccess]>,
     range: Range<usize>,
 }
 
@@ -52,7 +52,7 @@ impl Mounts {
     }
 }
 
-fn add(all: &mut Vec<Mount>, job: &Job) {
+fn add(all: &mut Vec<MountAccess>, job: &Job) {
     let first = all.len();
     // Of the many of a job that gathers from all others nobody is looked for one by one.
     let mut known = BTreeMap::new();
@@ -77,15 +77,15 @@ fn add(all: &mut Vec<Mount>, job: &Job) {
 }
 
 impl Deref for Mounted {
-    type Target = [Mount];
+    type Target = [MountAccess];
 
-    fn deref(&self) -> &[Mount] {
+    fn deref(&self) -> &[MountAccess] {
         &self.all[self.range.clone()]
     }
 }
 
 impl IntoIterator for Mounted {
-    type Item = Mount;
+    type Item = MountAccess;
     type IntoIter = Each;
 
     fn into_iter(self) -> Each {
@@ -94,9 +94,9 @@ impl IntoIterator for Mounted {
 }
 
 impl Iterator for Each {
-    type Item = Mount;
+    type Item = MountAccess;
 
-    fn next(&mut self) -> Option<Mount> {
+    fn next(&mut self) -> Option<MountAccess> {
         let at = self.0.range.next()?;
         Some(self.0.all[at])
     }

@@ -9,7 +9,7 @@ use bafs_proto::ids::{ServerId, VolumeId};
 use super::graph::JobState;
 use super::scheduler::Scheduler;
 use super::timers::Timer;
-use super::volumes::State;
+use super::volumes::InstanceState;
 use crate::workflow::VolumeIndex;
 
 /// So many times what it should take a copy may take.
@@ -64,7 +64,7 @@ impl Scheduler {
     /// A copy should have been complete long ago: it is let go if it holds a job up.
     pub(super) fn copy_is_overdue(&mut self, id: VolumeId) {
         let copy = self.volumes.get(id);
-        let Some(copy) = copy.filter(|copy| copy.state == State::Copying) else {
+        let Some(copy) = copy.filter(|copy| copy.state == InstanceState::Copying) else {
             return;
         };
         if !self.is_waited_for(copy.volume) {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::ServerId;
 
-use super::fleet::Node;
-use super::queues::{Binding, Key};
+use super::fleet::FleetNode;
+use super::queues::{Binding, ReadyKey};
 use super::scheduler::Scheduler;
 use super::space::Space;
 use crate::workflow::{JobIndex, VolumeIndex};
@@ -76,7 +76,7 @@ impl Scheduler {
             self.queues.sleep(binding);
             return;
         }
-        let mut tried: Option<Key> = None;
+        let mut tried: Option<ReadyKey> = None;
         self.is_held_back = false;
         for _ in 0..LOOKAHEAD {
             let Some(key) = self.queues.after(binding, tried) else {
@@ -172,7 +172,7 @@ impl Scheduler {
             return candidates.to_vec();
         }
         let need = self.need_of(job);
-        let is_other = |(server, node): (ServerId, &Node)| {
+        let is_other = |(server, node): (ServerId, &FleetNode)| {
             node.takes_work() && self.could_run(job, server, need)
         };
         if !self.fleet.live().any(is_other) {
@@ -288,13 +288,13 @@ impl Scheduler {
             return Some(());
         }
         let size = self.size_of(volume);
-        if self.settings.is_private_at_home() {
+        if self.settings.has_private_data_at_home() {
             creates.push((volume, None, size));
             return Some(());
         }
         let has_room = |server: &ServerId| {
             let taken = taken.get(server).copied().unwrap_or_default();
-            self.fleet.available(*server).minus(taken).holds(size)
+            self.fleet.available(*server).saturating_sub(taken).can_hold(size)
         };
         let keeps_room =
             |server: &ServerId| self.leaves_room_to_come(*server, size, taken, creates);
@@ -318,7 +318,7 @@ impl Scheduler {
             (false, Spill::Never) => return None,
         };
         let there = taken.entry(target).or_default();
-        *there = there.plus(size);
+        *there = there.saturating_add(size);
         creates.push((volume, Some(target), size));
         Some(())
     }
@@ -366,7 +366,7 @@ impl Scheduler {
         let peers = self.fleet.group_of(server);
         let is_enough = peers.filter(|(_, node)| node.takes_work()).any(|(id, _)| {
             let taken = taken.get(&id).copied().unwrap_or_default();
-            left = left.saturating_add(self.fleet.available(id).minus(taken).bytes);
+            left = left.saturating_add(self.fleet.available(id).saturating_sub(taken).bytes);
             left >= wanted
         });
         // What finds no room there anyway keeps none.
@@ -416,7 +416,7 @@ impl Scheduler {
             }
             if let Some(first) = users.iter().min_by_key(|job| self.graph.rank(**job)) {
                 let need = &mut needs[first.as_usize()];
-                *need = need.plus(self.size_of(volume));
+                *need = need.saturating_add(self.size_of(volume));
             }
         }
         needs

@@ -7,7 +7,7 @@ use std::ops::Bound;
 use bafs_proto::ids::ServerId;
 
 use super::space::Space;
-use super::tally::Tally;
+use super::tally::WorkCounter;
 use crate::workflow::JobIndex;
 
 /// So few awake queues are looked at one by one.
@@ -22,7 +22,7 @@ const FED_AT_ONCE: usize = 4;
 /// then files; a little more for readers of what came early, `warming.rs`), then jobs that go on
 /// with a pipeline, then those of one kind together, then the order of declaration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(super) struct ReadyKey {
     /// It may not start before another pipeline was measured.
     pub(super) waits: bool,
     /// The higher the user wants it, the lower.
@@ -36,7 +36,7 @@ pub(super) struct Key {
     pub(super) job: JobIndex,
 }
 
-impl Key {
+impl ReadyKey {
     /// The last of all jobs for which a place must have the same: what fails for one of them fails
     /// for each.
     pub(super) fn last_alike(self) -> Self {
@@ -53,20 +53,20 @@ pub(super) type Binding = Option<ServerId>;
 /// one of its jobs start; only awake queues are looked at.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Queues {
-    queues: BTreeMap<Binding, BTreeSet<Key>>,
-    place: BTreeMap<JobIndex, (Binding, Key)>,
+    queues: BTreeMap<Binding, BTreeSet<ReadyKey>>,
+    place: BTreeMap<JobIndex, (Binding, ReadyKey)>,
     awake: BTreeSet<Binding>,
     /// Jobs that are bound to a server, in the order of all.
-    bound: BTreeSet<(Key, ServerId)>,
+    bound: BTreeSet<(ReadyKey, ServerId)>,
     /// Servers with a free slot whose jobs wait for space anywhere, the first to wait first.
     hungry: VecDeque<ServerId>,
     /// Jobs and queues that were looked at.
-    pub(super) tally: Tally,
+    pub(super) tally: WorkCounter,
 }
 
 impl Queues {
     /// Puts a job in, or at another place; its queue wakes.
-    pub(super) fn put(&mut self, binding: Binding, key: Key) {
+    pub(super) fn put(&mut self, binding: Binding, key: ReadyKey) {
         self.take(key.job);
         self.tally.one();
         self.place.insert(key.job, (binding, key));
@@ -138,7 +138,7 @@ impl Queues {
                 .into_iter()
                 .collect();
         }
-        let mut heads: Vec<(Key, Binding)> = heads.collect();
+        let mut heads: Vec<(ReadyKey, Binding)> = heads.collect();
         heads.sort_unstable();
         heads.into_iter().map(|(_, binding)| binding).collect()
     }
@@ -175,7 +175,7 @@ impl Queues {
     }
 
     /// The first job of a queue that comes after this key.
-    pub(super) fn after(&self, binding: Binding, key: Option<Key>) -> Option<Key> {
+    pub(super) fn after(&self, binding: Binding, key: Option<ReadyKey>) -> Option<ReadyKey> {
         let from = key.map_or(Bound::Unbounded, Bound::Excluded);
         self.tally.one();
         let queue = self.queues.get(&binding)?;
@@ -183,10 +183,10 @@ impl Queues {
     }
 
     /// Of every queue the first job of those that need the same, so many at most of each.
-    pub(super) fn all_heads(&self, count: usize) -> Vec<Key> {
+    pub(super) fn all_heads(&self, count: usize) -> Vec<ReadyKey> {
         let heads = self.queues.keys().flat_map(|binding| {
             let first = self.after(*binding, None);
-            let next = |key: &Key| self.after(*binding, Some(key.last_alike()));
+            let next = |key: &ReadyKey| self.after(*binding, Some(key.last_alike()));
             std::iter::successors(first, next).take(count)
         });
         heads.collect()
@@ -197,8 +197,8 @@ impl Queues {
 mod tests {
     use super::*;
 
-    fn key(bytes: u64, starts_pipeline: bool, job: u32) -> Key {
-        Key {
+    fn key(bytes: u64, starts_pipeline: bool, job: u32) -> ReadyKey {
+        ReadyKey {
             waits: false,
             behind: 0,
             turn: (0, 0),
@@ -221,7 +221,7 @@ mod tests {
         ] {
             queues.put(None, key);
         }
-        let next = |key: &Key| queues.after(None, Some(*key));
+        let next = |key: &ReadyKey| queues.after(None, Some(*key));
         let order = std::iter::successors(queues.after(None, None), next);
         let order: Vec<u32> = order.map(|key| key.job.0).collect();
         assert_eq!(order, [3, 4, 2, 1]);

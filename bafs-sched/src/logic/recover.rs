@@ -7,18 +7,18 @@ use bafs_proto::ErrorCode;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
 
-use super::attempt::Stage;
+use super::attempt::AttemptState;
 use super::declared::has_written;
-use super::event::NodeSeen;
+use super::event::NodeInfo;
 use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
 use super::timers::Timer;
-use super::volumes::State;
+use super::volumes::InstanceState;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 impl Scheduler {
     /// Takes what a list of the catalog says that was not known.
-    pub(super) fn servers_seen(&mut self, nodes: Vec<NodeSeen>, missed: &[ServerId]) {
+    pub(super) fn servers_seen(&mut self, nodes: Vec<NodeInfo>, missed: &[ServerId]) {
         let told: BTreeSet<ServerId> = nodes.iter().map(|node| node.id).collect();
         for node in nodes {
             let server = node.id;
@@ -54,7 +54,7 @@ impl Scheduler {
             let now = self.now;
             self.fleet
                 .update(server, |node| node.missing_since = Some(now));
-            let at = now.plus_ms(self.settings.lost_after_ms);
+            let at = now.plus_ms(self.settings.node_timeout_ms);
             self.timers.set(at, Timer::Missing(server));
         }
     }
@@ -62,7 +62,7 @@ impl Scheduler {
     /// Gives a server up if it has been missing for too long.
     pub(super) fn give_up_missing(&mut self, server: ServerId) {
         let since = self.fleet.get(server).and_then(|node| node.missing_since);
-        if since.is_some_and(|since| self.now.ms_since(since) >= self.settings.lost_after_ms) {
+        if since.is_some_and(|since| self.now.ms_since(since) >= self.settings.node_timeout_ms) {
             self.lose_server(server);
         }
     }
@@ -91,13 +91,13 @@ impl Scheduler {
         let jobs = self.under_way.on(server);
         self.graph.tally.add(jobs.len() as u64);
         let here = jobs.iter().filter_map(|job| self.attempts.get(job));
-        let begun = here.filter(|attempt| attempt.stage != Stage::Preparing);
+        let begun = here.filter(|attempt| attempt.stage != AttemptState::Preparing);
         self.strays
             .extend(begun.map(|attempt| (attempt.execution, server)));
         for job in jobs {
             let stage = self.attempts.get(&job).map(|attempt| attempt.stage);
             match stage {
-                Some(Stage::Preparing) => self.end_stopped(job),
+                Some(AttemptState::Preparing) => self.end_stopped(job),
                 _ => self.node_went(job, "its node was lost"),
             }
         }
@@ -149,13 +149,13 @@ impl Scheduler {
                 self.unanswered.insert(id, server);
             }
             self.fleet.update(server, |node| {
-                node.reserved = node.reserved.minus(instance.size)
+                node.reserved = node.reserved.saturating_sub(instance.size)
             });
         }
         self.forget_copy(id, instance.volume);
         self.extractions.logs.drop_volume(id);
         self.has_left(id);
-        !matches!(instance.state, State::Deleting | State::Held)
+        !matches!(instance.state, InstanceState::Deleting | InstanceState::Held)
     }
 
     /// Stops who uses these volumes; where somebody still needs them, a copy takes their place, or
@@ -216,7 +216,7 @@ impl Scheduler {
             return;
         };
         self.leave_if_untouched(job);
-        if attempt.stage == Stage::Preparing {
+        if attempt.stage == AttemptState::Preparing {
             return;
         }
         for (volume, writable) in self.graph.mounted(job) {
@@ -326,7 +326,7 @@ impl Scheduler {
         self.graph.set_state(job, JobState::Waiting);
         undone.push(job);
         for child in self.graph.waiting_for(job).collect::<Vec<_>>() {
-            if matches!(self.graph.state(child), JobState::Ready | JobState::Held) {
+            if matches!(self.graph.state(child), JobState::Ready | JobState::HeldBack) {
                 self.queues.take(child);
                 self.graph.set_state(child, JobState::Waiting);
             }

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::action::Action;
-use super::declared::Warning;
+use super::declared::RunWarning;
 use super::extraction::describe_ms;
 use super::graph::{JobState, VolumeNode};
 use super::progress::Outcome;
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
-use super::volumes::State;
+use super::volumes::InstanceState;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Deletions of a volume that fail before the user is told, and it is not waited for any more.
@@ -31,14 +31,14 @@ impl Scheduler {
         match server {
             _ if self.extractions.logs.holds(id) => {
                 self.forget_copy(id, volume);
-                self.volumes.retire(id, State::Held);
+                self.volumes.retire(id, InstanceState::Held);
             }
             Some(server) => {
                 if instance.state.is_being_made() {
                     self.unanswered.insert(id, server);
                 }
                 self.forget_copy(id, volume);
-                self.volumes.retire(id, State::Deleting);
+                self.volumes.retire(id, InstanceState::Deleting);
                 if self.graph.volume(volume).is_cache {
                     let group = self.fleet.group_name(server).unwrap_or_default();
                     self.leaving.insert(id, server, group);
@@ -105,7 +105,7 @@ impl Scheduler {
         for (id, server) in self.leaving.in_group(group) {
             let size = self.volumes.get(id).map(|instance| instance.size);
             let there = bytes.entry(server).or_default();
-            *there = there.plus(size.unwrap_or_default());
+            *there = there.saturating_add(size.unwrap_or_default());
         }
         bytes
     }
@@ -124,7 +124,7 @@ impl Scheduler {
     /// fetched again, but what has begun need not end one job after the other. Rules say themselves
     /// how many caches there are. Answers whether there was one.
     pub(super) fn free_far_caches(&mut self) -> bool {
-        self.settings.rules.is_none() && self.free_caches(|_, cache| cache.users_near == 0)
+        self.settings.allocation_rules.is_none() && self.free_caches(|_, cache| cache.users_near == 0)
     }
 
     /// Gives the space of all caches but those that the first of these jobs reads to whoever
@@ -170,7 +170,7 @@ impl Scheduler {
             return;
         };
         let server = instance.server;
-        if instance.state == State::Deleting {
+        if instance.state == InstanceState::Deleting {
             self.forget(id);
             self.queues.feed();
             server
@@ -194,7 +194,7 @@ impl Scheduler {
                 }
                 self.settings.pause_ms(faults)
             }
-            None if self.stale.contains_key(&id) => self.settings.pause_ms_max,
+            None if self.stale.contains_key(&id) => self.settings.retry_pause_ms_max,
             None => return,
         };
         self.timers
@@ -212,7 +212,7 @@ impl Scheduler {
              of the node; it is tried again",
             node.unwrap_or_default()
         );
-        self.tell(Warning {
+        self.tell(RunWarning {
             job: None,
             volume: Some(volume),
             node: server,
@@ -250,7 +250,7 @@ impl Scheduler {
             self.out.push(Action::DeleteVolume { id, server });
         }
         if let Some(instance) = self.volumes.get(id)
-            && let (State::Deleting, Some(server)) = (instance.state, instance.server)
+            && let (InstanceState::Deleting, Some(server)) = (instance.state, instance.server)
         {
             self.out.push(Action::DeleteVolume { id, server });
         }
@@ -266,7 +266,7 @@ impl Scheduler {
         self.extractions.logs.clear();
         self.keep_unsent();
         self.timers
-            .set(self.now.plus_ms(self.settings.cleanup_ms), Timer::Cleanup);
+            .set(self.now.plus_ms(self.settings.cleanup_timeout_ms), Timer::Cleanup);
         for job in self.attempts.keys().copied().collect::<Vec<_>>() {
             self.stop(job, None);
         }
@@ -283,7 +283,7 @@ impl Scheduler {
         let live = self
             .volumes
             .iter()
-            .filter(|(_, instance)| instance.state != State::Deleting);
+            .filter(|(_, instance)| instance.state != InstanceState::Deleting);
         let live: Vec<VolumeId> = live.map(|(id, _)| id).collect();
         let kept = self.extractions.kept();
         let attempts = self.attempts.values();
@@ -345,7 +345,7 @@ impl Scheduler {
                 describe_ms(self.settings.volume_lifetime_ms),
                 describe_ms(self.settings.result_lifetime_ms),
             );
-            self.tell(Warning {
+            self.tell(RunWarning {
                 job: None,
                 volume: None,
                 node: Some(server),
@@ -361,7 +361,7 @@ impl Scheduler {
             .graph
             .job_indexes()
             .any(|job| self.graph.state(job) != JobState::Done);
-        let unsent: Vec<Warning> = self.extractions.messages().cloned().collect();
+        let unsent: Vec<RunWarning> = self.extractions.messages().cloned().collect();
         let messages = self.messages.iter();
         let messages = messages.chain(unsent.iter().map(|warning| &warning.text));
         let messages: Vec<String> = messages.cloned().collect();

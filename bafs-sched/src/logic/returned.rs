@@ -6,17 +6,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::action::Action;
-use super::attempt::Stage;
+use super::attempt::AttemptState;
 use super::graph::JobState;
 use super::scheduler::{Phase, Scheduler};
 use super::space::Space;
 use super::timers::Timer;
-use super::volumes::{Instance, State};
+use super::volumes::{Instance, InstanceState};
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// A volume that was complete when its node was given up, and that no job was writing.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Left {
+pub(super) struct LostVolume {
     volume: VolumeIndex,
     size: Space,
     /// Jobs that were done and whose output it has.
@@ -25,7 +25,7 @@ pub(super) struct Left {
     is_asked_for: bool,
 }
 
-impl Left {
+impl LostVolume {
     /// Whether its node is back and has not said yet whether it has it.
     pub(super) fn is_asked_for(&self) -> bool {
         self.is_asked_for
@@ -42,9 +42,9 @@ impl Scheduler {
         let node = self.graph.volume(volume);
         let is_written = node.writer.is_some_and(|writer| {
             let attempt = self.attempts.get(&writer);
-            attempt.is_some_and(|attempt| attempt.stage != Stage::Preparing)
+            attempt.is_some_and(|attempt| attempt.stage != AttemptState::Preparing)
         });
-        if node.is_cache || is_written || instance.state != State::Ready {
+        if node.is_cache || is_written || instance.state != InstanceState::Ready {
             return;
         }
         let is_done = |writer: &JobIndex| self.graph.state(*writer) == JobState::Done;
@@ -53,7 +53,7 @@ impl Scheduler {
             return;
         }
         let is_asked_for = false;
-        let left = Left {
+        let left = LostVolume {
             volume,
             size,
             writers,
@@ -79,11 +79,11 @@ impl Scheduler {
                 }
             }
         }
-        let at = self.now.plus_ms(self.settings.lost_after_ms);
+        let at = self.now.plus_ms(self.settings.node_timeout_ms);
         for job in spared {
             if self.graph.state(job) == JobState::Ready {
                 self.queues.take(job);
-                self.graph.set_state(job, JobState::Held);
+                self.graph.set_state(job, JobState::HeldBack);
                 self.timers.set(at, Timer::Job(job));
             }
         }
@@ -130,7 +130,7 @@ impl Scheduler {
         }
         self.spare(&spared);
         for job in held {
-            if self.graph.state(job) == JobState::Held {
+            if self.graph.state(job) == JobState::HeldBack {
                 self.settle(job, 0);
             }
         }
@@ -140,16 +140,16 @@ impl Scheduler {
         self.queues.wake(server);
     }
 
-    fn use_again_volume(&mut self, id: VolumeId, server: ServerId, left: &Left) {
+    fn use_again_volume(&mut self, id: VolumeId, server: ServerId, left: &LostVolume) {
         self.stale.remove(&id);
         let (volume, size) = (left.volume, left.size);
         self.fleet
-            .update(server, |node| node.reserved = node.reserved.plus(size));
+            .update(server, |node| node.reserved = node.reserved.saturating_add(size));
         let instance = Instance {
             volume,
             server: Some(server),
             size,
-            state: State::Ready,
+            state: InstanceState::Ready,
             waiters: Vec::new(),
             delete_faults: 0,
             is_kept: false,
@@ -208,8 +208,8 @@ impl Scheduler {
             };
             let free = self.fleet.available(server);
             let free = room.entry(server).or_insert(free);
-            if !self.volumes.is_live(left.volume) && free.holds(left.size) {
-                *free = free.minus(left.size);
+            if !self.volumes.is_live(left.volume) && free.can_hold(left.size) {
+                *free = free.saturating_sub(left.size);
                 there.insert(left.volume, *id);
             }
         }
@@ -251,7 +251,7 @@ impl Scheduler {
     fn is_to_run_again(&self, job: JobIndex) -> bool {
         matches!(
             self.graph.state(job),
-            JobState::Waiting | JobState::Ready | JobState::Held
+            JobState::Waiting | JobState::Ready | JobState::HeldBack
         )
     }
 

@@ -6,7 +6,7 @@
 use super::checkpoint::CheckpointPolicy;
 use super::graph::JobState;
 use super::scheduler::Scheduler;
-use super::volumes::State;
+use super::volumes::InstanceState;
 use crate::workflow::VolumeIndex;
 
 impl Scheduler {
@@ -21,13 +21,13 @@ impl Scheduler {
 
     /// Weighs every volume again that has no copy.
     pub(super) fn weigh_again(&mut self) {
-        if self.settings.checkpoint != CheckpointPolicy::CostBenefit {
+        if self.settings.checkpoint_policy != CheckpointPolicy::CostBenefit {
             return;
         }
         let instances = self.volumes.iter();
         let scratch = instances.filter(|(_, instance)| {
             let is_cache = self.graph.volume(instance.volume).is_cache;
-            instance.state == State::Ready && !is_cache
+            instance.state == InstanceState::Ready && !is_cache
         });
         let volumes: Vec<VolumeIndex> = scratch.map(|(_, instance)| instance.volume).collect();
         for volume in volumes {

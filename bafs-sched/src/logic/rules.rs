@@ -16,7 +16,7 @@ use crate::workflow::{JobIndex, VolumeIndex};
 /// In which order ready jobs start, before their needs decide.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Order {
+pub enum JobStartOrder {
     /// By need alone.
     #[default]
     Need,
@@ -28,24 +28,24 @@ pub enum Order {
 
 /// What may be allocated at once. A pipeline is under way from its first start to its last end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rules {
+pub struct AllocationRules {
     /// In which order ready jobs start.
-    pub order: Order,
+    pub order: JobStartOrder,
     /// Pipelines that may be under way at once.
     pub pipelines_max: u64,
     /// Whether the next pipelines begin only when all that are under way have ended.
-    pub is_in_parts: bool,
+    pub has_sequential_parts: bool,
     /// Batch volumes that may exist at once: caches with more than one reader.
     pub batch_volumes_max: u64,
 }
 
-impl Rules {
+impl AllocationRules {
     /// An order alone: everything may be allocated at once that fits. By need there are no rules.
-    pub fn in_order(order: Order) -> Option<Self> {
-        (order != Order::Need).then_some(Self {
+    pub fn with_order(order: JobStartOrder) -> Option<Self> {
+        (order != JobStartOrder::Need).then_some(Self {
             order,
             pipelines_max: u64::MAX,
-            is_in_parts: false,
+            has_sequential_parts: false,
             batch_volumes_max: u64::MAX,
         })
     }
@@ -54,7 +54,7 @@ impl Rules {
 /// How far the rules have been used up.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Admission {
-    pub(super) rules: Rules,
+    pub(super) rules: AllocationRules,
     /// Jobs before each job on its longest way from a first one.
     level: Vec<u32>,
     /// For each pipeline, whether it is under way.
@@ -76,7 +76,7 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    pub(super) fn new(rules: Rules, graph: &Graph) -> Self {
+    pub(super) fn new(rules: AllocationRules, graph: &Graph) -> Self {
         let workflow = &graph.workflow;
         let level = workflow.levels();
         let jobs = workflow.jobs.len();
@@ -108,7 +108,7 @@ impl Admission {
     }
 
     /// Other rules from now on; what is under way stays so.
-    pub(super) fn change(&mut self, rules: Rules) {
+    pub(super) fn change(&mut self, rules: AllocationRules) {
         self.rules = rules;
         self.begun = self.under_way;
         self.full_from = None;
@@ -118,16 +118,16 @@ impl Admission {
     pub(super) fn turn(&self, job: JobIndex, pipeline: u32) -> (u32, u32) {
         let level = self.level[job.as_usize()];
         let turn = match self.rules.order {
-            Order::Need => 0,
-            Order::BreadthFirst => level,
-            Order::DepthFirst => u32::MAX - level,
+            JobStartOrder::Need => 0,
+            JobStartOrder::BreadthFirst => level,
+            JobStartOrder::DepthFirst => u32::MAX - level,
         };
         (self.rounds[pipeline as usize], turn)
     }
 
     /// Whether no pipeline can begin before others have ended.
     fn is_full(&self) -> bool {
-        let is_part_full = self.rules.is_in_parts && self.begun >= self.rules.pipelines_max;
+        let is_part_full = self.rules.has_sequential_parts && self.begun >= self.rules.pipelines_max;
         is_part_full || self.under_way >= self.rules.pipelines_max
     }
 
@@ -143,7 +143,7 @@ impl Admission {
 
 impl Scheduler {
     /// How often rules blocked the workflow and gave way.
-    pub fn rules_eased(&self) -> u64 {
+    pub fn rule_relaxations(&self) -> u64 {
         self.rules_eased
     }
 
@@ -383,7 +383,7 @@ impl Scheduler {
         admission.full_from = None;
         let live = admission.batch.iter().filter(|v| self.volumes.is_live(**v));
         let live: Vec<VolumeIndex> = live.copied().collect();
-        if admission.under_way > 0 && !admission.is_full() && admission.rules.is_in_parts {
+        if admission.under_way > 0 && !admission.is_full() && admission.rules.has_sequential_parts {
             // Where volumes lie, fewer pipelines fit than their bytes alone would let.
             if let Some(admission) = &mut self.admission {
                 admission.begun = admission.rules.pipelines_max;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use bafs_proto::ids::ServerId;
 
-use super::course::{Rest, floor};
+use super::course::{RemainingNeed, floor};
 use super::place::Create;
 use super::scheduler::Scheduler;
 use super::space::Space;
@@ -42,10 +42,10 @@ pub(super) struct Claims {
 
 /// What a pipeline has on a node, and what it still needs beyond that.
 #[derive(Debug, Clone, Copy)]
-struct Claim {
+struct PipelineClaim {
     pipeline: u32,
     held: Space,
-    rest: Rest,
+    rest: RemainingNeed,
     /// It waits for jobs of another pipeline.
     waits: bool,
 }
@@ -57,7 +57,7 @@ struct Ground {
     beyond: Space,
     /// Whether no other node can have a part of a cache.
     is_sole: bool,
-    claims: Vec<Claim>,
+    claims: Vec<PipelineClaim>,
 }
 
 /// What becomes of a node when no more jobs start there but of pipelines that have begun.
@@ -74,7 +74,7 @@ impl Ground {
         if !self.is_sole {
             return self.settle_least();
         }
-        let free = self.free.plus(self.beyond);
+        let free = self.free.saturating_add(self.beyond);
         settle(free, self.claims, |rest| rest.whole)
     }
 
@@ -84,30 +84,30 @@ impl Ground {
 }
 
 /// Lets those that wait for others come last.
-fn settle(free: Space, mut claims: Vec<Claim>, need: fn(Rest) -> Space) -> Settled {
+fn settle(free: Space, mut claims: Vec<PipelineClaim>, need: fn(RemainingNeed) -> Space) -> Settled {
     claims.sort_unstable_by_key(|claim| need(claim.rest));
-    let (waiting, own): (Vec<Claim>, Vec<Claim>) =
+    let (waiting, own): (Vec<PipelineClaim>, Vec<PipelineClaim>) =
         claims.into_iter().partition(|claim| claim.waits);
     let (free, own) = settle_all(free, own, need);
     let (_, waiting) = settle_all(free, waiting, need);
     let left = own.iter().chain(&waiting).map(|claim| need(claim.rest));
     Settled {
         free,
-        lack: left.reduce(Space::most),
+        lack: left.reduce(Space::component_max),
     }
 }
 
 /// What is free when all have ended whose turn can come, and the others.
 fn settle_all(
     mut free: Space,
-    mut claims: Vec<Claim>,
-    need: fn(Rest) -> Space,
-) -> (Space, Vec<Claim>) {
+    mut claims: Vec<PipelineClaim>,
+    need: fn(RemainingNeed) -> Space,
+) -> (Space, Vec<PipelineClaim>) {
     loop {
         let before = claims.len();
         claims.retain(|claim| {
-            let can_end = free.holds(need(claim.rest));
-            free = if can_end { free.plus(claim.held) } else { free };
+            let can_end = free.can_hold(need(claim.rest));
+            free = if can_end { free.saturating_add(claim.held) } else { free };
             !can_end
         });
         if claims.is_empty() || claims.len() == before {
@@ -129,7 +129,7 @@ impl Scheduler {
         for (_, target, size) in creates {
             let Some(target) = target else { continue };
             let there = taken.entry(*target).or_default();
-            *there = there.plus(*size);
+            *there = there.saturating_add(*size);
         }
         // A strategy's rules say themselves how much may be under way.
         if self.admission.is_some() {
@@ -138,13 +138,13 @@ impl Scheduler {
         let pipeline = self.graph.pipeline(job);
         let mut leans = Vec::new();
         for (&target, &size) in &taken {
-            let left = self.fleet.available(target).minus(size);
+            let left = self.fleet.available(target).saturating_sub(size);
             let most = self.graph.courses.most;
             let enough = match self.fleet.is_sole(target) {
                 true => most.whole,
                 false => most.least,
             };
-            if left.holds(enough) {
+            if left.can_hold(enough) {
                 continue;
             }
             let start = (target == server).then_some((job, creates));
@@ -156,7 +156,7 @@ impl Scheduler {
             if let Some(lack) = ground.settle().lack {
                 // Only a pipeline that is too large for its node may lean, and only with that one.
                 let peak = self.graph.courses.peak(pipeline);
-                if target != server || self.fleet.usable(target).holds(peak) {
+                if target != server || self.fleet.usable(target).can_hold(peak) {
                     return None;
                 }
                 leans.push((target, lack));
@@ -172,7 +172,7 @@ impl Scheduler {
         }
         let lack = leans.iter().map(|(_, lack)| *lack);
         let lack = lack.chain(self.claims.leaning.values().copied());
-        let lack = lack.reduce(Space::most).unwrap_or_default();
+        let lack = lack.reduce(Space::component_max).unwrap_or_default();
         let leaning: BTreeSet<ServerId> = leans.iter().map(|(target, _)| *target).collect();
         // What is alone everywhere was tried in thought (`fit.rs`).
         let can_lean = self.is_alone(pipeline) || self.has_refuge(lack, &leaning, &taken);
@@ -227,7 +227,7 @@ impl Scheduler {
             let taken = taken.get(&server).copied().unwrap_or_default();
             let survey = self.survey(server);
             let settled = self.ground(&survey, server, taken, None).settle();
-            settled.lack.is_none() && settled.free.holds(need)
+            settled.lack.is_none() && settled.free.can_hold(need)
         })
     }
 
@@ -239,8 +239,8 @@ impl Scheduler {
         taken: Space,
         start: Option<(JobIndex, &[Create])>,
     ) -> Ground {
-        let free = self.fleet.available(server).minus(taken);
-        let (mut free, mut beyond) = (free.plus(survey.leaving), survey.beyond);
+        let free = self.fleet.available(server).saturating_sub(taken);
+        let (mut free, mut beyond) = (free.saturating_add(survey.leaving), survey.beyond);
         let starting = start.map(|(job, _)| self.graph.pipeline(job));
         // What the start adds to what its pipeline has.
         let mut made: Option<Space> = None;
@@ -248,13 +248,13 @@ impl Scheduler {
             if *target == Some(server) {
                 match self.graph.volume(*volume).is_cache {
                     true => {
-                        free = free.plus(floor(*size));
-                        beyond = beyond.plus(beyond_least(*size));
+                        free = free.saturating_add(floor(*size));
+                        beyond = beyond.saturating_add(beyond_least(*size));
                     }
                     false if self.is_leaving(*volume, start.map(|(job, _)| job)) => {
-                        free = free.plus(*size);
+                        free = free.saturating_add(*size);
                     }
-                    false => made = Some(made.unwrap_or_default().plus(*size)),
+                    false => made = Some(made.unwrap_or_default().saturating_add(*size)),
                 }
             }
         }
@@ -270,7 +270,7 @@ impl Scheduler {
                 }
                 _ => self.graph.courses.rest(pipeline),
             };
-            Claim {
+            PipelineClaim {
                 pipeline,
                 held,
                 rest,
@@ -280,7 +280,7 @@ impl Scheduler {
         let mut claims = Vec::with_capacity(survey.held.len() + 1);
         for (&pipeline, &held) in survey.held.iter().filter(|(pipeline, _)| is_home(pipeline)) {
             let more = made.take_if(|_| starting == Some(pipeline));
-            claims.push(claim(pipeline, held.plus(more.unwrap_or_default())));
+            claims.push(claim(pipeline, held.saturating_add(more.unwrap_or_default())));
         }
         if let (Some(made), Some(pipeline)) = (made, starting) {
             let at = claims.partition_point(|claim| claim.pipeline < pipeline);
@@ -337,7 +337,7 @@ impl Scheduler {
             None => self.needed_to_end(&survey, server),
             Some(_) => least_to_end(self.ground(&survey, server, Space::ZERO, start).claims),
         };
-        need.minus(survey.leaving)
+        need.saturating_sub(survey.leaving)
     }
 
     /// The least free space on a node with which all pipelines at home there can end, beside what
@@ -346,10 +346,10 @@ impl Scheduler {
     pub(super) fn least_to_end(&self, server: ServerId) -> (Space, bool) {
         let survey = self.look(server, None);
         let claims = self.ground(&survey, server, Space::ZERO, None).claims;
-        let next = |claim: &Claim| self.graph.courses.next_of(claim.pipeline);
+        let next = |claim: &PipelineClaim| self.graph.courses.next_of(claim.pipeline);
         let next: Vec<JobIndex> = claims.iter().filter_map(next).collect();
         let caches = next.iter().map(|job| self.absent_caches(*job));
-        let caches = caches.fold(Space::ZERO, Space::most);
+        let caches = caches.fold(Space::ZERO, Space::component_max);
         let nodes = self.fleet.alive.min(self.fleet.group_size(server) as u64);
         let part = Space {
             bytes: caches.bytes.div_ceil(nodes.max(1)),
@@ -359,9 +359,9 @@ impl Scheduler {
         // What can never be had here would only keep others away.
         let reserved = self.fleet.get(server).map(|node| node.reserved);
         let left = self.fleet.offered(server);
-        let left = left.minus(reserved.unwrap_or_default()).minus(least);
-        let part = if left.holds(part) { part } else { Space::ZERO };
-        (least.plus(part), !next.is_empty())
+        let left = left.saturating_sub(reserved.unwrap_or_default()).saturating_sub(least);
+        let part = if left.can_hold(part) { part } else { Space::ZERO };
+        (least.saturating_add(part), !next.is_empty())
     }
 
     /// What the caches need that a job reads and that are nowhere.
@@ -371,7 +371,7 @@ impl Scheduler {
             self.graph.volume(*volume).is_cache && !self.volumes.is_live(*volume)
         });
         absent.fold(Space::ZERO, |sum, (volume, _)| {
-            sum.plus(self.size_of(volume))
+            sum.saturating_add(self.size_of(volume))
         })
     }
 
@@ -385,8 +385,8 @@ impl Scheduler {
     ) -> u64 {
         let Some((job, _)) = start else {
             let survey = self.survey(server);
-            let free = self.fleet.available(server).minus(taken);
-            let free = free.plus(survey.leaving).bytes;
+            let free = self.fleet.available(server).saturating_sub(taken);
+            let free = free.saturating_add(survey.leaving).bytes;
             return free.saturating_sub(self.needed_to_end(&survey, server).bytes);
         };
         let survey = match self.lets_go(job, server) {
@@ -487,12 +487,12 @@ impl Scheduler {
 }
 
 /// The least free space with which all of these can end one after the other.
-fn least_to_end(mut claims: Vec<Claim>) -> Space {
+fn least_to_end(mut claims: Vec<PipelineClaim>) -> Space {
     claims.sort_unstable_by_key(|claim| claim.rest.least);
     let (mut need, mut left) = (Space::ZERO, Space::ZERO);
     for claim in claims {
-        need = need.most(claim.rest.least.minus(left));
-        left = left.plus(claim.held);
+        need = need.component_max(claim.rest.least.saturating_sub(left));
+        left = left.saturating_add(claim.held);
     }
     need
 }
@@ -501,6 +501,6 @@ fn least_to_end(mut claims: Vec<Claim>) -> Space {
 pub(super) fn beyond_least(part: Space) -> Space {
     Space {
         files: 0,
-        ..part.minus(floor(part))
+        ..part.saturating_sub(floor(part))
     }
 }

@@ -6,13 +6,13 @@ use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::time::Time;
 
 use super::action::{Action, MountedVolume};
-use super::attempt::{Attempt, Stage};
+use super::attempt::{Attempt, AttemptState};
 use super::blockade::Ways;
 use super::chains::Urgency;
 use super::checkpoint::Checkpoints;
 use super::cut_off::CutOff;
 use super::declared::Deeds;
-use super::event::{Event, NodeSeen};
+use super::event::{Event, NodeInfo};
 use super::extraction::Extractions;
 use super::fleet::Fleet;
 use super::graph::{Graph, JobState};
@@ -20,7 +20,7 @@ use super::guide::Guided;
 use super::leaving::Leaving;
 use super::progress::{JobFailure, Outcome, Progress};
 use super::queues::Queues;
-use super::returned::Left;
+use super::returned::LostVolume;
 use super::rules::Admission;
 use super::safety::Claims;
 use super::settings::Settings;
@@ -31,7 +31,7 @@ use super::steering::Steering;
 use super::surveys::Surveys;
 use super::timers::{Timer, Timers};
 use super::under_way::UnderWay;
-use super::volumes::{State, Volumes};
+use super::volumes::{InstanceState, Volumes};
 use super::warming::Warming;
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};
 
@@ -74,7 +74,7 @@ pub struct Scheduler {
     /// Volumes that a server may still have although they were given up: to be deleted there.
     pub(super) stale: BTreeMap<VolumeId, ServerId>,
     /// Those of them that can be used again if their node comes back and has them.
-    pub(super) left: BTreeMap<VolumeId, Left>,
+    pub(super) left: BTreeMap<VolumeId, LostVolume>,
     /// Parts of caches that are being deleted: what they leave is free in a moment.
     pub(super) leaving: Leaving,
     /// Steps until jobs are tried again on nodes that have nothing to do.
@@ -211,9 +211,9 @@ impl Scheduler {
             out: Vec::new(),
             settings,
         };
-        let rules = scheduler.settings.rules.clone();
+        let rules = scheduler.settings.allocation_rules.clone();
         scheduler.admission = rules.map(|rules| Admission::new(rules, &scheduler.graph));
-        let guide = scheduler.settings.guide.clone();
+        let guide = scheduler.settings.strategy_selector.clone();
         scheduler.guided = guide.map(|guide| Guided::new(guide, &scheduler.graph.workflow));
         scheduler.note_needs();
         scheduler.enqueue_ready();
@@ -242,7 +242,7 @@ impl Scheduler {
         if self.phase == Phase::Over {
             return;
         }
-        if matches!(event, Event::Resumed { .. }) {
+        if matches!(event, Event::SchedulerResumed { .. }) {
             self.skip_absence(now);
         }
         // Clocks of machines step back now and then; the core's time does not.
@@ -287,12 +287,12 @@ impl Scheduler {
     }
 
     /// What was last seen of a node, lost or not.
-    pub fn node(&self, server: ServerId) -> Option<&NodeSeen> {
+    pub fn node(&self, server: ServerId) -> Option<&NodeInfo> {
         self.fleet.get(server).map(|node| &node.seen)
     }
 
     /// All nodes that were seen, lost or not.
-    pub fn nodes(&self) -> impl Iterator<Item = (ServerId, &NodeSeen)> {
+    pub fn nodes(&self) -> impl Iterator<Item = (ServerId, &NodeInfo)> {
         self.fleet.iter().map(|(server, node)| (server, &node.seen))
     }
 
@@ -326,14 +326,14 @@ impl Scheduler {
 
     /// Records of jobs, volumes, nodes and queues that were looked at so far: how much work the
     /// decisions were, whatever the machine.
-    pub fn looked_at(&self) -> u64 {
+    pub fn records_examined(&self) -> u64 {
         let (volumes, nodes) = (self.volumes.tally.total(), self.fleet.tally.total());
         self.graph.tally.total() + volumes + nodes + self.queues.tally.total()
     }
 
     /// Executions that run and must be watched.
-    pub fn running(&self) -> impl Iterator<Item = (ExecutionId, ServerId)> {
-        let is_running = |attempt: &&Attempt| attempt.stage == Stage::Running;
+    pub fn running_executions(&self) -> impl Iterator<Item = (ExecutionId, ServerId)> {
+        let is_running = |attempt: &&Attempt| attempt.stage == AttemptState::Running;
         self.attempts
             .values()
             .filter(is_running)
@@ -352,18 +352,18 @@ impl Scheduler {
     }
 
     /// Volumes that hold results which are not at home: what must outlive this scheduler.
-    pub fn volumes_with_results(&self) -> BTreeSet<VolumeId> {
+    pub fn result_volumes(&self) -> BTreeSet<VolumeId> {
         self.extractions.holders()
     }
 
     /// Whether results are left that could not be sent home, for the user to fetch.
-    pub fn keeps_results(&self) -> bool {
+    pub fn has_unsent_results(&self) -> bool {
         !self.extractions.kept().is_empty()
     }
 
     /// Everything that was asked for and not answered yet; what a driver does first after a
     /// restart. All of it is safe to repeat.
-    pub fn outstanding(&self) -> Vec<Action> {
+    pub fn outstanding_actions(&self) -> Vec<Action> {
         let mut actions = Vec::new();
         for (id, instance) in self.volumes.iter() {
             let Some(server) = instance.server else {
@@ -371,7 +371,7 @@ impl Scheduler {
             };
             let (volume, size) = (instance.volume, instance.size);
             match instance.state {
-                State::Creating => {
+                InstanceState::Creating => {
                     actions.push(Action::CreateVolume {
                         id,
                         volume,
@@ -379,14 +379,14 @@ impl Scheduler {
                         size,
                     });
                 }
-                State::Copying => actions.extend(self.copy_action(id, instance)),
-                State::Deleting => actions.push(Action::DeleteVolume { id, server }),
-                State::Ready | State::Copy | State::Held => {}
+                InstanceState::Copying => actions.extend(self.copy_action(id, instance)),
+                InstanceState::Deleting => actions.push(Action::DeleteVolume { id, server }),
+                InstanceState::Ready | InstanceState::Copy | InstanceState::Held => {}
             }
         }
         let asked = self.asked_for().into_iter();
         actions.extend(asked.map(|(server, volumes)| Action::FindVolumes { server, volumes }));
-        let is_asked_for = |id: &VolumeId| self.left.get(id).is_some_and(Left::is_asked_for);
+        let is_asked_for = |id: &VolumeId| self.left.get(id).is_some_and(LostVolume::is_asked_for);
         for (&id, &server) in self.stale.iter().filter(|(id, server)| {
             !is_asked_for(id) && !self.is_lost(**server) || self.late.contains(id)
         }) {
@@ -398,9 +398,9 @@ impl Scheduler {
         for (job, attempt) in &self.attempts {
             let (execution, server) = (attempt.execution, attempt.server);
             match attempt.stage {
-                Stage::Starting => actions.push(self.start_action(*job, attempt)),
-                Stage::Stopping => actions.push(Action::KillJob { execution, server }),
-                Stage::Preparing | Stage::Running => {}
+                AttemptState::Starting => actions.push(self.start_action(*job, attempt)),
+                AttemptState::Stopping => actions.push(Action::KillJob { execution, server }),
+                AttemptState::Preparing | AttemptState::Running => {}
             }
         }
         actions.extend(self.asked_to_warm());
@@ -428,7 +428,7 @@ impl Scheduler {
         let running = self
             .attempts
             .values()
-            .filter(|attempt| attempt.stage == Stage::Running);
+            .filter(|attempt| attempt.stage == AttemptState::Running);
         Progress {
             jobs_total: self.graph.workflow.jobs.len() as u64,
             jobs_done: totals.done,
@@ -454,31 +454,31 @@ impl Scheduler {
 
     fn apply(&mut self, event: Event) {
         match event {
-            Event::ServersSeen { nodes, missed } => self.servers_seen(nodes, &missed),
-            Event::SharesSeen { shares } => self.shares_seen(shares),
+            Event::NodesListed { nodes, unlisted: missed } => self.servers_seen(nodes, &missed),
+            Event::QuotasChanged { quotas: shares } => self.shares_seen(shares),
             Event::ServerSilent { server } => self.server_silent(server),
             Event::CutOff {
                 silent_ms,
                 has_catalog,
             } => self.begin_cut_off(silent_ms, has_catalog),
-            Event::Reached => self.end_cut_off(),
+            Event::Reconnected => self.end_cut_off(),
             Event::VolumeCreated { volume } => self.volume_created(volume),
             Event::VolumeCopied {
                 volume,
                 received_bytes,
             } => self.volume_copied(volume, received_bytes),
-            Event::VolumeWarned { volume, warnings } => self.volume_warned(volume, &warnings),
+            Event::SourceWarningsReceived { volume, warnings } => self.volume_warned(volume, &warnings),
             Event::VolumeCreateFailed { volume, error } => self.create_failed(volume, &error),
             Event::JobStarted { execution } => self.job_started(execution),
             Event::JobStartFailed { execution, error } => self.start_failed(execution, &error),
             Event::JobEnded { execution, report } => self.job_ended(execution, report),
             Event::JobUnknown { execution } => self.job_unknown(execution),
             // It is kept for the driver: the core knows no homes.
-            Event::HomeSeen { .. } => {}
-            Event::CacheSeen {
+            Event::HomeListed { .. } => {}
+            Event::CacheInspected {
                 volume,
-                kept_bytes,
-                again_bytes,
+                primary_bytes: kept_bytes,
+                refetched_bytes: again_bytes,
             } => {
                 self.cache_seen(volume, kept_bytes);
                 self.note_again(volume, again_bytes);
@@ -490,9 +490,9 @@ impl Scheduler {
             Event::VolumeDeleted { volume } => self.volume_deleted(volume),
             Event::VolumeDeleteFailed { volume } => self.delete_failed(volume),
             Event::CancelRequested => self.cancel(),
-            Event::Steered { count, wish } => self.steer(count, wish),
+            Event::CommandReceived { count, command: wish } => self.steer(count, wish),
             Event::Tick => {}
-            Event::Resumed { series } => {
+            Event::SchedulerResumed { id_prefix: series } => {
                 self.next_id = u64::from(series) << SERIES_BITS;
                 self.delete_unanswered();
             }
@@ -526,7 +526,7 @@ impl Scheduler {
             Timer::Missing(server) => self.give_up_missing(server),
             Timer::Aside(server) | Timer::Full(server) => self.use_again(server),
             Timer::Job(job) => {
-                if self.graph.state(job) == JobState::Held {
+                if self.graph.state(job) == JobState::HeldBack {
                     self.settle(job, 0);
                 }
             }

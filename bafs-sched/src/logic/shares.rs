@@ -27,7 +27,7 @@ const LOOKS_AT_ROOM: u64 = 8;
 
 /// What is read beside a cooperative cache, or fetched while it is read, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Beside {
+pub(super) struct ConcurrentCacheData {
     /// Batch volumes that are read at the same time and are nowhere yet.
     pub(super) others: u64,
     /// The batch volume that is to be fetched next, before its readers.
@@ -37,7 +37,7 @@ pub(super) struct Beside {
 }
 
 /// How much of a cooperative cache each node gets.
-pub(super) type Shares = Vec<(ServerId, Space)>;
+pub(super) type CachePartition = Vec<(ServerId, Space)>;
 
 impl Scheduler {
     pub(super) fn plan_cache(
@@ -59,11 +59,11 @@ impl Scheduler {
             return Some(());
         }
         let has = taken.get(&server).copied().unwrap_or_default();
-        let left = self.fleet.available(server).minus(has);
+        let left = self.fleet.available(server).saturating_sub(has);
         let is_single = self.graph.workflow.volume(volume).users.len() == 1;
         // Under rules not where scratch volumes count on its place.
         let is_free = self.admission.is_none() || self.is_spare(left.bytes, size.bytes);
-        let shares = if is_single && left.holds(size) && is_free {
+        let shares = if is_single && left.can_hold(size) && is_free {
             vec![(server, size)]
         } else if self.is_cached_in_group(volume, server) {
             // A node that joined later, or whose part was lost. All parts are added up only under
@@ -99,7 +99,7 @@ impl Scheduler {
         };
         for (node, share) in shares {
             let there = taken.entry(node).or_default();
-            *there = there.plus(share);
+            *there = there.saturating_add(share);
             creates.push((volume, Some(node), share));
         }
         Some(())
@@ -115,7 +115,7 @@ impl Scheduler {
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
         creates: &[Create],
-    ) -> Option<Shares> {
+    ) -> Option<CachePartition> {
         let start = (job, creates);
         let shares = self.divide_with(start, volume, server, taken, &BTreeMap::new())?;
         if self.is_cache_leaving(server) {
@@ -134,12 +134,12 @@ impl Scheduler {
         server: ServerId,
         taken: &BTreeMap<ServerId, Space>,
         more: &BTreeMap<ServerId, Space>,
-    ) -> Option<Shares> {
+    ) -> Option<CachePartition> {
         let size = self.size_of(volume);
         let left = |node: ServerId| {
             let taken = taken.get(&node).copied().unwrap_or_default();
             let more = more.get(&node).copied().unwrap_or_default();
-            self.fleet.available(node).plus(more).minus(taken)
+            self.fleet.available(node).saturating_add(more).saturating_sub(taken)
         };
         let rooms = self.rooms(Some(start), server, taken, left);
         self.fleet.tally.add(LOOKS_AT_ROOM * rooms.len() as u64);
@@ -154,7 +154,7 @@ impl Scheduler {
                 shares_beside(size, skew, &rooms, self.scratch_volume_max, beside)
             }
             None => {
-                let beside = Beside {
+                let beside = ConcurrentCacheData {
                     others: self.lacking_batch(server, &BTreeSet::from([volume])),
                     ..self.beside_next(volume, server)
                 };
@@ -162,7 +162,7 @@ impl Scheduler {
                 shares(size, skew, &rooms, beside, readers)
             }
         };
-        let has_part = |shares: &Shares| shares.iter().any(|(node, _)| *node == server);
+        let has_part = |shares: &CachePartition| shares.iter().any(|(node, _)| *node == server);
         shares.filter(|shares| self.may_read_at_peers() || has_part(shares))
     }
 
@@ -174,7 +174,7 @@ impl Scheduler {
         volume: VolumeIndex,
         server: ServerId,
         given: &[VolumeIndex],
-    ) -> Option<Shares> {
+    ) -> Option<CachePartition> {
         let size = self.size_of(volume);
         let left = |node: ServerId| self.left_without(node, given);
         let mut rooms = self.rooms(None, server, &BTreeMap::new(), left);
@@ -197,7 +197,7 @@ impl Scheduler {
             let id = self.volumes.live_at(*cache, Some(server))?;
             Some(self.volumes.get(id)?.size)
         });
-        parts.fold(self.fleet.available(server), Space::plus)
+        parts.fold(self.fleet.available(server), Space::saturating_add)
     }
 
     /// What the group of a node has beside the scratch volumes of jobs in all slots when caches are
@@ -271,7 +271,7 @@ impl Scheduler {
                 files: size.files,
             };
             if bytes >= SHARE_BYTES_GOOD
-                && left.holds(part)
+                && left.can_hold(part)
                 && self.graph.volume(volume).is_needed()
             {
                 self.create(volume, Some(server), part);
@@ -378,7 +378,7 @@ impl Scheduler {
     }
 }
 
-impl Beside {
+impl ConcurrentCacheData {
     /// What a cache of so many bytes may take of the room that there is for caches.
     fn part_of(self, room: u64, bytes: u64) -> u64 {
         let (both, later) = (
@@ -421,9 +421,9 @@ fn shares(
     size: Space,
     skew_permille: u64,
     rooms: &[Room],
-    beside: Beside,
+    beside: ConcurrentCacheData,
     readers: impl Fn() -> u64,
-) -> Option<Shares> {
+) -> Option<CachePartition> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)
@@ -451,10 +451,10 @@ fn shares_keeping(
     size: Space,
     larger: u64,
     rooms: &[&Room],
-    beside: Beside,
+    beside: ConcurrentCacheData,
     readers: &impl Fn() -> u64,
     keep: impl Fn(&Room) -> u64,
-) -> Option<Shares> {
+) -> Option<CachePartition> {
     let least = |room: &Room| match room.is_placed {
         true => SHARE_BYTES_MIN.min(size.bytes).min(room.left.bytes),
         false => 0,
@@ -513,7 +513,7 @@ fn shares_beside(
     rooms: &[Room],
     unit_bytes: u64,
     beside: u64,
-) -> Option<Shares> {
+) -> Option<CachePartition> {
     let left: u128 = rooms.iter().map(|room| u128::from(room.left.bytes)).sum();
     let larger = Space {
         bytes: with_skew(size.bytes, skew_permille),
@@ -529,7 +529,7 @@ fn shares_beside(
 
 /// Divides a cooperative cache of just `size` among nodes so that as many scratch volumes of
 /// `unit_bytes` as possible still fit, evenly. Nothing if the nodes have less than the size.
-fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<Shares> {
+fn tight_shares(size: Space, rooms: &[Room], unit_bytes: u64) -> Option<CachePartition> {
     let rooms: Vec<_> = rooms
         .iter()
         .filter(|room| room.left.files >= size.files)
@@ -621,7 +621,7 @@ mod tests {
             },
             SKEW_PERMILLE_FIRST,
             rooms,
-            Beside::default(),
+            ConcurrentCacheData::default(),
             || 0,
         )?;
         Some(
@@ -672,9 +672,9 @@ mod tests {
                 bytes: 40 * MB,
                 files: 1,
             };
-            let beside = Beside {
+            let beside = ConcurrentCacheData {
                 others: others * MB,
-                ..Beside::default()
+                ..ConcurrentCacheData::default()
             };
             let shares = shares(size, 0, &rooms, beside, || 0).expect("it fits");
             let bytes = shares.iter().map(|(_, share)| share.bytes.div_ceil(MB));
@@ -714,7 +714,7 @@ mod tests {
                 bytes: 3_600 * MB,
                 files: 1,
             };
-            let (skew, beside) = (SKEW_PERMILLE_FIRST, Beside::default());
+            let (skew, beside) = (SKEW_PERMILLE_FIRST, ConcurrentCacheData::default());
             let shares = shares(size, skew, &rooms, beside, || readers).expect("it fits");
             shares.iter().map(|(_, share)| share.bytes).sum::<u64>() / MB
         };

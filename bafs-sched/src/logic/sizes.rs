@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bafs_proto::message::JobReport;
 
 use super::alike::{Likeness, levels};
-use super::course::{Courses, Rest};
+use super::course::{Courses, RemainingNeed};
 use super::graph::{Graph, JobState};
 use super::growth::Taught;
 use super::scheduler::Scheduler;
@@ -28,32 +28,32 @@ const FILE_BYTES_MADE_UP: u64 = 1 << 10;
 const FILES_MADE_UP_MIN: u64 = 1 << 20;
 
 /// Pipelines of equally many jobs that mount volumes of unknown size alike, as a number.
-pub(super) type Shape = usize;
+pub(super) type PipelineShapeId = usize;
 
 /// Volumes that are expected to need alike: those of pipelines of one shape that are made by the
 /// job of the same position, in the same place among its volumes. Alike ones of one pipeline count
 /// as the first of them.
-pub(super) type Kind = (Shape, usize, usize);
+pub(super) type SizeClass = (PipelineShapeId, usize, usize);
 
 /// Sizes of volumes for which the workflow gives none.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Sizes {
-    pub(super) kinds: BTreeMap<Kind, Vec<VolumeIndex>>,
-    pub(super) kind_of: BTreeMap<VolumeIndex, Kind>,
+    pub(super) kinds: BTreeMap<SizeClass, Vec<VolumeIndex>>,
+    pub(super) kind_of: BTreeMap<VolumeIndex, SizeClass>,
     /// Of how many volumes of one pipeline a kind is, if of several.
-    pub(super) crowds: BTreeMap<Kind, u64>,
+    pub(super) crowds: BTreeMap<SizeClass, u64>,
     /// The most that a volume of each kind held that was measured.
-    pub(super) held: BTreeMap<Kind, Space>,
+    pub(super) held: BTreeMap<SizeClass, Space>,
     /// What is reserved for each kind that was measured.
-    pub(super) learned: BTreeMap<Kind, Space>,
+    pub(super) learned: BTreeMap<SizeClass, Space>,
     /// Shapes of pipelines that have volumes of unknown size.
-    shape_of: BTreeMap<u32, Shape>,
+    shape_of: BTreeMap<u32, PipelineShapeId>,
     /// Pipelines that are measured: all others of their shapes wait.
-    probes: BTreeMap<Shape, u32>,
+    probes: BTreeMap<PipelineShapeId, u32>,
     /// Pipelines of each shape that have not yet run.
-    unknown: BTreeMap<Shape, BTreeSet<u32>>,
+    unknown: BTreeMap<PipelineShapeId, BTreeSet<u32>>,
     /// What pipelines of each shape need at once for volumes of known size.
-    declared: BTreeMap<Shape, Rest>,
+    declared: BTreeMap<PipelineShapeId, RemainingNeed>,
     /// Volumes that were made larger because a job found no space.
     pub(super) grown: BTreeSet<VolumeIndex>,
     /// Kinds of volumes whose like were made larger with one of them.
@@ -75,8 +75,8 @@ impl Offered {
     /// Whether another offer is the same but for an eighth.
     fn is_alike(self, other: Self) -> bool {
         let is_alike = |one: Space, other: Space| {
-            let (less, more) = (one.least(other), one.most(other));
-            less.plus(eighth(more)).holds(more)
+            let (less, more) = (one.component_min(other), one.component_max(other));
+            less.saturating_add(eighth(more)).can_hold(more)
         };
         is_alike(self.largest, other.largest) && is_alike(self.all, other.all)
     }
@@ -119,7 +119,7 @@ impl Sizes {
             *declared = declared.most(graph.courses.peaks(pipeline));
             sizes.unknown.entry(shape).or_default().insert(pipeline);
             let mut alike = BTreeMap::new();
-            let mut counts: BTreeMap<Kind, u64> = BTreeMap::new();
+            let mut counts: BTreeMap<SizeClass, u64> = BTreeMap::new();
             for (position, place, volume) in unknown {
                 let maker = course[position];
                 let likeness = Likeness::of(graph, &levels, maker, place, volume);
@@ -137,7 +137,7 @@ impl Sizes {
     }
 
     /// The kinds of volumes of a shape.
-    pub(super) fn kinds_of(&self, shape: Shape) -> impl Iterator<Item = &Kind> {
+    pub(super) fn kinds_of(&self, shape: PipelineShapeId) -> impl Iterator<Item = &SizeClass> {
         let kinds = self.kinds.range((shape, 0, 0)..(shape + 1, 0, 0));
         kinds.map(|(kind, _)| kind)
     }
@@ -155,7 +155,7 @@ impl Sizes {
     }
 
     /// Kinds of a shape of which pipelines have several volumes, and how many.
-    fn crowds_of(&self, shape: Shape) -> impl Iterator<Item = (&Kind, &u64)> {
+    fn crowds_of(&self, shape: PipelineShapeId) -> impl Iterator<Item = (&SizeClass, &u64)> {
         self.crowds.range((shape, 0, 0)..(shape + 1, 0, 0))
     }
 
@@ -164,7 +164,7 @@ impl Sizes {
         self.kind_of.contains_key(&volume)
     }
 
-    fn is_known(&self, shape: Shape) -> bool {
+    fn is_known(&self, shape: PipelineShapeId) -> bool {
         self.kinds_of(shape)
             .all(|kind| self.learned.contains_key(kind))
     }
@@ -186,7 +186,7 @@ impl Scheduler {
     pub(super) fn begin_probes(&mut self) {
         let is_begun = self.sizes.made_for.is_some();
         self.make_sizes_up();
-        if !is_begun && !self.settings.is_private_at_home() {
+        if !is_begun && !self.settings.has_private_data_at_home() {
             for (shape, pipelines) in &self.sizes.unknown {
                 self.sizes
                     .probes
@@ -209,7 +209,7 @@ impl Scheduler {
             return;
         }
         self.sizes.made_for = Some(offered);
-        let kinds: Vec<Kind> = self.sizes.kinds.keys().copied().collect();
+        let kinds: Vec<SizeClass> = self.sizes.kinds.keys().copied().collect();
         for kind in kinds {
             if self.sizes.learned.contains_key(&kind) {
                 continue;
@@ -227,7 +227,7 @@ impl Scheduler {
         let all = self.fleet.live().map(|(id, _)| self.fleet.offered(id));
         Offered {
             largest: largest.unwrap_or_default(),
-            all: all.fold(Space::ZERO, Space::plus),
+            all: all.fold(Space::ZERO, Space::saturating_add),
         }
     }
 
@@ -235,10 +235,10 @@ impl Scheduler {
     /// it declares: on the largest node, and with whole caches on all nodes. Where a pipeline has
     /// several volumes of a kind it fits once, also when one was measured and the others get what
     /// it held and the margin.
-    pub(super) fn made_up(&self, kind: Kind, offered: Offered) -> Space {
+    pub(super) fn made_up(&self, kind: SizeClass, offered: Offered) -> Space {
         let left = self.left_for_unknown(kind, offered);
         let kinds = self.sizes.kinds_of(kind.0).count() as u64;
-        let more = |(_, count): (&Kind, &u64)| count - 1;
+        let more = |(_, count): (&SizeClass, &u64)| count - 1;
         let crowds = self.sizes.crowds_of(kind.0).map(more).sum::<u64>();
         let parts = match crowds {
             0 => 2 * kinds,
@@ -254,15 +254,15 @@ impl Scheduler {
     }
 
     /// What is left for the volumes of unknown size of a pipeline beside what it declares.
-    pub(super) fn left_for_unknown(&self, kind: Kind, offered: Offered) -> Space {
+    pub(super) fn left_for_unknown(&self, kind: SizeClass, offered: Offered) -> Space {
         let Offered { largest, all } = offered;
         let declared = self.sizes.declared.get(&kind.0).copied();
-        let Rest { least, whole } = declared.unwrap_or_default();
+        let RemainingNeed { least, whole } = declared.unwrap_or_default();
         let beside_caches = Space {
-            bytes: all.minus(whole).bytes,
+            bytes: all.saturating_sub(whole).bytes,
             files: u64::MAX,
         };
-        largest.minus(least).least(beside_caches)
+        largest.saturating_sub(least).component_min(beside_caches)
     }
 
     /// Whether a pipeline waits until another was measured.
@@ -298,17 +298,17 @@ impl Scheduler {
             };
             let known = self.sizes.learned.get(kind).copied();
             // The margin is there to be used, but not up to its end.
-            let is_enough = known.is_some_and(|known| known.holds(held.plus(half(held))));
+            let is_enough = known.is_some_and(|known| known.can_hold(held.saturating_add(half(held))));
             // What is empty at the end may have held much, or have not been looked at.
             let is_only_writer = writable && self.graph.volume(volume).writers.len() == 1;
             let is_untouched = is_only_writer && used.changes == 0;
             let is_measured = held != Space::ZERO || is_untouched;
             if is_measured {
                 let most = self.sizes.held.entry(*kind).or_default();
-                *most = most.most(held);
+                *most = most.component_max(held);
             }
             if is_measured && (known.is_none() || !is_enough) {
-                let size = with_margin(held).most(known.unwrap_or_default());
+                let size = with_margin(held).component_max(known.unwrap_or_default());
                 if known != Some(size) {
                     raised.push((*kind, size));
                 }
@@ -326,9 +326,9 @@ impl Scheduler {
     }
 
     /// A shape was measured: its pipelines wait no more, and reserve what is known.
-    fn end_probe(&mut self, shape: Shape) {
+    fn end_probe(&mut self, shape: PipelineShapeId) {
         self.sizes.probes.remove(&shape);
-        let learned: Vec<(Kind, Space)> =
+        let learned: Vec<(SizeClass, Space)> =
             self.sizes.learned.iter().map(|(k, s)| (*k, *s)).collect();
         for (kind, size) in learned.into_iter().filter(|(kind, _)| kind.0 == shape) {
             self.resize_learned(kind, size);
@@ -337,7 +337,7 @@ impl Scheduler {
     }
 
     /// Gives a size to all volumes of a kind that do not exist and were not grown.
-    pub(super) fn resize_unmade(&mut self, kind: Kind, size: Space) {
+    pub(super) fn resize_unmade(&mut self, kind: SizeClass, size: Space) {
         for position in 0..self.sizes.kinds[&kind].len() {
             let volume = self.sizes.kinds[&kind][position];
             let is_grown = self.sizes.grown.contains(&volume);
@@ -350,7 +350,7 @@ impl Scheduler {
     /// The most that a node may ever offer on which scratch volumes may lie.
     pub(super) fn largest_offered(&self) -> Space {
         let nodes = self.nodes_for_scratch().map(|id| self.fleet.offered(id));
-        nodes.fold(Space::ZERO, Space::most)
+        nodes.fold(Space::ZERO, Space::component_max)
     }
 
     /// A pipeline is at its end: if it was measured and came to nothing, the next one is. If it

@@ -9,7 +9,7 @@ use super::action::Action;
 use super::again::Again;
 use super::scheduler::Scheduler;
 use super::space::scale_up;
-use super::volumes::State;
+use super::volumes::InstanceState;
 use crate::workflow::VolumeIndex;
 
 /// Part of a cache beyond its size, in thousandths, before any cache was looked at.
@@ -24,7 +24,7 @@ const SKEW_PERMILLE_MAX: u64 = 300;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Skew {
     /// The answers for each cache since its parts were asked last.
-    asked: BTreeMap<VolumeIndex, Asked>,
+    asked: BTreeMap<VolumeIndex, CacheInspection>,
     /// Of each cache, how much more than its share its fullest part keeps, in thousandths.
     found: BTreeMap<VolumeIndex, u64>,
     /// The same, the most uneven cache last.
@@ -35,7 +35,7 @@ pub(super) struct Skew {
 
 /// What the parts of a cache were asked.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Asked {
+struct CacheInspection {
     /// What each part keeps that answered, in bytes.
     kept: BTreeMap<VolumeId, u64>,
     /// Of each group, how many have not answered. A look at all parts for each answer would take
@@ -78,7 +78,7 @@ impl Scheduler {
         let size = self.size_of(volume).bytes;
         let part = |id: &VolumeId| {
             let instance = self.volumes.get(*id)?;
-            (instance.state == State::Ready).then_some((*id, instance.server?))
+            (instance.state == InstanceState::Ready).then_some((*id, instance.server?))
         };
         let parts: Vec<(VolumeId, ServerId)> = parts.filter_map(part).collect();
         let mut by_group: BTreeMap<String, Vec<(VolumeId, ServerId)>> = BTreeMap::new();
@@ -98,12 +98,12 @@ impl Scheduler {
         };
         let divided = by_group.iter().filter(|(_, parts)| is_even(parts));
         let left = divided.map(|(group, parts)| (group.clone(), parts.len()));
-        let asked = Asked {
+        let asked = CacheInspection {
             left: left.collect(),
-            ..Asked::default()
+            ..CacheInspection::default()
         };
         self.skew.asked.insert(volume, asked);
-        let look = |(id, server)| Action::LookAtCache { id, server };
+        let look = |(id, server)| Action::InspectCache { id, server };
         self.out.extend(by_group.into_values().flatten().map(look));
     }
 
@@ -117,7 +117,7 @@ impl Scheduler {
 
     /// A part of a cache keeps so much that nobody else does, or would keep if it had the room.
     pub(super) fn cache_seen(&mut self, id: VolumeId, kept_bytes: u64) {
-        let there = self.volumes.get(id).filter(|it| it.state == State::Ready);
+        let there = self.volumes.get(id).filter(|it| it.state == InstanceState::Ready);
         let Some((volume, Some(server))) = there.map(|it| (it.volume, it.server)) else {
             return;
         };

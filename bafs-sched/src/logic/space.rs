@@ -18,13 +18,13 @@ impl Space {
     pub const ZERO: Self = Self { bytes: 0, files: 0 };
 
     /// Whether `need` fits into this in both respects.
-    pub fn holds(self, need: Self) -> bool {
+    pub fn can_hold(self, need: Self) -> bool {
         need.bytes <= self.bytes && need.files <= self.files
     }
 
     /// The sum; stops at the end of the range.
     #[must_use]
-    pub fn plus(self, other: Self) -> Self {
+    pub fn saturating_add(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_add(other.bytes),
             files: self.files.saturating_add(other.files),
@@ -33,7 +33,7 @@ impl Space {
 
     /// The larger of both, in each respect.
     #[must_use]
-    pub fn most(self, other: Self) -> Self {
+    pub fn component_max(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.max(other.bytes),
             files: self.files.max(other.files),
@@ -42,7 +42,7 @@ impl Space {
 
     /// The smaller of both, in each respect.
     #[must_use]
-    pub fn least(self, other: Self) -> Self {
+    pub fn component_min(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.min(other.bytes),
             files: self.files.min(other.files),
@@ -51,7 +51,7 @@ impl Space {
 
     /// The difference, zero where `other` is larger.
     #[must_use]
-    pub fn minus(self, other: Self) -> Self {
+    pub fn saturating_sub(self, other: Self) -> Self {
         Self {
             bytes: self.bytes.saturating_sub(other.bytes),
             files: self.files.saturating_sub(other.files),
@@ -78,17 +78,17 @@ mod tests {
             bytes: 10,
             files: 1,
         };
-        assert!(have.holds(Space {
+        assert!(have.can_hold(Space {
             bytes: 10,
             files: 1
         }));
-        assert!(!have.holds(Space { bytes: 1, files: 2 }));
-        assert!(!have.holds(Space {
+        assert!(!have.can_hold(Space { bytes: 1, files: 2 }));
+        assert!(!have.can_hold(Space {
             bytes: 11,
             files: 0
         }));
         assert_eq!(
-            have.minus(Space { bytes: 3, files: 5 }),
+            have.saturating_sub(Space { bytes: 3, files: 5 }),
             Space { bytes: 7, files: 0 }
         );
     }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::event::Wish;
+use super::event::UserCommand;
 use super::graph::{Graph, JobState};
 use super::scheduler::Scheduler;
 use crate::workflow::JobIndex;
@@ -41,7 +41,7 @@ impl Steering {
 
 impl Scheduler {
     /// Wishes that were read so far, understood or not.
-    pub fn wishes(&self) -> u64 {
+    pub fn commands_received(&self) -> u64 {
         self.steering.count
     }
 
@@ -57,9 +57,9 @@ impl Scheduler {
         !given_up.is_empty() && given_up.contains(&self.graph.pipeline(job))
     }
 
-    pub(super) fn steer(&mut self, count: u64, wish: Option<Wish>) {
+    pub(super) fn steer(&mut self, count: u64, wish: Option<UserCommand>) {
         self.steering.count = self.steering.count.max(count);
-        let (Some(Wish::Prefer { job, .. } | Wish::Cancel { job }), jobs) =
+        let (Some(UserCommand::SetPriority { job, .. } | UserCommand::Cancel { job }), jobs) =
             (wish, self.graph.workflow.jobs.len())
         else {
             return;
@@ -71,7 +71,7 @@ impl Scheduler {
         let pipeline = self.graph.pipeline(job);
         let members: Vec<JobIndex> = self.graph.members(pipeline).collect();
         match wish {
-            Some(Wish::Prefer { priority, .. }) => {
+            Some(UserCommand::SetPriority { priority, .. }) => {
                 self.steering.priority.insert(pipeline, priority);
                 for job in members {
                     if self.queues.contains(job) {
@@ -79,7 +79,7 @@ impl Scheduler {
                     }
                 }
             }
-            Some(Wish::Cancel { .. }) => self.give_up(pipeline, &members),
+            Some(UserCommand::Cancel { .. }) => self.give_up(pipeline, &members),
             None => {}
         }
     }

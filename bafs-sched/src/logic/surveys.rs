@@ -11,7 +11,7 @@ use super::place::Create;
 use super::safety::beyond_least;
 use super::scheduler::Scheduler;
 use super::space::Space;
-use super::volumes::State;
+use super::volumes::InstanceState;
 use crate::workflow::{JobIndex, VolumeIndex};
 
 /// Changes that are noted one by one: where nobody asks, as with a strategy's rules, they are not
@@ -206,22 +206,22 @@ impl Scheduler {
             };
             let is_cache = self.graph.volume(volume).is_cache;
             match instance.state {
-                State::Deleting | State::Held | State::Copying | State::Copy => {
-                    *leaving = leaving.plus(instance.size);
+                InstanceState::Deleting | InstanceState::Held | InstanceState::Copying | InstanceState::Copy => {
+                    *leaving = leaving.saturating_add(instance.size);
                 }
                 // The user fetches what it holds, long after the run.
-                State::Ready if instance.is_kept => {}
-                State::Creating | State::Ready if is_cache => {
-                    *leaving = leaving.plus(floor(instance.size));
-                    *beyond = beyond.plus(beyond_least(instance.size));
+                InstanceState::Ready if instance.is_kept => {}
+                InstanceState::Creating | InstanceState::Ready if is_cache => {
+                    *leaving = leaving.saturating_add(floor(instance.size));
+                    *beyond = beyond.saturating_add(beyond_least(instance.size));
                 }
-                State::Creating | State::Ready if self.is_leaving(volume, starting) => {
-                    *leaving = leaving.plus(instance.size);
+                InstanceState::Creating | InstanceState::Ready if self.is_leaving(volume, starting) => {
+                    *leaving = leaving.saturating_add(instance.size);
                 }
-                State::Creating | State::Ready => {
+                InstanceState::Creating | InstanceState::Ready => {
                     if let Some(pipeline) = self.graph.pipeline_of(volume) {
                         let there = held.entry(pipeline).or_default();
-                        *there = there.plus(instance.size);
+                        *there = there.saturating_add(instance.size);
                     }
                 }
             }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// How many records were looked at. Also those count that are only asked for, for people: so two
 /// schedulers that know the same are equal whatever they have counted.
 #[derive(Debug, Default)]
-pub(super) struct Tally(AtomicU64);
+pub(super) struct WorkCounter(AtomicU64);
 
-impl Tally {
+impl WorkCounter {
     /// So many more were looked at.
     pub(super) fn add(&self, records: u64) {
         // One thread decides: to read and to write costs less than to add at one stroke.
@@ -26,13 +26,13 @@ impl Tally {
     }
 }
 
-impl Clone for Tally {
+impl Clone for WorkCounter {
     fn clone(&self) -> Self {
         Self(AtomicU64::new(self.total()))
     }
 }
 
-impl PartialEq for Tally {
+impl PartialEq for WorkCounter {
     fn eq(&self, _: &Self) -> bool {
         true
     }

@@ -21,7 +21,7 @@ pub(super) enum Prefer {
 
 /// What a node has for a pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Offer {
+pub(super) struct NodeCapacity {
     pub(super) space: Space,
     pub(super) slots: u32,
 }
@@ -64,7 +64,7 @@ impl<'s> Trial<'s> {
     pub(super) fn new(
         scheduler: &'s Scheduler,
         course: &'s [JobIndex],
-        nodes: Vec<Offer>,
+        nodes: Vec<NodeCapacity>,
         beside_bytes: u64,
     ) -> Self {
         Self {
@@ -162,14 +162,14 @@ impl<'s> Trial<'s> {
             scratch,
             made,
             need,
-            need_there: sizes.clone().map(floor).fold(need, Space::plus),
-            fits_all: all >= sizes.fold(need, Space::plus).bytes,
+            need_there: sizes.clone().map(floor).fold(need, Space::saturating_add),
+            fits_all: all >= sizes.fold(need, Space::saturating_add).bytes,
         }
     }
 
     fn sum(&self, volumes: &[VolumeIndex]) -> Space {
         let sizes = volumes.iter().map(|volume| self.scheduler.size_of(*volume));
-        sizes.fold(Space::ZERO, Space::plus)
+        sizes.fold(Space::ZERO, Space::saturating_add)
     }
 
     /// Whether a job finds slots on a node, room for what it makes and the least part of its caches
@@ -178,7 +178,7 @@ impl<'s> Trial<'s> {
         self.scheduler.fleet.tally.one();
         let slots = self.scheduler.slots_of(step.job).min(self.slots_most);
         let has_slots = self.slots[node] >= slots;
-        has_slots && step.fits_all && self.free[node].holds(step.need_there)
+        has_slots && step.fits_all && self.free[node].can_hold(step.need_there)
     }
 
     fn run(&mut self, step: &Step, node: usize) -> bool {
@@ -212,7 +212,7 @@ impl<'s> Trial<'s> {
 
     /// What there is once a job has made its volumes on a node, and is done.
     fn end(&mut self, step: &Step, node: usize) {
-        self.free[node] = self.free[node].minus(step.need);
+        self.free[node] = self.free[node].saturating_sub(step.need);
         self.place
             .extend(step.made.iter().map(|volume| (*volume, node)));
         self.done.insert(step.job);
@@ -225,7 +225,7 @@ impl<'s> Trial<'s> {
             if self.count_user(*volume)
                 && let Some(node) = self.place.remove(volume)
             {
-                self.free[node] = self.free[node].plus(self.scheduler.size_of(*volume));
+                self.free[node] = self.free[node].saturating_add(self.scheduler.size_of(*volume));
             }
         }
     }

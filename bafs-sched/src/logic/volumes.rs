@@ -6,12 +6,12 @@ use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::space::Space;
 use super::surveys::Changed;
-use super::tally::Tally;
+use super::tally::WorkCounter;
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// Where a volume is in its life, as far as we know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum InstanceState {
     /// Asked for.
     Creating,
     /// Ready.
@@ -26,7 +26,7 @@ pub(super) enum State {
     Deleting,
 }
 
-impl State {
+impl InstanceState {
     /// Whether jobs may use the volume now or soon.
     fn is_live(self) -> bool {
         matches!(self, Self::Creating | Self::Ready)
@@ -50,7 +50,7 @@ pub(super) struct Instance {
     /// `None` with remote I/O.
     pub(super) server: Option<ServerId>,
     pub(super) size: Space,
-    pub(super) state: State,
+    pub(super) state: InstanceState,
     /// Jobs that start when it is ready.
     pub(super) waiters: Vec<JobIndex>,
     /// Deletions that failed.
@@ -79,7 +79,7 @@ pub(super) struct Volumes {
     /// Servers where anything of this may have changed.
     pub(super) changed: Changed<ServerId>,
     /// Volumes that were looked at.
-    pub(super) tally: Tally,
+    pub(super) tally: WorkCounter,
 }
 
 impl Volumes {
@@ -102,7 +102,7 @@ impl Volumes {
             changes: 0,
             freed_bytes: 0,
             changed: Changed::default(),
-            tally: Tally::default(),
+            tally: WorkCounter::default(),
         }
     }
 
@@ -273,8 +273,8 @@ impl Volumes {
         let Some(instance) = self.instances.get_mut(&id) else {
             return;
         };
-        assert!(instance.state == State::Copy, "only a copy is promoted");
-        instance.state = State::Ready;
+        assert!(instance.state == InstanceState::Copy, "only a copy is promoted");
+        instance.state = InstanceState::Ready;
         let (volume, server) = (instance.volume, instance.server);
         self.note_change(server);
         self.begin(volume, server, id);
@@ -282,7 +282,7 @@ impl Volumes {
 
     /// Takes a volume out of use, which is [`State::Held`] or [`State::Deleting`] then; it keeps
     /// its space until it is removed.
-    pub(super) fn retire(&mut self, id: VolumeId, state: State) {
+    pub(super) fn retire(&mut self, id: VolumeId, state: InstanceState) {
         self.tally.one();
         assert!(!state.is_live(), "what is out of use is not live");
         if let Some(instance) = self.instances.get_mut(&id) {

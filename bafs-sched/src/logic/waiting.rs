@@ -18,14 +18,14 @@ const NAMES_SHOWN: usize = 3;
 
 impl Scheduler {
     /// What a job waits for now, or why it never ran; nothing when it runs, or has run.
-    pub fn why_not(&self, job: JobIndex) -> Option<String> {
+    pub fn describe_wait(&self, job: JobIndex) -> Option<String> {
         match (self.phase, self.graph.state(job)) {
             (_, JobState::Done | JobState::Failed | JobState::Active) => None,
             (_, JobState::Skipped) => Some(self.skipped_for(job)),
             (Phase::Finishing | Phase::Over, state) => Some(self.ended_before(job, state)),
             (Phase::Gathering, _) => Some(self.misfit().unwrap_or_else(no_node)),
             (Phase::Running, JobState::Waiting) => Some(self.awaited(job)),
-            (Phase::Running, JobState::Held) => {
+            (Phase::Running, JobState::HeldBack) => {
                 let due = self.timers.due(Timer::Job(job));
                 let seconds = due.map_or(0, |due| due.ms_since(self.now).div_ceil(1_000));
                 Some(format!("it failed and is tried again in {seconds} s"))
@@ -128,7 +128,7 @@ impl Scheduler {
         }
         let room = free.iter().map(|server| self.fleet.available(*server));
         let most = room.max().unwrap_or(Space::ZERO);
-        if !most.holds(need) {
+        if !most.can_hold(need) {
             return format!(
                 "it waits for space: it needs {}, and the nodes with a free slot have up to {}",
                 describe(need),
@@ -164,7 +164,7 @@ impl Scheduler {
     }
 
     /// What a failure was of, with the node where it happened: before it is told to the core.
-    pub fn describe_call(&self, event: &Event) -> String {
+    pub fn describe_failed_call(&self, event: &Event) -> String {
         let of_volume = |id: &VolumeId| {
             let instance = self.volumes.get(*id)?;
             let name = &self.graph.workflow.volume(instance.volume).name;

@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::{ServerId, VolumeId};
 
 use super::action::Action;
-use super::attempt::Stage;
+use super::attempt::AttemptState;
 use super::graph::Graph;
 use super::scheduler::Scheduler;
-use super::shares::{Beside, Shares};
+use super::shares::{ConcurrentCacheData, CachePartition};
 use super::space::Space;
-use super::volumes::State;
+use super::volumes::InstanceState;
 use crate::workflow::{VolumeIndex, VolumeKind};
 
 /// Which batch volume comes before its readers.
@@ -159,13 +159,13 @@ impl Scheduler {
     }
 
     /// What is to be fetched while a batch volume is read that the group of `server` divides.
-    pub(super) fn beside_next(&self, volume: VolumeIndex, server: ServerId) -> Beside {
+    pub(super) fn beside_next(&self, volume: VolumeIndex, server: ServerId) -> ConcurrentCacheData {
         let is_next = |next: &&VolumeIndex| {
             let node = self.graph.volume(**next);
             **next != volume && node.users_left > 0 && !self.volumes.is_live(**next)
         };
         let Some(&next) = self.warming.declared.iter().find(is_next) else {
-            return Beside::default();
+            return ConcurrentCacheData::default();
         };
         let is_passing = |other: &VolumeIndex| {
             let is_read =
@@ -174,10 +174,10 @@ impl Scheduler {
         };
         let passing = self.graph.batch.volumes().filter(is_passing);
         let held = passing.filter_map(|other| self.cached_in_group(other, server));
-        Beside {
+        ConcurrentCacheData {
             next: self.size_of(next).bytes,
             passing: held.fold(0, u64::saturating_add),
-            ..Beside::default()
+            ..ConcurrentCacheData::default()
         }
     }
 
@@ -199,7 +199,7 @@ impl Scheduler {
         };
         let parts: BTreeSet<VolumeId> = self.volumes.live(ahead.volume).values().copied().collect();
         let instance = |id: &VolumeId| self.volumes.get(*id).map(|instance| instance.state);
-        if parts == ahead.asked || !parts.iter().all(|id| instance(id) == Some(State::Ready)) {
+        if parts == ahead.asked || !parts.iter().all(|id| instance(id) == Some(InstanceState::Ready)) {
             return;
         }
         ahead.asked = parts;
@@ -213,7 +213,7 @@ impl Scheduler {
         let parts = ahead.flat_map(|ahead| &ahead.asked);
         let action = |&id: &VolumeId| {
             let server = self.volumes.get(id)?.server?;
-            Some(Action::WarmVolume { id, server })
+            Some(Action::WarmCache { id, server })
         };
         parts.filter_map(action).collect()
     }
@@ -249,7 +249,7 @@ impl Scheduler {
     }
 
     /// The batch volume to fetch now, and what is to be made of it where.
-    fn next_to_warm(&mut self) -> Option<(VolumeIndex, Shares)> {
+    fn next_to_warm(&mut self) -> Option<(VolumeIndex, CachePartition)> {
         // A strategy says itself what is there at once.
         if self.admission.is_some() || self.settings.caches_nothing() || self.protected.is_some() {
             return None;
@@ -269,7 +269,7 @@ impl Scheduler {
         let volume = *self.warming.declared.iter().find(is_next)?;
         let mut attempts = self.attempts.values();
         let server = attempts
-            .find(|attempt| attempt.stage == Stage::Running)?
+            .find(|attempt| attempt.stage == AttemptState::Running)?
             .server;
         let is_there = self.volumes.is_live(volume);
         let looked_at = self.looked_at_now(volume, server);
@@ -284,7 +284,7 @@ impl Scheduler {
             return None;
         }
         if is_there {
-            return Some((volume, Shares::new()));
+            return Some((volume, CachePartition::new()));
         }
         self.warming.looked_at = Some(looked_at);
         if !self.make_room_ahead(volume, server) {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::graph::{PastJob, workload};
-use super::table::{Form, Row, Table};
-use super::{JOBS_MAX, Past, PastError};
+use super::graph::{PastJob, build_workload};
+use super::table::{TableFormat, Row, TextTable};
+use super::{JOBS_MAX, PastRun, PastError};
 use crate::workflow::EDGES_MAX;
 
 /// Processors of one job; more is a typing error.
@@ -35,53 +35,53 @@ const COLUMNS: [&str; 8] = [
 ///
 /// # Errors
 /// With the line, and what must stand there.
-pub fn from_csv(name: &str, text: &str) -> Result<Past, PastError> {
-    let table = Table::parse(text, Form::Commas)?;
+pub fn from_csv(name: &str, text: &str) -> Result<PastRun, PastError> {
+    let table = TextTable::parse(text, TableFormat::CommaSeparated)?;
     table.check_columns(&COLUMNS, &["job", "runtime"])?;
     let mut at = BTreeMap::new();
     for row in table.rows() {
         let job = row.text("job");
         if job.is_empty() {
-            return Err(PastError::at(row.line, "the job has no name"));
+            return Err(PastError::at_line(row.line, "the job has no name"));
         }
         if let Some((line, _)) = at.insert(job, (row.line, at.len())) {
             let message = format!("job '{job}' is there already, on line {line}");
-            return Err(PastError::at(row.line, message));
+            return Err(PastError::at_line(row.line, message));
         }
     }
     if at.is_empty() {
-        return Err(PastError::Whole(
+        return Err(PastError::Unusable(
             "there are no jobs below the header".to_owned(),
         ));
     }
     if at.len() > JOBS_MAX {
         let message = format!("{} jobs are too many; the limit is {JOBS_MAX}", at.len());
-        return Err(PastError::Whole(message));
+        return Err(PastError::Unusable(message));
     }
     let mut jobs = Vec::with_capacity(at.len());
     let mut edges = 0;
     for row in table.rows() {
-        let job = job(&row, &at)?;
-        edges += job.after.len() as u64;
+        let job = parse_job(&row, &at)?;
+        edges += job.parents.len() as u64;
         if edges > EDGES_MAX {
             let message = format!("more than {EDGES_MAX} jobs are named as those before others");
             return Err(row.error("after", message));
         }
         jobs.push(job);
     }
-    let (workflow, measured) = workload(name, &jobs)?;
-    Ok(Past {
+    let (workflow, measured) = build_workload(name, &jobs)?;
+    Ok(PastRun {
         workflow,
         measured,
-        took_s: None,
-        began: None,
+        duration_s: None,
+        began_at: None,
         site: None,
-        lines: jobs.iter().map(|job| job.line).collect(),
+        job_lines: jobs.iter().map(|job| job.line).collect(),
         remarks: Vec::new(),
     })
 }
 
-fn job(row: &Row<'_>, at: &BTreeMap<&str, (usize, usize)>) -> Result<PastJob, PastError> {
+fn parse_job(row: &Row<'_>, at: &BTreeMap<&str, (usize, usize)>) -> Result<PastJob, PastError> {
     let mut after = Vec::new();
     for parent in row.text("after").split_whitespace() {
         let Some((_, at)) = at.get(parent) else {
@@ -103,8 +103,8 @@ fn job(row: &Row<'_>, at: &BTreeMap<&str, (usize, usize)>) -> Result<PastJob, Pa
             _ => row.number("cpus", 1, CPUS_MAX)?,
         },
         compute_us: row.duration_us("runtime")?,
-        after,
-        shared: (!set.is_empty()).then(|| (set.to_owned(), shared_bytes)),
+        parents: after,
+        shared_data: (!set.is_empty()).then(|| (set.to_owned(), shared_bytes)),
         input_bytes: row.size("input")?,
         output_bytes: row.size("output")?,
     })
@@ -113,16 +113,16 @@ fn job(row: &Row<'_>, at: &BTreeMap<&str, (usize, usize)>) -> Result<PastJob, Pa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::refusals::each_is_refused;
+    use crate::refusals::assert_each_is_rejected;
 
-    const TEXT: &str = "job,runtime,cpus,after,shared,shared-bytes,input,output\n\
+    const CSV_TEXT: &str = "job,runtime,cpus,after,shared,shared-bytes,input,output\n\
         a1,62.5,1,,reference,40 GB,100 MB,2 GB\n\
         a2,60,1,,reference,30 GB,100 MB,2 GB\n\
         b,1 h,4,a1 a2,,,,30 MB\n";
 
     #[test]
     fn data_are_shared_private_and_results() {
-        let past = from_csv("jobs", TEXT).unwrap();
+        let past = from_csv("jobs", CSV_TEXT).unwrap();
         let (workflow, measured) = (&past.workflow, &past.measured);
         let sizes: Vec<(&str, u64)> = workflow
             .volumes
@@ -164,7 +164,7 @@ mod tests {
             62.5,1,, => 62.5,1,b, => line 2: job 'a1' waits for itself
             4,a1 a2,,,,30 MB => 4,a1 a2 => line 4: has 4 cells
         ";
-        each_is_refused(TEXT, slips, |text| from_csv("jobs", text));
+        assert_each_is_rejected(CSV_TEXT, slips, |text| from_csv("jobs", text));
         let empty = from_csv("jobs", "job,runtime\n").unwrap_err().to_string();
         assert!(empty.contains("no jobs"), "{empty}");
         for (text, expected) in [

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use super::PastError;
 use bafs_proto::volume::LimitKind;
 
-use crate::sim::{JobLoad, Measured, MountLoad};
+use crate::sim::{JobLoad, MeasuredLoad, MountLoad};
 use crate::workflow::{
-    CachePolicy, Command, Extract, Job, JobIndex, Mount, Scheme, Url, Volume, VolumeIndex,
-    VolumeKind, Workflow, ready_first,
+    CachePolicy, ProgramSpec, Extract, Job, JobIndex, Mount, Scheme, Url, Volume, VolumeIndex,
+    VolumeKind, Workflow, topological_sort,
 };
 
 /// One job as it was.
@@ -24,9 +24,9 @@ pub(super) struct PastJob {
     pub(super) cpus: u32,
     pub(super) compute_us: u64,
     /// Positions of the jobs whose output it read.
-    pub(super) after: Vec<usize>,
+    pub(super) parents: Vec<usize>,
     /// Data that it shared with others of the same set, and how much of them it read.
-    pub(super) shared: Option<(String, u64)>,
+    pub(super) shared_data: Option<(String, u64)>,
     /// Bytes that it alone read from home.
     pub(super) input_bytes: u64,
     /// Bytes that it wrote.
@@ -34,50 +34,50 @@ pub(super) struct PastJob {
 }
 
 /// The workflow of these jobs, and what each did.
-pub(super) fn workload(name: &str, jobs: &[PastJob]) -> Result<(Workflow, Measured), PastError> {
-    let mut builder = Builder {
+pub(super) fn build_workload(name: &str, jobs: &[PastJob]) -> Result<(Workflow, MeasuredLoad), PastError> {
+    let mut builder = WorkloadBuilder {
         workflow: Workflow {
             name: name.to_owned(),
             jobs: Vec::with_capacity(jobs.len()),
             volumes: Vec::new(),
             extracts: Vec::new(),
         },
-        measured: Measured::default(),
+        measured: MeasuredLoad::default(),
         outputs: Vec::new(),
     };
     let mut children = vec![Vec::new(); jobs.len()];
     for (at, job) in jobs.iter().enumerate() {
-        for &parent in &job.after {
+        for &parent in &job.parents {
             children[parent].push(JobIndex(at as u32));
         }
     }
-    builder.outputs(jobs, &children);
-    let sets = builder.sets(jobs);
+    builder.add_outputs(jobs, &children);
+    let sets = builder.add_shared_caches(jobs);
     for (at, job) in jobs.iter().enumerate() {
         let mut own = std::mem::take(&mut children[at]);
         own.dedup();
-        builder.job(at, job, jobs, own, &sets);
+        builder.add_job(at, job, jobs, own, &sets);
     }
-    let order = ready_first(&builder.workflow.jobs);
+    let order = topological_sort(&builder.workflow.jobs);
     if order.len() < jobs.len() {
         let is_ordered: std::collections::BTreeSet<JobIndex> = order.into_iter().collect();
         let first = (0..jobs.len()).find(|at| !is_ordered.contains(&JobIndex(*at as u32)));
         let job = &jobs[first.unwrap_or(0)];
         let message = format!("job '{}' waits for itself, by way of others", job.name);
-        return Err(PastError::at(job.line, message));
+        return Err(PastError::at_line(job.line, message));
     }
     Ok((builder.workflow, builder.measured))
 }
 
-struct Builder {
+struct WorkloadBuilder {
     workflow: Workflow,
-    measured: Measured,
+    measured: MeasuredLoad,
     /// The output volume of each job that wrote something.
     outputs: Vec<Option<VolumeIndex>>,
 }
 
-impl Builder {
-    fn volume(&mut self, name: String, kind: VolumeKind, bytes: u64) -> VolumeIndex {
+impl WorkloadBuilder {
+    fn add_volume(&mut self, name: String, kind: VolumeKind, bytes: u64) -> VolumeIndex {
         self.workflow.volumes.push(Volume {
             name,
             kind,
@@ -89,47 +89,47 @@ impl Builder {
         VolumeIndex(self.workflow.volumes.len() as u32 - 1)
     }
 
-    fn outputs(&mut self, jobs: &[PastJob], children: &[Vec<JobIndex>]) {
+    fn add_outputs(&mut self, jobs: &[PastJob], children: &[Vec<JobIndex>]) {
         for (job, children) in jobs.iter().zip(children) {
             if job.output_bytes == 0 {
                 self.outputs.push(None);
                 continue;
             }
             let kind = VolumeKind::Scratch { fill: None };
-            let volume = self.volume(format!("out.{}", job.name), kind, job.output_bytes);
+            let volume = self.add_volume(format!("out.{}", job.name), kind, job.output_bytes);
             self.outputs.push(Some(volume));
             if children.is_empty() {
                 self.workflow.extracts.push(Extract {
                     volume,
                     path: "result".to_owned(),
-                    target: url(format!("/out/{}", self.workflow.extracts.len())),
+                    target: home_url(format!("/out/{}", self.workflow.extracts.len())),
                 });
             }
         }
     }
 
     /// The cache volume of each set, as large as what the job read that read most of it.
-    fn sets(&mut self, jobs: &[PastJob]) -> BTreeMap<String, VolumeIndex> {
+    fn add_shared_caches(&mut self, jobs: &[PastJob]) -> BTreeMap<String, VolumeIndex> {
         let mut most: BTreeMap<&str, u64> = BTreeMap::new();
-        for (set, bytes) in jobs.iter().filter_map(|job| job.shared.as_ref()) {
+        for (set, bytes) in jobs.iter().filter_map(|job| job.shared_data.as_ref()) {
             let most = most.entry(set).or_default();
             *most = (*most).max(*bytes);
         }
         let mut volumes = BTreeMap::new();
         for (at, (set, bytes)) in most.into_iter().enumerate() {
             let kind = VolumeKind::Cache {
-                source: url(format!("/shared/{at}")),
+                source: home_url(format!("/shared/{at}")),
                 policy: CachePolicy::Lru,
                 is_warmed: false,
             };
             if bytes > 0 {
-                volumes.insert(set.to_owned(), self.volume(set.to_owned(), kind, bytes));
+                volumes.insert(set.to_owned(), self.add_volume(set.to_owned(), kind, bytes));
             }
         }
         volumes
     }
 
-    fn job(
+    fn add_job(
         &mut self,
         at: usize,
         job: &PastJob,
@@ -141,7 +141,7 @@ impl Builder {
             read_bytes,
             ..MountLoad::default()
         };
-        let mut parents: Vec<usize> = job.after.clone();
+        let mut parents: Vec<usize> = job.parents.clone();
         parents.sort_unstable();
         parents.dedup();
         let mut mounts: Vec<(String, VolumeIndex, bool, MountLoad)> = Vec::new();
@@ -152,9 +152,9 @@ impl Builder {
             }
         }
         if job.input_bytes > 0 {
-            let fill = Some(url(format!("/in/{at}")));
+            let fill = Some(home_url(format!("/in/{at}")));
             let name = format!("in.{}", job.name);
-            let volume = self.volume(name, VolumeKind::Scratch { fill }, job.input_bytes);
+            let volume = self.add_volume(name, VolumeKind::Scratch { fill }, job.input_bytes);
             mounts.push(("/in".to_owned(), volume, false, reads(job.input_bytes)));
         }
         if let Some(volume) = self.outputs[at] {
@@ -164,7 +164,7 @@ impl Builder {
             };
             mounts.push(("/out".to_owned(), volume, true, load));
         }
-        if let Some((set, bytes)) = &job.shared
+        if let Some((set, bytes)) = &job.shared_data
             && let Some(volume) = sets.get(set)
         {
             mounts.push(("/shared".to_owned(), *volume, false, reads(*bytes)));
@@ -186,7 +186,7 @@ impl Builder {
         });
         self.workflow.jobs.push(Job {
             name: job.name.clone(),
-            command: nothing(),
+            command: empty_command(),
             cpus: job.cpus,
             memory_bytes: 0,
             runtime_s: Some(job.compute_us.div_ceil(1_000_000)),
@@ -200,19 +200,19 @@ impl Builder {
 }
 
 /// Past jobs are simulated only: what they ran does not matter.
-fn nothing() -> Command {
-    Command {
+fn empty_command() -> ProgramSpec {
+    ProgramSpec {
         executable: "past".to_owned(),
         arguments: Vec::new(),
         environment: Vec::new(),
         directory: "/".to_owned(),
         stdout: None,
         stderr: None,
-        share: Vec::new(),
+        shared_directories: Vec::new(),
     }
 }
 
-fn url(path: String) -> Url {
+fn home_url(path: String) -> Url {
     Url {
         scheme: Scheme::Bafs,
         host: "home".to_owned(),

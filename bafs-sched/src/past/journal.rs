@@ -5,14 +5,14 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use super::rates::{done, home_rate, node_rates};
-use super::{Past, PastError, Site};
+use super::rates::{completed_executions, measure_home_rate, measure_node_rates};
+use super::{PastRun, PastError, Site};
 use crate::io::journal::History;
-use crate::logic::{Io, Outcome, Scheduler, Settings, Space};
+use crate::logic::{IoMode, Outcome, Scheduler, Settings, Space};
 use crate::planner::NodeClass;
-use crate::report::{JobSummary, Ledger};
-use crate::sim::{JobLoad, Measured, MountLoad};
-use crate::timeline::{Execution, Timeline, timeline};
+use crate::report::{JobSummary, RunReportBuilder};
+use crate::sim::{JobLoad, MeasuredLoad, MountLoad};
+use crate::timeline::{ExecutionRecord, Timeline, build_timeline};
 use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 use bafs_proto::ids::ServerId;
 use bafs_proto::report::{TouchedPages, VolumeUse};
@@ -21,24 +21,24 @@ use bafs_proto::report::{TouchedPages, VolumeUse};
 const PAGE_BYTES: u64 = 4_096;
 
 /// The catalog lists a node for so long after its last sign of life, in milliseconds.
-const LISTED_MS: u64 = 4_000;
+const ADVERT_TTL_MS: u64 = 4_000;
 
 /// Reads a run that came to its end with every job done.
 ///
 /// # Errors
 /// When it did not: only what was done was measured.
-pub fn from_journal(history: History) -> Result<Past, PastError> {
+pub fn from_journal(history: History) -> Result<PastRun, PastError> {
     let header = &history.header;
     let mut scheduler =
         Scheduler::new(header.run, header.workflow.clone(), header.settings.clone());
-    let mut ledger = Ledger::default();
+    let mut ledger = RunReportBuilder::default();
     for (now, event) in &history.records {
-        ledger.note(&scheduler, *now, event);
+        ledger.note_event(&scheduler, *now, event);
         scheduler.step(*now, event.clone(), &mut Vec::new());
     }
     let Some(outcome) = scheduler.outcome().cloned() else {
         let done = scheduler.progress();
-        return Err(PastError::Whole(format!(
+        return Err(PastError::Unusable(format!(
             "the run has not ended: {} of {} jobs are done; wait for its end, or go on with it",
             done.jobs_done, done.jobs_total
         )));
@@ -51,25 +51,25 @@ pub fn from_journal(history: History) -> Result<Past, PastError> {
             Outcome::Failed { .. } => "some of it could not be done".to_owned(),
             _ => "it was cancelled".to_owned(),
         };
-        return Err(PastError::Whole(format!(
+        return Err(PastError::Unusable(format!(
             "the run is not complete ({why}): what was not done cannot be simulated"
         )));
     }
-    let report = ledger.report(&scheduler, outcome);
+    let report = ledger.build_report(&scheduler, outcome);
     let summaries = report
         .jobs
         .into_iter()
         .map(|summary| (summary.job, summary))
         .collect();
     let settings = header.settings.clone();
-    let timeline = timeline(history);
-    let uses = Uses::new(scheduler.workflow(), summaries);
-    let (workflow, measured) = uses.measured(&timeline);
+    let timeline = build_timeline(history);
+    let uses = VolumeUses::new(scheduler.workflow(), summaries);
+    let (workflow, measured) = uses.measure_load(&build_timeline);
     let mut remarks = Vec::new();
-    let lost = timeline
+    let lost = build_timeline
         .executions
         .iter()
-        .filter(|e| e.fate.is_lost())
+        .filter(|e| e.outcome.is_wasted())
         .count();
     if lost > 0 {
         remarks.push(format!(
@@ -77,50 +77,50 @@ pub fn from_journal(history: History) -> Result<Past, PastError> {
         ));
     }
     match settings.io {
-        Io::Volumes => {}
-        Io::CachesOnly => remarks.push(
+        IoMode::Volumes => {}
+        IoMode::CachesOnly => remarks.push(
             "the run kept private data at home (--cache-only); the simulation gives them volumes"
                 .to_owned(),
         ),
-        Io::Remote => remarks
+        IoMode::Remote => remarks
             .push("the run used remote I/O: sizes of caches are the declared ones".to_owned()),
     }
-    Ok(Past {
-        site: Some(site(&timeline, &uses, &measured, &settings)),
+    Ok(PastRun {
+        site: Some(measure_site(&build_timeline, &uses, &measured, &settings)),
         workflow,
-        took_s: Some(took_s(&timeline)),
-        began: Some(timeline.began.plus_ms(first_asked_ms(&timeline))),
+        duration_s: Some(duration_s(&build_timeline)),
+        began_at: Some(build_timeline.began_at.plus_ms(first_request_ms(&build_timeline))),
         measured,
-        lines: Vec::new(),
+        job_lines: Vec::new(),
         remarks,
     })
 }
 
 /// When a node was asked for something for the first time, in milliseconds.
-fn first_asked_ms(timeline: &Timeline) -> u64 {
-    let volumes = timeline.volumes.iter().map(|making| making.asked_ms);
-    let asked = volumes.chain(timeline.executions.iter().map(|e| e.asked_ms));
+fn first_request_ms(timeline: &Timeline) -> u64 {
+    let volumes = build_timeline.volumes.iter().map(|making| making.requested_ms);
+    let asked = volumes.chain(build_timeline.executions.iter().map(|e| e.requested_ms));
     asked.min().unwrap_or(0)
 }
 
 /// From the first start to the last end of a job or a file's way home, as the simulator counts.
-fn took_s(timeline: &Timeline) -> f64 {
-    let ends = timeline.executions.iter().filter_map(|e| e.ended_ms);
+fn duration_s(timeline: &Timeline) -> f64 {
+    let ends = build_timeline.executions.iter().filter_map(|e| e.ended_ms);
     let end = ends
-        .chain(timeline.sendings.iter().filter_map(|s| s.ended_ms))
+        .chain(build_timeline.extract_attempts.iter().filter_map(|s| s.ended_ms))
         .max();
-    let ms = end.unwrap_or(0).saturating_sub(first_asked_ms(timeline));
+    let ms = end.unwrap_or(0).saturating_sub(first_request_ms(build_timeline));
     ms as f64 / 1_000.0
 }
 
 /// What jobs did to their volumes.
-pub(super) struct Uses<'r> {
+pub(super) struct VolumeUses<'r> {
     pub(super) workflow: &'r Workflow,
     first_users: FirstUsers,
     summaries: BTreeMap<JobIndex, JobSummary>,
 }
 
-impl<'r> Uses<'r> {
+impl<'r> VolumeUses<'r> {
     fn new(workflow: &'r Workflow, summaries: BTreeMap<JobIndex, JobSummary>) -> Self {
         Self {
             workflow,
@@ -133,21 +133,21 @@ impl<'r> Uses<'r> {
         self.first_users[volume.as_usize()][0]
     }
 
-    pub(super) fn of(&self, job: JobIndex, volume: VolumeIndex) -> Option<&VolumeUse> {
+    pub(super) fn use_of(&self, job: JobIndex, volume: VolumeIndex) -> Option<&VolumeUse> {
         let name = &self.workflow.volume(volume).name;
         let mut volumes = self.summaries.get(&job)?.volumes.iter();
         volumes.find(|used| used.name == *name)
     }
 
-    fn measured(&self, timeline: &Timeline) -> (Workflow, Measured) {
+    fn measure_load(&self, timeline: &Timeline) -> (Workflow, MeasuredLoad) {
         let mut workflow = self.workflow.clone();
         let jobs = 0..self.workflow.jobs.len() as u32;
-        let mut jobs: Vec<JobLoad> = jobs.map(|job| self.job(JobIndex(job))).collect();
+        let mut jobs: Vec<JobLoad> = jobs.map(|job| self.job_load(JobIndex(job))).collect();
         // A node needs time to start a job and to tell of its end, as it will again.
-        let last: BTreeMap<JobIndex, &Execution> = done(timeline).map(|e| (e.job, e)).collect();
+        let last: BTreeMap<JobIndex, &ExecutionRecord> = completed_executions(build_timeline).map(|e| (e.job, e)).collect();
         for (job, last) in last {
-            let ended_ms = last.ended_ms.unwrap_or(last.asked_ms);
-            let on_node_ms = ended_ms.saturating_sub(last.asked_ms);
+            let ended_ms = last.ended_ms.unwrap_or(last.requested_ms);
+            let on_node_ms = ended_ms.saturating_sub(last.requested_ms);
             let around_ms = on_node_ms.saturating_sub(last.wall_ms);
             jobs[job.as_usize()].compute_us += around_ms.saturating_mul(1_000);
         }
@@ -159,16 +159,16 @@ impl<'r> Uses<'r> {
             let held = volume
                 .users
                 .iter()
-                .map(|user| self.held(*user, &volume.name));
+                .map(|user| self.held_bytes(*user, &volume.name));
             volume.size_bytes = held.max().unwrap_or(0).max(1);
         }
         let mut extract_bytes = BTreeMap::new();
-        for sending in &timeline.sendings {
+        for sending in &build_timeline.extract_attempts {
             extract_bytes.extend(sending.bytes.map(|bytes| (sending.index, bytes)));
         }
         let fills = (0..self.workflow.volumes.len() as u32).map(VolumeIndex);
-        let fill_bytes = fills.filter_map(|volume| Some((volume, self.filled(volume)?)));
-        let measured = Measured {
+        let fill_bytes = fills.filter_map(|volume| Some((volume, self.filled_bytes(volume)?)));
+        let measured = MeasuredLoad {
             jobs,
             fill_bytes: fill_bytes.collect(),
             extract_bytes,
@@ -176,7 +176,7 @@ impl<'r> Uses<'r> {
         (workflow, measured)
     }
 
-    fn held(&self, job: JobIndex, name: &str) -> u64 {
+    fn held_bytes(&self, job: JobIndex, name: &str) -> u64 {
         let volumes = self.summaries.get(&job).map(|summary| &summary.volumes);
         let used = volumes.and_then(|volumes| volumes.iter().find(|used| used.name == name));
         used.map_or(0, |used| used.used_bytes.max(used.read_bytes))
@@ -184,21 +184,21 @@ impl<'r> Uses<'r> {
 
     /// What a volume was filled with: what its first user found, or rather left without what it
     /// wrote.
-    fn filled(&self, volume: VolumeIndex) -> Option<u64> {
+    fn filled_bytes(&self, volume: VolumeIndex) -> Option<u64> {
         let spec = self.workflow.volume(volume);
         if !matches!(spec.kind, VolumeKind::Scratch { fill: Some(_) }) {
             return None;
         }
-        let used = self.of(self.first_user(volume)?, volume)?;
+        let used = self.use_of(self.first_user(volume)?, volume)?;
         let found = used.used_bytes.saturating_sub(used.written_bytes);
         (found > 0).then_some(found)
     }
 
-    fn job(&self, job: JobIndex) -> JobLoad {
+    fn job_load(&self, job: JobIndex) -> JobLoad {
         let mounts = &self.workflow.job(job).mounts;
         let loads = mounts
             .iter()
-            .map(|mount| self.mount(job, mount.volume, mount.writable));
+            .map(|mount| self.mount_load(job, mount.volume, mount.writable));
         let summary = self.summaries.get(&job);
         let computed_ms = summary.map_or(0, |summary| summary.computed_ms);
         JobLoad {
@@ -207,8 +207,8 @@ impl<'r> Uses<'r> {
         }
     }
 
-    pub(super) fn mount(&self, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
-        let Some(used) = self.of(job, volume) else {
+    pub(super) fn mount_load(&self, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
+        let Some(used) = self.use_of(job, volume) else {
             return MountLoad::default();
         };
         let spec = self.workflow.volume(volume);
@@ -232,18 +232,18 @@ impl<'r> Uses<'r> {
             (true, _) => MountLoad {
                 read_bytes: used.read_bytes,
                 written_bytes: used.written_bytes,
-                is_bound: false,
+                is_bind_mount: false,
             },
             // A directory of the node was bound into the job's name space: nobody counted, neither
             // bytes nor waits.
             (false, true) => MountLoad {
                 written_bytes: used.used_bytes,
-                is_bound: true,
+                is_bind_mount: true,
                 ..MountLoad::default()
             },
             (false, false) => MountLoad {
                 read_bytes: used.used_bytes,
-                is_bound: true,
+                is_bind_mount: true,
                 ..MountLoad::default()
             },
         }
@@ -265,27 +265,27 @@ fn touched_bytes(file: &TouchedPages) -> u64 {
 }
 
 /// The machines: groups of nodes as clusters, each with the rates that were measured there.
-fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Settings) -> Site {
-    let groups: BTreeSet<&str> = timeline.nodes.iter().map(|it| it.group.as_str()).collect();
-    let all_home_bytes_per_s = home_rate(timeline, uses, measured);
+fn measure_site(timeline: &Timeline, uses: &VolumeUses<'_>, measured: &MeasuredLoad, settings: &Settings) -> Site {
+    let groups: BTreeSet<&str> = build_timeline.nodes.iter().map(|it| it.group.as_str()).collect();
+    let all_home_bytes_per_s = measure_home_rate(build_timeline, uses, measured);
     let mut nodes = Vec::new();
     let (mut link, mut disk) = (None, None);
     for group in &groups {
         let (part, home_bytes_per_s) = match groups.len() {
-            1 => (Cow::Borrowed(timeline), all_home_bytes_per_s),
+            1 => (Cow::Borrowed(build_timeline), all_home_bytes_per_s),
             _ => {
-                let part = of_group(timeline, uses.workflow, group);
-                let home_bytes_per_s = home_rate(&part, uses, measured);
+                let part = group_timeline(build_timeline, uses.workflow, group);
+                let home_bytes_per_s = measure_home_rate(&part, uses, measured);
                 (Cow::Owned(part), home_bytes_per_s)
             }
         };
-        let rates = node_rates(&part, uses, home_bytes_per_s);
-        (link, disk) = (rates.link.max(link), rates.disk.max(disk));
-        for mut class in classes(&part, settings) {
-            class.disk_bytes_per_s = rates.disk;
+        let rates = measure_node_rates(&part, uses, home_bytes_per_s);
+        (link, disk) = (rates.link_bytes_per_s.max(link), rates.disk_bytes_per_s.max(disk));
+        for mut class in node_classes(&part, settings) {
+            class.disk_bytes_per_s = rates.disk_bytes_per_s;
             if groups.len() > 1 {
                 class.cluster = (*group).to_owned();
-                (class.home_bytes_per_s, class.local_bytes_per_s) = (home_bytes_per_s, rates.link);
+                (class.home_bytes_per_s, class.local_bytes_per_s) = (home_bytes_per_s, rates.link_bytes_per_s);
             }
             nodes.push(class);
         }
@@ -300,8 +300,8 @@ fn site(timeline: &Timeline, uses: &Uses<'_>, measured: &Measured, settings: &Se
 }
 
 /// What happened on the nodes of one group, and what came and went from there.
-fn of_group(timeline: &Timeline, workflow: &Workflow, group: &str) -> Timeline {
-    let mut part = timeline.clone();
+fn group_timeline(timeline: &Timeline, workflow: &Workflow, group: &str) -> Timeline {
+    let mut part = build_timeline.clone();
     part.nodes.retain(|node| node.group == group);
     let servers: BTreeSet<ServerId> = part.nodes.iter().map(|node| node.server).collect();
     part.executions.retain(|it| servers.contains(&it.server));
@@ -309,7 +309,7 @@ fn of_group(timeline: &Timeline, workflow: &Workflow, group: &str) -> Timeline {
     let mounted = part.executions.iter().flat_map(|it| it.mounts.clone());
     let mounted: BTreeSet<usize> = mounted.collect();
     part.volumes.clear();
-    for (at, making) in timeline.volumes.iter().enumerate() {
+    for (at, making) in build_timeline.volumes.iter().enumerate() {
         if servers.contains(&making.server) || mounted.contains(&at) {
             place.insert(at, part.volumes.len());
             let mut making = making.clone();
@@ -323,7 +323,7 @@ fn of_group(timeline: &Timeline, workflow: &Workflow, group: &str) -> Timeline {
         .iter()
         .filter(|it| servers.contains(&it.server));
     let here: BTreeSet<VolumeIndex> = here.map(|it| it.volume).collect();
-    part.sendings.retain(|sending| {
+    part.extract_attempts.retain(|sending| {
         let extract = workflow.extracts.get(sending.index as usize);
         extract.is_some_and(|extract| here.contains(&extract.volume))
     });
@@ -334,29 +334,29 @@ fn of_group(timeline: &Timeline, workflow: &Workflow, group: &str) -> Timeline {
 }
 
 /// Nodes of one group, equal ones together, with the space that others left them on average.
-fn classes(timeline: &Timeline, settings: &Settings) -> Vec<NodeClass> {
-    let mut kinds: BTreeMap<(u32, u64), Alike> = BTreeMap::new();
-    for node in &timeline.nodes {
+fn node_classes(timeline: &Timeline, settings: &Settings) -> Vec<NodeClass> {
+    let mut kinds: BTreeMap<(u32, u64), EqualNodes> = BTreeMap::new();
+    for node in &build_timeline.nodes {
         let alike = kinds.entry((node.slots, node.capacity_bytes)).or_default();
-        alike.free.push(node.free);
+        alike.free_space.push(node.free_space);
         // It was dead for a while before it was given up: its successor may have come by then.
-        let unnoticed_ms = settings.lost_after_ms.saturating_add(LISTED_MS);
+        let unnoticed_ms = settings.node_timeout_ms.saturating_add(ADVERT_TTL_MS);
         let until =
             |until: Option<u64>| until.map_or(u64::MAX, |ms| ms.saturating_sub(unnoticed_ms));
-        let present = node.present.iter();
+        let present = node.presence.iter();
         let lives = present.map(|(from, to)| (*from, until(*to).max(*from)));
-        alike.lives.extend(lives);
+        alike.lifetimes.extend(lives);
     }
-    let class = |((slots, _), alike): ((u32, u64), Alike)| {
+    let class = |((slots, _), alike): ((u32, u64), EqualNodes)| {
         let mean = |of: fn(&Space) -> u64| {
-            let all: u128 = alike.free.iter().map(|free| u128::from(of(free))).sum();
-            (all / alike.free.len().max(1) as u128) as u64
+            let all: u128 = alike.free_space.iter().map(|free| u128::from(of(free))).sum();
+            (all / alike.free_space.len().max(1) as u128) as u64
         };
         let (bytes, files) = (mean(|free| free.bytes), mean(|free| free.files));
         NodeClass {
-            has_hash_skew: true,
+            has_hash_imbalance: true,
             files,
-            ..NodeClass::new(most_at_once(alike.lives), slots, bytes)
+            ..NodeClass::new(concurrent_nodes_max(alike.lifetimes), slots, bytes)
         }
     };
     kinds.into_iter().map(class).collect()
@@ -364,15 +364,15 @@ fn classes(timeline: &Timeline, settings: &Settings) -> Vec<NodeClass> {
 
 /// Nodes of one kind.
 #[derive(Default)]
-struct Alike {
+struct EqualNodes {
     /// From when to when each was there, in milliseconds.
-    lives: Vec<(u64, u64)>,
+    lifetimes: Vec<(u64, u64)>,
     /// What others left of each.
-    free: Vec<Space>,
+    free_space: Vec<Space>,
 }
 
 /// How many of these nodes were there at once, at most.
-fn most_at_once(mut lives: Vec<(u64, u64)>) -> u32 {
+fn concurrent_nodes_max(mut lives: Vec<(u64, u64)>) -> u32 {
     lives.sort_unstable();
     let mut ends = BinaryHeap::new();
     let mut most = 0;
@@ -393,23 +393,23 @@ mod tests {
     use bafs_proto::time::Time;
 
     use super::*;
-    use crate::io::journal::Header;
-    use crate::logic::{Event, NodeSeen};
-    use crate::timeline::{Fate, Holding, Making, Sending};
+    use crate::io::journal::JournalHeader;
+    use crate::logic::{Event, NodeInfo};
+    use crate::timeline::{ExecutionOutcome, VolumeRole, VolumeRecord, ExtractAttempt};
 
     #[test]
     fn who_came_in_the_place_of_others_is_not_counted_beside_them() {
         assert_eq!(
-            most_at_once(vec![(0, 7), (0, 7), (7, u64::MAX), (8, u64::MAX)]),
+            concurrent_nodes_max(vec![(0, 7), (0, 7), (7, u64::MAX), (8, u64::MAX)]),
             2
         );
-        assert_eq!(most_at_once(vec![(0, 9), (3, u64::MAX), (5, 8), (8, 9)]), 3);
-        assert_eq!(most_at_once(Vec::new()), 0);
+        assert_eq!(concurrent_nodes_max(vec![(0, 9), (3, u64::MAX), (5, 8), (8, 9)]), 3);
+        assert_eq!(concurrent_nodes_max(Vec::new()), 0);
     }
 
     /// Three nodes of two groups, whose volumes and files home are told below; of one others hold
     /// more than half.
-    fn two_groups() -> (Workflow, Timeline) {
+    fn two_group_run() -> (Workflow, Timeline) {
         let none = |_: &str| Err("no files".to_owned());
         let text = "job a {\nexecutable = x\n}\nvolume v scratch 9 MB from bafs://home/v\n\
                     volume w scratch 9 MB\nmount v a /v\nmount w a /w\n\
@@ -420,50 +420,50 @@ mod tests {
             bytes: 100_000_000,
             files: 1_000,
         };
-        let node = |id: u64, group: &str, foreign: u64| NodeSeen {
+        let node = |id: u64, group: &str, foreign: u64| NodeInfo {
             group: group.to_owned(),
-            foreign: Space {
+            foreign_space: Space {
                 bytes: foreign,
                 files: 10,
             },
-            ..NodeSeen::alone(ServerId(id), capacity, 1)
+            ..NodeInfo::single_group(ServerId(id), capacity, 1)
         };
         let seen = vec![
             node(1, "east", 0),
             node(2, "west", 60_000_000),
             node(3, "west", 50_000_000),
         ];
-        let mut timeline = timeline(History {
-            header: Header {
+        let mut timeline = build_timeline(History {
+            header: JournalHeader {
                 run: RunId(1),
                 workflow: workflow.clone(),
                 settings: Settings::default(),
             },
-            records: vec![(Time(0), Event::seen(seen))],
+            records: vec![(Time(0), Event::nodes_listed(seen))],
         });
         // A job in the west that reads what lies in the east.
-        let making = |volume: u32, server: u64| Making {
+        let making = |volume: u32, server: u64| VolumeRecord {
             name: "v".to_owned(),
             volume: VolumeIndex(volume),
-            holding: Holding::Scratch,
+            role: VolumeRole::Scratch,
             server: ServerId(server),
             node: String::new(),
             bytes: 9_000_000,
             is_filled: volume == 0,
-            asked_ms: 0,
-            made_ms: Some(9),
-            gone_ms: None,
+            requested_ms: 0,
+            created_ms: Some(9),
+            deleted_ms: None,
             is_lost: false,
         };
-        timeline.volumes = vec![making(1, 2), making(0, 1)];
-        timeline.executions = vec![Execution {
+        build_timeline.volumes = vec![making(1, 2), making(0, 1)];
+        build_timeline.executions = vec![ExecutionRecord {
             job: JobIndex(0),
             server: ServerId(3),
             node: String::new(),
-            asked_ms: 9,
+            requested_ms: 9,
             ended_ms: Some(20),
-            fate: Fate::Done,
-            ended_how: String::new(),
+            outcome: ExecutionOutcome::Done,
+            end_description: String::new(),
             wall_ms: 11,
             cpu_ms: 11,
             waited_ms: 0,
@@ -473,23 +473,23 @@ mod tests {
             slots: 1,
             mounts: vec![1, 0],
         }];
-        timeline.sendings = vec![Sending {
+        build_timeline.extract_attempts = vec![ExtractAttempt {
             index: 0,
             target: String::new(),
-            asked_ms: 20,
+            requested_ms: 20,
             ended_ms: Some(30),
             bytes: Some(5),
         }];
-        (workflow, timeline)
+        (workflow, build_timeline)
     }
 
     #[test]
     fn groups_are_clusters_and_what_others_hold_is_not_there() {
-        let (workflow, timeline) = two_groups();
-        let part = |group: &str| of_group(&timeline, &workflow, group);
+        let (workflow, timeline) = two_group_run();
+        let part = |group: &str| group_timeline(&build_timeline, &workflow, group);
         let (east, west) = (part("east"), part("west"));
         let told = |part: &Timeline| {
-            let classes = classes(part, &Settings::default()).into_iter();
+            let classes = node_classes(part, &Settings::default()).into_iter();
             let told = classes.map(|it| (it.count, it.storage_bytes, it.files));
             told.collect::<Vec<_>>()
         };
@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(told(&west), [(2, 45_000_000, 990)], "the mean of both");
         let filled = |part: &Timeline| part.volumes.iter().filter(|it| it.is_filled).count();
         assert_eq!((filled(&east), filled(&west)), (1, 0));
-        assert_eq!((east.sendings.len(), west.sendings.len()), (0, 1));
+        assert_eq!((east.extract_attempts.len(), west.extract_attempts.len()), (0, 1));
         assert_eq!((east.executions.len(), west.executions.len()), (0, 1));
         let mounted = west.executions[0].mounts.iter();
         let mounted = mounted.map(|at| west.volumes[*at].volume);
@@ -540,8 +540,8 @@ mod tests {
                 }
             };
             let summaries = (0..2).map(|job| (JobIndex(job), summary(job)));
-            let uses = Uses::new(&workflow, summaries.collect());
-            assert_eq!(uses.filled(VolumeIndex(0)), Some(1_000_000_000));
+            let uses = VolumeUses::new(&workflow, summaries.collect());
+            assert_eq!(uses.filled_bytes(VolumeIndex(0)), Some(1_000_000_000));
         }
     }
 

@@ -14,7 +14,7 @@ mod trace;
 use bafs_proto::time::Time;
 
 use crate::planner::NodeClass;
-use crate::sim::Measured;
+use crate::sim::MeasuredLoad;
 use crate::workflow::Workflow;
 
 pub use csv::from_csv;
@@ -30,19 +30,19 @@ pub const FILE_BYTES_MAX: usize = 1 << 30;
 
 /// Something that was run, ready to be simulated.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Past {
+pub struct PastRun {
     /// The jobs and their data; sizes and run times are measured ones.
     pub workflow: Workflow,
     /// What each job did.
-    pub measured: Measured,
+    pub measured: MeasuredLoad,
     /// From the first job to the last, in seconds, when that is known.
-    pub took_s: Option<f64>,
+    pub duration_s: Option<f64>,
     /// When the first thing was asked for, which is where simulated time begins, if that is known.
-    pub began: Option<Time>,
+    pub began_at: Option<Time>,
     /// Where it ran, when that is known.
     pub site: Option<Site>,
     /// The line of each job in its file; empty where there are no lines.
-    pub lines: Vec<usize>,
+    pub job_lines: Vec<usize>,
     /// What was left out or assumed, in sentences.
     pub remarks: Vec<String>,
 }
@@ -65,7 +65,7 @@ pub struct Site {
 pub enum PastError {
     /// A line of a table is wrong.
     #[error("line {line}: {message}")]
-    Line {
+    InvalidLine {
         /// The line, from 1 on.
         line: usize,
         /// What is wrong and, where it helps, what to write.
@@ -73,12 +73,12 @@ pub enum PastError {
     },
     /// The whole cannot be used.
     #[error("{0}")]
-    Whole(String),
+    Unusable(String),
 }
 
 impl PastError {
-    fn at(line: usize, message: impl Into<String>) -> Self {
-        Self::Line {
+    fn at_line(line: usize, message: impl Into<String>) -> Self {
+        Self::InvalidLine {
             line,
             message: message.into(),
         }

@@ -7,50 +7,50 @@
 use std::collections::BTreeMap;
 
 use super::csv::CPUS_MAX;
-use super::graph::{PastJob, workload};
-use super::table::{Form, Row, Table};
-use super::{JOBS_MAX, Past, PastError};
+use super::graph::{PastJob, build_workload};
+use super::table::{TableFormat, Row, TextTable};
+use super::{JOBS_MAX, PastRun, PastError};
 use crate::workflow::RUNTIME_S_MAX;
 
 /// How to get what is needed.
-const COMMAND: &str = "sacct --parsable2 --format=JobID,JobName,State,AllocCPUS,Elapsed,TotalCPU,\
+const SACCT_COMMAND: &str = "sacct --parsable2 --format=JobID,JobName,State,AllocCPUS,Elapsed,TotalCPU,\
                        Start,End,NTasks,AveDiskRead,AveDiskWrite";
 
 /// Columns of which one tells how long a job ran.
-const ELAPSED: [&str; 2] = ["ElapsedRaw", "Elapsed"];
+const ELAPSED_COLUMNS: [&str; 2] = ["ElapsedRaw", "Elapsed"];
 /// Columns of which one tells how many processors a job had.
-const CPUS: [&str; 3] = ["AllocCPUS", "NCPUS", "ReqCPUS"];
+const CPU_COLUMNS: [&str; 3] = ["AllocCPUS", "NCPUS", "ReqCPUS"];
 
 /// Reads past jobs from the accounting. Of what jobs of one name read, `shared_permille`
 /// thousandths are taken as the same data.
 ///
 /// # Errors
 /// With the line, and what must stand there.
-pub fn from_slurm(name: &str, text: &str, shared_permille: u32) -> Result<Past, PastError> {
-    let table = Table::parse(text, Form::Bars)?;
+pub fn from_slurm(name: &str, text: &str, shared_permille: u32) -> Result<PastRun, PastError> {
+    let table = TextTable::parse(text, TableFormat::BarSeparated)?;
     let column_of = |columns: &[&'static str]| {
-        let found = columns.iter().find(|column| table.has(column));
+        let found = columns.iter().find(|column| table.has_column(column));
         let missing = || {
             let columns = columns.join(" nor ");
-            table.error(format!("there is no column {columns}; use `{COMMAND}`"))
+            table.header_error(format!("there is no column {columns}; use `{SACCT_COMMAND}`"))
         };
         found.copied().ok_or_else(missing)
     };
-    let columns = Columns {
+    let columns = SlurmColumns {
         id: column_of(&["JobID"])?,
         state: column_of(&["State"])?,
-        elapsed: column_of(&ELAPSED)?,
-        cpus: column_of(&CPUS)?,
+        elapsed: column_of(&ELAPSED_COLUMNS)?,
+        cpus: column_of(&CPU_COLUMNS)?,
     };
     let mut accounting = Accounting::default();
     for row in table.rows() {
-        accounting.add(&row, columns)?;
+        accounting.add_row(&row, columns)?;
     }
-    accounting.past(name, shared_permille)
+    accounting.into_past_run(name, shared_permille)
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Columns {
+struct SlurmColumns {
     id: &'static str,
     state: &'static str,
     elapsed: &'static str,
@@ -59,29 +59,29 @@ struct Columns {
 
 /// A job that was completed.
 #[derive(Debug)]
-struct Completed {
+struct CompletedJob {
     line: usize,
     name: String,
     cpus: u32,
     elapsed_us: u64,
     cpu_us: Option<u64>,
     /// As its own row says: some sites print the sums there, beside those of its steps.
-    own: Moved,
-    steps: Moved,
+    own_bytes: TransferredBytes,
+    step_bytes: TransferredBytes,
 }
 
 /// Bytes that were read and written.
 #[derive(Debug, Clone, Copy, Default)]
-struct Moved {
+struct TransferredBytes {
     read_bytes: u64,
     written_bytes: u64,
 }
 
-impl Moved {
-    fn of(row: &Row<'_>) -> Result<Self, PastError> {
+impl TransferredBytes {
+    fn from_row(row: &Row<'_>) -> Result<Self, PastError> {
         Ok(Self {
-            read_bytes: bytes(row, "Read")?,
-            written_bytes: bytes(row, "Write")?,
+            read_bytes: total_task_bytes(row, "Read")?,
+            written_bytes: total_task_bytes(row, "Write")?,
         })
     }
 
@@ -93,35 +93,35 @@ impl Moved {
     }
 }
 
-impl Completed {
-    fn moved(&self) -> Moved {
-        Moved {
-            read_bytes: self.own.read_bytes.max(self.steps.read_bytes),
-            written_bytes: self.own.written_bytes.max(self.steps.written_bytes),
+impl CompletedJob {
+    fn transferred(&self) -> TransferredBytes {
+        TransferredBytes {
+            read_bytes: self.own_bytes.read_bytes.max(self.step_bytes.read_bytes),
+            written_bytes: self.own_bytes.written_bytes.max(self.step_bytes.written_bytes),
         }
     }
 
-    fn has_moved(&self) -> bool {
-        let moved = self.moved();
+    fn has_transfers(&self) -> bool {
+        let moved = self.transferred();
         moved.read_bytes > 0 || moved.written_bytes > 0
     }
 }
 
 #[derive(Debug, Default)]
 struct Accounting {
-    jobs: Vec<(String, Completed)>,
-    at: BTreeMap<String, usize>,
+    jobs: Vec<(String, CompletedJob)>,
+    job_positions: BTreeMap<String, usize>,
     /// Jobs that were not completed, by their state.
-    others: BTreeMap<String, u64>,
+    other_states: BTreeMap<String, u64>,
     start_s: Option<i64>,
     end_s: Option<i64>,
 }
 
 impl Accounting {
-    fn add(&mut self, row: &Row<'_>, columns: Columns) -> Result<(), PastError> {
+    fn add_row(&mut self, row: &Row<'_>, columns: SlurmColumns) -> Result<(), PastError> {
         let id = row.text(columns.id);
         if id.is_empty() {
-            return Err(PastError::at(row.line, "the JobID is empty"));
+            return Err(PastError::at_line(row.line, "the JobID is empty"));
         }
         // `1234.batch` and `1234.0` are steps of `1234`: only they tell what tasks read.
         let (job, is_step) = match id.split_once('.') {
@@ -129,49 +129,49 @@ impl Accounting {
             None => (id, false),
         };
         if is_step {
-            let moved = Moved::of(row)?;
-            if let Some(&at) = self.at.get(job) {
+            let moved = TransferredBytes::from_row(row)?;
+            if let Some(&at) = self.job_positions.get(job) {
                 let job = &mut self.jobs[at].1;
-                job.steps = job.steps.plus(moved);
+                job.step_bytes = job.step_bytes.plus(moved);
             }
             return Ok(());
         }
         let state = row.text(columns.state).split_whitespace().next();
         let state = state.ok_or_else(|| row.error(columns.state, "the state is empty"))?;
         if state != "COMPLETED" {
-            *self.others.entry(state.to_owned()).or_default() += 1;
+            *self.other_states.entry(state.to_owned()).or_default() += 1;
             return Ok(());
         }
-        if let Some(&earlier) = self.at.get(job) {
+        if let Some(&earlier) = self.job_positions.get(job) {
             let line = self.jobs[earlier].1.line;
             let why = format!("is there already, on line {line}");
             return Err(row.error(columns.id, why));
         }
         if self.jobs.len() == JOBS_MAX {
             let message = format!("is job {}: more are not read", JOBS_MAX + 1);
-            return Err(PastError::at(row.line, message));
+            return Err(PastError::at_line(row.line, message));
         }
         self.note_times(row)?;
-        let completed = Completed {
+        let completed = CompletedJob {
             line: row.line,
             name: row.text("JobName").to_owned(),
             cpus: row.number(columns.cpus, 1, CPUS_MAX)?,
-            elapsed_us: wall_us(row, columns.elapsed)?,
+            elapsed_us: parse_wall_us(row, columns.elapsed)?,
             cpu_us: match row.text("TotalCPU") {
                 "" => None,
-                _ => Some(elapsed_us(row, "TotalCPU")?),
+                _ => Some(parse_elapsed_us(row, "TotalCPU")?),
             },
-            own: Moved::of(row)?,
-            steps: Moved::default(),
+            own_bytes: TransferredBytes::from_row(row)?,
+            step_bytes: TransferredBytes::default(),
         };
-        self.at.insert(job.to_owned(), self.jobs.len());
+        self.job_positions.insert(job.to_owned(), self.jobs.len());
         self.jobs.push((job.to_owned(), completed));
         Ok(())
     }
 
     fn note_times(&mut self, row: &Row<'_>) -> Result<(), PastError> {
-        let start = time_s(row, "Start")?;
-        let end = time_s(row, "End")?;
+        let start = parse_time_s(row, "Start")?;
+        let end = parse_time_s(row, "End")?;
         if let (Some(start), Some(end)) = (start, end)
             && end < start
         {
@@ -182,44 +182,44 @@ impl Accounting {
         Ok(())
     }
 
-    fn past(self, name: &str, shared_permille: u32) -> Result<Past, PastError> {
+    fn into_past_run(self, name: &str, shared_permille: u32) -> Result<PastRun, PastError> {
         if self.jobs.is_empty() {
-            let message = match self.others.is_empty() {
+            let message = match self.other_states.is_empty() {
                 true => "there are no jobs below the header",
                 false => "no job was COMPLETED: there is nothing to simulate",
             };
-            return Err(PastError::Whole(message.to_owned()));
+            return Err(PastError::Unusable(message.to_owned()));
         }
         let mut remarks = Vec::new();
-        for (state, count) in &self.others {
+        for (state, count) in &self.other_states {
             remarks.push(format!("left out: {count} jobs that were {state}"));
         }
-        if !self.jobs.iter().any(|(_, job)| job.has_moved()) {
+        if !self.jobs.iter().any(|(_, job)| job.has_transfers()) {
             let what = "no job read or wrote: AveDiskRead and AveDiskWrite are missing or 0";
             remarks.push(format!("{what}, so only processors are simulated"));
         }
         let jobs = self.jobs.into_iter();
-        let jobs = jobs.map(|(id, job)| past_job(id, job, shared_permille));
+        let jobs = jobs.map(|(id, job)| to_past_job(id, job, shared_permille));
         let jobs: Vec<PastJob> = jobs.collect();
-        let (workflow, measured) = workload(name, &jobs)?;
+        let (workflow, measured) = build_workload(name, &jobs)?;
         let took_s = self.start_s.zip(self.end_s);
-        Ok(Past {
+        Ok(PastRun {
             workflow,
             measured,
-            took_s: took_s.map(|(start, end)| (end - start) as f64),
-            began: None,
+            duration_s: took_s.map(|(start, end)| (end - start) as f64),
+            began_at: None,
             site: None,
-            lines: jobs.iter().map(|job| job.line).collect(),
+            job_lines: jobs.iter().map(|job| job.line).collect(),
             remarks,
         })
     }
 }
 
-fn past_job(id: String, job: Completed, shared_permille: u32) -> PastJob {
-    let moved = job.moved();
+fn to_past_job(id: String, job: CompletedJob, shared_permille: u32) -> PastJob {
+    let moved = job.transferred();
     // What is left of its time when it did not compute was waiting, for data among others, which
     // is simulated. A job of several processors may have used more than its time.
-    let compute_us = match job.cpu_us.filter(|_| job.has_moved()) {
+    let compute_us = match job.cpu_us.filter(|_| job.has_transfers()) {
         Some(cpu_us) => cpu_us.min(job.elapsed_us),
         None => job.elapsed_us,
     };
@@ -230,8 +230,8 @@ fn past_job(id: String, job: Completed, shared_permille: u32) -> PastJob {
         name: id,
         cpus: job.cpus,
         compute_us,
-        after: Vec::new(),
-        shared: (shared > 0).then(|| (format!("shared.{}", job.name), shared)),
+        parents: Vec::new(),
+        shared_data: (shared > 0).then(|| (format!("shared.{}", job.name), shared)),
         input_bytes: moved.read_bytes - shared,
         output_bytes: moved.written_bytes,
     }
@@ -239,21 +239,21 @@ fn past_job(id: String, job: Completed, shared_permille: u32) -> PastJob {
 
 /// What all tasks of a step read or wrote: the mean of a task times their number, else the most
 /// that one task did.
-fn bytes(row: &Row<'_>, what: &str) -> Result<u64, PastError> {
+fn total_task_bytes(row: &Row<'_>, what: &str) -> Result<u64, PastError> {
     let (mean, most) = (format!("AveDisk{what}"), format!("MaxDisk{what}"));
     if !row.text(&mean).is_empty() {
         let tasks = match row.text("NTasks") {
             "" => 1,
             _ => row.number("NTasks", 0, u32::MAX)?,
         };
-        return Ok(amount(row, &mean)?.saturating_mul(u64::from(tasks)));
+        return Ok(parse_amount(row, &mean)?.saturating_mul(u64::from(tasks)));
     }
-    amount(row, &most)
+    parse_amount(row, &most)
 }
 
 /// An amount as Slurm writes it: `12.50M`, in powers of 1024; nothing stands for 0.
-fn amount(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
-    const UNITS: [(char, u64); 5] = [
+fn parse_amount(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
+    const SLURM_UNITS: [(char, u64); 5] = [
         ('K', 1 << 10),
         ('M', 1 << 20),
         ('G', 1 << 30),
@@ -264,7 +264,7 @@ fn amount(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
     if text.is_empty() {
         return Ok(0);
     }
-    let unit = UNITS.iter().find(|(letter, _)| text.ends_with(*letter));
+    let unit = SLURM_UNITS.iter().find(|(letter, _)| text.ends_with(*letter));
     let (number, unit) = match unit {
         Some((letter, unit)) => (text.trim_end_matches(*letter), *unit),
         None => (text, 1),
@@ -280,8 +280,8 @@ fn amount(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
 }
 
 /// How long a job ran, in microseconds.
-fn wall_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
-    let us = elapsed_us(row, column)?;
+fn parse_wall_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
+    let us = parse_elapsed_us(row, column)?;
     if us > RUNTIME_S_MAX * 1_000_000 {
         return Err(row.error(column, "no job runs for more than ten years"));
     }
@@ -289,7 +289,7 @@ fn wall_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
 }
 
 /// A time as Slurm writes it, `[D-][HH:]MM:SS[.mmm]`, or whole seconds in `ElapsedRaw`.
-fn elapsed_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
+fn parse_elapsed_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
     let text = row.text(column);
     let wrong = || match column {
         "ElapsedRaw" => row.error(column, "must be seconds, such as 3600"),
@@ -330,7 +330,7 @@ fn elapsed_us(row: &Row<'_>, column: &str) -> Result<u64, PastError> {
 
 /// A point in time as Slurm writes it, `2026-03-01T12:00:00`, in seconds; `Unknown`, `None` and
 /// nothing stand for none.
-fn time_s(row: &Row<'_>, column: &str) -> Result<Option<i64>, PastError> {
+fn parse_time_s(row: &Row<'_>, column: &str) -> Result<Option<i64>, PastError> {
     let text = row.text(column);
     if matches!(text, "" | "Unknown" | "None") {
         return Ok(None);
@@ -363,7 +363,7 @@ fn time_s(row: &Row<'_>, column: &str) -> Result<Option<i64>, PastError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::refusals::each_is_refused;
+    use crate::refusals::assert_each_is_rejected;
 
     /// As Slurm 22.05 prints an array of which one job failed, and one that still runs.
     const SACCT: &str = "\
@@ -382,7 +382,7 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
     fn completed_jobs_with_their_steps() {
         let past = from_slurm("jobs", SACCT, 800).unwrap();
         assert_eq!(past.workflow.jobs.len(), 2);
-        assert_eq!(past.took_s, Some(86_400.0 + 630.0));
+        assert_eq!(past.duration_s, Some(86_400.0 + 630.0));
         let [first, second] = &past.measured.jobs[..] else {
             panic!("two jobs");
         };
@@ -447,7 +447,7 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
             2026-03-01T01:00:00||| => 2026-01-01T01:00:00||| => line 2: End => the job ended before
             4711_1|align => 4711_1|al|ign => line 2: has
         ";
-        each_is_refused(SACCT, slips, |text| from_slurm("jobs", text, 0));
+        assert_each_is_rejected(SACCT, slips, |text| from_slurm("jobs", text, 0));
         let head = SACCT.lines().next().unwrap();
         let none = from_slurm("jobs", head, 0).unwrap_err().to_string();
         assert!(none.contains("no jobs below the header"), "{none}");

@@ -11,18 +11,18 @@ const ROWS_MAX: usize = 8 * JOBS_MAX;
 
 /// How cells are separated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum TableFormat {
     /// By `|`, which no cell may hold.
-    Bars,
+    BarSeparated,
     /// By commas; a cell in double quotes may hold them, and a doubled quote stands for one.
-    Commas,
+    CommaSeparated,
 }
 
 /// A table whose first line names its columns.
 #[derive(Debug)]
-pub(super) struct Table<'t> {
+pub(super) struct TextTable<'t> {
     /// The line of the header.
-    first: usize,
+    header_line: usize,
     columns: BTreeMap<String, usize>,
     rows: Vec<(usize, Vec<Cow<'t, str>>)>,
 }
@@ -36,30 +36,30 @@ pub(super) struct Row<'t> {
     cells: &'t [Cow<'t, str>],
 }
 
-impl<'t> Table<'t> {
+impl<'t> TextTable<'t> {
     /// Splits a text. Empty lines count for nothing; every row has as many cells as the first.
-    pub(super) fn parse(text: &'t str, form: Form) -> Result<Self, PastError> {
+    pub(super) fn parse(text: &'t str, form: TableFormat) -> Result<Self, PastError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line));
         let mut lines = lines.filter(|(_, line)| !line.trim().is_empty());
         let Some((first, head)) = lines.next() else {
             let message = "the file is empty: its first line must name the columns";
-            return Err(PastError::Whole(message.to_owned()));
+            return Err(PastError::Unusable(message.to_owned()));
         };
-        let mut names = cells(first, head, form)?;
+        let mut names = split_cells(first, head, form)?;
         // `--parsable` ends each line with a bar, `--parsable2` does not.
-        let ends_with_bar = form == Form::Bars && head.ends_with('|');
+        let ends_with_bar = form == TableFormat::BarSeparated && head.ends_with('|');
         names.truncate(names.len() - usize::from(ends_with_bar));
         let mut columns = BTreeMap::new();
         for (at, name) in names.iter().enumerate() {
             if columns.insert(name.trim().to_owned(), at).is_some() {
                 let message = format!("the column '{name}' is there twice");
-                return Err(PastError::at(first, message));
+                return Err(PastError::at_line(first, message));
             }
         }
         let mut rows = Vec::new();
         for (line, text) in lines {
-            let mut cells = cells(line, text, form)?;
+            let mut cells = split_cells(line, text, form)?;
             if ends_with_bar && text.ends_with('|') {
                 cells.pop();
             }
@@ -69,16 +69,16 @@ impl<'t> Table<'t> {
                     cells.len(),
                     names.len()
                 );
-                return Err(PastError::at(line, message));
+                return Err(PastError::at_line(line, message));
             }
             if rows.len() == ROWS_MAX {
                 let message = format!("is row {}: more are not read", ROWS_MAX + 1);
-                return Err(PastError::at(line, message));
+                return Err(PastError::at_line(line, message));
             }
             rows.push((line, cells));
         }
         Ok(Self {
-            first,
+            header_line: first,
             columns,
             rows,
         })
@@ -89,13 +89,13 @@ impl<'t> Table<'t> {
         self.columns.keys().map(String::as_str)
     }
 
-    pub(super) fn has(&self, column: &str) -> bool {
+    pub(super) fn has_column(&self, column: &str) -> bool {
         self.columns.contains_key(column)
     }
 
     /// What is wrong with the header.
-    pub(super) fn error(&self, message: impl Into<String>) -> PastError {
-        PastError::at(self.first, message)
+    pub(super) fn header_error(&self, message: impl Into<String>) -> PastError {
+        PastError::at_line(self.header_line, message)
     }
 
     /// Refuses columns that are not `known`, and a table without those that are `needed`.
@@ -103,12 +103,12 @@ impl<'t> Table<'t> {
         if let Some(unknown) = self.columns().find(|name| !known.contains(name)) {
             let known = known.join(", ");
             let message = format!("'{unknown}' is no column; known are {known}");
-            return Err(self.error(message));
+            return Err(self.header_error(message));
         }
-        match needed.iter().find(|needed| !self.has(needed)) {
+        match needed.iter().find(|needed| !self.has_column(needed)) {
             Some(missing) => {
                 let message = format!("there is no column '{missing}'");
-                Err(self.error(message))
+                Err(self.header_error(message))
             }
             None => Ok(()),
         }
@@ -132,7 +132,7 @@ impl<'t> Row<'t> {
 
     pub(super) fn error(&self, column: &str, why: impl std::fmt::Display) -> PastError {
         let text = self.text(column);
-        PastError::at(self.line, format!("{column} '{text}': {why}"))
+        PastError::at_line(self.line, format!("{column} '{text}': {why}"))
     }
 
     /// A whole number from `least` to `most`.
@@ -179,8 +179,8 @@ fn is_digits(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-fn cells(line: usize, text: &str, form: Form) -> Result<Vec<Cow<'_, str>>, PastError> {
-    if form == Form::Bars {
+fn split_cells(line: usize, text: &str, form: TableFormat) -> Result<Vec<Cow<'_, str>>, PastError> {
+    if form == TableFormat::BarSeparated {
         return Ok(text.split('|').map(Cow::Borrowed).collect());
     }
     let mut cells = Vec::new();
@@ -199,7 +199,7 @@ fn cells(line: usize, text: &str, form: Form) -> Result<Vec<Cow<'_, str>>, PastE
                 }
             }
         };
-        let unclosed = || PastError::at(line, "a quote is not closed on its line");
+        let unclosed = || PastError::at_line(line, "a quote is not closed on its line");
         let mut cell = String::new();
         let mut tail = quoted;
         loop {
@@ -219,7 +219,7 @@ fn cells(line: usize, text: &str, form: Form) -> Result<Vec<Cow<'_, str>>, PastE
             None if tail.is_empty() => return Ok(cells),
             None => {
                 let message = format!("'{tail}' follows a closing quote: expected a comma");
-                return Err(PastError::at(line, message));
+                return Err(PastError::at_line(line, message));
             }
         }
     }
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn quotes_hold_commas_and_errors_name_the_line() {
         let text = "a,b\n1,\"x, \"\"y\"\"\"\n\n2.5 , 3 KB\n";
-        let table = Table::parse(text, Form::Commas).unwrap();
+        let table = TextTable::parse(text, TableFormat::CommaSeparated).unwrap();
         let rows: Vec<Row> = table.rows().collect();
         assert_eq!(rows[0].text("b"), "x, \"y\"");
         assert_eq!((rows[1].line, rows[1].size("b")), (4, Ok(3_000)));
@@ -245,7 +245,7 @@ mod tests {
             ("a\n\"1\n", "line 2: a quote is not closed"),
             ("a,b\n\"1\"2,3\n", "line 2: '2,3' follows a closing quote"),
         ] {
-            let error = Table::parse(text, Form::Commas).unwrap_err().to_string();
+            let error = TextTable::parse(text, TableFormat::CommaSeparated).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
         let row = rows[0].number("a", 2, 5).unwrap_err().to_string();
@@ -255,17 +255,17 @@ mod tests {
     #[test]
     fn a_fraction_is_of_seconds_only() {
         for (text, expected) in [("2.5", Some(2_500_000)), ("2 min", Some(120_000_000))] {
-            assert_eq!(duration_us(text).ok(), expected);
+            assert_eq!(parse_duration_us(text).ok(), expected);
         }
         for text in ["1 h.5", "2 min.25", "1.2.5", ".5"] {
-            let error = duration_us(text).unwrap_err().to_string();
+            let error = parse_duration_us(text).unwrap_err().to_string();
             assert!(error.starts_with("line 2: a"), "{error}");
         }
     }
 
-    fn duration_us(text: &str) -> Result<u64, PastError> {
+    fn parse_duration_us(text: &str) -> Result<u64, PastError> {
         let text = format!("a\n{text}\n");
-        let table = Table::parse(&text, Form::Commas).unwrap();
+        let table = TextTable::parse(&text, TableFormat::CommaSeparated).unwrap();
         let row = table.rows().next().unwrap();
         row.duration_us("a")
     }

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::PastError;
-use super::table::{Form, Row, Table};
-use crate::sim::{JobLoad, Measured, MountLoad};
+use super::table::{TableFormat, Row, TextTable};
+use crate::sim::{JobLoad, MeasuredLoad, MountLoad};
 use crate::workflow::{Job, VolumeKind, Workflow};
 
 const COLUMNS: [&str; 5] = ["job", "compute", "volume", "read", "written"];
@@ -24,8 +24,8 @@ const COLUMNS: [&str; 5] = ["job", "compute", "volume", "read", "written"];
 ///
 /// # Errors
 /// With the line, and what does not match.
-pub fn from_trace(workflow: &Workflow, text: &str) -> Result<Measured, PastError> {
-    let table = Table::parse(text, Form::Commas)?;
+pub fn from_trace(workflow: &Workflow, text: &str) -> Result<MeasuredLoad, PastError> {
+    let table = TextTable::parse(text, TableFormat::CommaSeparated)?;
     table.check_columns(&COLUMNS, &["job", "compute"])?;
     let jobs = workflow.jobs.iter().enumerate();
     let at: BTreeMap<&str, usize> = jobs.map(|(at, job)| (job.name.as_str(), at)).collect();
@@ -36,29 +36,29 @@ pub fn from_trace(workflow: &Workflow, text: &str) -> Result<Measured, PastError
     let mut trace = Trace {
         workflow,
         loads: workflow.jobs.iter().map(none).collect(),
-        told: BTreeMap::new(),
+        row_lines: BTreeMap::new(),
     };
     for row in table.rows() {
         let name = row.text("job");
         let Some(job) = at.get(name) else {
             return Err(row.error("job", "the workflow has no such job"));
         };
-        trace.add(&row, *job)?;
+        trace.add_row(&row, *job)?;
     }
-    let untold = (0..workflow.jobs.len()).find(|job| !trace.told.contains_key(&(*job, None)));
+    let untold = (0..workflow.jobs.len()).find(|job| !trace.row_lines.contains_key(&(*job, None)));
     if let Some(job) = untold {
         let name = &workflow.jobs[job].name;
-        return Err(PastError::Whole(format!(
+        return Err(PastError::Unusable(format!(
             "no row says how long job '{name}' computes"
         )));
     }
     let written = trace.written_bytes();
     trace.check_reads(&written)?;
     let extract_bytes = trace.extract_bytes(&written);
-    Ok(Measured {
+    Ok(MeasuredLoad {
         jobs: trace.loads,
         extract_bytes,
-        ..Measured::default()
+        ..MeasuredLoad::default()
     })
 }
 
@@ -66,32 +66,32 @@ struct Trace<'w> {
     workflow: &'w Workflow,
     loads: Vec<JobLoad>,
     /// The line that tells of a job, or of one of its mounts.
-    told: BTreeMap<(usize, Option<usize>), usize>,
+    row_lines: BTreeMap<(usize, Option<usize>), usize>,
 }
 
 impl Trace<'_> {
-    fn add(&mut self, row: &Row<'_>, job: usize) -> Result<(), PastError> {
+    fn add_row(&mut self, row: &Row<'_>, job: usize) -> Result<(), PastError> {
         let (has_compute, volume) = (!row.text("compute").is_empty(), row.text("volume"));
         if has_compute != volume.is_empty() {
             let why = "a row tells of computing or of one volume: fill in just one of them";
-            return Err(PastError::at(row.line, why));
+            return Err(PastError::at_line(row.line, why));
         }
         let mount = match has_compute {
             true => None,
-            false => Some(self.mount(row, job, volume)?),
+            false => Some(self.find_mount(row, job, volume)?),
         };
-        if let Some(line) = self.told.insert((job, mount), row.line) {
+        if let Some(line) = self.row_lines.insert((job, mount), row.line) {
             let message = format!("line {line} tells of the same already");
-            return Err(PastError::at(row.line, message));
+            return Err(PastError::at_line(row.line, message));
         }
         match mount {
             None => self.loads[job].compute_us = row.duration_us("compute")?,
-            Some(at) => self.loads[job].mounts[at] = self.load(row, job, at)?,
+            Some(at) => self.loads[job].mounts[at] = self.mount_load(row, job, at)?,
         }
         Ok(())
     }
 
-    fn mount(&self, row: &Row<'_>, job: usize, volume: &str) -> Result<usize, PastError> {
+    fn find_mount(&self, row: &Row<'_>, job: usize, volume: &str) -> Result<usize, PastError> {
         let job = &self.workflow.jobs[job];
         let mut mounts = job.mounts.iter();
         let found = mounts.position(|mount| self.workflow.volume(mount.volume).name == volume);
@@ -114,7 +114,7 @@ impl Trace<'_> {
     /// No job reads of a scratch volume what nobody writes: how much of it a job reads does not
     /// count anything twice, as no job reads more of a volume than it holds.
     fn check_reads(&self, written: &[u64]) -> Result<(), PastError> {
-        for (&(job, mount), &line) in &self.told {
+        for (&(job, mount), &line) in &self.row_lines {
             let Some(at) = mount else { continue };
             let mounted = self.workflow.jobs[job].mounts[at].volume;
             let spec = self.workflow.volume(mounted);
@@ -127,7 +127,7 @@ impl Trace<'_> {
                     "job '{job}' reads {read_bytes} bytes of volume '{volume}', to which all jobs \
                      together write {there_bytes}: what is read again does not count"
                 );
-                return Err(PastError::at(line, message));
+                return Err(PastError::at_line(line, message));
             }
         }
         Ok(())
@@ -157,7 +157,7 @@ impl Trace<'_> {
         bytes.collect()
     }
 
-    fn load(&self, row: &Row<'_>, job: usize, at: usize) -> Result<MountLoad, PastError> {
+    fn mount_load(&self, row: &Row<'_>, job: usize, at: usize) -> Result<MountLoad, PastError> {
         let mount = &self.workflow.jobs[job].mounts[at];
         let (read_bytes, written_bytes) = (row.size("read")?, row.size("written")?);
         if written_bytes > 0 && !mount.writable {
@@ -174,7 +174,7 @@ impl Trace<'_> {
         Ok(MountLoad {
             read_bytes,
             written_bytes,
-            is_bound: false,
+            is_bind_mount: false,
         })
     }
 }
@@ -182,13 +182,13 @@ impl Trace<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::refusals::each_is_refused;
+    use crate::refusals::assert_each_is_rejected;
     use crate::workflow::parse_workflow;
 
-    const TRACE: &str = "job,compute,volume,read,written\n\
+    const TRACE_TEXT: &str = "job,compute,volume,read,written\n\
         a,1.5,,,\na,,b,3 MB,\na,,w,,2000\nz,2,,,\nz,,w,2000,\n";
 
-    fn workflow() -> Workflow {
+    fn traced_workflow() -> Workflow {
         let text = "volume b bafs://home/b 4 MB\nvolume w scratch 1 MB\njob a {\nexecutable = x\n}\n\
             job z {\nexecutable = x\n}\nparent a child z\nmount b a /b\nmount w a /w\n\
             mount w z /w ro\n";
@@ -198,11 +198,11 @@ mod tests {
 
     #[test]
     fn every_job_does_what_its_rows_tell() {
-        let measured = from_trace(&workflow(), TRACE).unwrap();
+        let measured = from_trace(&traced_workflow(), TRACE_TEXT).unwrap();
         let load = |read_bytes, written_bytes| MountLoad {
             read_bytes,
             written_bytes,
-            is_bound: false,
+            is_bind_mount: false,
         };
         assert_eq!(measured.jobs[0].compute_us, 1_500_000);
         assert_eq!(
@@ -249,6 +249,6 @@ mod tests {
             read => reads => line 1: 'reads' is no column
             compute => cpu => line 1: 'cpu' is no column
         ";
-        each_is_refused(TRACE, slips, |text| from_trace(&workflow(), text));
+        assert_each_is_rejected(TRACE_TEXT, slips, |text| from_trace(&traced_workflow(), text));
     }
 }

@@ -15,8 +15,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::packing::Pieces;
-use super::shape::{Pipelines, Shape};
+use super::packing::ScratchSizes;
+use super::shape::{ConnectedPipelines, Shape};
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow, parse_duration, parse_size};
 
 /// Pipelines of a canonical workload that is described in words; more is a typing error.
@@ -27,7 +27,7 @@ const DEPTH_MAX: u32 = 1_000_000;
 /// How a pipeline's private data are laid out in volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Layout {
+pub enum PrivateLayout {
     /// `depth + 1` volumes; a running job holds two, a waiting pipeline one. The thesis' own.
     Chain,
     /// One volume for the whole pipeline.
@@ -36,7 +36,7 @@ pub enum Layout {
 
 /// `width` pipelines of `depth` jobs each (thesis §4.2.2).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Canonical {
+pub struct CanonicalWorkload {
     /// Pipelines, at least one.
     pub width: u32,
     /// Jobs in each pipeline, at least one.
@@ -54,23 +54,23 @@ pub struct Canonical {
     /// Standard deviation of the computing time as a share of its mean.
     pub variability: f64,
     /// How private data are laid out.
-    pub layout: Layout,
+    pub layout: PrivateLayout,
 }
 
 /// Why a text describes no canonical workload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct CanonicalError(String);
+pub struct CanonicalParseError(String);
 
 /// Why a workflow is not canonical.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not canonical because {0}")]
-pub struct NotCanonical(String);
+pub struct NotCanonicalError(String);
 
-impl Canonical {
+impl CanonicalWorkload {
     /// Reads `width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1`, in any order; `var`
     /// is 0 when it is left out.
-    pub fn parse(text: &str) -> Result<Self, CanonicalError> {
+    pub fn parse(text: &str) -> Result<Self, CanonicalParseError> {
         let (mut width, mut depth, mut batch, mut private) = (None, None, None, None);
         let (mut run, mut variability) = (None, None);
         // A comma behind the last part is no further one.
@@ -78,16 +78,16 @@ impl Canonical {
         for part in parts.split(',') {
             let (key, value) = part
                 .split_once('=')
-                .ok_or_else(|| CanonicalError(format!("'{part}' is not of the form KEY=VALUE")))?;
+                .ok_or_else(|| CanonicalParseError(format!("'{part}' is not of the form KEY=VALUE")))?;
             let (key, value) = (key.trim(), value.trim());
-            let wrong = |why: String| CanonicalError(format!("{key}={value}: {why}"));
+            let wrong = |why: String| CanonicalParseError(format!("{key}={value}: {why}"));
             let size = |value| parse_size(value).map_err(|e| wrong(e.to_string()));
             let twice = match key {
                 "width" => width
-                    .replace(number(value, WIDTH_MAX).map_err(wrong)?)
+                    .replace(parse_number(value, WIDTH_MAX).map_err(wrong)?)
                     .is_some(),
                 "depth" => depth
-                    .replace(number(value, DEPTH_MAX).map_err(wrong)?)
+                    .replace(parse_number(value, DEPTH_MAX).map_err(wrong)?)
                     .is_some(),
                 "batch" => batch.replace(size(value)?).is_some(),
                 "private" => private.replace(size(value)?).is_some(),
@@ -95,7 +95,7 @@ impl Canonical {
                     let run_s = parse_duration(value).map_err(|e| wrong(e.to_string()))?;
                     run.replace(run_s as f64).is_some()
                 }
-                "var" => variability.replace(share(value).map_err(wrong)?).is_some(),
+                "var" => variability.replace(parse_fraction(value).map_err(wrong)?).is_some(),
                 _ => {
                     return Err(wrong(
                         "known keys are width, depth, batch, private, run, var".into(),
@@ -106,7 +106,7 @@ impl Canonical {
                 return Err(wrong("is given twice".into()));
             }
         }
-        let missing = |key: &str| CanonicalError(format!("{key}=... is missing"));
+        let missing = |key: &str| CanonicalParseError(format!("{key}=... is missing"));
         Ok(Self {
             width: width.ok_or_else(|| missing("width"))?,
             depth: depth.ok_or_else(|| missing("depth"))?,
@@ -116,31 +116,31 @@ impl Canonical {
             private_files: 1,
             run_s: run.ok_or_else(|| missing("run"))?,
             variability: variability.unwrap_or(0.0),
-            layout: Layout::Chain,
+            layout: PrivateLayout::Chain,
         })
     }
 
     /// Recognises a canonical workload; `variability` is what no workflow says.
     ///
     /// Jobs must declare equal run times, as the model has but one.
-    pub fn recognise(workflow: &Workflow, variability: f64) -> Result<Self, NotCanonical> {
-        let pipelines = Pipelines::of(workflow);
+    pub fn recognise(workflow: &Workflow, variability: f64) -> Result<Self, NotCanonicalError> {
+        let pipelines = ConnectedPipelines::from_workflow(workflow);
         let depth = pipelines.members.first().map_or(0, Vec::len);
         let Some(first) = pipelines.members.first() else {
-            return Err(NotCanonical("it has no jobs".into()));
+            return Err(NotCanonicalError("it has no jobs".into()));
         };
-        let run_s = check_jobs(workflow)?;
+        let run_s = check_equal_jobs(workflow)?;
         let mut private = BTreeSet::new();
         for members in &pipelines.members {
             check_chain(workflow, members, depth)?;
-            private.insert(private_volumes(workflow, members)?);
+            private.insert(measure_private_volumes(workflow, members)?);
         }
-        let batch_bytes = batch_volumes(workflow, &pipelines, first)?;
+        let batch_bytes = measure_batch_volumes(workflow, &pipelines, first)?;
         let mut private = private.into_iter();
         let (Some(((private_bytes, private_files), shared)), None) =
             (private.next(), private.next())
         else {
-            return Err(NotCanonical(
+            return Err(NotCanonicalError(
                 "pipelines differ in their private volumes".into(),
             ));
         };
@@ -149,14 +149,14 @@ impl Canonical {
             depth: depth as u32,
             batch_bytes,
             private_bytes,
-            batch_files: most_files(workflow),
+            batch_files: cache_files_max(workflow),
             private_files,
             run_s,
             variability,
             layout: if shared {
-                Layout::Shared
+                PrivateLayout::Shared
             } else {
-                Layout::Chain
+                PrivateLayout::Chain
             },
         })
     }
@@ -170,12 +170,12 @@ impl Canonical {
     pub fn shape(&self) -> Shape {
         let private = u128::from(self.private_bytes);
         let (running, waiting, kept, input_bytes) = match self.layout {
-            Layout::Chain => {
+            PrivateLayout::Chain => {
                 let kept = (u128::from(self.depth) + 1) * private;
                 (2 * private, private, kept, self.private_bytes as f64)
             }
             // A whole volume passes a job at most: half of it read, half of it written.
-            Layout::Shared => (private, private, private, self.private_bytes as f64 / 2.0),
+            PrivateLayout::Shared => (private, private, private, self.private_bytes as f64 / 2.0),
         };
         let batch_files = match self.batch_bytes {
             0 => 0,
@@ -183,20 +183,20 @@ impl Canonical {
         };
         Shape {
             width: u64::from(self.width),
-            pipelines_in_one: 1,
+            scheduler_pipelines: 1,
             depth: u64::from(self.depth),
             pipeline_jobs: f64::from(self.depth),
             batch_bytes: u128::from(self.batch_bytes),
             batch_total_bytes: u128::from(self.depth) * u128::from(self.batch_bytes),
             batch_read_bytes: self.batch_bytes as f64,
-            stage_volumes: 1,
+            level_volumes: 1,
             running_bytes: running,
             waiting_bytes: waiting,
-            kept_bytes: kept,
+            retained_bytes: kept,
             largest_volume_bytes: self.private_bytes,
             has_equal_volumes: true,
             volume_files: self.private_files,
-            scratch: Pieces::new(),
+            scratch: ScratchSizes::new(),
             scratch_bytes: None,
             batch_files,
             batch_total_files: u64::from(self.depth).saturating_mul(batch_files),
@@ -206,20 +206,20 @@ impl Canonical {
             run_s: self.run_s,
             variability: self.variability,
             cpus: 1.0,
-            widths: Vec::new(),
-            longest: 1.0,
+            cpu_widths: Vec::new(),
+            critical_path_ratio: 1.0,
         }
     }
 }
 
 /// The most files of a cache volume.
-fn most_files(workflow: &Workflow) -> u64 {
+fn cache_files_max(workflow: &Workflow) -> u64 {
     let volumes = workflow.volumes.iter();
     let volumes = volumes.filter(|volume| matches!(volume.kind, VolumeKind::Cache { .. }));
     volumes.map(|volume| volume.size_files).max().unwrap_or(1)
 }
 
-fn number(text: &str, most: u32) -> Result<u32, String> {
+fn parse_number(text: &str, most: u32) -> Result<u32, String> {
     let number = text
         .parse()
         .ok()
@@ -227,7 +227,7 @@ fn number(text: &str, most: u32) -> Result<u32, String> {
     number.ok_or_else(|| format!("must be a whole number from 1 to {most}"))
 }
 
-fn share(text: &str) -> Result<f64, String> {
+fn parse_fraction(text: &str) -> Result<f64, String> {
     let share = text
         .parse()
         .ok()
@@ -236,23 +236,23 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 /// All jobs alike in what the model has one number for; returns their run time.
-fn check_jobs(workflow: &Workflow) -> Result<f64, NotCanonical> {
+fn check_equal_jobs(workflow: &Workflow) -> Result<f64, NotCanonicalError> {
     let first = &workflow.jobs[0];
     for job in &workflow.jobs {
         let Some(runtime_s) = job.runtime_s else {
-            return Err(NotCanonical(format!(
+            return Err(NotCanonicalError(format!(
                 "job '{}' declares no runtime",
                 job.name
             )));
         };
         if Some(runtime_s) != first.runtime_s {
             let (a, b) = (&first.name, &job.name);
-            return Err(NotCanonical(format!(
+            return Err(NotCanonicalError(format!(
                 "jobs '{a}' and '{b}' have different run times"
             )));
         }
         if job.cpus != 1 {
-            return Err(NotCanonical(format!(
+            return Err(NotCanonicalError(format!(
                 "job '{}' asks for {} processors",
                 job.name, job.cpus
             )));
@@ -265,7 +265,7 @@ fn check_chain(
     workflow: &Workflow,
     members: &[JobIndex],
     depth: usize,
-) -> Result<(), NotCanonical> {
+) -> Result<(), NotCanonicalError> {
     for (position, &member) in members.iter().enumerate() {
         let job = workflow.job(member);
         let before: &[JobIndex] = if position == 0 {
@@ -275,7 +275,7 @@ fn check_chain(
         };
         if job.parents != before {
             let why = format!("job '{}' does not follow one job in a chain", job.name);
-            return Err(NotCanonical(why));
+            return Err(NotCanonicalError(why));
         }
     }
     if members.len() != depth {
@@ -284,19 +284,19 @@ fn check_chain(
             "the pipeline of job '{name}' has {} jobs, the first has {depth}",
             members.len()
         );
-        return Err(NotCanonical(why));
+        return Err(NotCanonicalError(why));
     }
     Ok(())
 }
 
 /// Bytes and files of a pipeline's private volumes, and whether it is one volume for all its jobs.
-fn private_volumes(
+fn measure_private_volumes(
     workflow: &Workflow,
     members: &[JobIndex],
-) -> Result<((u64, u64), bool), NotCanonical> {
+) -> Result<((u64, u64), bool), NotCanonicalError> {
     let mut volumes = BTreeSet::new();
     for &member in members {
-        volumes.extend(scratch_of(workflow, member));
+        volumes.extend(scratch_volumes_of(workflow, member));
     }
     let name = &workflow.job(members[0]).name;
     let sizes: BTreeSet<(u64, u64)> = volumes
@@ -306,14 +306,14 @@ fn private_volumes(
         .collect();
     let Some(&size) = sizes.first() else {
         let why = format!("the pipeline of job '{name}' has no scratch volumes");
-        return Err(NotCanonical(why));
+        return Err(NotCanonicalError(why));
     };
     if sizes.len() > 1 {
         let why = format!(
             "the scratch volumes in the pipeline of job '{name}' are not of one size, in bytes and \
              files"
         );
-        return Err(NotCanonical(why));
+        return Err(NotCanonicalError(why));
     }
     let users = |&v: &VolumeIndex| workflow.volume(v).users.len();
     if volumes.len() == 1 && volumes.iter().map(users).sum::<usize>() == members.len() {
@@ -323,10 +323,10 @@ fn private_volumes(
         && volumes.iter().map(users).all(|users| users <= 2)
         && members
             .iter()
-            .all(|&member| scratch_of(workflow, member).len() == 2)
+            .all(|&member| scratch_volumes_of(workflow, member).len() == 2)
         && members.windows(2).all(|pair| {
-            let next = scratch_of(workflow, pair[1]);
-            scratch_of(workflow, pair[0]).intersection(&next).count() == 1
+            let next = scratch_volumes_of(workflow, pair[1]);
+            scratch_volumes_of(workflow, pair[0]).intersection(&next).count() == 1
         });
     if chained {
         return Ok((size, false));
@@ -335,17 +335,17 @@ fn private_volumes(
         "the scratch volumes in the pipeline of job '{name}' are neither one for all its jobs \
          nor one between each two of them"
     );
-    Err(NotCanonical(why))
+    Err(NotCanonicalError(why))
 }
 
-fn scratch_of(workflow: &Workflow, job: JobIndex) -> BTreeSet<VolumeIndex> {
+fn scratch_volumes_of(workflow: &Workflow, job: JobIndex) -> BTreeSet<VolumeIndex> {
     let mounts = workflow.job(job).mounts.iter().map(|mount| mount.volume);
     mounts
         .filter(|&v| matches!(workflow.volume(v).kind, VolumeKind::Scratch { .. }))
         .collect()
 }
 
-fn caches_of(workflow: &Workflow, job: JobIndex) -> BTreeSet<VolumeIndex> {
+fn cache_volumes_of(workflow: &Workflow, job: JobIndex) -> BTreeSet<VolumeIndex> {
     let mounts = workflow.job(job).mounts.iter().map(|mount| mount.volume);
     mounts
         .filter(|&v| matches!(workflow.volume(v).kind, VolumeKind::Cache { .. }))
@@ -353,39 +353,39 @@ fn caches_of(workflow: &Workflow, job: JobIndex) -> BTreeSet<VolumeIndex> {
 }
 
 /// The size of each depth's batch volume; 0 when no depth has one.
-fn batch_volumes(
+fn measure_batch_volumes(
     workflow: &Workflow,
-    pipelines: &Pipelines,
+    pipelines: &ConnectedPipelines,
     first: &[JobIndex],
-) -> Result<u64, NotCanonical> {
+) -> Result<u64, NotCanonicalError> {
     let (mut sizes, mut seen) = (BTreeSet::new(), BTreeSet::new());
     for (depth, &job) in first.iter().enumerate() {
-        let caches = caches_of(workflow, job);
+        let caches = cache_volumes_of(workflow, job);
         let stage = depth + 1;
         if caches.len() > 1 {
-            return Err(NotCanonical(format!(
+            return Err(NotCanonicalError(format!(
                 "jobs of depth {stage} read several cache volumes"
             )));
         }
         if pipelines
             .members
             .iter()
-            .any(|members| caches_of(workflow, members[depth]) != caches)
+            .any(|members| cache_volumes_of(workflow, members[depth]) != caches)
         {
-            return Err(NotCanonical(format!(
+            return Err(NotCanonicalError(format!(
                 "jobs of depth {stage} read different cache volumes"
             )));
         }
         sizes.insert(caches.first().map_or(0, |&v| workflow.volume(v).size_bytes));
         if caches.into_iter().any(|volume| !seen.insert(volume)) {
-            return Err(NotCanonical(format!(
+            return Err(NotCanonicalError(format!(
                 "depth {stage} reads a cache volume of an earlier one"
             )));
         }
     }
     match (sizes.first(), sizes.len()) {
         (Some(&size), 1) => Ok(size),
-        _ => Err(NotCanonical(
+        _ => Err(NotCanonicalError(
             "the depths have batch volumes of different sizes".into(),
         )),
     }
@@ -396,7 +396,7 @@ mod tests {
     use super::*;
     use crate::workflow::parse_workflow;
 
-    fn workflow(text: &str) -> Workflow {
+    fn workflow_from_text(text: &str) -> Workflow {
         let none = |_: &str| Err("no files".to_owned());
         parse_workflow("w.bafs", text, &none).unwrap().workflow
     }
@@ -428,14 +428,14 @@ mod tests {
     #[test]
     fn words_are_read_or_refused_with_the_key() {
         let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
-        let canonical = Canonical::parse(text).unwrap();
+        let canonical = CanonicalWorkload::parse(text).unwrap();
         assert_eq!((canonical.width, canonical.depth), (350, 5));
         assert_eq!(
             (canonical.batch_bytes, canonical.private_bytes),
             (45_000_000_000, 500_000_000)
         );
         assert_eq!((canonical.run_s, canonical.variability), (5000.0, 0.1));
-        assert_eq!(Canonical::parse(&format!("{text},")), Ok(canonical));
+        assert_eq!(CanonicalWorkload::parse(&format!("{text},")), Ok(canonical));
         for (wrong, right, expected) in [
             ("width=350", "width=0", "width=0: must be"),
             ("width=350,", "", "width=... is missing"),
@@ -449,7 +449,7 @@ mod tests {
             ("var=0.1", "run=1s", "is given twice"),
             ("5000s", "soon", "run=soon"),
         ] {
-            let error = Canonical::parse(&text.replace(wrong, right))
+            let error = CanonicalWorkload::parse(&text.replace(wrong, right))
                 .unwrap_err()
                 .to_string();
             assert!(error.contains(expected), "{right}: {error}");
@@ -458,12 +458,12 @@ mod tests {
 
     #[test]
     fn a_chain_of_private_volumes_is_recognised() {
-        let canonical = Canonical::recognise(&workflow(CHAIN), 0.1).unwrap();
+        let canonical = CanonicalWorkload::recognise(&workflow_from_text(CHAIN), 0.1).unwrap();
         let expected = "width=3,depth=2,batch=45GB,private=1GB,run=60s,var=0.1";
-        let expected = Canonical {
+        let expected = CanonicalWorkload {
             batch_files: canonical.batch_files,
             private_files: canonical.private_files,
-            ..Canonical::parse(expected).unwrap()
+            ..CanonicalWorkload::parse(expected).unwrap()
         };
         assert_eq!(canonical, expected);
         let shape = canonical.shape();
@@ -471,7 +471,7 @@ mod tests {
             (shape.running_bytes, shape.waiting_bytes),
             (2_000_000_000, 1_000_000_000)
         );
-        assert_eq!(shape.kept_bytes, 3_000_000_000);
+        assert_eq!(shape.retained_bytes, 3_000_000_000);
     }
 
     #[test]
@@ -481,10 +481,10 @@ mod tests {
             .replace("volume out$(i) scratch 1 GB", "")
             .replace("mount in$(i) a$(i) /in ro", "")
             .replace("mount out$(i) z$(i) /out", "");
-        let canonical = Canonical::recognise(&workflow(&text), 0.0).unwrap();
-        assert_eq!(canonical.layout, Layout::Shared);
+        let canonical = CanonicalWorkload::recognise(&workflow_from_text(&text), 0.0).unwrap();
+        assert_eq!(canonical.layout, PrivateLayout::Shared);
         let shape = canonical.shape();
-        let bytes = (shape.running_bytes, shape.waiting_bytes, shape.kept_bytes);
+        let bytes = (shape.running_bytes, shape.waiting_bytes, shape.retained_bytes);
         assert_eq!(bytes, (1_000_000_000, 1_000_000_000, 1_000_000_000));
     }
 
@@ -503,7 +503,7 @@ mod tests {
             end
             parent j1 child j2
             parent j2 child j3";
-        let error = Canonical::recognise(&workflow(text), 0.0).unwrap_err();
+        let error = CanonicalWorkload::recognise(&workflow_from_text(text), 0.0).unwrap_err();
         assert!(error.to_string().contains("neither one for all"), "{error}");
         let reversed = "
             volume all scratch 1 GB
@@ -518,14 +518,14 @@ mod tests {
             parent a child z
             mount all z /all
             mount all a /all";
-        let canonical = Canonical::recognise(&workflow(reversed), 0.0).unwrap();
-        assert_eq!((canonical.layout, canonical.depth), (Layout::Shared, 2));
+        let canonical = CanonicalWorkload::recognise(&workflow_from_text(reversed), 0.0).unwrap();
+        assert_eq!((canonical.layout, canonical.depth), (PrivateLayout::Shared, 2));
     }
 
     #[test]
     fn a_pipeline_without_scratch_volumes_is_no_chain_of_them() {
         let text = "job a {\nexecutable = x\nruntime = 1 s\n}";
-        let error = Canonical::recognise(&workflow(text), 0.0).unwrap_err();
+        let error = CanonicalWorkload::recognise(&workflow_from_text(text), 0.0).unwrap_err();
         let error = error.to_string();
         assert!(error.ends_with("'a' has no scratch volumes"), "{error}");
     }
@@ -586,7 +586,7 @@ mod tests {
             ),
         ] {
             assert!(CHAIN.contains(wrong), "{wrong}");
-            let found = Canonical::recognise(&workflow(&CHAIN.replacen(wrong, right, 1)), 0.0);
+            let found = CanonicalWorkload::recognise(&workflow_from_text(&CHAIN.replacen(wrong, right, 1)), 0.0);
             let error = found.unwrap_err().to_string();
             assert!(error.contains(expected), "{right}: {error}");
         }

@@ -17,17 +17,17 @@ const STORAGE_BYTES_MAX: u128 = 8_000_000_000_000_000_000;
 /// Processors of one node; more is a typing error.
 const CPUS_MAX: u32 = 65_536;
 /// The speed that run times are declared for, in thousandths.
-const SPEED_USUAL: u32 = 1000;
+const SPEED_PERMILLE_DEFAULT: u32 = 1000;
 /// A node a thousand times as fast as others, or as slow, is a typing error.
 const SPEED_RATIO_MAX: f64 = 1000.0;
 /// Files that a node holds when the environment does not say: no limit to speak of.
-const FILES_USUAL: u64 = 1 << 40;
+const FILES_DEFAULT: u64 = 1 << 40;
 /// How long a node that failed is away when the environment does not say, in seconds.
-pub const RESTART_S: u64 = 60;
+pub const RESTART_S_DEFAULT: u64 = 60;
 /// A link on which everything arrives more than a minute late is a typing error, in microseconds.
 const LATENCY_US_MAX: u64 = 60_000_000;
 /// Letters of a line that an error of TOML's own shows.
-const SHOWN_MAX: usize = 80;
+const EXCERPT_CHARS_MAX: usize = 80;
 
 /// Equal nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,14 +63,14 @@ pub struct NodeClass {
     pub local_latency_us: u64,
     /// Whether the blocks of caches fall on them as hashing places them, so that some get more
     /// than others; else each gets its share to the byte.
-    pub has_hash_skew: bool,
+    pub has_hash_imbalance: bool,
     /// Rate of each one's memory in bytes per second. Where it is given, readers wait for each
     /// block, so the times of memory, disk and links add up; else they read ahead.
     pub memory_bytes_per_s: Option<u64>,
     /// When they come, in seconds; plans only count those that are there at the beginning.
-    pub from_s: u64,
+    pub arrival_s: u64,
     /// When they leave for good, in seconds; they stay when it is not given.
-    pub until_s: Option<u64>,
+    pub departure_s: Option<u64>,
 }
 
 impl NodeClass {
@@ -80,9 +80,9 @@ impl NodeClass {
             count,
             cpus,
             storage_bytes,
-            files: FILES_USUAL,
+            files: FILES_DEFAULT,
             cluster: "default".to_owned(),
-            speed_permille: SPEED_USUAL,
+            speed_permille: SPEED_PERMILLE_DEFAULT,
             memory_bytes: 0,
             local_bytes_per_s: None,
             disk_bytes_per_s: None,
@@ -90,16 +90,16 @@ impl NodeClass {
             home_latency_us: 0,
             home_burst_us: 0,
             local_latency_us: 0,
-            has_hash_skew: false,
+            has_hash_imbalance: false,
             memory_bytes_per_s: None,
-            from_s: 0,
-            until_s: None,
+            arrival_s: 0,
+            departure_s: None,
         }
     }
 
     /// Whether they are there at the beginning.
-    pub fn is_there_first(&self) -> bool {
-        self.from_s == 0
+    pub fn is_present_at_start(&self) -> bool {
+        self.arrival_s == 0
     }
 }
 
@@ -129,7 +129,7 @@ pub struct EnvironmentError {
     pub message: String,
 }
 
-type Table = BTreeMap<Spanned<String>, Spanned<toml::Value>>;
+type TomlTable = BTreeMap<Spanned<String>, Spanned<toml::Value>>;
 
 impl Environment {
     /// Bytes of an environment file.
@@ -148,19 +148,19 @@ impl Environment {
     /// ```
     pub fn parse(text: &str) -> Result<Self, EnvironmentError> {
         if text.len() > Self::FILE_BYTES_MAX {
-            return Err(whole("an environment file has at most 1 MiB"));
+            return Err(global_error("an environment file has at most 1 MiB"));
         }
-        let table: Table = toml::from_str(text).map_err(|e| syntax(text, &e))?;
+        let table: TomlTable = toml::from_str(text).map_err(|e| syntax_error(text, &e))?;
         let mut environment = Self {
             nodes: Vec::new(),
             home_bytes_per_s: 0,
             local_bytes_per_s: 0,
             mtbf_s: None,
-            restart_s: RESTART_S,
+            restart_s: RESTART_S_DEFAULT,
         };
         let (mut usual, mut has_nodes) = (NodeClass::new(1, 0, 0), false);
         for (key, value) in &table {
-            let place = Place {
+            let place = KeyPosition {
                 text,
                 offset: key.span().start,
                 key: key.get_ref().as_str(),
@@ -173,7 +173,7 @@ impl Environment {
                 "home-latency" => usual.home_latency_us = place.latency(value.get_ref())?,
                 "home-burst" => usual.home_burst_us = place.latency(value.get_ref())?,
                 "local-latency" => usual.local_latency_us = place.latency(value.get_ref())?,
-                "hash-skew" => usual.has_hash_skew = place.flag(value.get_ref())?,
+                "hash-skew" => usual.has_hash_imbalance = place.flag(value.get_ref())?,
                 "nodes" => has_nodes = true,
                 _ => {
                     return Err(place.error(
@@ -184,9 +184,9 @@ impl Environment {
             }
         }
         if has_nodes {
-            environment.nodes = nodes(text, &usual)?;
+            environment.nodes = parse_nodes(text, &usual)?;
         }
-        environment.checked()
+        environment.validate()
     }
 
     /// The same with other rates of links, of all nodes and clusters alike.
@@ -205,37 +205,37 @@ impl Environment {
     ///
     /// # Errors
     /// What is missing, zero or too much; of no line in particular.
-    pub fn checked(self) -> Result<Self, EnvironmentError> {
+    pub fn validate(self) -> Result<Self, EnvironmentError> {
         if self.home_bytes_per_s == 0 {
-            return Err(whole("home-rate is missing; write home-rate = \"1 MB/s\""));
+            return Err(global_error("home-rate is missing; write home-rate = \"1 MB/s\""));
         }
         if self.local_bytes_per_s == 0 {
-            return Err(whole(
+            return Err(global_error(
                 "local-rate is missing; write local-rate = \"12 MB/s\"",
             ));
         }
         if self.nodes.is_empty() {
-            return Err(whole("there are no nodes; write a [[nodes]] section"));
+            return Err(global_error("there are no nodes; write a [[nodes]] section"));
         }
         let all: u64 = self.nodes.iter().map(|class| u64::from(class.count)).sum();
         if all > NODES_MAX {
             let message = format!("{all} nodes are too many; the limit is {NODES_MAX}");
-            return Err(whole(message));
+            return Err(global_error(message));
         }
         let of = |class: &NodeClass| u128::from(class.count) * u128::from(class.storage_bytes);
         if self.nodes.iter().map(of).sum::<u128>() > STORAGE_BYTES_MAX {
-            return Err(whole(
+            return Err(global_error(
                 "the nodes have more than 8000 PB of storage together",
             ));
         }
-        if self.first().next().is_none() {
-            return Err(whole(
+        if self.initial_nodes().next().is_none() {
+            return Err(global_error(
                 "no node is there at the beginning: nothing could run; give some [[nodes]] no \
                  `from`",
             ));
         }
         if self.cpus() == 0 {
-            return Err(whole(
+            return Err(global_error(
                 "no node has a processor at the beginning: nothing could run; give some `cpus`",
             ));
         }
@@ -244,12 +244,12 @@ impl Environment {
 
     /// Processors and bytes of the nodes that are there at once, in the order in which that changes
     /// while they come and leave.
-    pub(super) fn fleets(&self) -> Vec<(u64, u128)> {
+    pub(super) fn node_totals(&self) -> Vec<(u64, u128)> {
         let mut changes: BTreeMap<u64, (i128, i128)> = BTreeMap::new();
         for class in &self.nodes {
             let cpus = i128::from(class.count) * i128::from(class.cpus);
             let bytes = i128::from(class.count) * i128::from(class.storage_bytes);
-            for (at, sign) in [(Some(class.from_s), 1), (class.until_s, -1)] {
+            for (at, sign) in [(Some(class.arrival_s), 1), (class.departure_s, -1)] {
                 if let Some(at) = at {
                     let change = changes.entry(at).or_default();
                     *change = (change.0 + sign * cpus, change.1 + sign * bytes);
@@ -265,19 +265,19 @@ impl Environment {
 
     /// Jobs that all nodes together run at once.
     pub fn cpus(&self) -> u64 {
-        self.sum(|class| u64::from(class.cpus))
+        self.sum_initial(|class| u64::from(class.cpus))
     }
 
     /// How many jobs of this shape run at once, if their data do not hinder them; they keep
     /// processors as a mean one does.
-    pub(super) fn places(&self, shape: &Shape) -> u64 {
+    pub(super) fn concurrent_jobs(&self, shape: &Shape) -> u64 {
         let jobs = self.cpus() as f64 / shape.cpus.max(1.0);
         (jobs as u64).max(self.cpus().min(1))
     }
 
     /// Processors of nodes on which jobs that keep so many at once fit.
-    pub(super) fn cpus_for(&self, cpus: u32) -> u64 {
-        self.sum(|class| match class.cpus >= cpus {
+    pub(super) fn usable_cpus(&self, cpus: u32) -> u64 {
+        self.sum_initial(|class| match class.cpus >= cpus {
             true => u64::from(class.cpus),
             false => 0,
         })
@@ -286,7 +286,7 @@ impl Environment {
     /// As jobs of this shape see it: nodes on which none of them fits do not compute, and where all
     /// keep as many processors, those that are left over do not count. As it is when none fits
     /// anywhere.
-    pub(super) fn able(&self, shape: &Shape) -> Cow<'_, Self> {
+    pub(super) fn usable_nodes(&self, shape: &Shape) -> Cow<'_, Self> {
         let (widest, narrowest) = shape.cpus_range();
         let used = |class: &NodeClass| match class.cpus >= narrowest {
             true if widest == narrowest => class.cpus - class.cpus % widest.max(1),
@@ -294,7 +294,7 @@ impl Environment {
             false => 0,
         };
         let is_used_whole = |class: &NodeClass| used(class) == class.cpus;
-        if self.nodes.iter().all(is_used_whole) || self.cpus_for(narrowest) == 0 {
+        if self.nodes.iter().all(is_used_whole) || self.usable_cpus(narrowest) == 0 {
             return Cow::Borrowed(self);
         }
         let mut able = self.clone();
@@ -307,12 +307,12 @@ impl Environment {
     /// Bytes that all nodes together offer for volumes.
     pub fn storage_bytes(&self) -> u128 {
         let of = |class: &NodeClass| u128::from(class.count) * u128::from(class.storage_bytes);
-        self.first().map(of).sum()
+        self.initial_nodes().map(of).sum()
     }
 
     /// Bytes of the node that offers most.
     pub fn largest_node_bytes(&self) -> u64 {
-        self.first()
+        self.initial_nodes()
             .map(|class| class.storage_bytes)
             .max()
             .unwrap_or(0)
@@ -320,22 +320,22 @@ impl Environment {
 
     /// All nodes.
     pub fn node_count(&self) -> u64 {
-        self.sum(|_| 1)
+        self.sum_initial(|_| 1)
     }
 
     /// Nodes that run jobs.
     pub fn computing_nodes(&self) -> u64 {
-        self.sum(|class| u64::from(class.cpus > 0))
+        self.sum_initial(|class| u64::from(class.cpus > 0))
     }
 
     /// Nodes that hold volumes.
     pub fn storing_nodes(&self) -> u64 {
-        self.sum(|class| u64::from(class.storage_bytes > 0))
+        self.sum_initial(|class| u64::from(class.storage_bytes > 0))
     }
 
     /// Whether the equations describe these nodes: they know one cluster of nodes that are alike
     /// but for processors and storage, are there all the time, and whose links have rates alone.
-    pub fn is_even(&self) -> bool {
+    pub fn is_uniform(&self) -> bool {
         let Some(first) = self.nodes.first() else {
             return true;
         };
@@ -350,38 +350,38 @@ impl Environment {
         })
     }
 
-    fn sum(&self, of: impl Fn(&NodeClass) -> u64) -> u64 {
-        self.first()
+    fn sum_initial(&self, of: impl Fn(&NodeClass) -> u64) -> u64 {
+        self.initial_nodes()
             .map(|class| u64::from(class.count) * of(class))
             .sum()
     }
 
     /// Whether nodes that are there at the beginning are of several clusters.
     pub(super) fn has_clusters(&self) -> bool {
-        let mut clusters = self.first().map(|class| &class.cluster);
+        let mut clusters = self.initial_nodes().map(|class| &class.cluster);
         let first = clusters.next();
         clusters.any(|cluster| Some(cluster) != first)
     }
 
     /// The nodes that are there at the beginning.
-    pub(super) fn first(&self) -> impl Iterator<Item = &NodeClass> {
-        self.nodes.iter().filter(|class| class.is_there_first())
+    pub(super) fn initial_nodes(&self) -> impl Iterator<Item = &NodeClass> {
+        self.nodes.iter().filter(|class| class.is_present_at_start())
     }
 }
 
 /// `[[nodes]]` again, with places inside.
 #[derive(Deserialize)]
 struct NodeTables {
-    nodes: Vec<Spanned<Table>>,
+    nodes: Vec<Spanned<TomlTable>>,
 }
 
 /// Reads all sections; what one does not say is as `usual`.
-fn nodes(text: &str, usual: &NodeClass) -> Result<Vec<NodeClass>, EnvironmentError> {
-    let tables: NodeTables = toml::from_str(text).map_err(|e| syntax(text, &e))?;
+fn parse_nodes(text: &str, usual: &NodeClass) -> Result<Vec<NodeClass>, EnvironmentError> {
+    let tables: NodeTables = toml::from_str(text).map_err(|e| syntax_error(text, &e))?;
     let mut nodes: Vec<NodeClass> = Vec::with_capacity(tables.nodes.len());
     let mut homes: BTreeMap<String, (Option<u64>, u64, u64)> = BTreeMap::new();
     for table in &tables.nodes {
-        let class = node_class(text, table, usual)?;
+        let class = parse_node_class(text, table, usual)?;
         let (rate, latency) = (class.home_bytes_per_s, class.home_latency_us);
         let home = (rate, latency, class.home_burst_us);
         if *homes.entry(class.cluster.clone()).or_insert(home) != home {
@@ -390,23 +390,23 @@ fn nodes(text: &str, usual: &NodeClass) -> Result<Vec<NodeClass>, EnvironmentErr
                  home-latency and home-burst, or another `cluster`",
                 class.cluster
             );
-            return Err(at(line_of(text, table.span().start), message));
+            return Err(error_at_line(line_number(text, table.span().start), message));
         }
         nodes.push(class);
     }
     Ok(nodes)
 }
 
-fn node_class(
+fn parse_node_class(
     text: &str,
-    table: &Spanned<Table>,
+    table: &Spanned<TomlTable>,
     usual: &NodeClass,
 ) -> Result<NodeClass, EnvironmentError> {
     let (mut count, mut cpus, mut storage_bytes) = (None, None, None);
     let mut class = usual.clone();
     let mut until = None;
     for (key, value) in table.get_ref() {
-        let place = Place {
+        let place = KeyPosition {
             text,
             offset: key.span().start,
             key: key.get_ref().as_str(),
@@ -427,9 +427,9 @@ fn node_class(
             "home-burst" => class.home_burst_us = place.latency(value)?,
             "local-latency" => class.local_latency_us = place.latency(value)?,
             "memory-rate" => class.memory_bytes_per_s = Some(place.rate(value)?),
-            "from" => class.from_s = place.time(value)?,
+            "from" => class.arrival_s = place.time(value)?,
             "until" => {
-                class.until_s = Some(place.time(value)?);
+                class.departure_s = Some(place.time(value)?);
                 until = Some(place);
             }
             _ => {
@@ -443,10 +443,10 @@ fn node_class(
     }
     let missing = |key: &str| {
         let message = format!("this [[nodes]] section has no `{key}`");
-        at(line_of(text, table.span().start), message)
+        error_at_line(line_number(text, table.span().start), message)
     };
-    if let (Some(until), Some(until_s)) = (until, class.until_s)
-        && until_s <= class.from_s
+    if let (Some(until), Some(until_s)) = (until, class.departure_s)
+        && until_s <= class.arrival_s
     {
         return Err(until.error("is not after `from`: these nodes would never be there"));
     }
@@ -457,16 +457,16 @@ fn node_class(
 }
 
 /// Where a value stands. Lines are only counted for what is wrong: a file may have many keys.
-struct Place<'t> {
+struct KeyPosition<'t> {
     text: &'t str,
     offset: usize,
     key: &'t str,
 }
 
-impl Place<'_> {
+impl KeyPosition<'_> {
     fn error(&self, what: &str) -> EnvironmentError {
-        let line = line_of(self.text, self.offset);
-        at(line, format!("`{}` {what}", self.key))
+        let line = line_number(self.text, self.offset);
+        error_at_line(line, format!("`{}` {what}", self.key))
     }
 
     fn text<'v>(&self, value: &'v toml::Value, example: &str) -> Result<&'v str, EnvironmentError> {
@@ -540,7 +540,7 @@ impl Place<'_> {
             .or_else(|| value.as_integer().map(|n| n as f64));
         let sane = number.filter(|n| (1.0 / SPEED_RATIO_MAX..=SPEED_RATIO_MAX).contains(n));
         match sane {
-            Some(ratio) => Ok((ratio * f64::from(SPEED_USUAL)).round() as u32),
+            Some(ratio) => Ok((ratio * f64::from(SPEED_PERMILLE_DEFAULT)).round() as u32),
             None => Err(self.error("must be a number from 0.001 to 1000, such as 1.5")),
         }
     }
@@ -556,15 +556,15 @@ impl Place<'_> {
     }
 }
 
-fn at(line: usize, message: impl Into<String>) -> EnvironmentError {
+fn error_at_line(line: usize, message: impl Into<String>) -> EnvironmentError {
     EnvironmentError {
         line: Some(line),
-        ..whole(message)
+        ..global_error(message)
     }
 }
 
 /// What no line is to blame for.
-fn whole(message: impl Into<String>) -> EnvironmentError {
+fn global_error(message: impl Into<String>) -> EnvironmentError {
     EnvironmentError {
         line: None,
         message: message.into(),
@@ -572,23 +572,23 @@ fn whole(message: impl Into<String>) -> EnvironmentError {
 }
 
 /// Errors of TOML's own often name no key: the line is shown.
-fn syntax(text: &str, error: &toml::de::Error) -> EnvironmentError {
+fn syntax_error(text: &str, error: &toml::de::Error) -> EnvironmentError {
     let Some(span) = error.span() else {
-        return whole(error.message());
+        return global_error(error.message());
     };
-    let line = line_of(text, span.start);
+    let line = line_number(text, span.start);
     let shown = text.lines().nth(line - 1).unwrap_or("").trim();
-    let shown: String = shown.chars().take(SHOWN_MAX).collect();
+    let shown: String = shown.chars().take(EXCERPT_CHARS_MAX).collect();
     let message = match error.message() {
         // TOML's own name for what does not fit into 64 bits.
         it if it.contains("i128") || it.contains("u128") => "a number is too large",
         it if it.contains("expected a sequence") => "nodes are given in sections [[nodes]]",
         it => it,
     };
-    at(line, format!("{message}, in `{shown}`"))
+    error_at_line(line, format!("{message}, in `{shown}`"))
 }
 
-fn line_of(text: &str, offset: usize) -> usize {
+fn line_number(text: &str, offset: usize) -> usize {
     let offset = offset.min(text.len());
     text.as_bytes()[..offset]
         .iter()
@@ -600,14 +600,14 @@ fn line_of(text: &str, offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::refusals::each_is_refused;
+    use crate::refusals::assert_each_is_rejected;
 
-    const THESIS: &str = "home-rate = \"1 MB/s\"\nlocal-rate = \"12 MB/s\"\n\n[[nodes]]\n\
+    const THESIS_TEXT: &str = "home-rate = \"1 MB/s\"\nlocal-rate = \"12 MB/s\"\n\n[[nodes]]\n\
                           count = 50\ncpus = 1\nstorage = \"5 GB\"\n";
 
     #[test]
     fn the_thesis_environment() {
-        let environment = Environment::parse(THESIS).unwrap();
+        let environment = Environment::parse(THESIS_TEXT).unwrap();
         assert_eq!(environment.cpus(), 50);
         assert_eq!(environment.storage_bytes(), 250_000_000_000);
         assert_eq!(
@@ -615,7 +615,7 @@ mod tests {
             (1_000_000, 12_000_000)
         );
         assert_eq!(environment.mtbf_s, None);
-        let with_failures = format!("mtbf = \"12 h\"\n{THESIS}");
+        let with_failures = format!("mtbf = \"12 h\"\n{THESIS_TEXT}");
         assert_eq!(
             Environment::parse(&with_failures).unwrap().mtbf_s,
             Some(43_200)
@@ -626,19 +626,19 @@ mod tests {
     fn what_holds_for_all_nodes_is_said_once() {
         let own = "cluster = \"b\"\nhome-rate = \"9 MB/s\"\nhome-latency = \"1 s\"\n";
         let other = format!("[[nodes]]\ncount = 1\ncpus = 1\nstorage = \"5 GB\"\n{own}");
-        let text = format!("home-latency = \"20 ms\"\nhash-skew = true\n{THESIS}{other}");
+        let text = format!("home-latency = \"20 ms\"\nhash-skew = true\n{THESIS_TEXT}{other}");
         let nodes = Environment::parse(&text).unwrap().nodes;
         let home = |at: usize| (nodes[at].home_bytes_per_s, nodes[at].home_latency_us);
         assert_eq!(home(0), (None, 20_000));
         assert_eq!(home(1), (Some(9_000_000), 1_000_000));
-        assert!(nodes[0].has_hash_skew && nodes[1].has_hash_skew);
+        assert!(nodes[0].has_hash_imbalance && nodes[1].has_hash_imbalance);
     }
 
     #[test]
     fn other_rates_are_those_of_all_nodes() {
         let own = "home-rate = \"9 MB/s\"\nlocal-rate = \"7 MB/s\"\n";
-        let environment = Environment::parse(&format!("{THESIS}{own}")).unwrap();
-        let usual = Environment::parse(THESIS).unwrap();
+        let environment = Environment::parse(&format!("{THESIS_TEXT}{own}")).unwrap();
+        let usual = Environment::parse(THESIS_TEXT).unwrap();
         assert_eq!(
             environment.clone().with_rates(None, None),
             environment,
@@ -656,7 +656,7 @@ mod tests {
 
     #[test]
     fn nodes_may_come_at_the_beginning() {
-        let text = THESIS.replace("cpus = 1", "cpus = 1\nfrom = \"0 s\"");
+        let text = THESIS_TEXT.replace("cpus = 1", "cpus = 1\nfrom = \"0 s\"");
         assert_eq!(Environment::parse(&text).unwrap().cpus(), 50);
     }
 
@@ -664,8 +664,8 @@ mod tests {
     fn the_equations_describe_one_cluster_of_equal_nodes_that_stay() {
         let is_even = |more: &str| {
             let other = "[[nodes]]\ncount = 1\ncpus = 4\nstorage = \"9 GB\"\n";
-            let text = format!("{THESIS}{other}{more}");
-            Environment::parse(&text).unwrap().is_even()
+            let text = format!("{THESIS_TEXT}{other}{more}");
+            Environment::parse(&text).unwrap().is_uniform()
         };
         assert!(is_even("") && is_even("memory = \"9 GB\""));
         for uneven in [
@@ -711,7 +711,7 @@ mod tests {
             count = 50 => count = 99999999999999999999 => line 5: => in `count = 9999999999
             count = 50 => count =  => line 5:
         "#;
-        each_is_refused(THESIS, slips, Environment::parse);
+        assert_each_is_rejected(THESIS_TEXT, slips, Environment::parse);
     }
 
     #[test]
@@ -736,12 +736,12 @@ mod tests {
             [[nodes]] => [nodes] => line 4:
             [[nodes]] => restart = "0 s"\n[[nodes]] => line 4: => `restart` is zero
         "#;
-        each_is_refused(THESIS, slips, Environment::parse);
+        assert_each_is_rejected(THESIS_TEXT, slips, Environment::parse);
         let other = "[[nodes]]\ncount = 1\ncpus = 1\nstorage = \"5 GB\"\nhome-rate = \"2 MB/s\"\n";
-        let error = Environment::parse(&format!("{THESIS}{other}")).unwrap_err();
+        let error = Environment::parse(&format!("{THESIS_TEXT}{other}")).unwrap_err();
         assert_eq!(error.line, Some(8), "{error}");
         assert!(error.message.contains("has one link to home"), "{error}");
-        let no_processor = Environment::parse(&THESIS.replace("cpus = 1", "cpus = 0"));
+        let no_processor = Environment::parse(&THESIS_TEXT.replace("cpus = 1", "cpus = 0"));
         let error = no_processor.unwrap_err();
         assert_eq!(error.line, None, "{error}: its line 1 is right");
         let empty = Environment::parse("home-rate = \"1 B/s\"\nlocal-rate = \"1 B/s\"");

@@ -24,7 +24,7 @@ pub(super) fn expected_maximum_normal(count: u64) -> f64 {
 /// analysis of a closed network with one queue (M. Reiser and S. Lavenberg, JACM 27, 1980).
 ///
 /// At least `demand_s`, at most `customers · demand_s`; it grows with each argument but `think_s`.
-pub(super) fn response_s(customers: u64, demand_s: f64, think_s: f64) -> f64 {
+pub(super) fn expected_response_s(customers: u64, demand_s: f64, think_s: f64) -> f64 {
     if customers <= 1 || demand_s <= 0.0 {
         return demand_s.max(0.0);
     }
@@ -39,7 +39,7 @@ pub(super) fn response_s(customers: u64, demand_s: f64, think_s: f64) -> f64 {
 
 /// Computing times: normal, but never below zero.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Times {
+pub(super) struct ComputeTimes {
     /// Mean of the normal variable.
     normal_mean_s: f64,
     /// Deviation of the normal variable.
@@ -50,9 +50,9 @@ pub(super) struct Times {
     pub(super) deviation_s: f64,
 }
 
-impl Times {
+impl ComputeTimes {
     /// Normal times of which those below zero count as zero.
-    pub(super) fn not_negative(mean_s: f64, deviation_s: f64) -> Self {
+    pub(super) fn truncated_at_zero(mean_s: f64, deviation_s: f64) -> Self {
         let mut times = Self {
             normal_mean_s: mean_s,
             normal_deviation_s: deviation_s,
@@ -72,12 +72,12 @@ impl Times {
 
     /// The longest rest among `count` jobs that are met at a random time, about: the one that 1 of
     /// `count` + 1 exceeds.
-    pub(super) fn longest_rest_s(&self, count: u64) -> f64 {
+    pub(super) fn longest_remaining_s(&self, count: u64) -> f64 {
         let wanted = self.mean_s / (count as f64 + 1.0);
         let (mut low, mut high) = (0.0, self.mean_s + 12.0 * self.normal_deviation_s);
         for _ in 0..60 {
             let middle = (low + high) / 2.0;
-            if self.beyond_s(middle) > wanted {
+            if self.tail_integral_s(middle) > wanted {
                 low = middle;
             } else {
                 high = middle;
@@ -87,7 +87,7 @@ impl Times {
     }
 
     /// The integral of the probability that a job takes longer than `t`, from `from` on.
-    fn beyond_s(&self, from: f64) -> f64 {
+    fn tail_integral_s(&self, from: f64) -> f64 {
         let deviation = self.normal_deviation_s;
         if deviation <= 0.0 {
             return (self.mean_s - from).max(0.0);
@@ -198,10 +198,10 @@ mod tests {
 
     #[test]
     fn times_below_zero_count_as_zero() {
-        let usual = Times::not_negative(100.0, 10.0);
+        let usual = ComputeTimes::truncated_at_zero(100.0, 10.0);
         assert!((usual.mean_s - 100.0).abs() < 1e-6 && (usual.deviation_s - 10.0).abs() < 1e-6);
         // E max(0, N(0, 1)) = 1 / sqrt(2 pi), its square's mean is 1/2.
-        let half = Times::not_negative(0.0, 1.0);
+        let half = ComputeTimes::truncated_at_zero(0.0, 1.0);
         assert!((half.mean_s - 0.398_942).abs() < 1e-5, "{half:?}");
         assert!((half.deviation_s - 0.583_819).abs() < 1e-5, "{half:?}");
         assert!((normal_probability(1.96) - 0.975_002).abs() < 1e-6);
@@ -210,31 +210,31 @@ mod tests {
 
     #[test]
     fn rests_of_even_jobs_are_uniform() {
-        let even = Times::not_negative(100.0, 0.0);
-        assert!((even.longest_rest_s(9) - 90.0).abs() < 1e-6);
+        let even = ComputeTimes::truncated_at_zero(100.0, 0.0);
+        assert!((even.longest_remaining_s(9) - 90.0).abs() < 1e-6);
     }
 
     #[test]
     fn a_link_is_idle_shared_or_saturated() {
-        assert_eq!(response_s(1, 10.0, 100.0), 10.0);
-        assert_eq!(response_s(50, 0.0, 100.0), 0.0);
+        assert_eq!(expected_response_s(1, 10.0, 100.0), 10.0);
+        assert_eq!(expected_response_s(50, 0.0, 100.0), 0.0);
         assert!(
-            (response_s(50, 10.0, 0.0) - 500.0).abs() < 1e-6,
+            (expected_response_s(50, 10.0, 0.0) - 500.0).abs() < 1e-6,
             "nothing else to do: all queue"
         );
         assert!(
-            (response_s(50, 10.0, 1e9) - 10.0).abs() < 0.01,
+            (expected_response_s(50, 10.0, 1e9) - 10.0).abs() < 0.01,
             "hardly ever two at once"
         );
-        let saturated = response_s(50, 500.0, 8_800.0);
+        let saturated = expected_response_s(50, 500.0, 8_800.0);
         assert!(
             (saturated - (25_000.0 - 8_800.0)).abs() < 60.0,
             "{saturated}"
         );
-        let (exact, asymptote) = (response_s(65_536, 1.0, 1e3), response_s(65_537, 1.0, 1e3));
+        let (exact, asymptote) = (expected_response_s(65_536, 1.0, 1e3), expected_response_s(65_537, 1.0, 1e3));
         assert!((exact - asymptote).abs() < 20.0, "{exact} {asymptote}");
         // Half as much to do as the link carries.
-        let at_knee = |customers| response_s(customers, 1.0, 65_536.0);
+        let at_knee = |customers| expected_response_s(customers, 1.0, 65_536.0);
         assert!(at_knee(65_537) >= at_knee(65_536), "{}", at_knee(65_537));
     }
 }

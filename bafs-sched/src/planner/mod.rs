@@ -16,12 +16,12 @@ mod room;
 mod shape;
 mod strategy;
 
-pub use advice::Advice;
-pub use canonical::{Canonical, CanonicalError, Layout, NotCanonical};
-pub(crate) use choose::is_worth_no_plan;
-pub use choose::{Candidate, Choice, Plan, plan, plan_advised};
-pub use environment::{Environment, EnvironmentError, NodeClass, RESTART_S};
-pub use predict::{predict, predict_rest};
+pub use advice::SimulatedPlan;
+pub use canonical::{CanonicalWorkload, CanonicalParseError, PrivateLayout, NotCanonicalError};
+pub(crate) use choose::is_need_worthwhile;
+pub use choose::{StrategyCandidate, StrategyChoice, Plan, plan_workload, plan_with_simulations};
+pub use environment::{Environment, EnvironmentError, NodeClass, RESTART_S_DEFAULT};
+pub use predict::{predict_time, predict_remaining};
 pub use printed::predict_printed;
 pub use shape::Shape;
 pub use strategy::{Allocation, Shortage, Strategy, Traversal};

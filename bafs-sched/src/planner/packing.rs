@@ -3,35 +3,35 @@
 //! knows no strategies.
 
 use super::environment::Environment;
-use super::room::Batch;
+use super::room::BatchData;
 
 /// Volumes times nodes, for each cluster that may hold the batch data, up to which places are
 /// looked for at all.
-const GREEDY_MAX: u64 = 5_000_000;
+const GREEDY_STEPS_MAX: u64 = 5_000_000;
 /// Volumes up to which every way to place them is tried.
-const SEARCHED_MAX: u64 = 48;
+const EXHAUSTIVE_VOLUMES_MAX: u64 = 48;
 /// Nodes that searches look at before they give up; some milliseconds.
-const LOOKS_MAX: u64 = 2_000_000;
+const SEARCH_STEPS_MAX: u64 = 2_000_000;
 
 /// One scratch volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Piece {
+pub(super) struct ScratchSize {
     pub(super) bytes: u64,
     pub(super) files: u64,
 }
 
 /// Volumes of one size, and how many there are; the largest size first.
-pub(super) type Pieces = Vec<(Piece, u64)>;
+pub(super) type ScratchSizes = Vec<(ScratchSize, u64)>;
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Packing {
+pub(super) enum PackingResult {
     /// There is a place for each.
     Fits,
     /// However they are placed, some find none.
     DoesNotFit,
     /// Too many to try every way, and the obvious ones fail.
-    NotKnown,
+    Unknown,
 }
 
 /// What is left of a node.
@@ -40,19 +40,19 @@ struct Bin {
     bytes: u64,
     files: u64,
     /// It is in the cluster that holds the batch data.
-    is_beside: bool,
+    is_in_batch_cluster: bool,
 }
 
 impl Bin {
     /// Room for batch data, of which a node with a part counts all files.
-    fn room(&self, batch: Batch) -> u64 {
-        match self.is_beside && self.files >= batch.files {
+    fn batch_room(&self, batch: BatchData) -> u64 {
+        match self.is_in_batch_cluster && self.files >= batch.files {
             true => self.bytes,
             false => 0,
         }
     }
 
-    fn with(mut self, piece: Piece) -> Option<Self> {
+    fn with_volume(mut self, piece: ScratchSize) -> Option<Self> {
         self.bytes = self.bytes.checked_sub(piece.bytes)?;
         self.files = self.files.checked_sub(piece.files)?;
         Some(self)
@@ -60,12 +60,12 @@ impl Bin {
 }
 
 /// Looks for places for all pieces beside batch data in any of the clusters that compute.
-pub(super) fn pack(pieces: &Pieces, environment: &Environment, batch: Batch) -> Packing {
+pub(super) fn pack_volumes(pieces: &ScratchSizes, environment: &Environment, batch: BatchData) -> PackingResult {
     let count = pieces
         .iter()
         .fold(0u64, |sum, piece| sum.saturating_add(piece.1));
     let mut clusters: Vec<&str> = environment
-        .first()
+        .initial_nodes()
         .filter(|class| class.cpus > 0)
         .map(|class| class.cluster.as_str())
         .collect();
@@ -76,65 +76,65 @@ pub(super) fn pack(pieces: &Pieces, environment: &Environment, batch: Batch) -> 
         clusters.truncate(1);
     }
     let places = count.saturating_mul(environment.node_count());
-    if places.saturating_mul(clusters.len() as u64) > GREEDY_MAX {
-        return Packing::NotKnown;
+    if places.saturating_mul(clusters.len() as u64) > GREEDY_STEPS_MAX {
+        return PackingResult::Unknown;
     }
-    let one_by_one = |(piece, count): &(Piece, u64)| std::iter::repeat_n(*piece, *count as usize);
-    let pieces: Vec<Piece> = pieces.iter().flat_map(one_by_one).collect();
-    let (mut found, mut looks_left) = (Packing::DoesNotFit, LOOKS_MAX);
+    let one_by_one = |(piece, count): &(ScratchSize, u64)| std::iter::repeat_n(*piece, *count as usize);
+    let pieces: Vec<ScratchSize> = pieces.iter().flat_map(one_by_one).collect();
+    let (mut found, mut looks_left) = (PackingResult::DoesNotFit, SEARCH_STEPS_MAX);
     for cluster in clusters {
-        let bins = environment.first().flat_map(|class| {
+        let bins = environment.initial_nodes().flat_map(|class| {
             let bin = Bin {
                 bytes: class.storage_bytes,
                 files: class.files,
-                is_beside: class.cluster == cluster,
+                is_in_batch_cluster: class.cluster == cluster,
             };
             std::iter::repeat_n(bin, class.count as usize)
         });
-        match pack_beside(&pieces, bins.collect(), batch, &mut looks_left) {
-            Packing::Fits => return Packing::Fits,
-            Packing::NotKnown => found = Packing::NotKnown,
-            Packing::DoesNotFit => {}
+        match pack_beside_batch(&pieces, bins.collect(), batch, &mut looks_left) {
+            PackingResult::Fits => return PackingResult::Fits,
+            PackingResult::Unknown => found = PackingResult::Unknown,
+            PackingResult::DoesNotFit => {}
         }
     }
     found
 }
 
-fn pack_beside(pieces: &[Piece], bins: Vec<Bin>, batch: Batch, looks_left: &mut u64) -> Packing {
-    let room: u128 = bins.iter().map(|bin| u128::from(bin.room(batch))).sum();
+fn pack_beside_batch(pieces: &[ScratchSize], bins: Vec<Bin>, batch: BatchData, looks_left: &mut u64) -> PackingResult {
+    let room: u128 = bins.iter().map(|bin| u128::from(bin.batch_room(batch))).sum();
     let Some(spare) = room.checked_sub(batch.bytes) else {
-        return Packing::DoesNotFit;
+        return PackingResult::DoesNotFit;
     };
-    if fits_greedily(pieces, bins.clone(), batch, spare) {
-        return Packing::Fits;
+    if can_pack_greedily(pieces, bins.clone(), batch, spare) {
+        return PackingResult::Fits;
     }
     let bytes: u128 = pieces.iter().map(|piece| u128::from(piece.bytes)).sum();
     let left: u128 = bins.iter().map(|bin| u128::from(bin.bytes)).sum();
     if bytes + batch.bytes > left {
-        return Packing::DoesNotFit;
+        return PackingResult::DoesNotFit;
     }
-    if pieces.len() as u64 > SEARCHED_MAX {
-        return Packing::NotKnown;
+    if pieces.len() as u64 > EXHAUSTIVE_VOLUMES_MAX {
+        return PackingResult::Unknown;
     }
-    let mut search = Search {
+    let mut search = PackingSearch {
         pieces,
         bins,
         batch,
-        looks_left,
+        steps_left: looks_left,
     };
-    match search.places(0, 0, spare) {
-        Some(true) => Packing::Fits,
-        Some(false) => Packing::DoesNotFit,
-        None => Packing::NotKnown,
+    match search.search_from(0, 0, spare) {
+        Some(true) => PackingResult::Fits,
+        Some(false) => PackingResult::DoesNotFit,
+        None => PackingResult::Unknown,
     }
 }
 
 /// The largest first, each where it costs least room for batch data, then where least is left.
-fn fits_greedily(pieces: &[Piece], mut bins: Vec<Bin>, batch: Batch, mut spare: u128) -> bool {
+fn can_pack_greedily(pieces: &[ScratchSize], mut bins: Vec<Bin>, batch: BatchData, mut spare: u128) -> bool {
     for piece in pieces {
         let places = bins.iter_mut().filter_map(|bin| {
-            let then = bin.with(*piece)?;
-            let cost = bin.room(batch) - then.room(batch);
+            let then = bin.with_volume(*piece)?;
+            let cost = bin.batch_room(batch) - then.batch_room(batch);
             (u128::from(cost) <= spare).then_some((cost, then.bytes, bin, then))
         });
         let Some((cost, _, bin, then)) = places.min_by_key(|place| (place.0, place.1)) else {
@@ -148,40 +148,40 @@ fn fits_greedily(pieces: &[Piece], mut bins: Vec<Bin>, batch: Batch, mut spare: 
 
 /// Every way to place the pieces, but for those that differ only in which of equal volumes, or of
 /// equal nodes, is which.
-struct Search<'s> {
-    pieces: &'s [Piece],
+struct PackingSearch<'s> {
+    pieces: &'s [ScratchSize],
     bins: Vec<Bin>,
-    batch: Batch,
-    looks_left: &'s mut u64,
+    batch: BatchData,
+    steps_left: &'s mut u64,
 }
 
-impl Search<'_> {
+impl PackingSearch<'_> {
     /// Whether the pieces from `at` on find places, the first of them on a node from `from` on.
     /// Nothing when that takes too long.
-    fn places(&mut self, at: usize, from: usize, spare: u128) -> Option<bool> {
+    fn search_from(&mut self, at: usize, from: usize, spare: u128) -> Option<bool> {
         let Some(&piece) = self.pieces.get(at) else {
             return Some(true);
         };
         for index in from..self.bins.len() {
-            self.look_at(1)?;
+            self.spend_steps(1)?;
             let bin = self.bins[index];
-            let Some(then) = bin.with(piece) else {
+            let Some(then) = bin.with_volume(piece) else {
                 continue;
             };
-            let cost = u128::from(bin.room(self.batch) - then.room(self.batch));
+            let cost = u128::from(bin.batch_room(self.batch) - then.batch_room(self.batch));
             if cost > spare {
                 continue;
             }
             let mut before = self.bins[from..index].iter();
             let equal = before.position(|other| *other == bin);
-            self.look_at(equal.unwrap_or(index - from) as u64)?;
+            self.spend_steps(equal.unwrap_or(index - from) as u64)?;
             if equal.is_some() {
                 continue;
             }
             self.bins[index] = then;
             let is_next_equal = self.pieces.get(at + 1) == Some(&piece);
             let next_from = if is_next_equal { index } else { 0 };
-            let found = self.places(at + 1, next_from, spare - cost);
+            let found = self.search_from(at + 1, next_from, spare - cost);
             self.bins[index] = bin;
             if found != Some(false) {
                 return found;
@@ -191,8 +191,8 @@ impl Search<'_> {
     }
 
     /// Nothing when that is more than may be looked at.
-    fn look_at(&mut self, bins: u64) -> Option<()> {
-        *self.looks_left = self.looks_left.checked_sub(bins)?;
+    fn spend_steps(&mut self, bins: u64) -> Option<()> {
+        *self.steps_left = self.steps_left.checked_sub(bins)?;
         Some(())
     }
 }
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
     use crate::planner::NodeClass;
 
-    fn packed(classes: Vec<NodeClass>, pieces: &[(u64, u64)], batch_bytes: u128) -> Packing {
+    fn pack_sizes(classes: Vec<NodeClass>, pieces: &[(u64, u64)], batch_bytes: u128) -> PackingResult {
         let environment = Environment {
             nodes: classes,
             home_bytes_per_s: 1,
@@ -210,16 +210,16 @@ mod tests {
             mtbf_s: None,
             restart_s: 60,
         };
-        let mut pieces: Pieces = pieces
+        let mut pieces: ScratchSizes = pieces
             .iter()
-            .map(|&(bytes, count)| (Piece { bytes, files: 1 }, count))
+            .map(|&(bytes, count)| (ScratchSize { bytes, files: 1 }, count))
             .collect();
         pieces.sort_unstable_by(|a, b| b.cmp(a));
-        let batch = Batch {
+        let batch = BatchData {
             bytes: batch_bytes,
             files: 1,
         };
-        pack(&pieces, &environment, batch)
+        pack_volumes(&pieces, &environment, batch)
     }
 
     /// Each of ten nodes has room for three of 31 volumes, and a thousand others, all unlike, for
@@ -230,8 +230,8 @@ mod tests {
         let large = (0..10).map(|at| NodeClass::new(1, 1, 100_000 + at));
         let pieces: Vec<(u64, u64)> = (0..31).map(|at| (33_100 + at, 1)).collect();
         assert_eq!(
-            packed(small.chain(large).collect(), &pieces, 0),
-            Packing::NotKnown
+            pack_sizes(small.chain(large).collect(), &pieces, 0),
+            PackingResult::Unknown
         );
     }
 
@@ -242,8 +242,8 @@ mod tests {
             ..NodeClass::new(1, 1, 100)
         };
         let nodes = || (0..3_000).map(class).collect::<Vec<_>>();
-        assert_eq!(packed(nodes(), &[(60, 10)], 1), Packing::NotKnown);
-        assert_eq!(packed(nodes(), &[(60, 10)], 0), Packing::Fits);
-        assert_eq!(packed(nodes(), &[(60, 3_001)], 0), Packing::NotKnown);
+        assert_eq!(pack_sizes(nodes(), &[(60, 10)], 1), PackingResult::Unknown);
+        assert_eq!(pack_sizes(nodes(), &[(60, 10)], 0), PackingResult::Fits);
+        assert_eq!(pack_sizes(nodes(), &[(60, 3_001)], 0), PackingResult::Unknown);
     }
 }

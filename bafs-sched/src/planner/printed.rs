@@ -2,7 +2,7 @@
 //! corrected. Seconds in `f64`. BAFS compares its own model with it, and goes by that.
 
 use super::environment::Environment;
-use super::predict::{Caches, part, with_failures};
+use super::predict::{CacheState, allocate_part, with_failures};
 use super::shape::Shape;
 use super::strategy::{Allocation, Strategy};
 
@@ -15,12 +15,12 @@ pub fn predict_printed(
     shape: &Shape,
     environment: &Environment,
 ) -> Option<f64> {
-    let environment = &*environment.able(shape);
-    printed_of(&strategy.allocate(shape, environment), shape, environment)
+    let environment = &*environment.usable_nodes(shape);
+    predict_printed_allocation(&strategy.plan_allocation(shape, environment), shape, environment)
 }
 
 /// The same when it is known how the strategy runs this shape, on nodes as its jobs see them.
-pub(super) fn printed_of(
+pub(super) fn predict_printed_allocation(
     allocation: &Allocation,
     shape: &Shape,
     environment: &Environment,
@@ -30,8 +30,8 @@ pub(super) fn printed_of(
         return None;
     }
     let round = |width, caches| {
-        let (shape, allocation) = &part(allocation, shape, environment, width);
-        let seconds = printed_round(allocation, shape, environment, caches);
+        let (shape, allocation) = &allocate_part(allocation, shape, environment, width);
+        let seconds = printed_round_s(allocation, shape, environment, caches);
         // §4.4.6: run time · failure rate pipelines are lost, of which the whole ones count.
         let failed = |mtbf_s| seconds / mtbf_s;
         (
@@ -46,17 +46,17 @@ pub(super) fn printed_of(
 }
 
 /// T_total of one round by the printed equations.
-fn printed_round(
+fn printed_round_s(
     allocation: &Allocation,
     shape: &Shape,
     environment: &Environment,
-    caches: Caches,
+    caches: CacheState,
 ) -> f64 {
     if allocation.strategy != Strategy::Minimal {
-        return printed_part(allocation.strategy, shape, environment, caches);
+        return printed_part_s(allocation.strategy, shape, environment, caches);
     }
     let part = |width| {
-        printed_part(
+        printed_part_s(
             Strategy::Slice,
             &shape.with_width(width),
             environment,
@@ -66,11 +66,11 @@ fn printed_round(
     (allocation.cycles - 1) as f64 * part(allocation.part_width) + part(allocation.last_part_width)
 }
 
-fn printed_part(
+fn printed_part_s(
     strategy: Strategy,
     shape: &Shape,
     environment: &Environment,
-    caches: Caches,
+    caches: CacheState,
 ) -> f64 {
     let remote = environment.home_bytes_per_s as f64;
     let local = environment.local_bytes_per_s as f64;
@@ -87,7 +87,7 @@ fn printed_part(
     let cold = total_batch / serial + 2.0 * t_private + t_compute;
     let warm = total_batch / local + 2.0 * t_private + t_compute;
     let phases = (shape.width as f64 / printed_concurrency(strategy, shape, environment)).ceil();
-    let first = if caches == Caches::Warm { warm } else { cold };
+    let first = if caches == CacheState::Warm { warm } else { cold };
     first + (phases - 1.0) * warm
 }
 
@@ -99,10 +99,10 @@ fn printed_batch_volumes(
 ) -> Option<f64> {
     let width = u128::from(shape.width);
     let private_bytes = match strategy {
-        Strategy::AllPrivate => shape.kept_bytes * width,
+        Strategy::AllPrivate => shape.retained_bytes * width,
         Strategy::Slice => {
             // As printed: not capped, neither by the width nor by the processors.
-            let v_exec = Strategy::Slice.fitting(shape, environment);
+            let v_exec = Strategy::Slice.fitting_pipelines(shape, environment);
             shape.waiting_bytes * (width + v_exec)
         }
         _ => return None,
@@ -119,12 +119,12 @@ fn printed_concurrency(strategy: Strategy, shape: &Shape, environment: &Environm
     let v_exec = capped(match strategy {
         // Possible for all pipelines, so for some.
         Strategy::All | Strategy::AllPrivate => shape.width,
-        _ => strategy.allocate(shape, environment).concurrency,
+        _ => strategy.plan_allocation(shape, environment).concurrency,
     });
     if strategy != Strategy::Slice {
         return v_exec;
     }
-    let n = Strategy::Minimal.allocate(shape, environment).concurrency;
+    let n = Strategy::Minimal.plan_allocation(shape, environment).concurrency;
     let jobs = shape.width as f64 * shape.depth as f64;
     let ends = (2.0 * n as f64).min(jobs);
     (ends * capped(n) + (jobs - ends) * v_exec) / jobs

@@ -9,7 +9,7 @@ use super::shape::Shape;
 
 /// Batch data that exist at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Batch {
+pub(super) struct BatchData {
     pub(super) bytes: u128,
     /// Files, all of which a node with a part of them counts.
     pub(super) files: u64,
@@ -17,16 +17,16 @@ pub(super) struct Batch {
 
 /// What nodes offer, all added up.
 #[derive(Debug, Clone, Copy, Default)]
-struct Offer {
+struct StorageOffer {
     /// Where there is room for the files of the batch data: bytes, and bytes of whole scratch
     /// volumes that lie there.
     bytes: u128,
-    beside_bytes: u128,
+    batch_node_scratch_bytes: u128,
     /// Bytes of scratch volumes where there is no such room.
-    other_bytes: u128,
+    other_scratch_bytes: u128,
     /// Bytes of scratch volumes on all of them, when no batch data are there.
-    alone_bytes: u128,
-    computes: bool,
+    unshared_scratch_bytes: u128,
+    has_processors: bool,
 }
 
 impl Shape {
@@ -47,7 +47,7 @@ impl Shape {
     }
 
     /// The part of so many bytes that whole scratch volumes can take.
-    fn in_whole_volumes(&self, bytes: u128) -> u128 {
+    fn round_to_volumes(&self, bytes: u128) -> u128 {
         match self.has_equal_volumes && self.largest_volume_bytes > 0 {
             true => bytes - bytes % u128::from(self.largest_volume_bytes),
             false => bytes,
@@ -58,9 +58,9 @@ impl Shape {
 impl Environment {
     /// Bytes of the largest node that computes beside batch data: in a cluster that can hold them
     /// and so many bytes more. Of the largest node anywhere where there is no such cluster.
-    pub(super) fn largest_beside(&self, batch: Batch, more_bytes: u128) -> u64 {
+    pub(super) fn largest_node_beside(&self, batch: BatchData, more_bytes: u128) -> u64 {
         let mut clusters: BTreeMap<&str, (u128, u64)> = BTreeMap::new();
-        for class in self.first().filter(|class| class.files >= batch.files) {
+        for class in self.initial_nodes().filter(|class| class.files >= batch.files) {
             let (bytes, largest) = clusters.entry(&class.cluster).or_default();
             *bytes += u128::from(class.count) * u128::from(class.storage_bytes);
             if class.cpus > 0 {
@@ -77,29 +77,29 @@ impl Environment {
     /// Bytes of scratch volumes of this shape that fit on all nodes at once, beside batch data in
     /// one cluster that computes: in that one which leaves most. How many bytes the cluster that
     /// offers most lacks, when none can hold the batch data.
-    pub(super) fn room_beside(&self, shape: &Shape, batch: Batch) -> Result<u128, u128> {
-        let mut clusters: BTreeMap<&str, Offer> = BTreeMap::new();
-        for class in self.first() {
+    pub(super) fn scratch_room_beside(&self, shape: &Shape, batch: BatchData) -> Result<u128, u128> {
+        let mut clusters: BTreeMap<&str, StorageOffer> = BTreeMap::new();
+        for class in self.initial_nodes() {
             let count = u128::from(class.count);
             let offer = clusters.entry(&class.cluster).or_default();
-            offer.computes |= class.cpus > 0;
-            offer.alone_bytes += count * shape.held_bytes(class, 0);
+            offer.has_processors |= class.cpus > 0;
+            offer.unshared_scratch_bytes += count * shape.held_bytes(class, 0);
             if class.files >= batch.files {
                 offer.bytes += count * u128::from(class.storage_bytes);
-                offer.beside_bytes += count * shape.held_bytes(class, batch.files);
+                offer.batch_node_scratch_bytes += count * shape.held_bytes(class, batch.files);
             } else {
-                offer.other_bytes += count * shape.held_bytes(class, 0);
+                offer.other_scratch_bytes += count * shape.held_bytes(class, 0);
             }
         }
-        let all: u128 = clusters.values().map(|offer| offer.alone_bytes).sum();
-        let computing = clusters.values().filter(|offer| offer.computes);
+        let all: u128 = clusters.values().map(|offer| offer.unshared_scratch_bytes).sum();
+        let computing = clusters.values().filter(|offer| offer.has_processors);
         let rooms = computing.map(|offer| {
             if offer.bytes < batch.bytes {
                 return Err(batch.bytes - offer.bytes);
             }
             let left = offer.bytes - batch.bytes;
-            let beside = offer.beside_bytes.min(shape.in_whole_volumes(left));
-            Ok(all - offer.alone_bytes + offer.other_bytes + beside)
+            let beside = offer.batch_node_scratch_bytes.min(shape.round_to_volumes(left));
+            Ok(all - offer.unshared_scratch_bytes + offer.other_scratch_bytes + beside)
         });
         let (mut most, mut lacking) = (None, u128::MAX);
         for room in rooms {

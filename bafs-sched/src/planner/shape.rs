@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::canonical::Canonical;
+use super::canonical::CanonicalWorkload;
 use super::environment::Environment;
-use super::packing::{Piece, Pieces};
+use super::packing::{ScratchSize, ScratchSizes};
 use crate::workflow::{Job, JobIndex, Volume, VolumeIndex, VolumeKind, Workflow};
 
 /// Sizes of scratch volumes up to which each of them is kept.
@@ -23,7 +23,7 @@ pub struct Shape {
     pub width: u64,
     /// Pipelines as the scheduler counts them, connected by scratch volumes alone, for each of
     /// these.
-    pub(super) pipelines_in_one: u64,
+    pub(super) scheduler_pipelines: u64,
     /// Stages of the longest pipeline.
     pub depth: u64,
     /// Jobs of a pipeline, on average: more than stages where stages have several.
@@ -35,13 +35,13 @@ pub struct Shape {
     /// Batch data that one job reads, on average.
     pub batch_read_bytes: f64,
     /// The most batch volumes that one stage reads, at least one.
-    pub stage_volumes: u64,
+    pub level_volumes: u64,
     /// Private data that a pipeline holds while it runs its largest stage.
     pub running_bytes: u128,
     /// Private data that it holds between its two stages that share most.
     pub waiting_bytes: u128,
     /// Private data that it holds when nothing is freed before its end.
-    pub kept_bytes: u128,
+    pub retained_bytes: u128,
     /// The largest scratch volume, which one node must hold.
     pub largest_volume_bytes: u64,
     /// Whether all scratch volumes, if there are any, are that large and have room for as many
@@ -52,7 +52,7 @@ pub struct Shape {
     /// All scratch volumes, where their places must be looked for one by one: not of a canonical
     /// workload, nor of what is left of another one.
     #[serde(skip)]
-    pub(super) scratch: Pieces,
+    pub(super) scratch: ScratchSizes,
     /// All scratch volumes in bytes, each with its own size; not known where pipelines are alike.
     #[serde(skip)]
     pub(super) scratch_bytes: Option<u128>,
@@ -76,63 +76,63 @@ pub struct Shape {
     /// How many processors single jobs keep, the most first, with the share of all work that these
     /// jobs are; empty when each keeps one.
     #[serde(skip)]
-    pub(super) widths: Vec<(u32, f64)>,
+    pub(super) cpu_widths: Vec<(u32, f64)>,
     /// Computing on the longest way through any pipeline, over that of a pipeline of mean jobs.
-    pub longest: f64,
+    pub critical_path_ratio: f64,
 }
 
 impl Shape {
     /// The shape of a workflow: as the equations want it where they describe it, else that of its
     /// largest stages.
-    pub fn of(workflow: &Workflow, variability: f64) -> Self {
-        Canonical::recognise(workflow, variability).map_or_else(
-            |_| Self::bottleneck(workflow, variability).0,
+    pub fn from_workflow(workflow: &Workflow, variability: f64) -> Self {
+        CanonicalWorkload::recognise(workflow, variability).map_or_else(
+            |_| Self::from_largest_levels(workflow, variability).0,
             |canonical| canonical.shape(),
         )
     }
 
     /// The shape of any workflow by its largest stages, and what is approximated, in sentences.
-    pub fn bottleneck(workflow: &Workflow, variability: f64) -> (Self, Vec<String>) {
-        let pipelines = Pipelines::of(workflow);
+    pub fn from_largest_levels(workflow: &Workflow, variability: f64) -> (Self, Vec<String>) {
+        let pipelines = ConnectedPipelines::from_workflow(workflow);
         let levels = workflow.levels();
-        let mut shape = Self::of_batch_data(workflow, &levels);
+        let mut shape = Self::from_batch_data(workflow, &levels);
         shape.width = pipelines.members.len() as u64;
         let counted: BTreeSet<u32> = workflow.pipelines().into_iter().collect();
-        shape.pipelines_in_one = (counted.len() as u64).div_ceil(shape.width.max(1));
+        shape.scheduler_pipelines = (counted.len() as u64).div_ceil(shape.width.max(1));
         shape.pipeline_jobs = workflow.jobs.len() as f64 / shape.width.max(1) as f64;
         shape.variability = variability;
         shape.set_volumes(workflow);
         for members in &pipelines.members {
-            shape.widen(&Private::of(workflow, members, &levels));
+            shape.include_pipeline(&PrivateData::of_pipeline(workflow, members, &levels));
         }
-        shape.set_moved(workflow);
+        shape.set_transferred(workflow);
         shape.set_computing(workflow, |job| {
             workflow.job(job).runtime_s.unwrap_or(0) as f64
         });
-        (shape, approximations(workflow, &pipelines, &levels))
+        (shape, describe_approximations(workflow, &pipelines, &levels))
     }
 
     fn set_volumes(&mut self, workflow: &Workflow) {
         let is_scratch = |volume: &&Volume| matches!(volume.kind, VolumeKind::Scratch { .. });
         let scratch = || workflow.volumes.iter().filter(is_scratch);
         self.volume_files = scratch().map(|volume| volume.size_files).max().unwrap_or(0);
-        let mut pieces: BTreeMap<Piece, u64> = BTreeMap::new();
+        let mut pieces: BTreeMap<ScratchSize, u64> = BTreeMap::new();
         for volume in scratch() {
-            let piece = Piece {
+            let piece = ScratchSize {
                 bytes: volume.size_bytes,
                 files: volume.size_files,
             };
             *pieces.entry(piece).or_default() += 1;
         }
         self.has_equal_volumes = pieces.len() <= 1;
-        self.scratch_bytes = Some(bytes_of(&pieces));
+        self.scratch_bytes = Some(total_bytes(&pieces));
         if pieces.len() <= SIZES_MAX {
             self.scratch = pieces.into_iter().rev().collect();
         }
     }
 
     /// What is moved, which is added up: the mean of a stage and of a pipeline.
-    fn set_moved(&mut self, workflow: &Workflow) {
+    fn set_transferred(&mut self, workflow: &Workflow) {
         let bytes = |volume: VolumeIndex| match &workflow.volume(volume).kind {
             VolumeKind::Scratch { .. } => workflow.volume(volume).size_bytes as f64,
             VolumeKind::Cache { .. } => 0.0,
@@ -179,7 +179,7 @@ impl Shape {
         self.run_s = all_s / (self.width * self.depth).max(1) as f64;
         if all_s > 0.0 {
             self.cpus = processor_s / all_s;
-            self.longest = longest_s / (self.run_s * self.depth as f64);
+            self.critical_path_ratio = longest_s / (self.run_s * self.depth as f64);
         }
         if widths.keys().any(|cpus| *cpus != 1) {
             let share = |seconds: f64| match processor_s > 0.0 {
@@ -187,21 +187,21 @@ impl Shape {
                 false => 0.0,
             };
             let widest_first = widths.into_iter().rev();
-            self.widths = widest_first.map(|(cpus, s)| (cpus, share(s))).collect();
+            self.cpu_widths = widest_first.map(|(cpus, s)| (cpus, share(s))).collect();
         }
     }
 
     /// Processors that the widest and the narrowest job keep.
     pub(super) fn cpus_range(&self) -> (u32, u32) {
         let cpus = |width: Option<&(u32, f64)>| width.map_or(1, |(cpus, _)| *cpus);
-        (cpus(self.widths.first()), cpus(self.widths.last()))
+        (cpus(self.cpu_widths.first()), cpus(self.cpu_widths.last()))
     }
 
     /// Why the workload cannot begin on the nodes that are there first, if a job fits on none of
     /// them.
-    pub fn too_wide(&self, environment: &Environment) -> Option<String> {
+    pub fn why_too_wide(&self, environment: &Environment) -> Option<String> {
         let (widest, _) = self.cpus_range();
-        (environment.cpus_for(widest) == 0).then(|| {
+        (environment.usable_cpus(widest) == 0).then(|| {
             format!(
                 "a job needs {widest} processors, and no node that is there at the beginning has \
                  as many"
@@ -211,15 +211,15 @@ impl Shape {
 
     /// Less than this no strategy takes on these nodes, in seconds: all computing together, that
     /// of jobs that only some nodes can run on these, and that on the longest way.
-    pub fn least_s(&self, environment: &Environment) -> f64 {
+    pub fn time_s_min(&self, environment: &Environment) -> f64 {
         let pipeline_s = self.run_s * self.depth as f64;
         let all_s = pipeline_s * self.width as f64 * self.cpus;
-        let (mut least_s, mut share) = (pipeline_s * self.longest, 0.0);
-        for (cpus, part) in &self.widths {
+        let (mut least_s, mut share) = (pipeline_s * self.critical_path_ratio, 0.0);
+        for (cpus, part) in &self.cpu_widths {
             share += part;
-            least_s = least_s.max(all_s * share / environment.cpus_for(*cpus).max(1) as f64);
+            least_s = least_s.max(all_s * share / environment.usable_cpus(*cpus).max(1) as f64);
         }
-        least_s.max(all_s / environment.able(self).cpus().max(1) as f64)
+        least_s.max(all_s / environment.usable_nodes(self).cpus().max(1) as f64)
     }
 
     /// The same with another number of pipelines: fewer hold no more than all do, more hold what
@@ -238,32 +238,32 @@ impl Shape {
     }
 
     /// Private data when nothing is freed before the end of all, at most.
-    pub(super) fn kept_by_all(&self) -> u128 {
-        let as_largest = self.kept_bytes * u128::from(self.width);
+    pub(super) fn retained_by_all(&self) -> u128 {
+        let as_largest = self.retained_bytes * u128::from(self.width);
         self.scratch_bytes
             .map_or(as_largest, |bytes| bytes.min(as_largest))
     }
 
     /// Files that all volumes together have room for, each volume once.
-    pub(super) fn files_of_all(&self) -> u128 {
+    pub(super) fn total_files(&self) -> u128 {
         let scratch = match self.scratch.is_empty() {
             true => {
                 let volumes = match u128::from(self.largest_volume_bytes) {
                     0 => u128::from(self.depth) + 1,
-                    bytes => self.kept_bytes / bytes,
+                    bytes => self.retained_bytes / bytes,
                 };
                 volumes * u128::from(self.width) * u128::from(self.volume_files)
             }
             false => {
                 let files =
-                    |(piece, count): &(Piece, u64)| u128::from(piece.files) * u128::from(*count);
+                    |(piece, count): &(ScratchSize, u64)| u128::from(piece.files) * u128::from(*count);
                 self.scratch.iter().map(files).sum()
             }
         };
         scratch + u128::from(self.batch_total_files)
     }
 
-    fn of_batch_data(workflow: &Workflow, levels: &[u32]) -> Self {
+    fn from_batch_data(workflow: &Workflow, levels: &[u32]) -> Self {
         let mut stages: BTreeMap<u32, BTreeSet<VolumeIndex>> = BTreeMap::new();
         let mut read_bytes = 0.0;
         for (job, &level) in workflow.jobs.iter().zip(levels) {
@@ -289,7 +289,7 @@ impl Shape {
         let volumes = stages.values().map(|volumes| volumes.len() as u64);
         Self {
             width: 0,
-            pipelines_in_one: 1,
+            scheduler_pipelines: 1,
             depth: levels.iter().max().map_or(1, |&level| u64::from(level) + 1),
             pipeline_jobs: 0.0,
             batch_bytes: stages.values().map(bytes).max().unwrap_or(0),
@@ -297,14 +297,14 @@ impl Shape {
             batch_files: stages.values().map(files).max().unwrap_or(0),
             batch_total_files: files(&all),
             batch_read_bytes: read_bytes / workflow.jobs.len().max(1) as f64,
-            stage_volumes: volumes.max().unwrap_or(1),
+            level_volumes: volumes.max().unwrap_or(1),
             running_bytes: 0,
             waiting_bytes: 0,
-            kept_bytes: 0,
+            retained_bytes: 0,
             largest_volume_bytes: 0,
             has_equal_volumes: false,
             volume_files: 0,
-            scratch: Pieces::new(),
+            scratch: ScratchSizes::new(),
             scratch_bytes: None,
             private_io_bytes: 0.0,
             endpoint_in_bytes: 0.0,
@@ -312,36 +312,36 @@ impl Shape {
             run_s: 0.0,
             variability: 0.0,
             cpus: 1.0,
-            widths: Vec::new(),
-            longest: 1.0,
+            cpu_widths: Vec::new(),
+            critical_path_ratio: 1.0,
         }
     }
 
-    fn widen(&mut self, private: &Private) {
+    fn include_pipeline(&mut self, private: &PrivateData) {
         self.running_bytes = self.running_bytes.max(private.running_bytes);
         self.waiting_bytes = self.waiting_bytes.max(private.waiting_bytes);
-        self.kept_bytes = self.kept_bytes.max(private.kept_bytes);
+        self.retained_bytes = self.retained_bytes.max(private.retained_bytes);
         self.largest_volume_bytes = self.largest_volume_bytes.max(private.largest_volume_bytes);
     }
 }
 
-fn bytes_of(pieces: &BTreeMap<Piece, u64>) -> u128 {
-    let bytes = |(piece, count): (&Piece, &u64)| u128::from(piece.bytes) * u128::from(*count);
+fn total_bytes(pieces: &BTreeMap<ScratchSize, u64>) -> u128 {
+    let bytes = |(piece, count): (&ScratchSize, &u64)| u128::from(piece.bytes) * u128::from(*count);
     pieces.iter().map(bytes).sum()
 }
 
 /// The private data of one pipeline.
 #[derive(Default)]
-struct Private {
+struct PrivateData {
     running_bytes: u128,
     waiting_bytes: u128,
-    kept_bytes: u128,
+    retained_bytes: u128,
     largest_volume_bytes: u64,
 }
 
-impl Private {
+impl PrivateData {
     /// A volume is held from the stage of its first user to that of its last.
-    fn of(workflow: &Workflow, members: &[JobIndex], levels: &[u32]) -> Self {
+    fn of_pipeline(workflow: &Workflow, members: &[JobIndex], levels: &[u32]) -> Self {
         let mounts = members.iter().flat_map(|&job| &workflow.job(job).mounts);
         let volumes: BTreeSet<VolumeIndex> = mounts.map(|mount| mount.volume).collect();
         let stages = members
@@ -362,7 +362,7 @@ impl Private {
             let bytes = u128::from(volume.size_bytes);
             taken[first] += bytes;
             freed[last] += bytes;
-            private.kept_bytes += bytes;
+            private.retained_bytes += bytes;
             private.largest_volume_bytes = private.largest_volume_bytes.max(volume.size_bytes);
         }
         let mut held = 0;
@@ -377,14 +377,14 @@ impl Private {
 }
 
 /// The parts of a workflow that neither order nor scratch volumes connect.
-pub(super) struct Pipelines {
+pub(super) struct ConnectedPipelines {
     /// The jobs of each part, parents before children; parts by their first declared job.
     pub(super) members: Vec<Vec<JobIndex>>,
 }
 
-impl Pipelines {
-    pub(super) fn of(workflow: &Workflow) -> Self {
-        let first = workflow.connected();
+impl ConnectedPipelines {
+    pub(super) fn from_workflow(workflow: &Workflow) -> Self {
+        let first = workflow.connected_pipelines();
         let mut parts: BTreeMap<u32, Vec<JobIndex>> = BTreeMap::new();
         for job in workflow.topological_order() {
             parts.entry(first[job.as_usize()]).or_default().push(job);
@@ -394,7 +394,7 @@ impl Pipelines {
     }
 }
 
-fn approximations(workflow: &Workflow, pipelines: &Pipelines, levels: &[u32]) -> Vec<String> {
+fn describe_approximations(workflow: &Workflow, pipelines: &ConnectedPipelines, levels: &[u32]) -> Vec<String> {
     let mut notes = vec![
         "for its storage every pipeline counts as the largest one at its largest stage, and bytes \
          are added up, but where all scratch volumes are held: what is only likely, or lacks so \
@@ -433,14 +433,14 @@ mod tests {
     use super::*;
     use crate::workflow::parse_workflow;
 
-    fn workflow(text: &str) -> Workflow {
+    fn workflow_from_text(text: &str) -> Workflow {
         let none = |_: &str| Err("no files".to_owned());
         parse_workflow("w.bafs", text, &none).unwrap().workflow
     }
 
     /// A large volume lives through the first two of three stages, a small one through the last
     /// two; the second pipeline has a small volume only.
-    const UNEQUAL: &str = "
+    const UNEQUAL_VOLUMES: &str = "
         volume db cache bafs://home/db 10 GB
         volume more cache bafs://home/more 5 GB
         volume large scratch 7 GB from bafs://home/in
@@ -476,7 +476,7 @@ mod tests {
 
     #[test]
     fn the_largest_stage_stands_for_all() {
-        let (shape, notes) = Shape::bottleneck(&workflow(UNEQUAL), 0.5);
+        let (shape, notes) = Shape::from_largest_levels(&workflow_from_text(UNEQUAL_VOLUMES), 0.5);
         let gb = |bytes: u128| bytes / 1_000_000_000;
         assert_eq!((shape.width, shape.depth), (2, 3));
         // Both caches are read in the second stage, and `more` in the first as well.
@@ -486,7 +486,7 @@ mod tests {
         );
         assert_eq!((gb(shape.running_bytes), gb(shape.waiting_bytes)), (9, 7));
         assert_eq!(
-            (gb(shape.kept_bytes), shape.largest_volume_bytes),
+            (gb(shape.retained_bytes), shape.largest_volume_bytes),
             (9, 7_000_000_000)
         );
         assert_eq!(
@@ -497,14 +497,14 @@ mod tests {
         // Five mounts of the first pipeline and one of the second, in six stages of a pipeline.
         assert_eq!(shape.private_io_bytes, 19e9 / 2.0 / 6.0);
         assert_eq!((shape.run_s, shape.variability), (10.0, 0.5));
-        assert_eq!(shape.stage_volumes, 2);
+        assert_eq!(shape.level_volumes, 2);
         // The first pipeline computes 60 s, twice the mean of both.
         let environment = Environment::parse(
             "home-rate = \"1 MB/s\"\nlocal-rate = \"1 MB/s\"\n\n[[nodes]]\ncount = 100\ncpus = 1\n\
              storage = \"1 GB\"\n",
         );
-        let least_s = shape.least_s(&environment.expect("it is right"));
-        assert_eq!((shape.longest, least_s), (2.0, 60.0));
+        let least_s = shape.time_s_min(&environment.expect("it is right"));
+        assert_eq!((shape.critical_path_ratio, least_s), (2.0, 60.0));
         assert!(
             notes
                 .iter()
@@ -515,18 +515,18 @@ mod tests {
 
     #[test]
     fn branches_and_workflows_without_volumes_have_a_shape() {
-        let fan = UNEQUAL.replace("parent a child b", "parent a child b d");
-        let (shape, notes) = Shape::bottleneck(&workflow(&fan), 0.0);
+        let fan = UNEQUAL_VOLUMES.replace("parent a child b", "parent a child b d");
+        let (shape, notes) = Shape::from_largest_levels(&workflow_from_text(&fan), 0.0);
         assert_eq!((shape.width, shape.depth), (1, 3));
         assert_eq!(
             shape.running_bytes, 10_000_000_000,
             "b and d of one stage hold 9 and 1 GB"
         );
         assert!(notes.iter().any(|note| note.contains("side by side")));
-        assert_eq!(shape.pipelines_in_one, 2, "order alone connects b and d");
-        let bare = workflow("job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}");
-        let (shape, _) = Shape::bottleneck(&bare, 0.0);
-        assert_eq!((shape.width, shape.depth, shape.kept_bytes), (2, 1, 0));
+        assert_eq!(shape.scheduler_pipelines, 2, "order alone connects b and d");
+        let bare = workflow_from_text("job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}");
+        let (shape, _) = Shape::from_largest_levels(&bare, 0.0);
+        assert_eq!((shape.width, shape.depth, shape.retained_bytes), (2, 1, 0));
         assert!(shape.has_equal_volumes, "there are none");
     }
 }

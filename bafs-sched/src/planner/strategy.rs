@@ -6,10 +6,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
-use super::packing::{Packing, pack};
-use super::room::Batch;
+use super::packing::{PackingResult, pack_volumes};
+use super::room::BatchData;
 use super::shape::Shape;
-use crate::logic::{Order, Rules};
+use crate::logic::{JobStartOrder, AllocationRules};
 
 /// Which data are allocated at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -74,7 +74,7 @@ pub enum Shortage {
     },
     /// There are bytes enough, but not on the same nodes: so many scratch volumes have no place, of
     /// unlike sizes at least one.
-    Places {
+    Placement {
         /// Scratch volumes.
         missing_volumes: u128,
     },
@@ -94,7 +94,7 @@ pub struct Allocation {
     /// Whether that is exact. Else bytes are only added up, of the largest pipeline for each, or
     /// nodes may lack room for files: what is missing is missing at most, and what is possible may
     /// lack places on single nodes.
-    pub is_certain: bool,
+    pub is_exact: bool,
     /// Pipelines whose data allow them to run at once, whatever processors there are; 0 when the
     /// strategy is not possible.
     pub concurrency: u64,
@@ -114,7 +114,7 @@ pub struct Allocation {
 
 impl Strategy {
     /// The strategies of the thesis, in its order.
-    pub const EACH: [Self; 6] = [
+    pub const THESIS_STRATEGIES: [Self; 6] = [
         Self::All,
         Self::AllPrivate,
         Self::AllBatch,
@@ -138,11 +138,11 @@ impl Strategy {
     pub fn required_bytes(self, shape: &Shape) -> u128 {
         let width = u128::from(shape.width);
         match self {
-            Self::All => shape.batch_total_bytes + shape.kept_by_all(),
-            Self::AllPrivate => shape.batch_bytes + shape.kept_by_all(),
+            Self::All => shape.batch_total_bytes + shape.retained_by_all(),
+            Self::AllPrivate => shape.batch_bytes + shape.retained_by_all(),
             Self::AllBatch => shape.batch_total_bytes + shape.running_bytes,
             // A running pipeline holds what a waiting one does, and its output as well.
-            Self::Slice => shape.batch_bytes + shape.waiting_bytes * width + shape.second_bytes(),
+            Self::Slice => shape.batch_bytes + shape.waiting_bytes * width + shape.running_extra_bytes(),
             Self::Minimal | Self::Need => shape.batch_bytes + shape.running_bytes,
             Self::Remote => 0,
         }
@@ -152,21 +152,21 @@ impl Strategy {
     fn scratch_bytes(self, shape: &Shape) -> u128 {
         let width = u128::from(shape.width);
         match self {
-            Self::All | Self::AllPrivate => shape.kept_by_all(),
+            Self::All | Self::AllPrivate => shape.retained_by_all(),
             Self::AllBatch | Self::Minimal | Self::Need => shape.running_bytes,
-            Self::Slice => shape.waiting_bytes * width + shape.second_bytes(),
+            Self::Slice => shape.waiting_bytes * width + shape.running_extra_bytes(),
             Self::Remote => 0,
         }
     }
 
     /// Batch data among these.
-    fn batch(self, shape: &Shape) -> Batch {
+    fn batch_data(self, shape: &Shape) -> BatchData {
         match self {
-            Self::All | Self::AllBatch => Batch {
+            Self::All | Self::AllBatch => BatchData {
                 bytes: shape.batch_total_bytes,
                 files: shape.batch_total_files,
             },
-            _ => shape.batch_of_stages(1),
+            _ => shape.batch_data_of_levels(1),
         }
     }
 
@@ -183,10 +183,10 @@ impl Strategy {
             }
             _ if !holds_all || shape.scratch.is_empty() => (shortage, false),
             (_, Some(_)) => (shortage, true),
-            _ => match pack(&shape.scratch, environment, self.batch(shape)) {
-                Packing::Fits => (None, true),
-                Packing::DoesNotFit => (Some(Shortage::Places { missing_volumes: 1 }), true),
-                Packing::NotKnown => (None, false),
+            _ => match pack_volumes(&shape.scratch, environment, self.batch_data(shape)) {
+                PackingResult::Fits => (None, true),
+                PackingResult::DoesNotFit => (Some(Shortage::Placement { missing_volumes: 1 }), true),
+                PackingResult::Unknown => (None, false),
             },
         }
     }
@@ -205,7 +205,7 @@ impl Strategy {
         let (on_one_node, largest) = match self {
             // Volumes lie where their jobs run, which is where their batch data are.
             Self::Need => {
-                let largest = environment.largest_beside(self.batch(shape), shape.running_bytes);
+                let largest = environment.largest_node_beside(self.batch_data(shape), shape.running_bytes);
                 (shape.running_bytes, largest)
             }
             _ => {
@@ -219,13 +219,13 @@ impl Strategy {
             return Some(Shortage::Node { missing_bytes });
         }
         let scratch = self.scratch_bytes(shape);
-        match environment.room_beside(shape, self.batch(shape)) {
+        match environment.scratch_room_beside(shape, self.batch_data(shape)) {
             Err(missing_bytes) => Some(self.cluster_shortage(shape, environment, missing_bytes)),
             Ok(room) if room >= scratch => None,
             Ok(room) => {
                 let volume = u128::from(shape.largest_volume_bytes.max(1));
                 let missing_volumes = (scratch - room).div_ceil(volume);
-                Some(Shortage::Places { missing_volumes })
+                Some(Shortage::Placement { missing_volumes })
             }
         }
     }
@@ -242,8 +242,8 @@ impl Strategy {
         for class in &mut endless.nodes {
             class.files = u64::MAX;
         }
-        let batch = self.batch(shape);
-        match endless.room_beside(shape, batch) {
+        let batch = self.batch_data(shape);
+        match endless.scratch_room_beside(shape, batch) {
             Ok(_) => Shortage::Files {
                 batch_files: batch.files,
             },
@@ -252,19 +252,19 @@ impl Strategy {
     }
 
     /// How the strategy would run `shape` in `environment`, or what it lacks.
-    pub fn allocate(self, shape: &Shape, environment: &Environment) -> Allocation {
-        let environment = &*environment.able(shape);
+    pub fn plan_allocation(self, shape: &Shape, environment: &Environment) -> Allocation {
+        let environment = &*environment.usable_nodes(shape);
         let required_bytes = self.required_bytes(shape);
         let (shortage, is_exact) = self.exact_shortage(shape, environment);
         // Jobs go to every cluster that can hold what is read first, wherever the rest must lie.
-        let is_divided = self.batch(shape).bytes > 0 && environment.has_clusters();
+        let is_divided = self.batch_data(shape).bytes > 0 && environment.has_clusters();
         let is_by_files = match shortage {
-            None | Some(Shortage::Places { .. }) => !shape.has_room_for_files(environment),
+            None | Some(Shortage::Placement { .. }) => !shape.has_room_for_files(environment),
             // These are so whatever files there is room for, or because of them.
             Some(_) => false,
         };
         // Nodes that leave may take room that is needed to the end.
-        let is_leaving = environment.first().any(|class| class.until_s.is_some());
+        let is_leaving = environment.initial_nodes().any(|class| class.departure_s.is_some());
         let is_doubtful = (is_divided || is_leaving) && shortage.is_none() || is_by_files;
         let is_certain = is_exact && (self == Self::Remote || !is_doubtful);
         let mut allocation = Allocation {
@@ -272,7 +272,7 @@ impl Strategy {
             traversal: self.traversal(),
             required_bytes,
             shortage,
-            is_certain,
+            is_exact: is_certain,
             concurrency: 0,
             batch_volumes: 0,
             barriers: 0,
@@ -282,7 +282,7 @@ impl Strategy {
             last_part_width: 0,
         };
         if shortage.is_none() {
-            allocation.fill(shape, environment);
+            allocation.set_concurrency(shape, environment);
         }
         allocation
     }
@@ -297,7 +297,7 @@ impl Strategy {
     }
 
     /// Whether it runs a stage of all pipelines (of a part) before the next.
-    pub fn goes_by_stages(self) -> bool {
+    pub fn is_level_by_level(self) -> bool {
         let traversal = self.traversal();
         matches!(
             traversal,
@@ -306,27 +306,27 @@ impl Strategy {
     }
 
     /// Pipelines whose data fit at once (v_exec of §4.4); not capped by the width.
-    pub(super) fn fitting(self, shape: &Shape, environment: &Environment) -> u128 {
+    pub(super) fn fitting_pipelines(self, shape: &Shape, environment: &Environment) -> u128 {
         let width = u128::from(shape.width);
         let room = || {
-            let room = environment.room_beside(shape, self.batch(shape));
+            let room = environment.scratch_room_beside(shape, self.batch_data(shape));
             room.unwrap_or(0)
         };
         match self {
             Self::All | Self::AllPrivate | Self::Remote => width,
             Self::Need if Self::All.shortage(shape, environment).is_none() => width,
             Self::AllBatch | Self::Minimal | Self::Need => {
-                parts(room(), shape.running_bytes, width)
+                count_parts(room(), shape.running_bytes, width)
             }
             Self::Slice => {
                 let free = room().saturating_sub(shape.waiting_bytes * width);
-                parts(free, shape.second_bytes(), width)
+                count_parts(free, shape.running_extra_bytes(), width)
             }
         }
     }
 
     /// Whether batch data stay after the last job that reads them.
-    pub(super) fn keeps_batch_data(self) -> bool {
+    pub(super) fn has_retained_batch_data(self) -> bool {
         matches!(self, Self::All | Self::AllBatch | Self::Need)
     }
 }
@@ -350,21 +350,21 @@ impl Shape {
     /// data, which count all their files on each node, may leave nodes with bytes, but too few
     /// files.
     fn has_room_for_files(&self, environment: &Environment) -> bool {
-        let files = self.files_of_all();
-        let mut storing = environment.first().filter(|it| it.storage_bytes > 0);
+        let files = self.total_files();
+        let mut storing = environment.initial_nodes().filter(|it| it.storage_bytes > 0);
         self.batch_total_bytes == 0 || storing.all(|class| u128::from(class.files) >= files)
     }
 
     /// What a pipeline needs beyond what it holds anyway, to run.
-    fn second_bytes(&self) -> u128 {
+    fn running_extra_bytes(&self) -> u128 {
         self.running_bytes - self.waiting_bytes
     }
 
     /// Batch data of so many of the largest stages: no more than there are, as several may read the
     /// same.
-    fn batch_of_stages(&self, stages: u64) -> Batch {
+    fn batch_data_of_levels(&self, stages: u64) -> BatchData {
         let files = self.batch_files.saturating_mul(stages);
-        Batch {
+        BatchData {
             bytes: (self.batch_bytes * u128::from(stages)).min(self.batch_total_bytes),
             files: files.min(self.batch_total_files),
         }
@@ -385,43 +385,43 @@ impl Allocation {
     /// The rules that make the scheduler allocate so; none where it needs none. They count volumes
     /// where strategies count stages, and what holds all batch data has nothing to count. None
     /// either for a strategy that is not possible.
-    pub fn rules(&self, shape: &Shape) -> Option<Rules> {
+    pub fn allocation_rules(&self, shape: &Shape) -> Option<AllocationRules> {
         if self.strategy == Strategy::Need || !self.is_possible() {
             return None;
         }
         let order = match self.traversal {
-            Traversal::Any => Order::Need,
-            Traversal::DepthFirst => Order::DepthFirst,
-            Traversal::BreadthFirst | Traversal::PartialSlices => Order::BreadthFirst,
+            Traversal::Any => JobStartOrder::Need,
+            Traversal::DepthFirst => JobStartOrder::DepthFirst,
+            Traversal::BreadthFirst | Traversal::PartialSlices => JobStartOrder::BreadthFirst,
         };
         // Slice and AllPrivate hold a private volume of each pipeline; what runs is limited by what
         // is left.
         let is_of_all = matches!(self.strategy, Strategy::Slice | Strategy::AllPrivate);
         let pipelines_max = match is_of_all || self.concurrency >= shape.width {
             true => u64::MAX,
-            false => self.concurrency.saturating_mul(shape.pipelines_in_one),
+            false => self.concurrency.saturating_mul(shape.scheduler_pipelines),
         };
-        Some(Rules {
+        Some(AllocationRules {
             order,
             pipelines_max,
-            is_in_parts: self.traversal == Traversal::PartialSlices,
+            has_sequential_parts: self.traversal == Traversal::PartialSlices,
             batch_volumes_max: match self.strategy {
                 Strategy::All | Strategy::AllBatch | Strategy::Remote => u64::MAX,
-                _ => self.batch_volumes.saturating_mul(shape.stage_volumes),
+                _ => self.batch_volumes.saturating_mul(shape.level_volumes),
             },
         })
     }
 
     /// Pipelines that run at once, with the processors that there are.
-    pub fn running(&self, shape: &Shape, environment: &Environment) -> u64 {
+    pub fn running_pipelines(&self, shape: &Shape, environment: &Environment) -> u64 {
         self.concurrency
-            .min(environment.places(shape))
+            .min(environment.concurrent_jobs(shape))
             .min(self.part_width)
     }
 
-    fn fill(&mut self, shape: &Shape, environment: &Environment) {
+    fn set_concurrency(&mut self, shape: &Shape, environment: &Environment) {
         let width = u128::from(shape.width);
-        let concurrency = self.strategy.fitting(shape, environment).min(width);
+        let concurrency = self.strategy.fitting_pipelines(shape, environment).min(width);
         self.concurrency = concurrency as u64;
         self.part_width = match self.strategy {
             Strategy::Minimal => self.concurrency,
@@ -440,7 +440,7 @@ impl Allocation {
         }
         let segments = self.segments(shape.depth);
         self.barriers = (self.cycles * segments).saturating_sub(1);
-        self.refetches = before * (shape.batch_stages() - self.stages_kept(shape));
+        self.refetches = before * (shape.batch_levels() - self.retained_levels(shape));
     }
 
     /// Stretches between barriers in one part.
@@ -450,8 +450,8 @@ impl Allocation {
 
     /// Batch volumes that the next part finds: all if all fit. Otherwise none, since it starts with
     /// the stage whose batch volume left first.
-    pub(super) fn stages_kept(&self, shape: &Shape) -> u64 {
-        let stages = shape.batch_stages();
+    pub(super) fn retained_levels(&self, shape: &Shape) -> u64 {
+        let stages = shape.batch_levels();
         if self.batch_volumes >= stages {
             stages
         } else {
@@ -463,19 +463,19 @@ impl Allocation {
     /// (v_batch of §4.4; C8). Storage for pipelines beyond the processors is better spent on it.
     fn batch_slots(&self, shape: &Shape, environment: &Environment) -> u64 {
         let (running, width) = (
-            u128::from(self.running(shape, environment)),
+            u128::from(self.running_pipelines(shape, environment)),
             u128::from(self.part_width),
         );
         let private_bytes = match self.strategy {
             Strategy::Remote => return 0,
             Strategy::All | Strategy::AllBatch | Strategy::Need => return shape.depth,
-            Strategy::AllPrivate => shape.kept_by_all(),
+            Strategy::AllPrivate => shape.retained_by_all(),
             Strategy::Slice | Strategy::Minimal => {
-                shape.waiting_bytes * width + shape.second_bytes() * running
+                shape.waiting_bytes * width + shape.running_extra_bytes() * running
             }
         };
         let fits = |stages: u64| {
-            let room = environment.room_beside(shape, shape.batch_of_stages(stages));
+            let room = environment.scratch_room_beside(shape, shape.batch_data_of_levels(stages));
             room.is_ok_and(|room| room >= private_bytes)
         };
         let (mut most, mut too_many) = (1, shape.depth + 1);
@@ -492,7 +492,7 @@ impl Allocation {
 
 impl Shape {
     /// Stages that read batch data of their own.
-    fn batch_stages(&self) -> u64 {
+    fn batch_levels(&self) -> u64 {
         if self.batch_total_bytes == 0 {
             0
         } else {
@@ -502,6 +502,6 @@ impl Shape {
 }
 
 /// How many parts of `part_bytes` fit; `most` when they take no space.
-fn parts(bytes: u128, part_bytes: u128, most: u128) -> u128 {
+fn count_parts(bytes: u128, part_bytes: u128, most: u128) -> u128 {
     bytes.checked_div(part_bytes).unwrap_or(most)
 }

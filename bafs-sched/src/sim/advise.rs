@@ -1,10 +1,10 @@
 //! What a scheduler that plans by itself is told before a run: the plan with its candidates
 //! simulated, as `bafs plan` makes it. Follows nothing.
 
-use super::decide::{Doubt, Doubts, decide};
-use super::load::Load;
-use super::record::Stuck;
-use crate::planner::{Advice, Canonical, Environment, Plan, Shape, Strategy, plan};
+use super::decide::{TrialScope, TrialsOutcome, decide_by_simulation};
+use super::load::LoadModel;
+use super::record::StalledRunError;
+use crate::planner::{SimulatedPlan, CanonicalWorkload, Environment, Plan, Shape, Strategy, plan_workload};
 use crate::workflow::Workflow;
 
 /// Sizes of volumes, or run times of jobs, that may be unknown, as a share of all of them: what is
@@ -16,41 +16,41 @@ const UNKNOWN_PERCENT_MAX: usize = 25;
 ///
 /// # Errors
 /// When a simulated run does not come to an end: a defect.
-pub fn advise(
+pub fn derive_simulated_plan(
     workflow: &Workflow,
     variability: f64,
     environment: &Environment,
-    load: &Load,
-) -> Result<Option<Advice>, Stuck> {
+    load: &LoadModel,
+) -> Result<Option<SimulatedPlan>, StalledRunError> {
     let volumes = workflow.volumes.iter();
     let sizes = volumes.filter(|it| it.size_bytes == 0).count();
     let times = match load {
-        Load::Declared { .. } => {
+        LoadModel::Declared { .. } => {
             let jobs = workflow.jobs.iter();
             jobs.filter(|it| it.runtime_s.is_none()).count()
         }
-        Load::Measured(_) => 0,
+        LoadModel::Measured(_) => 0,
     };
     let is_many = |unknown: usize, all: usize| unknown * 100 > all * UNKNOWN_PERCENT_MAX;
     if is_many(sizes, workflow.volumes.len()) || is_many(times, workflow.jobs.len()) {
         return Ok(None);
     }
-    let doubt = match Canonical::recognise(workflow, variability) {
-        Ok(_) => Doubt::Ties,
-        Err(_) => Doubt::All,
+    let doubt = match CanonicalWorkload::recognise(workflow, variability) {
+        Ok(_) => TrialScope::Ties,
+        Err(_) => TrialScope::All,
     };
-    let mut plan = plan(Shape::of(workflow, variability), environment);
+    let mut plan = plan_workload(Shape::from_workflow(workflow, variability), environment);
     let work = (workflow.jobs.len() as u64, || workflow.clone());
-    let doubts = decide(&mut plan, doubt, work, environment, load)?;
-    Ok(advice(&plan, environment, &doubts))
+    let doubts = decide_by_simulation(&mut plan_workload, doubt, work, environment, load)?;
+    Ok(plan_from_trials(&plan_workload, environment, &doubts))
 }
 
 /// What was found, as advice: nothing when nothing was simulated.
-pub(super) fn advice(plan: &Plan, environment: &Environment, doubts: &Doubts) -> Option<Advice> {
-    let Doubts::Tried(tried) = doubts else {
+pub(super) fn plan_from_trials(plan: &Plan, environment: &Environment, doubts: &TrialsOutcome) -> Option<SimulatedPlan> {
+    let TrialsOutcome::Completed(tried) = doubts else {
         return None;
     };
-    Advice::new(plan, environment, |strategy: Strategy| {
+    SimulatedPlan::new(plan_workload, environment, |strategy: Strategy| {
         let found = tried.iter().find(|tried| tried.strategy == strategy)?;
         found.simulated_s
     })

@@ -2,15 +2,15 @@
 
 use bafs_proto::volume::LimitKind;
 
-use crate::planner::{Canonical, Layout};
+use crate::planner::{CanonicalWorkload, PrivateLayout};
 use crate::workflow::{
-    CachePolicy, Command, Extract, Job, JobIndex, Mount, Url, Volume, VolumeIndex, VolumeKind,
+    CachePolicy, ProgramSpec, Extract, Job, JobIndex, Mount, Url, Volume, VolumeIndex, VolumeKind,
     Workflow,
 };
 
 /// The workflow that a canonical workload describes: each depth reads one cache volume; the first
 /// scratch volume of a pipeline is filled from home, and a file of the last one goes there.
-pub fn workflow_of(canonical: &Canonical) -> Workflow {
+pub fn build_canonical_workflow(canonical: &CanonicalWorkload) -> Workflow {
     let mut workflow = Workflow {
         name: "canonical".to_owned(),
         jobs: Vec::with_capacity(canonical.width as usize * canonical.depth as usize),
@@ -22,7 +22,7 @@ pub fn workflow_of(canonical: &Canonical) -> Workflow {
             workflow.volumes.push(Volume {
                 name: format!("b{depth}"),
                 kind: VolumeKind::Cache {
-                    source: url(format!("/b{depth}")),
+                    source: home_url(format!("/b{depth}")),
                     // Scanned from end to end, where LRU finds nothing again once a part is lost.
                     policy: CachePolicy::Mru,
                     is_warmed: false,
@@ -40,15 +40,15 @@ pub fn workflow_of(canonical: &Canonical) -> Workflow {
     workflow
 }
 
-fn add_pipeline(workflow: &mut Workflow, canonical: &Canonical, pipeline: u32) {
+fn add_pipeline(workflow: &mut Workflow, canonical: &CanonicalWorkload, pipeline: u32) {
     let first = workflow.volumes.len() as u32;
     let volumes = match (canonical.private_bytes, canonical.layout) {
         (0, _) => 0,
-        (_, Layout::Chain) => canonical.depth + 1,
-        (_, Layout::Shared) => 1,
+        (_, PrivateLayout::Chain) => canonical.depth + 1,
+        (_, PrivateLayout::Shared) => 1,
     };
     for at in 0..volumes {
-        let fill = (at == 0).then(|| url(format!("/in{pipeline}")));
+        let fill = (at == 0).then(|| home_url(format!("/in{pipeline}")));
         workflow.volumes.push(Volume {
             name: format!("p{pipeline}_{at}"),
             kind: VolumeKind::Scratch { fill },
@@ -79,31 +79,31 @@ fn add_pipeline(workflow: &mut Workflow, canonical: &Canonical, pipeline: u32) {
             writable,
             write_back: false,
         });
-        let job = job(canonical, pipeline, depth, index, mounts.collect());
+        let job = build_job(canonical, pipeline, depth, index, mounts.collect());
         workflow.jobs.push(job);
     }
     if volumes > 0 {
         workflow.extracts.push(Extract {
             volume: VolumeIndex(first + volumes - 1),
             path: "out".to_owned(),
-            target: url(format!("/out{pipeline}")),
+            target: home_url(format!("/out{pipeline}")),
         });
     }
 }
 
-fn job(canonical: &Canonical, pipeline: u32, depth: u32, at: JobIndex, mounts: Vec<Mount>) -> Job {
+fn build_job(canonical: &CanonicalWorkload, pipeline: u32, depth: u32, at: JobIndex, mounts: Vec<Mount>) -> Job {
     let parent = (depth > 0).then(|| JobIndex(at.0 - 1));
     let child = (depth + 1 < canonical.depth).then(|| JobIndex(at.0 + 1));
     Job {
         name: format!("j{pipeline}_{depth}"),
-        command: Command {
+        command: ProgramSpec {
             executable: "canonical".to_owned(),
             arguments: Vec::new(),
             environment: Vec::new(),
             directory: "/".to_owned(),
             stdout: None,
             stderr: None,
-            share: Vec::new(),
+            shared_directories: Vec::new(),
         },
         cpus: 1,
         memory_bytes: 0,
@@ -116,7 +116,7 @@ fn job(canonical: &Canonical, pipeline: u32, depth: u32, at: JobIndex, mounts: V
     }
 }
 
-fn url(path: String) -> Url {
+fn home_url(path: String) -> Url {
     format!("bafs://home{path}")
         .parse()
         .expect("a plain path makes a URL")
@@ -128,17 +128,17 @@ mod tests {
 
     #[test]
     fn what_is_built_is_recognised_again() {
-        for layout in [Layout::Chain, Layout::Shared] {
+        for layout in [PrivateLayout::Chain, PrivateLayout::Shared] {
             let text = "width=7,depth=3,batch=2GB,private=100MB,run=50s,var=0.1";
-            let canonical = Canonical {
+            let canonical = CanonicalWorkload {
                 layout,
                 batch_files: 20,
                 private_files: 30,
-                ..Canonical::parse(text).unwrap()
+                ..CanonicalWorkload::parse(text).unwrap()
             };
-            let workflow = workflow_of(&canonical);
+            let workflow = build_canonical_workflow(&canonical);
             assert_eq!(workflow.jobs.len(), 21);
-            assert_eq!(Canonical::recognise(&workflow, 0.1), Ok(canonical));
+            assert_eq!(CanonicalWorkload::recognise(&workflow, 0.1), Ok(canonical));
         }
     }
 }

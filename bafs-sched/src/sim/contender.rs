@@ -1,84 +1,84 @@
 //! Candidates of a plan as they are simulated, one seed after the other: who is left, and who is
 //! clearly slower. Neither chooses nor knows what a plan is.
 
-use super::decide::Tried;
+use super::decide::TrialResult;
 use super::engine::Simulation;
 use super::policy::Scenario;
-use super::record::{Run, Stuck};
-use crate::logic::WITH_A_PLAN;
+use super::record::{SimulationResult, StalledRunError};
+use crate::logic::PLAN_HINT;
 use crate::planner::Strategy;
 use crate::workflow::Workflow;
 
 /// With fewer nothing is known of how much the seeds differ.
-const SEEDS_LEAST: usize = 3;
+const SEEDS_MIN: usize = 3;
 /// The same where nodes fail: with three a strategy left that was the best by 9 % with thirty.
-const SEEDS_LEAST_FAILING: usize = 6;
+const SEEDS_MIN_FAILING: usize = 6;
 /// Of two strategies the faster one is known when the mean of their differences, seed by seed, is
 /// so many times its standard error.
-const CLEAR_ERRORS: f64 = 3.0;
+const CLEAR_STANDARD_ERRORS: f64 = 3.0;
 /// No plan promises nothing, so it must be faster than the best plan by so many of these errors.
-const SURE_ERRORS: f64 = 1.0;
+const NEED_STANDARD_ERRORS: f64 = 1.0;
 
 /// A candidate that is simulated with one seed after the other.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Contender {
+pub(super) struct TrialCandidate {
     pub(super) strategy: Strategy,
     /// The time with each seed so far, in microseconds.
     pub(super) times_us: Vec<u64>,
     /// It failed, or took longer than can be waited for.
-    pub(super) is_out: bool,
+    pub(super) is_dropped: bool,
     /// It is out because it was too much to simulate: nothing speaks against it.
-    pub(super) is_cut: bool,
-    pub(super) failed: Option<String>,
+    pub(super) is_over_budget: bool,
+    pub(super) failure: Option<String>,
 }
 
-impl Contender {
+impl TrialCandidate {
     pub(super) fn new(strategy: Strategy) -> Self {
         Self {
             strategy,
             times_us: Vec::new(),
-            is_out: false,
-            is_cut: false,
-            failed: None,
+            is_dropped: false,
+            is_over_budget: false,
+            failure: None,
         }
     }
 
     /// Simulates it with another seed; answers how many records were looked at.
-    pub(super) fn run(
+    pub(super) fn run_seed(
         &mut self,
         workflow: &Workflow,
         scenario: impl FnOnce(Strategy) -> Scenario,
         limit_us: u64,
-    ) -> Result<u64, Stuck> {
-        if self.is_out {
+    ) -> Result<u64, StalledRunError> {
+        if self.is_dropped {
             return Ok(0);
         }
         let scenario = scenario(self.strategy);
-        let most = scenario.looked_at_max;
+        let most = scenario.records_examined_max;
         let simulation = Simulation::new(workflow.clone(), scenario);
         let (run, looked_at) = simulation.run_until(limit_us)?;
         // A plan need not say that there are plans.
-        let failed = run.as_ref().and_then(Run::failure);
-        self.failed = failed.map(|why| why.replace(WITH_A_PLAN, ""));
-        match run.filter(Run::is_complete) {
+        let failed = run.as_ref().and_then(SimulationResult::failure);
+        self.failure = failed.map(|why| why.replace(PLAN_HINT, ""));
+        match run.filter(SimulationResult::is_complete) {
             Some(run) => self.times_us.push(run.elapsed_us),
             None => {
-                self.is_out = true;
-                self.is_cut = self.failed.is_some() && looked_at > most;
+                self.is_dropped = true;
+                self.is_over_budget = self.failure.is_some() && looked_at > most;
             }
         }
         Ok(looked_at)
     }
 
     /// Whether only a seed after the first was too much.
-    pub(super) fn is_cut_later(&self) -> bool {
-        self.is_cut && !self.times_us.is_empty()
+    pub(super) fn is_over_budget_later(&self) -> bool {
+        self.is_over_budget && !self.times_us.is_empty()
     }
 
     /// The mean over the seeds so far.
     pub(super) fn mean_s(&self) -> Option<f64> {
-        let is_known = !self.is_out && !self.times_us.is_empty();
-        is_known.then(|| seconds(self.sum_us()) / self.times_us.len() as f64)
+        let is_known = !self.is_dropped && !self.times_us.is_empty();
+        is_known.then(|| us_to_s(self.sum_us()) / self.times_us.len() as f64)
     }
 
     /// All times so far together, in microseconds.
@@ -87,35 +87,35 @@ impl Contender {
         times.fold(0, |sum, us| sum.saturating_add(*us))
     }
 
-    pub(super) fn tried(self) -> Tried {
-        Tried {
+    pub(super) fn into_result(self) -> TrialResult {
+        TrialResult {
             strategy: self.strategy,
             simulated_s: self.mean_s(),
             seeds: self.times_us.len() as u64,
-            failed: self.failed,
+            failure: self.failure,
         }
     }
 }
 
-pub(super) fn seconds(us: u64) -> f64 {
+pub(super) fn us_to_s(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
 /// The shortest mean so far.
-fn best_s(trials: &[Contender]) -> f64 {
-    let means = trials.iter().filter_map(Contender::mean_s);
+fn best_mean_s(trials: &[TrialCandidate]) -> f64 {
+    let means = trials.iter().filter_map(TrialCandidate::mean_s);
     means.fold(f64::INFINITY, f64::min)
 }
 
 /// How long a trial may take with its next seed, until its times together cannot be the best. It is
 /// compared with those that ended with the same seeds: a seed may bring bad luck to all. While none
 /// has there is no limit, so that one is always left as the best, unless all fail.
-pub(super) fn limit_us(trials: &[Contender], at: usize, hopeless: f64) -> u64 {
+pub(super) fn time_limit_us(trials: &[TrialCandidate], at: usize, hopeless: f64) -> u64 {
     let own = &trials[at];
     let seeds = own.times_us.len() + 1;
-    let peers = trials.iter().filter(|trial| !trial.is_out);
+    let peers = trials.iter().filter(|trial| !trial.is_dropped);
     let peers = peers.filter(|trial| trial.times_us.len() == seeds);
-    let Some(least_us) = peers.map(Contender::sum_us).min() else {
+    let Some(least_us) = peers.map(TrialCandidate::sum_us).min() else {
         return u64::MAX;
     };
     // To the microsecond: who is as fast as the best is not slower.
@@ -126,63 +126,63 @@ pub(super) fn limit_us(trials: &[Contender], at: usize, hopeless: f64) -> u64 {
 
 /// Gives up those that took so much longer with the first seed than the fastest: who was tried
 /// before it was not stopped then.
-pub(super) fn leave_behind(trials: &mut [Contender], hopeless: f64) {
-    let limit_s = best_s(trials) * (1.0 + hopeless);
+pub(super) fn drop_hopeless(trials: &mut [TrialCandidate], hopeless: f64) {
+    let limit_s = best_mean_s(trials) * (1.0 + hopeless);
     for trial in trials {
-        trial.is_out |= trial.mean_s().is_some_and(|mean_s| mean_s > limit_s);
+        trial.is_dropped |= trial.mean_s().is_some_and(|mean_s| mean_s > limit_s);
     }
 }
 
 /// A seed was too much for one of them: all are compared by the seeds before it. So are those that
 /// failed with that seed.
-pub(super) fn take_back(trials: &mut [Contender], seed: u64) {
+pub(super) fn discard_seed(trials: &mut [TrialCandidate], seed: u64) {
     for trial in trials {
         trial.times_us.truncate(seed as usize);
-        if trial.failed.is_some() && trial.times_us.len() as u64 == seed {
-            (trial.is_out, trial.is_cut, trial.failed) = (false, false, None);
+        if trial.failure.is_some() && trial.times_us.len() as u64 == seed {
+            (trial.is_dropped, trial.is_over_budget, trial.failure) = (false, false, None);
         }
     }
 }
 
 /// Gives up those that are clearly slower than the fastest, so that others get more seeds.
-pub(super) fn leave_slower(trials: &mut [Contender]) {
-    let best = fastest(trials).filter(|best| best.times_us.len() >= SEEDS_LEAST_FAILING);
+pub(super) fn drop_slower(trials: &mut [TrialCandidate]) {
+    let best = find_fastest(trials).filter(|best| best.times_us.len() >= SEEDS_MIN_FAILING);
     let Some(best) = best.cloned() else {
         return;
     };
     for trial in trials {
-        trial.is_out |= trial.strategy != best.strategy && is_slower(trial, &best, CLEAR_ERRORS);
+        trial.is_dropped |= trial.strategy != best.strategy && is_slower(trial, &best, CLEAR_STANDARD_ERRORS);
     }
 }
 
 /// The one before it that took as long to the microsecond with so many seeds that they may be taken
 /// for the same: it is not simulated any more.
-pub(super) fn twin(trials: &[Contender], at: usize) -> Option<usize> {
+pub(super) fn find_twin(trials: &[TrialCandidate], at: usize) -> Option<usize> {
     let own = &trials[at];
-    let is_known = own.times_us.len() >= SEEDS_LEAST_FAILING;
-    let is_same = |other: &Contender| !other.is_out && other.times_us.starts_with(&own.times_us);
+    let is_known = own.times_us.len() >= SEEDS_MIN_FAILING;
+    let is_same = |other: &TrialCandidate| !other.is_dropped && other.times_us.starts_with(&own.times_us);
     trials[..at].iter().position(|it| is_known && is_same(it))
 }
 
 /// Whether further seeds would hardly show another one as the best.
-pub(super) fn is_clear(trials: &[Contender]) -> bool {
-    let Some(best) = fastest(trials) else {
+pub(super) fn is_clear(trials: &[TrialCandidate]) -> bool {
+    let Some(best) = find_fastest(trials) else {
         return true;
     };
     let mut others = trials
         .iter()
-        .filter(|trial| !trial.is_out && trial.strategy != best.strategy);
+        .filter(|trial| !trial.is_dropped && trial.strategy != best.strategy);
     // Who was as fast with each of few seeds may still not be with another one.
-    let is_twin = |other: &Contender| {
-        other.times_us == best.times_us && best.times_us.len() < SEEDS_LEAST_FAILING
+    let is_twin = |other: &TrialCandidate| {
+        other.times_us == best.times_us && best.times_us.len() < SEEDS_MIN_FAILING
     };
-    others.all(|other| !is_twin(other) && is_slower(other, best, CLEAR_ERRORS))
+    others.all(|other| !is_twin(other) && is_slower(other, best, CLEAR_STANDARD_ERRORS))
 }
 
-fn fastest(trials: &[Contender]) -> Option<&Contender> {
-    let left = trials.iter().filter(|trial| !trial.is_out);
+fn find_fastest(trials: &[TrialCandidate]) -> Option<&TrialCandidate> {
+    let left = trials.iter().filter(|trial| !trial.is_dropped);
     left.min_by(|a, b| {
-        let mean_s = |trial: &Contender| trial.mean_s().unwrap_or(f64::INFINITY);
+        let mean_s = |trial: &TrialCandidate| trial.mean_s().unwrap_or(f64::INFINITY);
         mean_s(a).total_cmp(&mean_s(b))
     })
 }
@@ -190,25 +190,25 @@ fn fastest(trials: &[Contender]) -> Option<&Contender> {
 /// Whether one is slower than another by so many standard errors of their differences. With one
 /// seed jobs compute as long under every strategy, and nodes fail at the same times, so that
 /// strategies differ by less than seeds do.
-fn is_slower(other: &Contender, best: &Contender, errors: f64) -> bool {
+fn is_slower(other: &TrialCandidate, best: &TrialCandidate, errors: f64) -> bool {
     let pairs = other.times_us.iter().zip(&best.times_us);
     let differences: Vec<f64> = pairs
-        .map(|(other, best)| seconds(*other) - seconds(*best))
+        .map(|(other, best)| us_to_s(*other) - us_to_s(*best))
         .collect();
     let count = differences.len() as f64;
     let mean_s = differences.iter().sum::<f64>() / count;
     let squares = differences.iter().map(|d| (d - mean_s).powi(2));
     let error_s = (squares.sum::<f64>() / (count - 1.0) / count).sqrt();
-    differences.len() >= SEEDS_LEAST && mean_s >= errors * error_s
+    differences.len() >= SEEDS_MIN && mean_s >= errors * error_s
 }
 
 /// Whether several seeds leave open that no plan is faster than another strategy.
-pub(super) fn is_open(trials: &[Contender], other: Strategy) -> bool {
+pub(super) fn is_undecided(trials: &[TrialCandidate], other: Strategy) -> bool {
     let of = |strategy| trials.iter().find(|trial| trial.strategy == strategy);
     match (of(Strategy::Need), of(other)) {
         (Some(need), Some(other)) => {
-            let has_seeds = need.times_us.len() >= SEEDS_LEAST;
-            has_seeds && !is_slower(other, need, SURE_ERRORS)
+            let has_seeds = need.times_us.len() >= SEEDS_MIN;
+            has_seeds && !is_slower(other, need, NEED_STANDARD_ERRORS)
         }
         _ => false,
     }
@@ -217,32 +217,32 @@ pub(super) fn is_open(trials: &[Contender], other: Strategy) -> bool {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::sim::decide::{HOPELESS_FAILING, HOPELESS_VARYING};
+    use crate::sim::decide::{HOPELESS_FACTOR_FAILING, HOPELESS_FACTOR_VARYING};
 
-    pub(in crate::sim) fn trial(strategy: Strategy, times_s: &[f64]) -> Contender {
-        Contender {
+    pub(in crate::sim) fn timed_candidate(strategy: Strategy, times_s: &[f64]) -> TrialCandidate {
+        TrialCandidate {
             times_us: times_s.iter().map(|s| (s * 1e6) as u64).collect(),
-            ..Contender::new(strategy)
+            ..TrialCandidate::new(strategy)
         }
     }
 
-    pub(in crate::sim) fn failed(strategy: Strategy, times_s: &[f64], why: &str) -> Contender {
-        Contender {
-            is_out: true,
-            failed: Some(why.to_owned()),
-            ..trial(strategy, times_s)
+    pub(in crate::sim) fn failed_candidate(strategy: Strategy, times_s: &[f64], why: &str) -> TrialCandidate {
+        TrialCandidate {
+            is_dropped: true,
+            failure: Some(why.to_owned()),
+            ..timed_candidate(strategy, times_s)
         }
     }
 
-    pub(in crate::sim) fn trials_of(strategies: &[Strategy]) -> Vec<Contender> {
-        strategies.iter().copied().map(Contender::new).collect()
+    pub(in crate::sim) fn candidates_of(strategies: &[Strategy]) -> Vec<TrialCandidate> {
+        strategies.iter().copied().map(TrialCandidate::new).collect()
     }
 
     #[test]
     fn seeds_are_tried_until_the_best_is_clear_from_their_scatter() {
-        let slice = trial(Strategy::Slice, &[100.0, 120.0, 110.0]);
+        let slice = timed_candidate(Strategy::Slice, &[100.0, 120.0, 110.0]);
         let is_clear_from =
-            |other_s: &[f64]| is_clear(&[slice.clone(), trial(Strategy::Minimal, other_s)]);
+            |other_s: &[f64]| is_clear(&[slice.clone(), timed_candidate(Strategy::Minimal, other_s)]);
         assert!(
             is_clear_from(&[103.0, 122.5, 113.5]),
             "seed by seed it is always 3 s longer"
@@ -256,8 +256,8 @@ pub(super) mod tests {
             "another seed may tell them apart"
         );
         let few = [
-            trial(Strategy::Slice, &[100.0, 120.0]),
-            trial(Strategy::Minimal, &[150.0, 170.0]),
+            timed_candidate(Strategy::Slice, &[100.0, 120.0]),
+            timed_candidate(Strategy::Minimal, &[150.0, 170.0]),
         ];
         assert!(!is_clear(&few), "two seeds tell nothing of the scatter");
     }
@@ -265,12 +265,12 @@ pub(super) mod tests {
     #[test]
     fn who_was_tried_before_the_fastest_is_left_behind_as_those_after_it_are() {
         let mut trials = [
-            trial(Strategy::AllBatch, &[130.0]),
-            trial(Strategy::Slice, &[100.0]),
-            trial(Strategy::Minimal, &[109.0]),
+            timed_candidate(Strategy::AllBatch, &[130.0]),
+            timed_candidate(Strategy::Slice, &[100.0]),
+            timed_candidate(Strategy::Minimal, &[109.0]),
         ];
-        leave_behind(&mut trials, HOPELESS_VARYING);
-        let left = trials.iter().filter(|trial| !trial.is_out);
+        drop_hopeless(&mut trials, HOPELESS_FACTOR_VARYING);
+        let left = trials.iter().filter(|trial| !trial.is_dropped);
         let left: Vec<Strategy> = left.map(|trial| trial.strategy).collect();
         assert_eq!(left, [Strategy::Slice, Strategy::Minimal]);
     }
@@ -278,38 +278,38 @@ pub(super) mod tests {
     #[test]
     fn who_is_clearly_slower_leaves_the_seeds_to_the_others() {
         let mut trials = [
-            trial(Strategy::AllBatch, &[103.0, 122.5, 113.5]),
-            trial(Strategy::Slice, &[100.0, 120.0, 110.0]),
-            trial(Strategy::Minimal, &[101.0, 119.0, 113.0]),
+            timed_candidate(Strategy::AllBatch, &[103.0, 122.5, 113.5]),
+            timed_candidate(Strategy::Slice, &[100.0, 120.0, 110.0]),
+            timed_candidate(Strategy::Minimal, &[101.0, 119.0, 113.0]),
         ];
-        leave_slower(&mut trials);
-        assert!(trials.iter().all(|it| !it.is_out), "three seeds are few");
+        drop_slower(&mut trials);
+        assert!(trials.iter().all(|it| !it.is_dropped), "three seeds are few");
         for it in &mut trials {
             it.times_us.extend_from_within(..);
         }
-        leave_slower(&mut trials);
-        assert_eq!(trials.each_ref().map(|it| it.is_out), [true, false, false]);
+        drop_slower(&mut trials);
+        assert_eq!(trials.each_ref().map(|it| it.is_dropped), [true, false, false]);
     }
 
     #[test]
     fn a_seed_with_bad_luck_for_all_stops_nobody() {
         let mut trials = [
-            trial(Strategy::Slice, &[100.0]),
-            trial(Strategy::Minimal, &[110.0]),
+            timed_candidate(Strategy::Slice, &[100.0]),
+            timed_candidate(Strategy::Minimal, &[110.0]),
         ];
-        assert_eq!(limit_us(&trials, 0, HOPELESS_FAILING), u64::MAX);
+        assert_eq!(time_limit_us(&trials, 0, HOPELESS_FACTOR_FAILING), u64::MAX);
         trials[0].times_us.push(900_000_000);
-        let limit_us = limit_us(&trials, 1, HOPELESS_FAILING);
+        let limit_us = time_limit_us(&trials, 1, HOPELESS_FACTOR_FAILING);
         assert_eq!(limit_us, 3 * (100 + 900) * 1_000_000 - 110_000_000);
     }
 
     /// In seconds some numbers of microseconds came back as one less.
     #[test]
     fn who_is_as_fast_as_the_best_is_waited_for() {
-        let mut trials = trials_of(&[Strategy::All, Strategy::AllPrivate]);
+        let mut trials = candidates_of(&[Strategy::All, Strategy::AllPrivate]);
         for us in [1_090_061_256_103, 4, 9_007_199_254_740_993] {
             trials[0].times_us = vec![us];
-            assert_eq!(limit_us(&trials, 1, 0.0), us);
+            assert_eq!(time_limit_us(&trials, 1, 0.0), us);
         }
     }
 
@@ -317,53 +317,53 @@ pub(super) mod tests {
     fn who_did_the_same_with_six_seeds_is_a_twin_of_the_one_before_it() {
         let times = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         let mut trials = [
-            trial(Strategy::Slice, &times),
-            trial(Strategy::Minimal, &times),
+            timed_candidate(Strategy::Slice, &times),
+            timed_candidate(Strategy::Minimal, &times),
         ];
-        assert_eq!((twin(&trials, 0), twin(&trials, 1)), (None, Some(0)));
+        assert_eq!((find_twin(&trials, 0), find_twin(&trials, 1)), (None, Some(0)));
         trials[0].times_us.push(7);
-        assert_eq!(twin(&trials, 1), Some(0), "it ran with one more");
+        assert_eq!(find_twin(&trials, 1), Some(0), "it ran with one more");
         trials[0].times_us[2] += 1;
-        assert_eq!(twin(&trials, 1), None);
+        assert_eq!(find_twin(&trials, 1), None);
         let few = [
-            trial(Strategy::Slice, &times[..5]),
-            trial(Strategy::Minimal, &times[..5]),
+            timed_candidate(Strategy::Slice, &times[..5]),
+            timed_candidate(Strategy::Minimal, &times[..5]),
         ];
-        assert_eq!(twin(&few, 1), None);
+        assert_eq!(find_twin(&few, 1), None);
     }
 
     #[test]
     fn one_that_was_given_up_is_not_waited_for() {
-        let mut slow = trial(Strategy::Minimal, &[]);
-        slow.is_out = true;
-        assert!(is_clear(&[trial(Strategy::Slice, &[100.0]), slow]));
+        let mut slow = timed_candidate(Strategy::Minimal, &[]);
+        slow.is_dropped = true;
+        assert!(is_clear(&[timed_candidate(Strategy::Slice, &[100.0]), slow]));
     }
 
     #[test]
     fn a_seed_that_is_too_much_for_one_counts_for_none() {
         let mut trials = [
-            trial(Strategy::Slice, &[100.0, 90.0]),
-            trial(Strategy::Minimal, &[110.0]),
-            trial(Strategy::AllBatch, &[]),
+            timed_candidate(Strategy::Slice, &[100.0, 90.0]),
+            timed_candidate(Strategy::Minimal, &[110.0]),
+            timed_candidate(Strategy::AllBatch, &[]),
         ];
         for at in [1, 2] {
-            (trials[at].is_out, trials[at].is_cut) = (true, true);
-            trials[at].failed = Some("too much".to_owned());
+            (trials[at].is_dropped, trials[at].is_over_budget) = (true, true);
+            trials[at].failure = Some("too much".to_owned());
         }
-        take_back(&mut trials, 1);
-        let means = trials.each_ref().map(Contender::mean_s);
+        discard_seed(&mut trials, 1);
+        let means = trials.each_ref().map(TrialCandidate::mean_s);
         assert_eq!(means, [Some(100.0), Some(110.0), None]);
     }
 
     #[test]
     fn who_fails_with_a_seed_that_counts_for_none_is_not_out() {
         let mut trials = [
-            failed(Strategy::Slice, &[100.0], "bad luck"),
-            failed(Strategy::Minimal, &[110.0], "too much"),
+            failed_candidate(Strategy::Slice, &[100.0], "bad luck"),
+            failed_candidate(Strategy::Minimal, &[110.0], "too much"),
         ];
-        trials[1].is_cut = true;
-        take_back(&mut trials, 1);
-        let means = trials.each_ref().map(Contender::mean_s);
+        trials[1].is_over_budget = true;
+        discard_seed(&mut trials, 1);
+        let means = trials.each_ref().map(TrialCandidate::mean_s);
         assert_eq!(means, [Some(100.0), Some(110.0)]);
     }
 }

@@ -6,64 +6,64 @@ use std::collections::BTreeMap;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::{Error, ErrorCode};
 
-use super::engine::{Fill, Filler, Owner, Simulation};
+use super::engine::{VolumeFill, FillSource, FlowOwner, Simulation};
 use crate::logic::{Event, MountedVolume};
 
 /// What scratch volumes and their copies hold.
 #[derive(Debug, Default)]
-pub(super) struct Copying(BTreeMap<VolumeId, Content>);
+pub(super) struct VolumeContents(BTreeMap<VolumeId, VolumeContent>);
 
 /// What is in a volume.
 #[derive(Debug, Clone, Copy)]
-struct Content {
+struct VolumeContent {
     /// Bytes that were ever written into it, or into what it was copied from.
-    written: u64,
+    written_bytes: u64,
     /// Bytes that travelled to make this copy, if it is one.
-    moved: u64,
+    copied_bytes: u64,
     /// It holds no more.
-    size: u64,
+    size_bytes: u64,
 }
 
-impl Content {
-    fn held(self) -> u64 {
-        self.written.min(self.size)
+impl VolumeContent {
+    fn held_bytes(self) -> u64 {
+        self.written_bytes.min(self.size_bytes)
     }
 }
 
-impl Copying {
+impl VolumeContents {
     /// A volume is made with so many bytes in it.
-    pub(super) fn created(&mut self, id: VolumeId, written: u64, size: u64) {
-        let content = Content {
-            written,
-            moved: 0,
-            size,
+    pub(super) fn note_created(&mut self, id: VolumeId, written: u64, size: u64) {
+        let content = VolumeContent {
+            written_bytes: written,
+            copied_bytes: 0,
+            size_bytes: size,
         };
         self.0.insert(id, content);
     }
 
     /// A job writes into a volume.
-    pub(super) fn written(&mut self, id: VolumeId, bytes: u64) {
+    pub(super) fn note_written(&mut self, id: VolumeId, bytes: u64) {
         if let Some(content) = self.0.get_mut(&id) {
-            content.written = content.written.saturating_add(bytes);
+            content.written_bytes = content.written_bytes.saturating_add(bytes);
         }
     }
 
     /// Bytes that a volume holds.
-    pub(super) fn held(&self, id: VolumeId) -> u64 {
-        self.0.get(&id).map_or(0, |content| content.held())
+    pub(super) fn held_bytes(&self, id: VolumeId) -> u64 {
+        self.0.get(&id).map_or(0, |content| content.held_bytes())
     }
 
     /// Bytes that travel for a copy: all that the volume holds, or what was written since the older
     /// copy was made.
-    fn begin(&mut self, id: VolumeId, source: VolumeId, base: Option<VolumeId>) -> u64 {
+    fn begin_copy(&mut self, id: VolumeId, source: VolumeId, base: Option<VolumeId>) -> u64 {
         let Some(content) = self.0.get(&source).copied() else {
             return 1;
         };
         let older = base.and_then(|base| self.0.get(&base));
-        let before = older.map_or(0, |older| older.written);
-        let moved = content.held().min(content.written.saturating_sub(before));
+        let before = older.map_or(0, |older| older.written_bytes);
+        let moved = content.held_bytes().min(content.written_bytes.saturating_sub(before));
         let moved = moved.max(1);
-        self.0.insert(id, Content { moved, ..content });
+        self.0.insert(id, VolumeContent { copied_bytes: moved, ..content });
         moved
     }
 
@@ -74,7 +74,7 @@ impl Copying {
 
 impl Simulation {
     /// Copies travel between the nodes of the target's cluster.
-    pub(super) fn copy(
+    pub(super) fn start_copy(
         &mut self,
         id: VolumeId,
         source: &MountedVolume,
@@ -82,11 +82,11 @@ impl Simulation {
         bytes: u64,
         base: Option<VolumeId>,
     ) {
-        let node = self.node_at(server);
-        let from = source.server.map(|server| self.node_at(server));
+        let node = self.node_position(server);
+        let from = source.server.map(|server| self.node_position(server));
         let from = from.filter(|from| self.nodes[*from].volumes.contains_key(&source.id));
         let Some(from) = from else {
-            return self.copy_broke(id);
+            return self.fail_copy(id);
         };
         let entry = (source.volume, bytes);
         if self.nodes[node].volumes.insert(id, entry).is_some() {
@@ -94,33 +94,33 @@ impl Simulation {
         }
         self.scratch_bytes += bytes;
         let base = base.filter(|base| self.nodes[node].volumes.contains_key(base));
-        let moved = self.copying.begin(id, source.id, base);
+        let moved = self.volume_contents.begin_copy(id, source.id, base);
         let link = self.peers_link(self.nodes[node].cluster);
-        self.run.peer_bytes += u128::from(moved);
-        let flow = self.start_flow(link, moved, Owner::Fill(id));
-        let from = Filler::Node(from as u32);
+        self.result.peer_bytes += u128::from(moved);
+        let flow = self.start_flow(link, moved, FlowOwner::Fill(id));
+        let from = FillSource::Node(from as u32);
         let flows = [Some((link, flow)), None];
-        self.fills.insert(id, Fill { from, flows });
-        self.note_moment();
+        self.fills.insert(id, VolumeFill { source: from, flows });
+        self.record_sample();
     }
 
     /// What is copied is not there, or not any more.
-    pub(super) fn copy_broke(&mut self, id: VolumeId) {
+    pub(super) fn fail_copy(&mut self, id: VolumeId) {
         let error = Error::new(ErrorCode::VolumeLost, "the source of the copy is gone");
         let fact = Event::VolumeCreateFailed { volume: id, error };
-        self.facts.push_back(fact);
+        self.pending_events.push_back(fact);
     }
 
     /// All that was to come into a volume has come.
-    pub(super) fn filled(&mut self, id: VolumeId) {
-        let fact = match self.fills.remove(&id).map(|fill| fill.from) {
-            Some(Filler::Node(_)) => Event::VolumeCopied {
+    pub(super) fn complete_fill(&mut self, id: VolumeId) {
+        let fact = match self.fills.remove(&id).map(|fill| fill.source) {
+            Some(FillSource::Node(_)) => Event::VolumeCopied {
                 volume: id,
-                received_bytes: self.copying.0.get(&id).map_or(0, |copy| copy.moved),
+                received_bytes: self.volume_contents.0.get(&id).map_or(0, |copy| copy.copied_bytes),
             },
-            Some(Filler::Home) | None => Event::VolumeCreated { volume: id },
+            Some(FillSource::Home) | None => Event::VolumeCreated { volume: id },
         };
-        self.facts.push_back(fact);
+        self.pending_events.push_back(fact);
     }
 }
 
@@ -131,16 +131,16 @@ mod tests {
     #[test]
     fn a_copy_takes_what_the_volume_holds_and_then_what_was_written_since() {
         let [volume, copy, newer] = [1, 2, 3].map(VolumeId);
-        let mut copying = Copying::default();
-        copying.created(volume, 0, 100);
-        copying.written(volume, 30);
-        assert_eq!(copying.begin(copy, volume, None), 30, "of the 100 declared");
-        copying.written(volume, 5);
-        assert_eq!(copying.begin(newer, volume, Some(copy)), 5);
+        let mut copying = VolumeContents::default();
+        copying.note_created(volume, 0, 100);
+        copying.note_written(volume, 30);
+        assert_eq!(copying.begin_copy(copy, volume, None), 30, "of the 100 declared");
+        copying.note_written(volume, 5);
+        assert_eq!(copying.begin_copy(newer, volume, Some(copy)), 5);
         // The volume is lost, and the copy in its place written over and over.
         copying.forget(volume);
-        copying.written(copy, 200);
-        assert_eq!(copying.held(copy), 100, "no more than it may");
-        assert_eq!(copying.held(volume), 0);
+        copying.note_written(copy, 200);
+        assert_eq!(copying.held_bytes(copy), 100, "no more than it may");
+        assert_eq!(copying.held_bytes(volume), 0);
     }
 }

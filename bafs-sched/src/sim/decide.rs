@@ -8,13 +8,13 @@
 use serde::Serialize;
 
 use super::contender::{
-    Contender, is_clear, is_open, leave_behind, leave_slower, limit_us, seconds, take_back, twin,
+    TrialCandidate, is_clear, is_undecided, drop_hopeless, drop_slower, time_limit_us, us_to_s, discard_seed, find_twin,
 };
-use super::load::Load;
+use super::load::LoadModel;
 use super::policy::{Policy, Scenario};
-use super::record::Stuck;
+use super::record::StalledRunError;
 use crate::planner::{
-    Allocation, Candidate, Choice, Environment, Plan, Strategy, is_worth_no_plan,
+    Allocation, StrategyCandidate, StrategyChoice, Environment, Plan, Strategy, is_need_worthwhile,
 };
 use crate::workflow::{VolumeKind, Workflow};
 
@@ -31,7 +31,7 @@ const SEEDS_JOBS_FAILING_MAX: usize = 200_000;
 const PLAN_RUNS_FAILING_MAX: usize = 100;
 /// Parts of caches, were each on every node, of a workflow that is simulated for a plan: dividing
 /// caches among more nodes takes minutes.
-pub(super) const PLAN_PARTS_MAX: u64 = 100_000;
+pub(super) const PLAN_CACHE_PARTS_MAX: u64 = 100_000;
 /// Records that all simulations for one plan look at: a minute or two at most. Others need far
 /// fewer than those of absurd environments, where nodes fail before anything is done.
 pub(super) const PLAN_RECORDS_MAX: u64 = 4_000_000_000;
@@ -44,20 +44,20 @@ const SEED_FIRST: u64 = 0x91a7_0000;
 /// Predictions up to so much longer than the shortest are tried, as a share of it: on the studies
 /// and on random workloads without failures the model is off by less between strategies. With
 /// failures it is off by more than twice, and everything is tried.
-const MODEL_ERROR: f64 = 0.35;
+const MODEL_ERROR_MAX: f64 = 0.35;
 /// A simulation ends early when it takes so much longer than the best so far, as a share of it:
 /// where nodes fail, one run may just have bad luck; where run times vary, another seed may bring
 /// strategies nearer. Otherwise it ends as soon as it cannot be best.
-pub(super) const HOPELESS_FAILING: f64 = 2.0;
-pub(super) const HOPELESS_VARYING: f64 = 0.25;
+pub(super) const HOPELESS_FACTOR_FAILING: f64 = 2.0;
+pub(super) const HOPELESS_FACTOR_VARYING: f64 = 0.25;
 
 /// Executions and failures of nodes for each job, after which a strategy is given up: others are
 /// done with far fewer.
-const ATTEMPTS_FOR_JOB: u32 = 20;
+const ATTEMPTS_PER_JOB_MAX: u32 = 20;
 
 /// What a simulation for a plan found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Tried {
+pub struct TrialResult {
     /// What was simulated.
     pub strategy: Strategy,
     /// Mean time over the seeds, in seconds; nothing when it was given up as slower than the best,
@@ -66,12 +66,12 @@ pub struct Tried {
     /// How many seeds it ended with.
     pub seeds: u64,
     /// Why the workflow could not be done so, if it could not.
-    pub failed: Option<String>,
+    pub failure: Option<String>,
 }
 
 /// Which candidates of a plan are simulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doubt {
+pub enum TrialScope {
     /// Those that the model cannot tell from its choice: its equations describe the workload. Where
     /// nodes differ they do not, and all are simulated.
     Ties,
@@ -81,14 +81,14 @@ pub enum Doubt {
 
 /// What came of doubts about a plan.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Doubts {
+pub enum TrialsOutcome {
     /// There were none: the model's choice stands.
-    None,
+    NotNeeded,
     /// There were, but too many jobs to simulate, or parts of caches: the model's choice stands all
     /// the same.
     TooLarge,
     /// What was found, in the order of trying.
-    Tried(Vec<Tried>),
+    Completed(Vec<TrialResult>),
 }
 
 /// Simulates candidates of a plan and lets the fastest be its choice. The workflow has so many
@@ -96,42 +96,42 @@ pub enum Doubts {
 ///
 /// # Errors
 /// When a simulated run does not come to an end: a defect.
-pub fn decide(
+pub fn decide_by_simulation(
     plan: &mut Plan,
-    doubt: Doubt,
+    doubt: TrialScope,
     (jobs, workflow): (u64, impl FnOnce() -> Workflow),
     environment: &Environment,
-    load: &Load,
-) -> Result<Doubts, Stuck> {
+    load: &LoadModel,
+) -> Result<TrialsOutcome, StalledRunError> {
     let work = (jobs, workflow);
-    decide_within(plan, doubt, work, environment, load, PLAN_RECORDS_MAX)
+    decide_within_records(plan, doubt, work, environment, load, PLAN_RECORDS_MAX)
 }
 
 /// The same, while so many records are looked at.
-fn decide_within(
+fn decide_within_records(
     plan: &mut Plan,
-    doubt: Doubt,
+    doubt: TrialScope,
     (jobs, workflow): (u64, impl FnOnce() -> Workflow),
     environment: &Environment,
-    load: &Load,
+    load: &LoadModel,
     records_max: u64,
-) -> Result<Doubts, Stuck> {
+) -> Result<TrialsOutcome, StalledRunError> {
     let is_failing = environment.mtbf_s.is_some();
     // No equation knows of nodes that differ.
-    let doubt = match environment.is_even() {
+    let doubt = match environment.is_uniform() {
         true => doubt,
-        false => Doubt::All,
+        false => TrialScope::All,
     };
-    let mut candidates = doubtful(plan, doubt, is_failing);
+    let mut candidates = select_candidates(plan, doubt, is_failing);
     // Nothing fits as far as the table knows.
     let is_last_resort = !plan.candidates.iter().any(|it| it.allocation.is_planned());
     let least = match doubt {
-        Doubt::Ties if !is_failing => 2,
+        TrialScope::Ties if !is_failing => 2,
         // What the model says of one does not hold either.
         _ => 1,
     };
     if candidates.len() < least {
-        return Ok(Doubts::None);
+        return Ok(TrialsOutcome::NotNeeded);
     }
     let jobs = usize::try_from(jobs.max(1)).unwrap_or(usize::MAX);
     let jobs_max = match is_failing {
@@ -140,8 +140,8 @@ fn decide_within(
     };
     // Nothing is chosen by the model where nothing fits.
     let too_large = match is_last_resort {
-        true => Doubts::None,
-        false => Doubts::TooLarge,
+        true => TrialsOutcome::NotNeeded,
+        false => TrialsOutcome::TooLarge,
     };
     let affordable = |candidates: usize| jobs_max / jobs.saturating_mul(candidates);
     // What is said to be impossible takes no simulation from what is possible.
@@ -157,100 +157,100 @@ fn decide_within(
         return Ok(too_large);
     }
     let workflow = workflow();
-    if parts(&workflow, environment) > PLAN_PARTS_MAX {
+    if count_cache_parts(&workflow, environment) > PLAN_CACHE_PARTS_MAX {
         return Ok(too_large);
     }
     let runs_max = match is_failing {
         true => (SEEDS_JOBS_FAILING_MAX / jobs).min(PLAN_RUNS_FAILING_MAX),
         false => affordable * candidates.len(),
     };
-    let (seeds, hopeless) = match (is_failing, load.varies()) {
-        (true, _) => (SEEDS_FAILING_MAX, HOPELESS_FAILING),
-        (false, true) => (SEEDS_VARYING_MAX.min(affordable as u64), HOPELESS_VARYING),
+    let (seeds, hopeless) = match (is_failing, load.is_variable()) {
+        (true, _) => (SEEDS_FAILING_MAX, HOPELESS_FACTOR_FAILING),
+        (false, true) => (SEEDS_VARYING_MAX.min(affordable as u64), HOPELESS_FACTOR_VARYING),
         (false, false) => (1, 0.0),
     };
-    let field = Field {
+    let field = TrialRunner {
         workflow: &workflow,
         environment,
         load,
         seeds,
         runs_max,
-        hopeless,
+        hopeless_factor: hopeless,
     };
-    let mut trials: Vec<Contender> = candidates.into_iter().map(Contender::new).collect();
-    field.try_all(&mut trials, records_max)?;
+    let mut trials: Vec<TrialCandidate> = candidates.into_iter().map(TrialCandidate::new).collect();
+    field.run_trials(&mut trials, records_max)?;
     match trials.iter().any(|trial| trial.mean_s().is_some()) {
-        false if is_last_resort => plan.refusal = refusal_of_last_resort(plan, &trials),
-        _ => choose(plan, &trials),
+        false if is_last_resort => plan.refusal = describe_last_resort(plan, &trials),
+        _ => choose_fastest(plan, &trials),
     }
-    let tried = trials.into_iter().map(Contender::tried);
-    Ok(Doubts::Tried(tried.collect()))
+    let tried = trials.into_iter().map(TrialCandidate::into_result);
+    Ok(TrialsOutcome::Completed(tried.collect()))
 }
 
 /// What a candidate is simulated in with one of the seeds.
-pub(super) fn scenario(
+pub(super) fn trial_scenario(
     environment: Environment,
     strategy: Strategy,
-    load: Load,
+    load: LoadModel,
     seed: u64,
     looked_at_max: u64,
 ) -> Scenario {
     let policy = Policy::from(strategy);
     Scenario {
-        attempts_for_job: ATTEMPTS_FOR_JOB,
-        looked_at_max,
+        attempts_per_job_max: ATTEMPTS_PER_JOB_MAX,
+        records_examined_max: looked_at_max,
         ..Scenario::new(environment, policy, load, SEED_FIRST + seed)
     }
 }
 
 /// Parts of all caches, were each on every node.
-pub(super) fn parts(workflow: &Workflow, environment: &Environment) -> u64 {
+pub(super) fn count_cache_parts(workflow: &Workflow, environment: &Environment) -> u64 {
     let volumes = workflow.volumes.iter();
     let caches = volumes.filter(|volume| matches!(volume.kind, VolumeKind::Cache { .. }));
     (caches.count() as u64).saturating_mul(environment.storing_nodes())
 }
 
 /// Where candidates are simulated.
-struct Field<'f> {
+struct TrialRunner<'f> {
     workflow: &'f Workflow,
     environment: &'f Environment,
-    load: &'f Load,
+    load: &'f LoadModel,
     /// Seeds at most.
     seeds: u64,
     /// Simulations at most, of all candidates together.
     runs_max: usize,
     /// How much longer than the best is too long, as a share of it.
-    hopeless: f64,
+    hopeless_factor: f64,
 }
 
-impl Field<'_> {
+impl TrialRunner<'_> {
     /// Simulates all with one seed after the other, until the best is known or so many records
     /// were looked at.
-    fn try_all(&self, trials: &mut [Contender], mut records: u64) -> Result<(), Stuck> {
+    fn run_trials(&self, trials: &mut [TrialCandidate], mut records: u64) -> Result<(), StalledRunError> {
         let is_failing = self.environment.mtbf_s.is_some();
         let mut runs = self.runs_max;
         for seed in 0..self.seeds {
-            let is_run = |at: &usize| !trials[*at].is_out && twin(trials, *at).is_none();
+            let is_run = |at: &usize| !trials[*at].is_dropped && find_twin(trials, *at).is_none();
             let running = (0..trials.len()).filter(is_run).count();
             let Some(runs_left) = runs.checked_sub(running) else {
                 break;
             };
             runs = runs_left;
-            let looked_at = self.try_seed(trials, seed, records)?;
+            let looked_at = self.run_seed(trials, seed, records)?;
             records = records.saturating_sub(looked_at);
-            if trials.iter().any(Contender::is_cut_later) {
-                take_back(trials, seed);
+            if trials.iter().any(TrialCandidate::is_over_budget_later) {
+                discard_seed(trials, seed);
                 break;
             }
             if is_failing {
-                leave_slower(trials);
+                drop_slower(trials);
             }
             // Who is alone is the choice, whatever more seeds would say of its time.
-            if trials.iter().filter(|trial| !trial.is_out).count() <= 1 {
+            if trials.iter().filter(|trial| !trial.is_dropped).count() <= 1 {
                 break;
             }
             if !is_failing && seed == 0 && self.seeds > 1 {
-                leave_behind(trials, self.hopeless);
+                drop_hopeless(trials, self.hopeless_factor);
             }
             if !is_failing && is_clear(trials) {
                 break;
@@ -264,18 +264,18 @@ impl Field<'_> {
     }
 
     /// Simulates those that are left with one seed; answers how many records were looked at.
-    fn try_seed(&self, trials: &mut [Contender], seed: u64, records: u64) -> Result<u64, Stuck> {
+    fn run_seed(&self, trials: &mut [TrialCandidate], seed: u64, records: u64) -> Result<u64, StalledRunError> {
         let is_failing = self.environment.mtbf_s.is_some();
         let mut left = records;
         for at in 0..trials.len() {
-            let same = twin(trials, at).and_then(|twin| trials[twin].times_us.get(seed as usize));
-            if let Some(&same) = same.filter(|_| !trials[at].is_out) {
+            let same = find_twin(trials, at).and_then(|twin| trials[twin].times_us.get(seed as usize));
+            if let Some(&same) = same.filter(|_| !trials[at].is_dropped) {
                 trials[at].times_us.push(same);
                 continue;
             }
             // Who was near with one seed is waited for with the others.
             let limit_us = match seed == 0 || is_failing {
-                true => limit_us(trials, at, self.hopeless),
+                true => time_limit_us(trials, at, self.hopeless_factor),
                 false => u64::MAX,
             };
             // With the first seed each may take its part of what those before it left.
@@ -286,9 +286,9 @@ impl Field<'_> {
             let looked_at_max = left / to_come as u64;
             let scenario = |strategy| {
                 let (environment, load) = (self.environment.clone(), self.load.clone());
-                scenario(environment, strategy, load, seed, looked_at_max)
+                trial_scenario(environment, strategy, load, seed, looked_at_max)
             };
-            let looked_at = trials[at].run(self.workflow, scenario, limit_us)?;
+            let looked_at = trials[at].run_seed(self.workflow, scenario, limit_us)?;
             left = left.saturating_sub(looked_at);
         }
         Ok(records - left)
@@ -298,10 +298,10 @@ impl Field<'_> {
 /// The candidates in the order of their predictions. One that makes nobody wait and fetches nothing
 /// again is among them whatever the model says, which may be off by twice about those. So is no
 /// plan, of which the model tells nothing where storage is short.
-fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
+fn select_candidates(plan: &Plan, doubt: TrialScope, is_failing: bool) -> Vec<Strategy> {
     // What it is said to lack it lacks at most, where no equation describes the workload.
-    let is_tried_anyway = |candidate: &Candidate| {
-        doubt == Doubt::All && candidate.allocation.strategy == Strategy::Need
+    let is_tried_anyway = |candidate: &StrategyCandidate| {
+        doubt == TrialScope::All && candidate.allocation.strategy == Strategy::Need
     };
     let candidates = plan.candidates.iter();
     let possible = candidates.filter(|it| it.allocation.is_planned() || is_tried_anyway(it));
@@ -317,13 +317,13 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
     let forbids_nothing =
         |it: &Allocation| (it.barriers, it.refetches) == (0, 0) && Some(it.concurrency) == widest;
     let is_near = |(predicted_s, allocation): &(f64, &Allocation)| match doubt {
-        Doubt::Ties => {
+        TrialScope::Ties => {
             is_failing
-                || *predicted_s <= least_s * (1.0 + MODEL_ERROR)
+                || *predicted_s <= least_s * (1.0 + MODEL_ERROR_MAX)
                 || allocation.strategy == Strategy::Need
                 || forbids_nothing(allocation)
         }
-        Doubt::All => true,
+        TrialScope::All => true,
     };
     let near = timed.into_iter().filter(is_near);
     near.map(|(_, allocation)| allocation.strategy).collect()
@@ -333,27 +333,27 @@ fn doubtful(plan: &Plan, doubt: Doubt, is_failing: bool) -> Vec<Strategy> {
 /// pitfalls; no plan only when it is surely the fastest. When none is left, those count that ended
 /// with the most seeds. When none ever ended there is no choice: what the model predicts does not
 /// hold then; but for those that were too much to simulate.
-fn choose(plan: &mut Plan, trials: &[Contender]) {
+fn choose_fastest(plan: &mut Plan, trials: &[TrialCandidate]) {
     let timed = trials
         .iter()
         .filter_map(|t| Some((t.strategy, t.mean_s()?)));
     let mut timed: Vec<(Strategy, f64)> = timed.collect();
     timed.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
     let Some(&(strategy, seconds)) = timed.first() else {
-        return choose_unlucky(plan, trials);
+        return choose_by_finished_seeds(plan, trials);
     };
     if let Some(&(other, slower)) = timed.get(1)
         && strategy == Strategy::Need
-        && (is_open(trials, other) || !is_worth_no_plan(seconds, slower))
+        && (is_undecided(trials, other) || !is_need_worthwhile(seconds, slower))
     {
         let saved = 100.0 * (1.0 - seconds / slower);
         let reason = format!(
             "{other} takes {slower:.0} s in the simulation, and {strategy}, which promises \
              nothing, {saved:.1} % less ({seconds:.0} s): less than makes sure that it is faster{}",
-            given_up(trials)
+            describe_over_budget(trials)
         );
         let strategy = other;
-        plan.choice = Some(Choice { strategy, reason });
+        plan.choice = Some(StrategyChoice { strategy, reason });
         plan.refusal = None;
         return;
     }
@@ -369,14 +369,14 @@ fn choose(plan: &mut Plan, trials: &[Contender]) {
         None if trials.len() == 1 => reason += ", and no other strategy is possible",
         None => reason += ", and no other strategy is faster",
     }
-    reason += &given_up(trials);
-    plan.choice = Some(Choice { strategy, reason });
+    reason += &describe_over_budget(trials);
+    plan.choice = Some(StrategyChoice { strategy, reason });
     plan.refusal = None;
 }
 
 /// Those that were too much to simulate, as the end of a sentence: nothing speaks against them.
-fn given_up(trials: &[Contender]) -> String {
-    let cut = trials.iter().filter(|trial| trial.is_cut);
+fn describe_over_budget(trials: &[TrialCandidate]) -> String {
+    let cut = trials.iter().filter(|trial| trial.is_over_budget);
     let names: Vec<String> = cut.map(|trial| trial.strategy.to_string()).collect();
     match names.is_empty() {
         true => String::new(),
@@ -386,54 +386,54 @@ fn given_up(trials: &[Contender]) -> String {
 
 /// None came to its end with all seeds that were tried. Who did with the most of them is the
 /// choice, of these the fastest.
-fn choose_unlucky(plan: &mut Plan, trials: &[Contender]) {
+fn choose_by_finished_seeds(plan: &mut Plan, trials: &[TrialCandidate]) {
     let seeds = trials.iter().map(|trial| trial.times_us.len()).max();
     let seeds = seeds.filter(|seeds| *seeds > 0);
     let most = trials
         .iter()
         .filter(|trial| Some(trial.times_us.len()) == seeds);
     let Some(best) = most.min_by_key(|trial| trial.sum_us()) else {
-        return choose_untimed(plan, trials);
+        return choose_by_model(plan, trials);
     };
     let (strategy, ended) = (best.strategy, best.times_us.len());
-    let mean_s = seconds(best.sum_us()) / ended as f64;
+    let mean_s = us_to_s(best.sum_us()) / ended as f64;
     let mut reason = format!(
         "{strategy} came to its end in {ended} of {} simulations, after {mean_s:.0} s, and none \
          did more often",
         ended + 1
     );
-    reason += &given_up(trials);
-    plan.choice = Some(Choice { strategy, reason });
+    reason += &describe_over_budget(trials);
+    plan.choice = Some(StrategyChoice { strategy, reason });
     plan.refusal = None;
 }
 
 /// None has a time. Of those that were too much to simulate the model's best is the choice.
-fn choose_untimed(plan: &mut Plan, trials: &[Contender]) {
+fn choose_by_model(plan: &mut Plan, trials: &[TrialCandidate]) {
     let cut: Vec<Strategy> = trials
         .iter()
-        .filter(|trial| trial.is_cut)
+        .filter(|trial| trial.is_over_budget)
         .map(|trial| trial.strategy)
         .collect();
     let models = plan.choice.take().map(|choice| choice.strategy);
     let models = models.filter(|strategy| cut.contains(strategy));
     let Some(strategy) = models.or_else(|| cut.first().copied()) else {
-        plan.refusal = Some(refusal(trials));
+        plan.refusal = Some(describe_failures(trials));
         return;
     };
     let reason = format!(
         "no strategy came to its end in the simulation; {strategy} is the best by the model among \
          those that were too much to simulate{}",
-        given_up(trials).replace("; too much to simulate", "")
+        describe_over_budget(trials).replace("; too much to simulate", "")
     );
-    plan.choice = Some(Choice { strategy, reason });
+    plan.choice = Some(StrategyChoice { strategy, reason });
     plan.refusal = None;
 }
 
 /// What is said where no strategy fits, and what is tried all the same came to no end: plain runs
 /// are not told to try it once more, unless it was too much to simulate.
-fn refusal_of_last_resort(plan: &Plan, trials: &[Contender]) -> Option<String> {
-    let failed = trials.iter().find(|trial| !trial.is_cut);
-    let Some(why) = failed.and_then(|trial| trial.failed.as_deref()) else {
+fn describe_last_resort(plan: &Plan, trials: &[TrialCandidate]) -> Option<String> {
+    let failed = trials.iter().find(|trial| !trial.is_over_budget);
+    let Some(why) = failed.and_then(|trial| trial.failure.as_deref()) else {
         return plan.refusal.clone();
     };
     Some(format!(
@@ -444,10 +444,10 @@ fn refusal_of_last_resort(plan: &Plan, trials: &[Contender]) -> Option<String> {
 }
 
 /// What became of each, when none came to its end. Those with the same trouble are told together.
-fn refusal(trials: &[Contender]) -> String {
+fn describe_failures(trials: &[TrialCandidate]) -> String {
     let mut troubles: Vec<(&str, Vec<String>)> = Vec::new();
     for trial in trials {
-        let Some(why) = trial.failed.as_deref() else {
+        let Some(why) = trial.failure.as_deref() else {
             continue;
         };
         let name = trial.strategy.to_string();
@@ -469,14 +469,14 @@ fn refusal(trials: &[Contender]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::planner::Canonical;
-    use crate::sim::contender::tests::{failed, trial, trials_of};
-    use crate::sim::workflow_of;
+    use crate::planner::CanonicalWorkload;
+    use crate::sim::contender::tests::{failed_candidate, timed_candidate, candidates_of};
+    use crate::sim::build_canonical_workflow;
 
-    const STUBBORN: &str = "width=60,depth=3,batch=5GB,private=0.5GB,run=5000s,var=0.1";
+    const HARD_WORKLOAD: &str = "width=60,depth=3,batch=5GB,private=0.5GB,run=5000s,var=0.1";
 
     /// Ten nodes of the thesis, of which one fails every `mtbf_s` seconds.
-    fn failing(mtbf_s: u64) -> Environment {
+    fn failing_environment(mtbf_s: u64) -> Environment {
         let text = include_str!("../../../examples/environments/thesis.toml");
         let mut environment = Environment::parse(text).expect("the example is right");
         environment.nodes[0].count = 10;
@@ -486,10 +486,10 @@ mod tests {
 
     #[test]
     fn who_makes_nobody_wait_is_tried_whatever_the_model_says() {
-        let canonical = Canonical::parse(STUBBORN).expect("a workload");
+        let canonical = CanonicalWorkload::parse(HARD_WORKLOAD).expect("a workload");
         let text = include_str!("../../../examples/environments/thesis.toml");
         let environment = Environment::parse(text).expect("the example is right");
-        let mut plan = crate::planner::plan(canonical.shape(), &environment);
+        let mut plan = crate::planner::plan_workload(canonical.shape(), &environment);
         let waits = |strategy| matches!(strategy, Strategy::Slice | Strategy::Minimal);
         for candidate in &mut plan.candidates {
             let (strategy, allocation) = (candidate.allocation.strategy, &mut candidate.allocation);
@@ -498,73 +498,73 @@ mod tests {
             let is_best = strategy == Strategy::Slice;
             candidate.predicted_s = Some(if is_best { 100.0 } else { 250.0 });
         }
-        let tried = doubtful(&plan, Doubt::Ties, false);
+        let tried = select_candidates(&plan, TrialScope::Ties, false);
         assert_eq!(tried[0], Strategy::Slice);
         assert!(tried.contains(&Strategy::All), "{tried:?}");
         assert!(!tried.contains(&Strategy::Minimal), "it waits: {tried:?}");
     }
 
     /// Of the first seed of all possible strategies: what was looked at, and what came of each.
-    fn first_seed(environment: &Environment, records: u64) -> (u64, Vec<Contender>) {
-        let canonical = Canonical::parse(STUBBORN).expect("a workload");
-        let workflow = workflow_of(&canonical);
-        let load = Load::Declared {
+    fn run_first_seed(environment: &Environment, records: u64) -> (u64, Vec<TrialCandidate>) {
+        let canonical = CanonicalWorkload::parse(HARD_WORKLOAD).expect("a workload");
+        let workflow = build_canonical_workflow(&canonical);
+        let load = LoadModel::Declared {
             variability_ppm: 100_000,
         };
-        let field = Field {
+        let field = TrialRunner {
             workflow: &workflow,
             environment,
             load: &load,
             seeds: 1,
             runs_max: usize::MAX,
-            hopeless: HOPELESS_FAILING,
+            hopeless_factor: HOPELESS_FACTOR_FAILING,
         };
-        let plan = crate::planner::plan(canonical.shape(), environment);
-        let mut trials = trials_of(&doubtful(&plan, Doubt::Ties, true));
-        let looked_at = field.try_seed(&mut trials, 0, records).expect("it ends");
+        let plan = crate::planner::plan_workload(canonical.shape(), environment);
+        let mut trials = candidates_of(&select_candidates(&plan, TrialScope::Ties, true));
+        let looked_at = field.run_seed(&mut trials, 0, records).expect("it ends");
         (looked_at, trials)
     }
 
-    fn decided(environment: &Environment, records: u64) -> (Plan, Doubts) {
-        let canonical = Canonical::parse(STUBBORN).expect("a workload");
-        let mut plan = crate::planner::plan(canonical.shape(), environment);
-        let load = Load::Declared {
+    fn decide_plan(environment: &Environment, records: u64) -> (Plan, TrialsOutcome) {
+        let canonical = CanonicalWorkload::parse(HARD_WORKLOAD).expect("a workload");
+        let mut plan = crate::planner::plan_workload(canonical.shape(), environment);
+        let load = LoadModel::Declared {
             variability_ppm: 100_000,
         };
-        let work = (canonical.jobs(), || workflow_of(&canonical));
-        let doubts = decide_within(&mut plan, Doubt::Ties, work, environment, &load, records);
+        let work = (canonical.jobs(), || build_canonical_workflow(&canonical));
+        let doubts = decide_within_records(&mut plan, TrialScope::Ties, work, environment, &load, records);
         (plan, doubts.expect("it ends"))
     }
 
     /// Nodes live for an hour and jobs take longer: each strategy would be tried a thousand times.
     #[test]
     fn a_plan_for_nodes_that_fail_all_the_time_looks_at_no_more_than_it_may() {
-        let environment = failing(360);
+        let environment = failing_environment(360);
         let few = 300_000;
-        let (all, _) = first_seed(&environment, u64::MAX);
+        let (all, _) = run_first_seed(&environment, u64::MAX);
         assert!(all > 4 * few, "it is much: {all}");
-        let (looked_at, trials) = first_seed(&environment, few);
+        let (looked_at, trials) = run_first_seed(&environment, few);
         assert!(looked_at < few + few / 4, "{looked_at}");
-        assert!(trials.iter().all(|trial| trial.is_cut), "{trials:?}");
-        let (plan, doubts) = decided(&environment, few);
+        assert!(trials.iter().all(|trial| trial.is_over_budget), "{trials:?}");
+        let (plan, doubts) = decide_plan(&environment, few);
         let reason = plan.choice.clone().expect("the model's").reason;
         assert!(reason.contains("too much to simulate"), "{reason}");
-        assert_eq!(decided(&environment, few), (plan, doubts), "the same again");
+        assert_eq!(decide_plan(&environment, few), (plan, doubts), "the same again");
     }
 
     #[test]
     fn who_comes_to_its_end_is_chosen_before_who_is_too_much_to_simulate() {
-        let environment = failing(7_200);
+        let environment = failing_environment(7_200);
         // Some end sooner than others, so that with some number of records only these do.
         for records in (1..100).map(|count| 100_000 * count) {
-            let (_, trials) = first_seed(&environment, records);
+            let (_, trials) = run_first_seed(&environment, records);
             let ended: Vec<Strategy> = trials
                 .iter()
                 .filter(|trial| trial.mean_s().is_some())
                 .map(|trial| trial.strategy)
                 .collect();
-            if !ended.is_empty() && trials.iter().any(|trial| trial.is_cut) {
-                let (plan, _) = decided(&environment, records);
+            if !ended.is_empty() && trials.iter().any(|trial| trial.is_over_budget) {
+                let (plan, _) = decide_plan(&environment, records);
                 let chosen = plan.choice.expect("one ended").strategy;
                 assert!(ended.contains(&chosen), "{chosen}: {trials:?}");
                 return;
@@ -573,27 +573,27 @@ mod tests {
         panic!("none ends before another");
     }
 
-    fn chosen(trials: &[Contender]) -> Plan {
-        let canonical = Canonical::parse(STUBBORN).expect("a workload");
-        let mut plan = crate::planner::plan(canonical.shape(), &failing(7_200));
-        choose(&mut plan, trials);
+    fn choose_from(trials: &[TrialCandidate]) -> Plan {
+        let canonical = CanonicalWorkload::parse(HARD_WORKLOAD).expect("a workload");
+        let mut plan = crate::planner::plan_workload(canonical.shape(), &failing_environment(7_200));
+        choose_fastest(&mut plan, trials);
         plan
     }
 
     #[test]
     fn who_ended_with_some_seeds_is_chosen_before_nobody_is() {
-        let mut slow = trial(Strategy::AllBatch, &[]);
-        slow.is_out = true;
-        let plan = chosen(&[
+        let mut slow = timed_candidate(Strategy::AllBatch, &[]);
+        slow.is_dropped = true;
+        let plan = choose_from(&[
             slow.clone(),
-            failed(Strategy::Slice, &[100.0, 300.0], "bad luck"),
-            failed(Strategy::Minimal, &[90.0, 350.0], "bad luck"),
+            failed_candidate(Strategy::Slice, &[100.0, 300.0], "bad luck"),
+            failed_candidate(Strategy::Minimal, &[90.0, 350.0], "bad luck"),
         ]);
         let choice = plan.choice.expect("two came to their ends");
         assert_eq!(choice.strategy, Strategy::Slice);
         let expected = "Slice came to its end in 2 of 3 simulations, after 200 s";
         assert!(choice.reason.starts_with(expected), "{}", choice.reason);
-        let plan = chosen(&[failed(Strategy::Slice, &[], "bad luck"), slow]);
+        let plan = choose_from(&[failed_candidate(Strategy::Slice, &[], "bad luck"), slow]);
         assert_eq!(plan.choice, None);
         let refusal = plan.refusal.expect("none ever ended");
         assert!(refusal.contains("Slice: bad luck"), "{refusal}");
@@ -601,9 +601,9 @@ mod tests {
 
     #[test]
     fn no_plan_is_chosen_when_it_is_surely_faster() {
-        let slice = trial(Strategy::Slice, &[100.0, 120.0, 110.0]);
+        let slice = timed_candidate(Strategy::Slice, &[100.0, 120.0, 110.0]);
         let choice = |need: &[f64]| {
-            let plan = chosen(&[slice.clone(), trial(Strategy::Need, need)]);
+            let plan = choose_from(&[slice.clone(), timed_candidate(Strategy::Need, need)]);
             plan.choice.expect("both ended")
         };
         assert_eq!(choice(&[98.0, 117.0, 108.0]).strategy, Strategy::Need);
@@ -617,9 +617,9 @@ mod tests {
 
     #[test]
     fn a_choice_names_those_that_were_too_much_to_simulate() {
-        let mut cut = failed(Strategy::Minimal, &[], "too much");
-        cut.is_cut = true;
-        let plan = chosen(&[trial(Strategy::Slice, &[100.0]), cut]);
+        let mut cut = failed_candidate(Strategy::Minimal, &[], "too much");
+        cut.is_over_budget = true;
+        let plan = choose_from(&[timed_candidate(Strategy::Slice, &[100.0]), cut]);
         let reason = plan.choice.expect("one ended").reason;
         assert!(
             reason.ends_with("too much to simulate: Minimal"),

@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, VolumeId};
 use bafs_proto::time::Time;
 
-use super::clusters::Caches;
-use super::copying::Copying;
+use super::clusters::ClusterCaches;
+use super::copying::VolumeContents;
 use super::link::{FlowId, Link, SECOND_US};
-use super::load::Jobs;
-use super::node::{Node, Scan, node_of, nodes_of};
+use super::load::WorkflowJobs;
+use super::node::{SimulatedNode, Scan, node_index, build_nodes};
 use super::policy::Scenario;
-use super::reading::Level;
-use super::record::{Moment, Moments, Run, Spell, Stuck};
-use super::transfer::{Flows, Passing};
+use super::reading::TransferStep;
+use super::record::{UsageSample, UsageSamples, SimulationResult, ExecutionSpan, StalledRunError};
+use super::transfer::{FlowPair, PendingFlow};
 use super::warming::Warmings;
 use crate::dice::SeededRng;
 use crate::logic::{Action, Event, MountedVolume, Outcome, Scheduler};
@@ -30,27 +30,27 @@ const ATTEMPTS_MIN: u64 = 2_000;
 
 /// Records that may be looked at in vain for each job and node, beside those of the scenario: at
 /// the beginning each is looked at many times.
-const IN_VAIN_FOR_EACH: u64 = 2_000;
+const WASTED_RECORDS_PER_ITEM: u64 = 2_000;
 
 /// Takes the time of the scheduler's decisions, or does not.
-pub trait Watch {
+pub trait StepTimer {
     /// Does `step`.
-    fn step(&mut self, step: impl FnOnce());
+    fn time_step(&mut self, step: impl FnOnce());
 }
 
 /// Takes no time.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Unwatched;
+pub struct NoStepTimer;
 
-impl Watch for Unwatched {
-    fn step(&mut self, step: impl FnOnce()) {
+impl StepTimer for NoStepTimer {
+    fn time_step(&mut self, step: impl FnOnce()) {
         step();
     }
 }
 
 /// Whose a flow is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Owner {
+pub(super) enum FlowOwner {
     /// An execution's, with its generation.
     Execution(u32, u32),
     /// A cache's.
@@ -65,32 +65,32 @@ pub(super) enum Owner {
 
 /// What happens at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Due {
+pub(super) enum SimulationEvent {
     /// A flow of a link may have ended.
-    Link(u32),
+    FlowMayEnd(u32),
     /// An execution has computed.
     Computed(u32, u32),
     /// Some node fails.
-    Fail,
+    RandomNodeFails,
     /// This node fails.
-    FailOf(u32),
+    NodeFails(u32),
     /// Who called this node in vain gives it up.
-    Silent(u32),
+    NodeGivenUp(u32),
     /// A node comes.
-    Return(u32),
+    NodeArrives(u32),
     /// A node that failed is there again, and listed.
-    Replaced(u32),
+    NodeReplaced(u32),
     /// A node leaves for good.
-    Leave(u32),
+    NodeLeaves(u32),
     /// The catalog notices that a node is there, or that it is not.
-    Noticed(u32),
+    CatalogNotices(u32),
     /// The catalog has another list.
-    List,
+    CatalogLists,
 }
 
 /// An execution on a node.
 #[derive(Debug, Clone)]
-pub(super) struct Execution {
+pub(super) struct SimulatedExecution {
     pub(super) id: ExecutionId,
     pub(super) generation: u32,
     pub(super) job: JobIndex,
@@ -99,35 +99,35 @@ pub(super) struct Execution {
     /// How many things it has begun.
     pub(super) step: usize,
     /// Flows that the present thing waits for.
-    pub(super) waits: u32,
+    pub(super) pending_count: u32,
     /// What the thing that it reads has to pass after that, the next one last.
-    pub(super) levels: Vec<Level>,
+    pub(super) transfer_steps: Vec<TransferStep>,
     /// What it reads through its node's memory.
     pub(super) scan: Option<(Scan, u32)>,
     /// Its flows under way: one, or one at each end.
-    pub(super) flows: [Option<Passing>; 2],
-    pub(super) started: u64,
+    pub(super) pending_flows: [Option<PendingFlow>; 2],
+    pub(super) started_us: u64,
 }
 
 /// What comes into a volume.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Fill {
-    pub(super) from: Filler,
-    pub(super) flows: Flows,
+pub(super) struct VolumeFill {
+    pub(super) source: FillSource,
+    pub(super) flows: FlowPair,
 }
 
 /// A file on its way home.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sending {
+pub(super) struct SimulatedExtract {
     /// From this node.
     pub(super) node: u32,
-    pub(super) flows: Flows,
+    pub(super) flows: FlowPair,
     pub(super) bytes: u64,
 }
 
 /// From where a volume is filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Filler {
+pub(super) enum FillSource {
     Home,
     /// The node of the volume that is copied.
     Node(u32),
@@ -140,42 +140,42 @@ pub struct Simulation {
     pub(super) scenario: Scenario,
     first_users: FirstUsers,
     /// Volumes of which nobody declares a size.
-    pub(super) unknown: BTreeSet<VolumeIndex>,
+    pub(super) unsized_volumes: BTreeSet<VolumeIndex>,
     pub(super) now: u64,
-    due: BinaryHeap<Reverse<(u64, u64, Due)>>,
-    next: u64,
+    due_events: BinaryHeap<Reverse<(u64, u64, SimulationEvent)>>,
+    next_sequence: u64,
     /// Things that were due, and records that the simulator itself looked at for them.
-    pub(super) looked_at: u64,
+    pub(super) records_examined: u64,
     /// The most jobs that were done at once so far, and what had been looked at then.
-    forward: (u64, u64),
+    progress_mark: (u64, u64),
     /// Facts that the core is told at once.
-    pub(super) facts: VecDeque<Event>,
+    pub(super) pending_events: VecDeque<Event>,
     actions: Vec<Action>,
-    pub(super) nodes: Vec<Node>,
+    pub(super) nodes: Vec<SimulatedNode>,
     /// Each node's link and disk, then each cluster's link to home, then its peers altogether;
     /// then those of the nodes that have parts of a cache, as caches come.
-    pub(super) links: Vec<Link<Owner>>,
+    pub(super) links: Vec<Link<FlowOwner>>,
     /// The earliest time at which each link is looked at.
-    looks: Vec<u64>,
+    link_checks: Vec<u64>,
     pub(super) clusters: usize,
     /// For each cluster, how many nodes compute.
-    pub(super) computing: Vec<u32>,
-    pub(super) caches: Caches,
+    pub(super) computing_nodes: Vec<u32>,
+    pub(super) caches: ClusterCaches,
     pub(super) warmings: Warmings,
-    pub(super) executions: Vec<Execution>,
-    pub(super) free: Vec<u32>,
+    pub(super) executions: Vec<SimulatedExecution>,
+    pub(super) free_executions: Vec<u32>,
     /// The execution of each job, if one is under way.
     pub(super) execution_of: Vec<u32>,
     /// Volumes on their way.
-    pub(super) fills: BTreeMap<VolumeId, Fill>,
-    pub(super) copying: Copying,
-    pub(super) extracts: BTreeMap<ExtractionId, Sending>,
-    pub(super) dice: SeededRng,
+    pub(super) fills: BTreeMap<VolumeId, VolumeFill>,
+    pub(super) volume_contents: VolumeContents,
+    pub(super) extracts: BTreeMap<ExtractionId, SimulatedExtract>,
+    pub(super) rng: SeededRng,
     /// Nodes of which the catalog noticed lately that they are there or not.
-    pub(super) noticed: Vec<u32>,
-    pub(super) run: Run,
-    moments: Moments,
-    pub(super) running: u32,
+    pub(super) noticed_nodes: Vec<u32>,
+    pub(super) result: SimulationResult,
+    samples: UsageSamples,
+    pub(super) running_jobs: u32,
     pub(super) scratch_bytes: u64,
     pub(super) cache_bytes: u64,
 }
@@ -184,54 +184,54 @@ impl Simulation {
     /// A simulation of which nothing has happened yet.
     pub fn new(workflow: Workflow, scenario: Scenario) -> Self {
         // The spread of run times does not matter for what is allocated.
-        let shape = Shape::of(&workflow, 0.0);
+        let shape = Shape::from_workflow(&workflow, 0.0);
         let settings = scenario.settings(&shape);
         let (jobs, first_users) = (workflow.jobs.len(), workflow.first_users());
         let volumes = (0..).map(VolumeIndex).zip(&workflow.volumes);
         let unknown = volumes.filter(|(_, volume)| volume.size_bytes == 0);
         let unknown = unknown.map(|(index, _)| index).collect();
-        let (nodes, clusters) = nodes_of(&scenario.environment);
-        let links = links(&scenario, &nodes, clusters.len());
+        let (nodes, clusters) = build_nodes(&scenario.environment);
+        let links = build_links(&scenario, &nodes, clusters.len());
         let mut simulation = Self {
             scheduler: Scheduler::new(RunId(scenario.seed), workflow, settings),
             first_users,
-            unknown,
+            unsized_volumes: unknown,
             now: 0,
-            due: BinaryHeap::new(),
-            next: 0,
-            looked_at: nodes.len() as u64,
-            forward: (0, 0),
-            facts: VecDeque::new(),
+            due_events: BinaryHeap::new(),
+            next_sequence: 0,
+            records_examined: nodes.len() as u64,
+            progress_mark: (0, 0),
+            pending_events: VecDeque::new(),
             actions: Vec::new(),
-            computing: computing(&scenario, &nodes, clusters.len()),
+            computing_nodes: count_computing_nodes(&scenario, &nodes, clusters.len()),
             nodes,
-            looks: vec![u64::MAX; links.len()],
+            link_checks: vec![u64::MAX; links.len()],
             links,
             clusters: clusters.len(),
-            caches: Caches::default(),
+            caches: ClusterCaches::default(),
             warmings: Warmings::default(),
             executions: Vec::new(),
-            free: Vec::new(),
+            free_executions: Vec::new(),
             execution_of: vec![u32::MAX; jobs],
             fills: BTreeMap::new(),
-            copying: Copying::default(),
+            volume_contents: VolumeContents::default(),
             extracts: BTreeMap::new(),
-            dice: SeededRng::new(scenario.seed ^ 0xfa11),
-            noticed: Vec::new(),
-            run: empty_run(),
-            moments: Moments::default(),
-            running: 0,
+            rng: SeededRng::new(scenario.seed ^ 0xfa11),
+            noticed_nodes: Vec::new(),
+            result: empty_result(),
+            samples: UsageSamples::default(),
+            running_jobs: 0,
             scratch_bytes: 0,
             cache_bytes: 0,
             scenario,
         };
-        simulation.noticed = (0..simulation.nodes.len() as u32).collect();
-        simulation.list();
-        simulation.plan_failure();
+        simulation.noticed_nodes = (0..simulation.nodes.len() as u32).collect();
+        simulation.update_listing();
+        simulation.schedule_failure();
         for (at, node) in std::mem::take(&mut simulation.scenario.failures) {
-            simulation.at(at, Due::FailOf(node));
+            simulation.schedule_event(at, SimulationEvent::NodeFails(node));
         }
-        simulation.plan_comings();
+        simulation.schedule_arrivals();
         simulation
     }
 
@@ -240,19 +240,19 @@ impl Simulation {
     ///
     /// # Errors
     /// When nothing is due any more, although the workflow is not over: a defect.
-    pub fn run(self) -> Result<Run, Stuck> {
-        self.run_watched(&mut Unwatched)
+    pub fn run(self) -> Result<SimulationResult, StalledRunError> {
+        self.run_timed(&mut NoStepTimer)
     }
 
     /// The same, while `watch` takes the time of decisions.
     ///
     /// # Errors
     /// As [`Simulation::run`].
-    pub fn run_watched(mut self, watch: &mut impl Watch) -> Result<Run, Stuck> {
-        while !self.is_over(watch) {
+    pub fn run_timed(mut self, watch: &mut impl StepTimer) -> Result<SimulationResult, StalledRunError> {
+        while !self.is_over_after_events(watch) {
             self.advance(watch)?;
         }
-        Ok(self.ended())
+        Ok(self.into_result())
     }
 
     /// The same, unless it takes longer than so many microseconds: then there is no run. Answers as
@@ -260,40 +260,40 @@ impl Simulation {
     ///
     /// # Errors
     /// As [`Simulation::run`].
-    pub fn run_until(mut self, limit_us: u64) -> Result<(Option<Run>, u64), Stuck> {
-        while !self.is_over(&mut Unwatched) {
-            self.advance(&mut Unwatched)?;
+    pub fn run_until(mut self, limit_us: u64) -> Result<(Option<SimulationResult>, u64), StalledRunError> {
+        while !self.is_over_after_events(&mut NoStepTimer) {
+            self.advance(&mut NoStepTimer)?;
             if self.now > limit_us {
-                return Ok((None, self.looked_at()));
+                return Ok((None, self.total_records_examined()));
             }
         }
-        let looked_at = self.looked_at();
-        Ok((Some(self.ended()), looked_at))
+        let looked_at = self.total_records_examined();
+        Ok((Some(self.into_result()), looked_at))
     }
 
     /// Tells the core what is known now; whether the workflow is over.
-    fn is_over(&mut self, watch: &mut impl Watch) -> bool {
-        while let Some(fact) = self.facts.pop_front() {
-            self.tell(fact, watch);
+    fn is_over_after_events(&mut self, watch: &mut impl StepTimer) -> bool {
+        while let Some(fact) = self.pending_events.pop_front() {
+            self.apply_event(fact, watch);
         }
         if let Some(outcome) = self.scheduler.outcome() {
-            self.run.outcome = outcome.clone();
+            self.result.outcome = outcome.clone();
             return true;
         }
         if let Some(why) = self.why_hopeless() {
-            self.run.outcome = self.given_up(&why);
+            self.result.outcome = self.abandoned_outcome(&why);
             return true;
         }
-        if self.next_due().is_some_and(|next| next > HORIZON_US) {
-            self.run.outcome = self.too_long();
+        if self.next_due_us().is_some_and(|next| next > HORIZON_US) {
+            self.result.outcome = self.overtime_outcome();
             return true;
         }
         false
     }
 
     /// When something is due next.
-    fn next_due(&self) -> Option<u64> {
-        let first = self.due.peek().map(|Reverse((at, ..))| *at);
+    fn next_due_us(&self) -> Option<u64> {
+        let first = self.due_events.peek().map(|Reverse((at, ..))| *at);
         first.into_iter().chain(self.next_timer()).min()
     }
 
@@ -303,7 +303,7 @@ impl Simulation {
             .map(|at| at.0.saturating_mul(1_000))
     }
 
-    fn too_long(&self) -> Outcome {
+    fn overtime_outcome(&self) -> Outcome {
         let progress = self.scheduler.progress();
         let years = HORIZON_US / SECOND_US / (365 * 24 * 3_600);
         let message = format!(
@@ -320,43 +320,43 @@ impl Simulation {
     /// Executions and failures of nodes, each of which costs time to simulate, that a run may have.
     fn attempts_max(&self) -> u64 {
         let jobs = self.execution_of.len() as u64;
-        ATTEMPTS_MIN + jobs * u64::from(self.scenario.attempts_for_job)
+        ATTEMPTS_MIN + jobs * u64::from(self.scenario.attempts_per_job_max)
     }
 
     /// Records that were looked at so far.
-    fn looked_at(&self) -> u64 {
-        self.looked_at + self.scheduler.looked_at()
+    fn total_records_examined(&self) -> u64 {
+        self.records_examined + self.scheduler.records_examined()
     }
 
     /// Why the run is not worth going on with, if so.
     fn why_hopeless(&mut self) -> Option<String> {
-        if self.run.executions + self.run.failures > self.attempts_max() {
+        if self.result.executions + self.result.failures > self.attempts_max() {
             return Some("failures come faster than pipelines are done".to_owned());
         }
-        let looked_at = self.looked_at();
-        let most = self.scenario.looked_at_max;
+        let looked_at = self.total_records_examined();
+        let most = self.scenario.records_examined_max;
         if looked_at > most {
             return Some(format!("more than the {most} records that it may look at"));
         }
         let done = self.scheduler.jobs_done();
-        if done > self.forward.0 {
-            self.forward = (done, looked_at);
+        if done > self.progress_mark.0 {
+            self.progress_mark = (done, looked_at);
         }
         let each = (self.execution_of.len() + self.nodes.len()) as u64;
-        let in_vain = IN_VAIN_FOR_EACH.saturating_mul(each);
-        let in_vain = in_vain.saturating_add(self.scenario.in_vain_max);
-        (looked_at - self.forward.1 > in_vain)
+        let in_vain = WASTED_RECORDS_PER_ITEM.saturating_mul(each);
+        let in_vain = in_vain.saturating_add(self.scenario.wasted_records_max);
+        (looked_at - self.progress_mark.1 > in_vain)
             .then(|| format!("no further job was done while it looked at {in_vain} records"))
     }
 
-    fn given_up(&self, why: &str) -> Outcome {
+    fn abandoned_outcome(&self, why: &str) -> Outcome {
         let progress = self.scheduler.progress();
         let message = format!(
             "given up after {} simulated s, {} starts of jobs and {} failures of nodes, with {} of \
              {} jobs done: {why}",
             self.now / SECOND_US,
-            self.run.executions,
-            self.run.failures,
+            self.result.executions,
+            self.result.failures,
             progress.jobs_done,
             progress.jobs_total
         );
@@ -366,33 +366,33 @@ impl Simulation {
         }
     }
 
-    fn ended(mut self) -> Run {
-        self.run.looked_at = self.looked_at();
-        self.run.moments = std::mem::take(&mut self.moments).all();
+    fn into_result(mut self) -> SimulationResult {
+        self.result.records_examined = self.total_records_examined();
+        self.result.samples = std::mem::take(&mut self.samples).into_samples();
         self.end_warming();
         for cluster in 0..self.clusters {
             let home = self.home_link(cluster as u32);
-            self.run.home_bytes += self.links[home as usize].crossed_bytes;
+            self.result.home_bytes += self.links[home as usize].crossed_bytes;
         }
-        self.run.rules_eased = self.scheduler.rules_eased();
-        self.run.followed = self.scheduler.followed().to_vec();
-        self.run
+        self.result.rule_relaxations = self.scheduler.rule_relaxations();
+        self.result.strategy_changes = self.scheduler.strategy_changes().to_vec();
+        self.result
     }
 
-    fn advance(&mut self, watch: &mut impl Watch) -> Result<(), Stuck> {
-        self.looked_at += 1;
+    fn advance(&mut self, watch: &mut impl StepTimer) -> Result<(), StalledRunError> {
+        self.records_examined += 1;
         let timer = self.next_timer();
-        let first = self.due.peek().map(|Reverse((at, ..))| *at);
+        let first = self.due_events.peek().map(|Reverse((at, ..))| *at);
         if let Some(timer) = timer
             && first.is_none_or(|first| timer < first)
         {
             self.now = self.now.max(timer);
-            self.tell(Event::Tick, watch);
+            self.apply_event(Event::Tick, watch);
             return Ok(());
         }
-        let Some(Reverse((at, _, due))) = self.due.pop() else {
+        let Some(Reverse((at, _, due))) = self.due_events.pop() else {
             let progress = self.scheduler.progress();
-            return Err(Stuck(format!(
+            return Err(StalledRunError(format!(
                 "nothing is under way after {} s, but only {} of {} jobs are done",
                 self.now / SECOND_US,
                 progress.jobs_done,
@@ -401,46 +401,46 @@ impl Simulation {
         };
         self.now = at;
         match due {
-            Due::Link(link) => self.look(link, at),
-            Due::Computed(execution, generation) => self.arrived(execution, generation),
-            Due::Fail => {
-                self.plan_failure();
-                let node = self.dice.below(self.nodes.len() as u64) as u32;
-                self.fail(node);
+            SimulationEvent::FlowMayEnd(link) => self.check_link_at(link, at),
+            SimulationEvent::Computed(execution, generation) => self.finish_flow(execution, generation),
+            SimulationEvent::RandomNodeFails => {
+                self.schedule_failure();
+                let node = self.rng.next_below(self.nodes.len() as u64) as u32;
+                self.fail_node(node);
             }
-            Due::FailOf(node) => self.end_server(node),
-            Due::Silent(node) => self.give_up(node),
-            Due::Return(node) => self.come(node),
-            Due::Replaced(node) => self.replace(node),
-            Due::Leave(node) => self.leave(node),
-            Due::Noticed(node) => self.notice(node),
-            Due::List => self.list(),
+            SimulationEvent::NodeFails(node) => self.fail_server(node),
+            SimulationEvent::NodeGivenUp(node) => self.give_up_node(node),
+            SimulationEvent::NodeArrives(node) => self.add_node(node),
+            SimulationEvent::NodeReplaced(node) => self.replace_node(node),
+            SimulationEvent::NodeLeaves(node) => self.remove_node(node),
+            SimulationEvent::CatalogNotices(node) => self.notice_node(node),
+            SimulationEvent::CatalogLists => self.update_listing(),
         }
         Ok(())
     }
 
-    fn tell(&mut self, fact: Event, watch: &mut impl Watch) {
+    fn apply_event(&mut self, fact: Event, watch: &mut impl StepTimer) {
         let (scheduler, actions) = (&mut self.scheduler, &mut self.actions);
         let now = Time(self.now / 1_000);
-        watch.step(|| scheduler.step(now, fact, actions));
-        self.run.steps += 1;
+        watch.time_step(|| scheduler.step(now, fact, actions));
+        self.result.events += 1;
         let mut actions = std::mem::take(&mut self.actions);
         for action in actions.drain(..) {
-            self.serve(action);
+            self.serve_action(action);
         }
         self.actions = actions;
     }
 
-    pub(super) fn at(&mut self, at: u64, due: Due) {
-        self.next += 1;
-        self.due.push(Reverse((at, self.next, due)));
+    pub(super) fn schedule_event(&mut self, at: u64, due: SimulationEvent) {
+        self.next_sequence += 1;
+        self.due_events.push(Reverse((at, self.next_sequence, due)));
     }
 
     /// Starts a flow of an execution, a cache or a volume.
-    pub(super) fn start_flow(&mut self, link: u32, bytes: u64, owner: Owner) -> FlowId {
-        self.hold_warming(link);
-        let id = self.links[link as usize].start(self.now, bytes, owner);
-        self.look_later(link);
+    pub(super) fn start_flow(&mut self, link: u32, bytes: u64, owner: FlowOwner) -> FlowId {
+        self.pause_warming(link);
+        let id = self.links[link as usize].start_flow(self.now, bytes, owner);
+        self.schedule_link_check(link);
         id
     }
 
@@ -448,106 +448,106 @@ impl Simulation {
     pub(super) fn add_link(&mut self, flow_rate_max: u64, latency_us: u64) -> u32 {
         self.links
             .push(Link::new(0, flow_rate_max).with_latency(latency_us));
-        self.looks.push(u64::MAX);
+        self.link_checks.push(u64::MAX);
         self.links.len() as u32 - 1
     }
 
     pub(super) fn set_rate(&mut self, link: u32, rate: u64) {
         self.links[link as usize].set_rate(self.now, rate);
-        self.looks[link as usize] = u64::MAX;
-        self.look_later(link);
+        self.link_checks[link as usize] = u64::MAX;
+        self.schedule_link_check(link);
     }
 
     /// Ends a flow before its time; answers how many bytes of it did not cross.
     pub(super) fn cut_flow(&mut self, link: u32, id: FlowId) -> u64 {
-        let left = self.cut(link, id);
+        let left = self.cut_and_free(link, id);
         if let Some(cluster) = self.cluster_of(link) {
-            self.warm_on(cluster);
+            self.start_warming(cluster);
         }
         left
     }
 
     /// The same, and leaves the link free.
-    pub(super) fn cut(&mut self, link: u32, id: FlowId) -> u64 {
-        let left = self.links[link as usize].cut(self.now, id);
-        self.look_later(link);
+    pub(super) fn cut_and_free(&mut self, link: u32, id: FlowId) -> u64 {
+        let left = self.links[link as usize].cut_flow(self.now, id);
+        self.schedule_link_check(link);
         left
     }
 
     /// Makes sure that a link is looked at when its next flow ends.
-    fn look_later(&mut self, link: u32) {
+    fn schedule_link_check(&mut self, link: u32) {
         // An end that is later than can be counted is due all the same, beyond the horizon.
         let end = self.links[link as usize].next_end();
         if let Some(end) = end.map(|end| end.min(u64::MAX - 1))
-            && end < self.looks[link as usize]
+            && end < self.link_checks[link as usize]
         {
-            self.looks[link as usize] = end;
-            self.at(end, Due::Link(link));
+            self.link_checks[link as usize] = end;
+            self.schedule_event(end, SimulationEvent::FlowMayEnd(link));
         }
     }
 
-    fn look(&mut self, link: u32, at: u64) {
-        if self.looks[link as usize] != at {
+    fn check_link_at(&mut self, link: u32, at: u64) {
+        if self.link_checks[link as usize] != at {
             return;
         }
-        self.looks[link as usize] = u64::MAX;
+        self.link_checks[link as usize] = u64::MAX;
         while let Some(owner) = self.links[link as usize].take_ended(self.now) {
-            self.flow_ended(link, owner);
+            self.handle_flow_end(link, owner);
         }
         if let Some(cluster) = self.cluster_of(link) {
-            self.warm_on(cluster);
+            self.start_warming(cluster);
         }
-        self.look_later(link);
+        self.schedule_link_check(link);
     }
 
-    pub(super) fn note_moment(&mut self) {
-        self.run.scratch_bytes_max = self.run.scratch_bytes_max.max(self.scratch_bytes);
-        self.run.cache_bytes_max = self.run.cache_bytes_max.max(self.cache_bytes);
+    pub(super) fn record_sample(&mut self) {
+        self.result.scratch_bytes_max = self.result.scratch_bytes_max.max(self.scratch_bytes);
+        self.result.cache_bytes_max = self.result.cache_bytes_max.max(self.cache_bytes);
         if self.scenario.is_recorded {
-            self.moments.note(Moment {
+            self.samples.add_sample(UsageSample {
                 at_us: self.now,
-                running: self.running,
+                running: self.running_jobs,
                 scratch_bytes: self.scratch_bytes,
                 cache_bytes: self.cache_bytes,
             });
         }
     }
 
-    pub(super) fn note_spell(&mut self, execution: u32, is_done: bool) {
-        let Execution {
-            job, node, started, ..
+    pub(super) fn record_span(&mut self, execution: u32, is_done: bool) {
+        let SimulatedExecution {
+            job, node, started_us: started, ..
         } = self.executions[execution as usize];
-        self.run.busy_us += u128::from(self.now - started);
+        self.result.busy_us += u128::from(self.now - started);
         if is_done {
-            self.run.elapsed_us = self.now;
+            self.result.elapsed_us = self.now;
         }
         if self.scenario.is_recorded {
             let (start_us, end_us) = (started, self.now);
-            self.run.spells.push(Spell {
+            self.result.execution_spans.push(ExecutionSpan {
                 job: job.0,
                 node,
                 start_us,
                 end_us,
-                is_done,
+                has_succeeded: is_done,
             });
         }
     }
 
-    pub(super) fn jobs(&self) -> Jobs<'_> {
-        Jobs {
+    pub(super) fn workflow_jobs(&self) -> WorkflowJobs<'_> {
+        WorkflowJobs {
             workflow: self.scheduler.workflow(),
             first_users: &self.first_users,
-            unknown: &self.unknown,
+            unsized_volumes: &self.unsized_volumes,
         }
     }
 
-    pub(super) fn node_at(&self, server: bafs_proto::ids::ServerId) -> usize {
-        node_of(server)
+    pub(super) fn node_position(&self, server: bafs_proto::ids::ServerId) -> usize {
+        node_index(server)
     }
 }
 
 /// The links of all nodes and clusters, in the order of [`Simulation::links`].
-fn links(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<Link<Owner>> {
+fn build_links(scenario: &Scenario, nodes: &[SimulatedNode], clusters: usize) -> Vec<Link<FlowOwner>> {
     let environment = &scenario.environment;
     let usual = environment.local_bytes_per_s;
     let mut links = Vec::with_capacity(2 * (nodes.len() + clusters));
@@ -581,7 +581,7 @@ fn links(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<Link<Owner
     links
 }
 
-fn computing(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<u32> {
+fn count_computing_nodes(scenario: &Scenario, nodes: &[SimulatedNode], clusters: usize) -> Vec<u32> {
     let mut computing = vec![0; clusters];
     for node in nodes {
         let class = &scenario.environment.nodes[node.class as usize];
@@ -590,8 +590,8 @@ fn computing(scenario: &Scenario, nodes: &[Node], clusters: usize) -> Vec<u32> {
     computing
 }
 
-fn empty_run() -> Run {
-    Run {
+fn empty_result() -> SimulationResult {
+    SimulationResult {
         elapsed_us: 0,
         outcome: Outcome::Cancelled,
         executions: 0,
@@ -599,14 +599,14 @@ fn empty_run() -> Run {
         fetched_bytes: 0,
         peer_bytes: 0,
         failures: 0,
-        steps: 0,
-        looked_at: 0,
+        events: 0,
+        records_examined: 0,
         busy_us: 0,
         scratch_bytes_max: 0,
         cache_bytes_max: 0,
-        rules_eased: 0,
-        followed: Vec::new(),
-        moments: Vec::new(),
-        spells: Vec::new(),
+        rule_relaxations: 0,
+        strategy_changes: Vec::new(),
+        samples: Vec::new(),
+        execution_spans: Vec::new(),
     }
 }

@@ -10,9 +10,9 @@ pub(super) const SECOND_US: u64 = 1_000_000;
 
 /// Rates of flows are counted in millionths of a byte per second, so that very many on a slow link
 /// have together what it carries.
-const RATE_PARTS: u64 = 1_000_000;
+const RATE_SCALE: u64 = 1_000_000;
 /// Bytes are counted in these parts: what a flow of one such rate gets in a microsecond.
-const BYTE_PARTS: u128 = SECOND_US as u128 * RATE_PARTS as u128;
+const BYTE_SCALE: u128 = SECOND_US as u128 * RATE_SCALE as u128;
 
 /// Names a flow of one link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,9 +36,9 @@ pub(super) struct Link<T> {
     /// What it would have carried in so many microseconds of rest crosses at once afterwards.
     burst_us: u64,
     /// Parts of bytes that cross at once, for all flows together.
-    saved: u128,
+    burst_credit: u128,
     /// When `served` was right, in microseconds.
-    at: u64,
+    served_at_us: u64,
     /// Parts of a byte that each flow has got since the beginning.
     served: u128,
     /// Flows by their ends.
@@ -46,8 +46,8 @@ pub(super) struct Link<T> {
     /// Flows that have crossed and arrive later: when, the first one first.
     arriving: VecDeque<(u64, u64, T)>,
     /// Flows that were cut off and are still in `flows`.
-    cut: BTreeSet<u64>,
-    next: u64,
+    cut_flows: BTreeSet<u64>,
+    next_number: u64,
     /// Bytes of flows, of those that were cut what crossed.
     pub(super) crossed_bytes: u128,
 }
@@ -60,13 +60,13 @@ impl<T: Copy + Ord> Link<T> {
             flow_rate_max: flow_rate_max.max(1),
             latency_us: 0,
             burst_us: 0,
-            saved: 0,
-            at: 0,
+            burst_credit: 0,
+            served_at_us: 0,
             served: 0,
             flows: BinaryHeap::new(),
             arriving: VecDeque::new(),
-            cut: BTreeSet::new(),
-            next: 0,
+            cut_flows: BTreeSet::new(),
+            next_number: 0,
             crossed_bytes: 0,
         }
     }
@@ -79,10 +79,10 @@ impl<T: Copy + Ord> Link<T> {
     /// The same link, which carries at once what it would have in its last `burst_us` of rest. It
     /// is rested at the beginning.
     pub(super) fn with_burst(self, burst_us: u64) -> Self {
-        let saved = u128::from(burst_us) * self.whole_rate();
+        let saved = u128::from(burst_us) * self.total_rate();
         Self {
             burst_us,
-            saved,
+            burst_credit: saved,
             ..self
         }
     }
@@ -99,7 +99,7 @@ impl<T: Copy + Ord> Link<T> {
 
     /// Whether no flow takes any of its rate.
     pub(super) fn is_idle(&self) -> bool {
-        self.flows.len() == self.cut.len()
+        self.flows.len() == self.cut_flows.len()
     }
 
     /// Gives the link another rate from now on.
@@ -109,21 +109,21 @@ impl<T: Copy + Ord> Link<T> {
     }
 
     /// Starts a flow.
-    pub(super) fn start(&mut self, now: u64, bytes: u64, owner: T) -> FlowId {
+    pub(super) fn start_flow(&mut self, now: u64, bytes: u64, owner: T) -> FlowId {
         self.advance(now);
-        let number = self.next;
-        self.next += 1;
+        let number = self.next_number;
+        self.next_number += 1;
         self.crossed_bytes += u128::from(bytes);
-        let end = self.served + u128::from(bytes) * BYTE_PARTS;
+        let end = self.served + u128::from(bytes) * BYTE_SCALE;
         self.flows.push(Reverse((end, number, owner)));
-        self.spend();
+        self.spend_burst();
         FlowId { number, end }
     }
 
     /// Ends a flow before its time; answers how many bytes of it did not cross.
-    pub(super) fn cut(&mut self, now: u64, id: FlowId) -> u64 {
+    pub(super) fn cut_flow(&mut self, now: u64, id: FlowId) -> u64 {
         self.advance(now);
-        let left = id.end.saturating_sub(self.served).div_ceil(BYTE_PARTS);
+        let left = id.end.saturating_sub(self.served).div_ceil(BYTE_SCALE);
         let mut arriving = self.arriving.iter();
         if left == 0
             && let Some(at) = arriving.position(|(_, number, _)| *number == id.number)
@@ -132,8 +132,8 @@ impl<T: Copy + Ord> Link<T> {
             return 0;
         }
         self.crossed_bytes -= left;
-        self.cut.insert(id.number);
-        self.drop_cut();
+        self.cut_flows.insert(id.number);
+        self.drop_cut_flows();
         left as u64
     }
 
@@ -148,7 +148,7 @@ impl<T: Copy + Ord> Link<T> {
         let left = end.saturating_sub(self.served);
         let wait = left.div_ceil(self.flow_rate());
         Some(
-            self.at
+            self.served_at_us
                 .saturating_add(u64::try_from(wait).unwrap_or(u64::MAX)),
         )
     }
@@ -160,14 +160,14 @@ impl<T: Copy + Ord> Link<T> {
             && end <= self.served
         {
             self.flows.pop();
-            self.drop_cut();
+            self.drop_cut_flows();
             if self.latency_us == 0 {
                 return Some(owner);
             }
             let arrival = now.saturating_add(self.latency_us);
             self.arriving.push_back((arrival, id, owner));
             // What is saved beyond it is the next one's.
-            self.spend();
+            self.spend_burst();
         }
         let (at, ..) = self.arriving.front()?;
         let has_arrived = *at <= now;
@@ -177,50 +177,50 @@ impl<T: Copy + Ord> Link<T> {
 
     /// What each flow has, in parts of a byte per microsecond.
     fn flow_rate(&self) -> u128 {
-        let flows = (self.flows.len() - self.cut.len()).max(1) as u128;
-        let most = u128::from(self.flow_rate_max) * u128::from(RATE_PARTS);
-        (self.whole_rate() / flows).clamp(1, most)
+        let flows = (self.flows.len() - self.cut_flows.len()).max(1) as u128;
+        let most = u128::from(self.flow_rate_max) * u128::from(RATE_SCALE);
+        (self.total_rate() / flows).clamp(1, most)
     }
 
     /// What all have together.
-    fn whole_rate(&self) -> u128 {
-        u128::from(self.rate) * u128::from(RATE_PARTS)
+    fn total_rate(&self) -> u128 {
+        u128::from(self.rate) * u128::from(RATE_SCALE)
     }
 
     fn advance(&mut self, now: u64) {
-        let passed = now.saturating_sub(self.at);
+        let passed = now.saturating_sub(self.served_at_us);
         if !self.flows.is_empty() {
             self.served += u128::from(passed) * self.flow_rate();
-            self.spend();
+            self.spend_burst();
         } else if self.burst_us > 0 {
-            let most = u128::from(self.burst_us) * self.whole_rate();
-            let rested = u128::from(passed) * self.whole_rate();
-            self.saved = most.min(self.saved + rested);
+            let most = u128::from(self.burst_us) * self.total_rate();
+            let rested = u128::from(passed) * self.total_rate();
+            self.burst_credit = most.min(self.burst_credit + rested);
         }
-        self.at = self.at.max(now);
+        self.served_at_us = self.served_at_us.max(now);
     }
 
     /// Lets what was saved cross, until a flow has ended by it.
-    fn spend(&mut self) {
-        if self.saved == 0 {
+    fn spend_burst(&mut self) {
+        if self.burst_credit == 0 {
             return;
         }
         let Some(Reverse((end, ..))) = self.flows.peek() else {
             return;
         };
-        let flows = (self.flows.len() - self.cut.len()).max(1) as u128;
-        let each = end.saturating_sub(self.served).min(self.saved / flows);
+        let flows = (self.flows.len() - self.cut_flows.len()).max(1) as u128;
+        let each = end.saturating_sub(self.served).min(self.burst_credit / flows);
         self.served += each;
         // What cannot be divided among them is no byte.
-        self.saved = match self.saved - each * flows {
+        self.burst_credit = match self.burst_credit - each * flows {
             left if left < flows => 0,
             left => left,
         };
     }
 
-    fn drop_cut(&mut self) {
+    fn drop_cut_flows(&mut self) {
         while let Some(Reverse((_, id, _))) = self.flows.peek()
-            && self.cut.remove(id)
+            && self.cut_flows.remove(id)
         {
             self.flows.pop();
         }
@@ -231,7 +231,7 @@ impl<T: Copy + Ord> Link<T> {
 mod tests {
     use super::*;
 
-    fn ends(link: &mut Link<u8>) -> Vec<(u64, u8)> {
+    fn flow_ends(link: &mut Link<u8>) -> Vec<(u64, u8)> {
         let mut found = Vec::new();
         while let Some(at) = link.next_end() {
             while let Some(owner) = link.take_ended(at) {
@@ -244,10 +244,10 @@ mod tests {
     #[test]
     fn flows_share_equally() {
         let mut link = Link::new(100, 100);
-        link.start(0, 100, 1);
-        link.start(0, 300, 2);
+        link.start_flow(0, 100, 1);
+        link.start_flow(0, 300, 2);
         // Both at 50 until 2 s, then one at 100: 200 bytes more.
-        assert_eq!(ends(&mut link), [(2_000, 1), (4_000, 2)]);
+        assert_eq!(flow_ends(&mut link), [(2_000, 1), (4_000, 2)]);
         assert_eq!(link.crossed_bytes, 400);
     }
 
@@ -256,9 +256,9 @@ mod tests {
         for rate in [7, 19_000] {
             let mut link = Link::new(rate, 100);
             for at in 0..100 {
-                link.start(0, 1_000, at);
+                link.start_flow(0, 1_000, at);
             }
-            let last = ends(&mut link).last().map(|(at, _)| *at);
+            let last = flow_ends(&mut link).last().map(|(at, _)| *at);
             assert_eq!(last, Some(100_000 * 1_000 / rate.min(10_000)), "{rate}");
         }
     }
@@ -266,21 +266,21 @@ mod tests {
     #[test]
     fn one_flow_has_a_limit_of_its_own() {
         let mut link = Link::new(100, 10);
-        link.start(0, 100, 1);
-        link.start(5 * SECOND_US, 100, 2);
-        assert_eq!(ends(&mut link), [(10_000, 1), (15_000, 2)]);
+        link.start_flow(0, 100, 1);
+        link.start_flow(5 * SECOND_US, 100, 2);
+        assert_eq!(flow_ends(&mut link), [(10_000, 1), (15_000, 2)]);
     }
 
     #[test]
     fn what_has_crossed_arrives_later_and_leaves_the_link_to_others() {
         let mut link = Link::new(100, 100).with_latency(500_000);
-        link.start(0, 100, 1);
-        link.start(0, 300, 2);
-        assert_eq!(ends(&mut link), [(2_500, 1), (4_500, 2)]);
-        let late = link.start(5 * SECOND_US, 100, 3);
+        link.start_flow(0, 100, 1);
+        link.start_flow(0, 300, 2);
+        assert_eq!(flow_ends(&mut link), [(2_500, 1), (4_500, 2)]);
+        let late = link.start_flow(5 * SECOND_US, 100, 3);
         assert_eq!(link.take_ended(6 * SECOND_US), None);
         assert!(link.is_idle(), "it is only on its way");
-        assert_eq!(link.cut(6 * SECOND_US, late), 0);
+        assert_eq!(link.cut_flow(6 * SECOND_US, late), 0);
         assert_eq!(
             (link.take_ended(7 * SECOND_US), link.next_end()),
             (None, None)
@@ -292,17 +292,17 @@ mod tests {
     fn a_link_that_rested_carries_at_once_what_it_saved() {
         // Half a second's bytes at most.
         let mut link = Link::new(100, 100).with_burst(500_000);
-        link.start(0, 100, 1);
-        assert_eq!(ends(&mut link), [(500, 1)]);
-        link.start(SECOND_US, 20, 2);
+        link.start_flow(0, 100, 1);
+        assert_eq!(flow_ends(&mut link), [(500, 1)]);
+        link.start_flow(SECOND_US, 20, 2);
         assert_eq!(link.next_end(), Some(SECOND_US), "within what it saved");
         assert_eq!(link.take_ended(SECOND_US), Some(2));
         // Thirty are left, for who comes first.
-        link.start(SECOND_US, 40, 3);
-        link.start(SECOND_US, 115, 4);
-        assert_eq!(ends(&mut link), [(1_200, 3), (2_250, 4)]);
-        link.start(10 * SECOND_US, 100, 5);
-        assert_eq!(ends(&mut link), [(10_500, 5)], "a long rest saves no more");
+        link.start_flow(SECOND_US, 40, 3);
+        link.start_flow(SECOND_US, 115, 4);
+        assert_eq!(flow_ends(&mut link), [(1_200, 3), (2_250, 4)]);
+        link.start_flow(10 * SECOND_US, 100, 5);
+        assert_eq!(flow_ends(&mut link), [(10_500, 5)], "a long rest saves no more");
     }
 
     #[test]
@@ -310,31 +310,31 @@ mod tests {
         let mut link = Link::new(100, 100)
             .with_burst(500_000)
             .with_latency(200_000);
-        link.start(0, 20, 1);
-        link.start(0, 10, 2);
-        assert_eq!(ends(&mut link), [(200, 1), (200, 2)]);
+        link.start_flow(0, 20, 1);
+        link.start_flow(0, 10, 2);
+        assert_eq!(flow_ends(&mut link), [(200, 1), (200, 2)]);
     }
 
     #[test]
     fn a_flow_that_is_cut_leaves_its_part_to_the_others() {
         let mut link = Link::new(100, 100);
-        let first = link.start(0, 1_000, 1);
-        link.start(0, 200, 2);
-        assert_eq!(link.cut(2 * SECOND_US, first), 900);
+        let first = link.start_flow(0, 1_000, 1);
+        link.start_flow(0, 200, 2);
+        assert_eq!(link.cut_flow(2 * SECOND_US, first), 900);
         assert_eq!(link.crossed_bytes, 300);
-        assert_eq!(ends(&mut link), [(3_000, 2)]);
+        assert_eq!(flow_ends(&mut link), [(3_000, 2)]);
         assert_eq!(link.next_end(), None);
     }
 
     #[test]
     fn a_flow_that_has_crossed_and_one_that_has_not_are_cut() {
         let mut link = Link::new(10, 10).with_latency(SECOND_US);
-        let (short, long) = (link.start(0, 10, 1), link.start(0, 30, 2));
+        let (short, long) = (link.start_flow(0, 10, 1), link.start_flow(0, 30, 2));
         // Each has five bytes in a second.
         assert_eq!(link.take_ended(2 * SECOND_US), None, "still on its way");
-        assert_eq!(link.cut(2 * SECOND_US, short), 0);
-        assert_eq!(link.cut(3 * SECOND_US, long), 10);
-        assert_eq!(ends(&mut link), []);
+        assert_eq!(link.cut_flow(2 * SECOND_US, short), 0);
+        assert_eq!(link.cut_flow(3 * SECOND_US, long), 10);
+        assert_eq!(flow_ends(&mut link), []);
         assert_eq!(link.crossed_bytes, 30);
     }
 }

@@ -8,13 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::link::SECOND_US;
-use super::random::normal;
+use super::random::draw_normal;
 use crate::dice::SeededRng;
 use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// What jobs do.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Load {
+pub enum LoadModel {
     /// As the workflow declares: run times vary with a standard deviation of so many millionths of
     /// their mean.
     Declared {
@@ -22,12 +22,12 @@ pub enum Load {
         variability_ppm: u64,
     },
     /// As was measured.
-    Measured(Measured),
+    Measured(MeasuredLoad),
 }
 
 /// What was measured of a workflow.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Measured {
+pub struct MeasuredLoad {
     /// Each job of the workflow, in its order.
     pub jobs: Vec<JobLoad>,
     /// Bytes that volumes were filled with from home; their sizes where nothing is said.
@@ -55,21 +55,21 @@ pub struct MountLoad {
     pub written_bytes: u64,
     /// Whether it was a directory of the job's node: how long the job waited for that is in its
     /// time of computing.
-    pub is_bound: bool,
+    pub is_bind_mount: bool,
 }
 
 /// Jobs and what they mount.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Jobs<'w> {
+pub(super) struct WorkflowJobs<'w> {
     pub(super) workflow: &'w Workflow,
     pub(super) first_users: &'w FirstUsers,
     /// Volumes of which nobody declares a size: they count as empty.
-    pub(super) unknown: &'w BTreeSet<VolumeIndex>,
+    pub(super) unsized_volumes: &'w BTreeSet<VolumeIndex>,
 }
 
 /// One thing that a job does before the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum WorkStep {
     /// Reads so many bytes of the volume at this place among its mounts.
     Read(usize, u64),
     /// Computes so long, in microseconds.
@@ -80,22 +80,22 @@ pub(super) enum Work {
     End,
 }
 
-impl Load {
+impl LoadModel {
     /// Whether seeds differ in how long jobs compute.
-    pub(super) fn varies(&self) -> bool {
+    pub(super) fn is_variable(&self) -> bool {
         matches!(self, Self::Declared { variability_ppm } if *variability_ppm > 0)
     }
 
     /// The `step`th thing that a job does; what takes no time is there too.
-    pub(super) fn work(&self, jobs: Jobs<'_>, seed: u64, job: JobIndex, step: usize) -> Work {
+    pub(super) fn work_step(&self, jobs: WorkflowJobs<'_>, seed: u64, job: JobIndex, step: usize) -> WorkStep {
         let mounts = jobs.workflow.job(job).mounts.len();
         if step < mounts {
-            return Work::Read(step, self.mount(jobs, job, step).read_bytes);
+            return WorkStep::Read(step, self.mount_load(jobs, job, step).read_bytes);
         }
         match step - mounts {
-            0 => Work::Compute(self.compute_us(jobs.workflow, seed, job)),
-            at if at <= mounts => Work::Write(at - 1, self.mount(jobs, job, at - 1).written_bytes),
-            _ => Work::End,
+            0 => WorkStep::Compute(self.compute_us(jobs.workflow, seed, job)),
+            at if at <= mounts => WorkStep::Write(at - 1, self.mount_load(jobs, job, at - 1).written_bytes),
+            _ => WorkStep::End,
         }
     }
 
@@ -118,12 +118,12 @@ impl Load {
     }
 
     /// The most that one job reads of a volume.
-    pub(super) fn most_read(&self, jobs: Jobs<'_>, volume: VolumeIndex) -> u64 {
+    pub(super) fn read_bytes_max(&self, jobs: WorkflowJobs<'_>, volume: VolumeIndex) -> u64 {
         let users = jobs.workflow.volume(volume).users.iter();
         let read = users.flat_map(|user| {
             let mounts = jobs.workflow.job(*user).mounts.iter().enumerate();
             let of_volume = mounts.filter(|(_, mount)| mount.volume == volume);
-            of_volume.map(|(at, _)| self.mount(jobs, *user, at).read_bytes)
+            of_volume.map(|(at, _)| self.mount_load(jobs, *user, at).read_bytes)
         });
         read.max().unwrap_or(0)
     }
@@ -133,8 +133,8 @@ impl Load {
             // The same in every attempt and under every policy: policies are compared by pairs.
             Self::Declared { variability_ppm } => {
                 let mean = workflow.job(job).runtime_s.unwrap_or(0) * SECOND_US;
-                let mut dice = SeededRng::new(seed ^ (u64::from(job.0) << 24));
-                normal(&mut dice, mean, *variability_ppm)
+                let mut rng = SeededRng::new(seed ^ (u64::from(job.0) << 24));
+                draw_normal(&mut rng, mean, *variability_ppm)
             }
             Self::Measured(measured) => {
                 let load = measured.jobs.get(job.as_usize());
@@ -143,21 +143,21 @@ impl Load {
         }
     }
 
-    pub(super) fn mount(&self, jobs: Jobs<'_>, job: JobIndex, at: usize) -> MountLoad {
+    pub(super) fn mount_load(&self, jobs: WorkflowJobs<'_>, job: JobIndex, at: usize) -> MountLoad {
         if let Self::Measured(measured) = self {
             let load = measured.jobs.get(job.as_usize());
             let mount = load.and_then(|load| load.mounts.get(at));
             return mount.copied().unwrap_or_default();
         }
         let mount = &jobs.workflow.job(job).mounts[at];
-        declared(jobs, job, mount.volume, mount.writable)
+        declared_load(jobs, job, mount.volume, mount.writable)
     }
 }
 
-fn declared(jobs: Jobs<'_>, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
+fn declared_load(jobs: WorkflowJobs<'_>, job: JobIndex, volume: VolumeIndex, writable: bool) -> MountLoad {
     let spec = jobs.workflow.volume(volume);
     // What the scheduler makes up for it says nothing of what is in it.
-    let all = match jobs.unknown.contains(&volume) {
+    let all = match jobs.unsized_volumes.contains(&volume) {
         true => 0,
         false => spec.size_bytes,
     };
@@ -207,14 +207,14 @@ mod tests {
             let text = jobs.concat() + rest;
             let workflow = parse_workflow("w.bafs", &text, &none).unwrap().workflow;
             let first_users = workflow.first_users();
-            let jobs = Jobs {
+            let jobs = WorkflowJobs {
                 workflow: &workflow,
                 first_users: &first_users,
-                unknown: &BTreeSet::new(),
+                unsized_volumes: &BTreeSet::new(),
             };
-            let load = Load::Declared { variability_ppm: 0 };
+            let load = LoadModel::Declared { variability_ppm: 0 };
             let moved = |job| {
-                let load = load.mount(jobs, JobIndex(job), 0);
+                let load = load.mount_load(jobs, JobIndex(job), 0);
                 (load.read_bytes, load.written_bytes)
             };
             assert_eq!(moved(writer), (0, 8_000_000));

@@ -26,11 +26,11 @@ pub mod study;
 mod transfer;
 mod warming;
 
-pub use advise::advise;
-pub use canonical::workflow_of;
-pub use decide::{Doubt, Doubts, PLAN_JOBS_FAILING_MAX, PLAN_JOBS_MAX, Tried, decide};
-pub use engine::{Simulation, Unwatched, Watch};
-pub use load::{JobLoad, Load, Measured, MountLoad};
+pub use advise::derive_simulated_plan;
+pub use canonical::build_canonical_workflow;
+pub use decide::{TrialScope, TrialsOutcome, PLAN_JOBS_FAILING_MAX, PLAN_JOBS_MAX, TrialResult, decide_by_simulation};
+pub use engine::{Simulation, NoStepTimer, StepTimer};
+pub use load::{JobLoad, LoadModel, MeasuredLoad, MountLoad};
 pub use policy::{Policy, Scenario};
-pub use record::{Moment, Run, Spell, Stuck};
-pub use remote::beside_remote;
+pub use record::{UsageSample, SimulationResult, ExecutionSpan, StalledRunError};
+pub use remote::compare_remote_io;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ServerId, VolumeId};
 
-use crate::logic::{NodeSeen, Space};
+use crate::logic::{NodeInfo, Space};
 use crate::planner::{Environment, NodeClass};
 use crate::workflow::{CachePolicy, VolumeIndex};
 
 /// A node.
 #[derive(Debug, Clone)]
-pub(super) struct Node {
+pub(super) struct SimulatedNode {
     /// Its kind, in the order of the environment.
     pub(super) class: u32,
     pub(super) cluster: u32,
@@ -20,16 +20,16 @@ pub(super) struct Node {
     /// Whether the catalog lists it.
     pub(super) is_listed: bool,
     /// Executions on it.
-    pub(super) runs: Vec<u32>,
+    pub(super) executions: Vec<u32>,
     /// Volumes on it, with their sizes.
     pub(super) volumes: BTreeMap<VolumeId, (VolumeIndex, u64)>,
     /// Volumes whose data are in memory, the latest last.
-    memory: Vec<InMemory>,
+    memory_contents: Vec<CachedVolume>,
 }
 
 /// What is in memory of a volume.
 #[derive(Debug, Clone, Copy)]
-struct InMemory {
+struct CachedVolume {
     volume: VolumeIndex,
     /// The generation of the cache that it was read from.
     generation: u32,
@@ -45,20 +45,20 @@ pub(super) struct Scan {
     pub(super) policy: CachePolicy,
 }
 
-impl Node {
+impl SimulatedNode {
     /// How much of a scan is found in memory. Of a volume that is larger, the last blocks push out
     /// the first ones, unless those used last are replaced.
-    pub(super) fn in_memory(&self, scan: &Scan) -> u64 {
+    pub(super) fn cached_bytes(&self, scan: &Scan) -> u64 {
         match scan.policy {
             CachePolicy::Lru if scan.bytes > self.memory_bytes => 0,
-            _ => self.held(scan).min(scan.bytes),
+            _ => self.resident_bytes(scan).min(scan.bytes),
         }
     }
 
-    fn held(&self, scan: &Scan) -> u64 {
+    fn resident_bytes(&self, scan: &Scan) -> u64 {
         let is_this =
-            |held: &&InMemory| held.volume == scan.volume && held.generation == scan.generation;
-        self.memory
+            |held: &&CachedVolume| held.volume == scan.volume && held.generation == scan.generation;
+        self.memory_contents
             .iter()
             .find(is_this)
             .map_or(0, |held| held.bytes)
@@ -66,9 +66,9 @@ impl Node {
 
     /// A scan has ended: what was read is in memory as far as it can be, and volumes used longest
     /// ago have left.
-    pub(super) fn remember(&mut self, scan: &Scan) {
-        let held = self.held(scan);
-        self.memory.retain(|held| held.volume != scan.volume);
+    pub(super) fn cache_scan(&mut self, scan: &Scan) {
+        let held = self.resident_bytes(scan);
+        self.memory_contents.retain(|held| held.volume != scan.volume);
         let bytes = match scan.policy {
             _ if scan.bytes <= self.memory_bytes => scan.bytes.max(held),
             CachePolicy::Lru => 0,
@@ -77,27 +77,27 @@ impl Node {
         if bytes == 0 {
             return;
         }
-        self.memory.push(InMemory {
+        self.memory_contents.push(CachedVolume {
             volume: scan.volume,
             generation: scan.generation,
             bytes,
         });
-        let mut held: u64 = self.memory.iter().map(|held| held.bytes).sum();
+        let mut held: u64 = self.memory_contents.iter().map(|held| held.bytes).sum();
         while held > self.memory_bytes {
-            held -= self.memory.remove(0).bytes;
+            held -= self.memory_contents.remove(0).bytes;
         }
     }
 
     /// It returns as it was when it was new.
-    pub(super) fn empty(&mut self) {
-        self.runs.clear();
+    pub(super) fn reset(&mut self) {
+        self.executions.clear();
         self.volumes.clear();
-        self.memory.clear();
+        self.memory_contents.clear();
     }
 }
 
 /// The nodes of an environment, in its order, and the names of its clusters.
-pub(super) fn nodes_of(environment: &Environment) -> (Vec<Node>, Vec<String>) {
+pub(super) fn build_nodes(environment: &Environment) -> (Vec<SimulatedNode>, Vec<String>) {
     let (mut nodes, mut clusters) = (Vec::new(), Vec::<String>::new());
     let mut known: BTreeMap<&str, u32> = BTreeMap::new();
     for (class, spec) in environment.nodes.iter().enumerate() {
@@ -105,16 +105,16 @@ pub(super) fn nodes_of(environment: &Environment) -> (Vec<Node>, Vec<String>) {
             clusters.push(spec.cluster.clone());
             clusters.len() as u32 - 1
         });
-        let node = Node {
+        let node = SimulatedNode {
             class: class as u32,
             cluster,
             speed_permille: spec.speed_permille,
             memory_bytes: spec.memory_bytes,
-            is_up: spec.is_there_first(),
-            is_listed: spec.is_there_first(),
-            runs: Vec::new(),
+            is_up: spec.is_present_at_start(),
+            is_listed: spec.is_present_at_start(),
+            executions: Vec::new(),
             volumes: BTreeMap::new(),
-            memory: Vec::new(),
+            memory_contents: Vec::new(),
         };
         nodes.extend(std::iter::repeat_n(node, spec.count as usize));
     }
@@ -122,19 +122,19 @@ pub(super) fn nodes_of(environment: &Environment) -> (Vec<Node>, Vec<String>) {
 }
 
 /// The id of the node at this position.
-pub(super) fn server_of(node: usize) -> ServerId {
+pub(super) fn server_id(node: usize) -> ServerId {
     ServerId(node as u64 + 1)
 }
 
 /// The position of the node with this id.
-pub(super) fn node_of(server: ServerId) -> usize {
+pub(super) fn node_index(server: ServerId) -> usize {
     (server.0 - 1) as usize
 }
 
 /// What the catalog says of a node.
-pub(super) fn seen(at: usize, class: &NodeClass) -> NodeSeen {
-    NodeSeen {
-        id: server_of(at),
+pub(super) fn node_info(at: usize, class: &NodeClass) -> NodeInfo {
+    NodeInfo {
+        id: server_id(at),
         name: format!("n{at}"),
         address: format!("n{at}:1"),
         group: class.cluster.clone(),
@@ -146,7 +146,7 @@ pub(super) fn seen(at: usize, class: &NodeClass) -> NodeSeen {
                 0
             },
         },
-        foreign: Space::ZERO,
+        foreign_space: Space::ZERO,
         slots: class.cpus,
     }
 }
@@ -155,7 +155,7 @@ pub(super) fn seen(at: usize, class: &NodeClass) -> NodeSeen {
 mod tests {
     use super::*;
 
-    fn node(memory_bytes: u64) -> Node {
+    fn test_node(memory_bytes: u64) -> SimulatedNode {
         let class = NodeClass {
             memory_bytes,
             ..NodeClass::new(1, 1, 1_000)
@@ -167,10 +167,10 @@ mod tests {
             mtbf_s: None,
             restart_s: 60,
         };
-        nodes_of(&environment).0.remove(0)
+        build_nodes(&environment).0.remove(0)
     }
 
-    fn scan(generation: u32, bytes: u64) -> Scan {
+    fn test_scan(generation: u32, bytes: u64) -> Scan {
         Scan {
             volume: VolumeIndex(0),
             generation,
@@ -181,14 +181,14 @@ mod tests {
 
     #[test]
     fn memory_has_what_was_read_and_no_more() {
-        let mut node = node(100);
-        node.remember(&scan(0, 10));
-        assert_eq!(node.in_memory(&scan(0, 10)), 10);
-        assert_eq!(node.in_memory(&scan(0, 90)), 10);
-        node.remember(&scan(0, 90));
-        node.remember(&scan(0, 10));
+        let mut node = test_node(100);
+        node.cache_scan(&test_scan(0, 10));
+        assert_eq!(node.cached_bytes(&test_scan(0, 10)), 10);
+        assert_eq!(node.cached_bytes(&test_scan(0, 90)), 10);
+        node.cache_scan(&test_scan(0, 90));
+        node.cache_scan(&test_scan(0, 10));
         assert_eq!(
-            node.in_memory(&scan(0, 90)),
+            node.cached_bytes(&test_scan(0, 90)),
             90,
             "a shorter scan keeps the rest"
         );
@@ -196,8 +196,8 @@ mod tests {
 
     #[test]
     fn memory_is_of_no_use_when_the_cache_was_deleted_and_made_anew() {
-        let mut node = node(100);
-        node.remember(&scan(0, 10));
-        assert_eq!(node.in_memory(&scan(1, 10)), 0);
+        let mut node = test_node(100);
+        node.cache_scan(&test_scan(0, 10));
+        assert_eq!(node.cached_bytes(&test_scan(1, 10)), 0);
     }
 }

@@ -1,85 +1,85 @@
 //! When simulated nodes come, leave and fail, and when the catalog notices. What is on them is gone
 //! then; nothing is moved here.
 
-use super::engine::{Due, Filler, Simulation};
+use super::engine::{SimulationEvent, FillSource, Simulation};
 use super::link::SECOND_US;
-use super::node::{seen, server_of};
-use super::random::exponential;
+use super::node::{node_info, server_id};
+use super::random::draw_exponential;
 use crate::logic::Event;
 use crate::planner::NodeClass;
 
 /// A node that fails is missing in the catalog so long afterwards, in microseconds.
 const ADVERT_TTL_US: u64 = 4 * SECOND_US;
 /// A node that returns is in the catalog so long afterwards, in microseconds.
-const ADVERT_US: u64 = SECOND_US;
+const ADVERT_DELAY_US: u64 = SECOND_US;
 
 /// Who waits for jobs asks again so long after a refusal, in microseconds.
 const POLL_PAUSE_US: u64 = SECOND_US / 5;
 
 impl Simulation {
     /// A node comes, unless it has left for good meanwhile.
-    pub(super) fn come(&mut self, node: u32) {
+    pub(super) fn add_node(&mut self, node: u32) {
         if !self.has_left(node) {
             self.nodes[node as usize].is_up = true;
-            self.at(self.now + ADVERT_US, Due::Noticed(node));
+            self.schedule_event(self.now + ADVERT_DELAY_US, SimulationEvent::CatalogNotices(node));
         }
     }
 
     /// A node that failed is listed again: as another one at its address, so that the scheduler
     /// knows that the one before is gone, whether it was missed or not.
-    pub(super) fn replace(&mut self, node: u32) {
+    pub(super) fn replace_node(&mut self, node: u32) {
         if !self.has_left(node) {
             self.nodes[node as usize].is_up = true;
-            self.lose(node);
-            self.notice(node);
+            self.lose_node(node);
+            self.notice_node(node);
         }
     }
 
-    pub(super) fn leave(&mut self, node: u32) {
+    pub(super) fn remove_node(&mut self, node: u32) {
         self.reset_node(node);
-        self.at(self.now + ADVERT_TTL_US, Due::Noticed(node));
+        self.schedule_event(self.now + ADVERT_TTL_US, SimulationEvent::CatalogNotices(node));
     }
 
     /// What the list of nodes says that is new is told to the core.
-    pub(super) fn list(&mut self) {
-        let mut noticed = std::mem::take(&mut self.noticed);
+    pub(super) fn update_listing(&mut self) {
+        let mut noticed = std::mem::take(&mut self.noticed_nodes);
         noticed.sort_unstable();
         noticed.dedup();
         let (up, down): (Vec<u32>, Vec<u32>) = noticed
             .into_iter()
             .partition(|at| self.nodes[*at as usize].is_listed);
-        let seen = |at: u32| seen(at as usize, self.class_of(at));
+        let seen = |at: u32| node_info(at as usize, self.class_of(at));
         let nodes = up.into_iter().map(seen).collect();
-        let missed = down.into_iter().map(|at| server_of(at as usize)).collect();
-        self.facts.push_back(Event::ServersSeen { nodes, missed });
+        let missed = down.into_iter().map(|at| server_id(at as usize)).collect();
+        self.pending_events.push_back(Event::NodesListed { nodes, unlisted: missed });
     }
 
-    pub(super) fn notice(&mut self, at: u32) {
+    pub(super) fn notice_node(&mut self, at: u32) {
         let node = &mut self.nodes[at as usize];
         node.is_listed = node.is_up;
         // All that is noticed at this time is in one list.
-        if self.noticed.is_empty() {
-            self.at(self.now, Due::List);
+        if self.noticed_nodes.is_empty() {
+            self.schedule_event(self.now, SimulationEvent::CatalogLists);
         }
-        self.noticed.push(at);
+        self.noticed_nodes.push(at);
     }
 
-    pub(super) fn plan_failure(&mut self) {
+    pub(super) fn schedule_failure(&mut self) {
         if let Some(mtbf_s) = self.scenario.environment.mtbf_s {
-            let wait = exponential(&mut self.dice, mtbf_s.saturating_mul(SECOND_US));
-            self.at(self.now.saturating_add(wait), Due::Fail);
+            let wait = draw_exponential(&mut self.rng, mtbf_s.saturating_mul(SECOND_US));
+            self.schedule_event(self.now.saturating_add(wait), SimulationEvent::RandomNodeFails);
         }
     }
 
-    pub(super) fn plan_comings(&mut self) {
+    pub(super) fn schedule_arrivals(&mut self) {
         for node in 0..self.nodes.len() as u32 {
             let class = self.class_of(node);
-            let (from_s, until_s) = (class.from_s, class.until_s);
+            let (from_s, until_s) = (class.arrival_s, class.departure_s);
             if from_s > 0 {
-                self.at(from_s.saturating_mul(SECOND_US), Due::Return(node));
+                self.schedule_event(from_s.saturating_mul(SECOND_US), SimulationEvent::NodeArrives(node));
             }
             if let Some(until_s) = until_s {
-                self.at(until_s.saturating_mul(SECOND_US), Due::Leave(node));
+                self.schedule_event(until_s.saturating_mul(SECOND_US), SimulationEvent::NodeLeaves(node));
             }
         }
     }
@@ -90,56 +90,56 @@ impl Simulation {
     }
 
     fn has_left(&self, node: u32) -> bool {
-        let until_s = self.class_of(node).until_s;
+        let until_s = self.class_of(node).departure_s;
         until_s.is_some_and(|until_s| until_s.saturating_mul(SECOND_US) <= self.now)
     }
 
     /// A node's server ends while its machine goes on: who waits for jobs there is refused at once,
     /// and gives it up when that has gone on for long, whatever the catalog says.
-    pub(super) fn end_server(&mut self, node: u32) {
+    pub(super) fn fail_server(&mut self, node: u32) {
         let is_up = self.nodes[node as usize].is_up;
-        if is_up && !self.nodes[node as usize].runs.is_empty() {
-            let lost_us = self.scheduler.settings().lost_after_ms * 1_000;
-            self.at(self.now + lost_us + POLL_PAUSE_US, Due::Silent(node));
+        if is_up && !self.nodes[node as usize].executions.is_empty() {
+            let lost_us = self.scheduler.settings().node_timeout_ms * 1_000;
+            self.schedule_event(self.now + lost_us + POLL_PAUSE_US, SimulationEvent::NodeGivenUp(node));
         }
-        self.fail(node);
+        self.fail_node(node);
     }
 
     /// Who waited for jobs of a node in vain gives it up, unless it started again meanwhile.
-    pub(super) fn give_up(&mut self, node: u32) {
+    pub(super) fn give_up_node(&mut self, node: u32) {
         if !self.nodes[node as usize].is_up {
-            self.lose(node);
+            self.lose_node(node);
         }
     }
 
-    fn lose(&mut self, node: u32) {
-        let server = server_of(node as usize);
-        self.facts.push_back(Event::ServerSilent { server });
+    fn lose_node(&mut self, node: u32) {
+        let server = server_id(node as usize);
+        self.pending_events.push_back(Event::ServerSilent { server });
     }
 
-    pub(super) fn fail(&mut self, node: u32) {
+    pub(super) fn fail_node(&mut self, node: u32) {
         if !self.nodes[node as usize].is_up {
             return;
         }
-        self.run.failures += 1;
+        self.result.failures += 1;
         self.reset_node(node);
         let restart = self.scenario.environment.restart_s;
         let back = self.now.saturating_add(restart.saturating_mul(SECOND_US));
-        self.at(back.saturating_add(ADVERT_US), Due::Replaced(node));
-        self.at(self.now + ADVERT_TTL_US, Due::Noticed(node));
+        self.schedule_event(back.saturating_add(ADVERT_DELAY_US), SimulationEvent::NodeReplaced(node));
+        self.schedule_event(self.now + ADVERT_TTL_US, SimulationEvent::CatalogNotices(node));
     }
 
     /// A node fails: what was on it is gone.
     fn reset_node(&mut self, node: u32) {
-        for at in self.nodes[node as usize].runs.clone() {
-            self.note_spell(at, false);
-            self.clear(at);
+        for at in self.nodes[node as usize].executions.clone() {
+            self.record_span(at, false);
+            self.remove_execution(at);
         }
         let volumes = std::mem::take(&mut self.nodes[node as usize].volumes);
         for (id, (volume, bytes)) in volumes {
             self.forget_volume(node as usize, id, volume, bytes);
         }
-        self.looked_at += (self.extracts.len() + self.fills.len()) as u64;
+        self.records_examined += (self.extracts.len() + self.fills.len()) as u64;
         let sending = self.extracts.iter().filter(|(_, it)| it.node == node);
         let sending: Vec<_> = sending.map(|(id, it)| (*id, it.flows)).collect();
         for (id, flows) in sending {
@@ -147,28 +147,28 @@ impl Simulation {
             self.cut_flows(flows);
         }
         let copied = self.fills.iter();
-        let copied = copied.filter(|(_, fill)| fill.from == Filler::Node(node));
+        let copied = copied.filter(|(_, fill)| fill.source == FillSource::Node(node));
         let copied: Vec<_> = copied.map(|(id, fill)| (*id, *fill)).collect();
         for (id, fill) in copied {
             self.fills.remove(&id);
             self.cut_fill(fill);
-            self.copy_broke(id);
+            self.fail_copy(id);
         }
-        self.nodes[node as usize].empty();
+        self.nodes[node as usize].reset();
         self.nodes[node as usize].is_up = false;
-        self.note_moment();
+        self.record_sample();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::planner::{Canonical, Environment};
-    use crate::sim::{Load, Policy, Scenario, workflow_of};
+    use crate::planner::{CanonicalWorkload, Environment};
+    use crate::sim::{LoadModel, Policy, Scenario, build_canonical_workflow};
 
     #[test]
     fn each_failure_is_noticed_after_its_own_time() {
-        let canonical = Canonical::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
+        let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
         let environment = Environment {
             nodes: vec![NodeClass::new(3, 1, 1_000)],
             home_bytes_per_s: 1,
@@ -176,26 +176,26 @@ mod tests {
             mtbf_s: None,
             restart_s: 60,
         };
-        let load = Load::Declared { variability_ppm: 0 };
+        let load = LoadModel::Declared { variability_ppm: 0 };
         let scenario = Scenario::new(environment, Policy::Need, load, 1);
-        let mut simulation = Simulation::new(workflow_of(&canonical), scenario);
-        simulation.fail(0);
+        let mut simulation = Simulation::new(build_canonical_workflow(&canonical), scenario);
+        simulation.fail_node(0);
         simulation.now = ADVERT_TTL_US - 1;
-        simulation.fail(1);
+        simulation.fail_node(1);
         simulation.now = ADVERT_TTL_US;
-        simulation.notice(0);
-        simulation.facts.clear();
-        simulation.list();
-        let Some(Event::ServersSeen { nodes, missed }) = simulation.facts.pop_front() else {
+        simulation.notice_node(0);
+        simulation.pending_events.clear();
+        simulation.update_listing();
+        let Some(Event::NodesListed { nodes, unlisted: missed }) = simulation.pending_events.pop_front() else {
             panic!("no list");
         };
-        assert_eq!(missed, [server_of(0)], "the second one is not missed yet");
+        assert_eq!(missed, [server_id(0)], "the second one is not missed yet");
         assert!(nodes.is_empty(), "of the others nothing is new: {nodes:?}");
     }
 
     #[test]
     fn who_waits_for_a_job_gives_up_a_server_that_refuses_before_the_catalog_would() {
-        let canonical = Canonical::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
+        let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
         let took_s = |node: u32, restart_s: u64| {
             let environment = Environment {
                 nodes: vec![NodeClass::new(2, 1, 1_000)],
@@ -204,12 +204,12 @@ mod tests {
                 mtbf_s: None,
                 restart_s,
             };
-            let load = Load::Declared { variability_ppm: 0 };
+            let load = LoadModel::Declared { variability_ppm: 0 };
             let scenario = Scenario {
                 failures: vec![(SECOND_US, node)],
                 ..Scenario::new(environment, Policy::Need, load, 1)
             };
-            let run = Simulation::new(workflow_of(&canonical), scenario).run();
+            let run = Simulation::new(build_canonical_workflow(&canonical), scenario).run();
             run.unwrap().seconds()
         };
         let most = |restart_s| took_s(0, restart_s).max(took_s(1, restart_s));

@@ -3,16 +3,16 @@
 
 use std::fmt;
 
-use crate::logic::{CheckpointPolicy, Guide, Io, Order, Rules, Settings};
-use crate::planner::{Advice, Environment, Shape, Strategy};
+use crate::logic::{CheckpointPolicy, StrategySelectorConfig, IoMode, JobStartOrder, AllocationRules, Settings};
+use crate::planner::{SimulatedPlan, Environment, Shape, Strategy};
 
-use super::load::Load;
+use super::load::LoadModel;
 
 /// Attempts for each job: of a run that comes to its end, far fewer are needed.
-const ATTEMPTS_FOR_JOB: u32 = 100;
+const ATTEMPTS_PER_JOB_MAX: u32 = 100;
 
 /// Records that may be looked at until a further job is done: some seconds' worth.
-const IN_VAIN_MAX: u64 = 200_000_000;
+const WASTED_RECORDS_MAX: u64 = 200_000_000;
 
 /// How the scheduler allocates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,11 +20,11 @@ pub enum Policy {
     /// By need alone, as it does without a plan.
     Need,
     /// In an order, as much at once as fits: for comparison.
-    Order(Order),
+    Order(JobStartOrder),
     /// By an allocation strategy.
     Strategy(Strategy),
     /// By the strategy that the scheduler chooses, and by others when they are better for the rest.
-    Guided,
+    Adaptive,
 }
 
 impl From<Strategy> for Policy {
@@ -39,11 +39,11 @@ impl From<Strategy> for Policy {
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Need | Self::Order(Order::Need) => f.pad("need"),
-            Self::Order(Order::BreadthFirst) => f.pad("breadth-first"),
-            Self::Order(Order::DepthFirst) => f.pad("depth-first"),
+            Self::Need | Self::Order(JobStartOrder::Need) => f.pad("need"),
+            Self::Order(JobStartOrder::BreadthFirst) => f.pad("breadth-first"),
+            Self::Order(JobStartOrder::DepthFirst) => f.pad("depth-first"),
             Self::Strategy(strategy) => strategy.fmt(f),
-            Self::Guided => f.pad("guided"),
+            Self::Adaptive => f.pad("guided"),
         }
     }
 }
@@ -56,7 +56,7 @@ pub struct Scenario {
     /// How the scheduler allocates.
     pub policy: Policy,
     /// What jobs do.
-    pub load: Load,
+    pub load: LoadModel,
     /// When scratch volumes are copied to other nodes.
     pub checkpoint: CheckpointPolicy,
     /// Space of each node that the scheduler leaves unused, in thousandths. The planner counts
@@ -66,14 +66,14 @@ pub struct Scenario {
     /// of the node. Its server ends with all that it has, while its machine goes on.
     pub failures: Vec<(u64, u32)>,
     /// So many executions and failures of nodes for each job are in vain: the run is given up.
-    pub attempts_for_job: u32,
+    pub attempts_per_job_max: u32,
     /// The run is given up when more records were looked at, whether it comes to its end or not.
-    pub looked_at_max: u64,
+    pub records_examined_max: u64,
     /// So many records, and some more for each job and node, are looked at in vain: when no more
     /// jobs are done than ever before the run is given up.
-    pub in_vain_max: u64,
+    pub wasted_records_max: u64,
     /// What a scheduler that plans by itself is told of earlier simulations.
-    pub advice: Option<Advice>,
+    pub simulated_plan: Option<SimulatedPlan>,
     /// Of everything that is random.
     pub seed: u64,
     /// Whether to keep what happened when.
@@ -83,7 +83,7 @@ pub struct Scenario {
 impl Scenario {
     /// As the planner sees things: nodes are filled to the last byte, nothing is copied, and
     /// nothing but the totals is kept.
-    pub fn new(environment: Environment, policy: Policy, load: Load, seed: u64) -> Self {
+    pub fn new(environment: Environment, policy: Policy, load: LoadModel, seed: u64) -> Self {
         Self {
             environment,
             policy,
@@ -91,10 +91,10 @@ impl Scenario {
             checkpoint: CheckpointPolicy::Never,
             slack_permille: 0,
             failures: Vec::new(),
-            attempts_for_job: ATTEMPTS_FOR_JOB,
-            looked_at_max: u64::MAX,
-            in_vain_max: IN_VAIN_MAX,
-            advice: None,
+            attempts_per_job_max: ATTEMPTS_PER_JOB_MAX,
+            records_examined_max: u64::MAX,
+            wasted_records_max: WASTED_RECORDS_MAX,
+            simulated_plan: None,
             seed,
             is_recorded: false,
         }
@@ -103,46 +103,46 @@ impl Scenario {
     /// The settings of the scheduler under this policy, for a workload of this shape.
     pub fn settings(&self, shape: &Shape) -> Settings {
         let rules = match self.policy {
-            Policy::Need | Policy::Guided | Policy::Strategy(Strategy::Remote) => None,
-            Policy::Order(order) => Rules::in_order(order),
+            Policy::Need | Policy::Adaptive | Policy::Strategy(Strategy::Remote) => None,
+            Policy::Order(order) => AllocationRules::with_order(order),
             Policy::Strategy(strategy) => {
-                let allocation = strategy.allocate(shape, &self.environment);
-                allocation.rules(shape)
+                let allocation = strategy.plan_allocation(shape, &self.environment);
+                allocation.allocation_rules(shape)
             }
         };
         let is_remote = self.policy == Policy::Strategy(Strategy::Remote);
         let usual = Settings::default();
         let classes = self.environment.nodes.iter();
-        let last_from_s = classes.map(|class| class.from_s).max().unwrap_or(0);
+        let last_from_s = classes.map(|class| class.arrival_s).max().unwrap_or(0);
         let last_from_ms = last_from_s.saturating_mul(1_000);
         // Nodes are away for a while after a failure, and then it goes on; some are yet to come.
         let away_ms = self.environment.restart_s.saturating_mul(100 * 1_000);
         let wait_ms = away_ms.saturating_add(last_from_ms);
         Settings {
-            io: if is_remote { Io::Remote } else { Io::Volumes },
-            rules,
-            guide: (self.policy == Policy::Guided).then(|| self.guide(shape)),
-            checkpoint: self.checkpoint,
+            io: if is_remote { IoMode::Remote } else { IoMode::Volumes },
+            allocation_rules: rules,
+            strategy_selector: (self.policy == Policy::Adaptive).then(|| self.selector_config(shape)),
+            checkpoint_policy: self.checkpoint,
             slack_permille: self.slack_permille,
-            nodes_wait_ms: wait_ms,
-            settle_ms: usual.settle_ms.saturating_add(last_from_ms),
-            stuck_wait_ms: wait_ms,
+            nodes_timeout_ms: wait_ms,
+            fleet_settle_ms: usual.fleet_settle_ms.saturating_add(last_from_ms),
+            space_timeout_ms: wait_ms,
             environment_faults_max: u32::MAX,
             ..usual
         }
     }
 
-    fn guide(&self, shape: &Shape) -> Guide {
-        Guide {
+    fn selector_config(&self, shape: &Shape) -> StrategySelectorConfig {
+        StrategySelectorConfig {
             home_bytes_per_s: self.environment.home_bytes_per_s,
             local_bytes_per_s: self.environment.local_bytes_per_s,
             mtbf_s: self.environment.mtbf_s,
             restart_s: self.environment.restart_s,
             variability_ppm: match &self.load {
-                Load::Declared { variability_ppm } => *variability_ppm,
-                Load::Measured(_) => (shape.variability * 1e6).round() as u64,
+                LoadModel::Declared { variability_ppm } => *variability_ppm,
+                LoadModel::Measured(_) => (shape.variability * 1e6).round() as u64,
             },
-            advice: self.advice.clone(),
+            simulated_plan: self.simulated_plan.clone(),
         }
     }
 }

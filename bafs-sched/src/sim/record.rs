@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use crate::logic::{Followed, Outcome};
+use crate::logic::{StrategyChange, Outcome};
 
 /// Totals of a simulated run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Run {
+pub struct SimulationResult {
     /// From the beginning to the last file at home, in microseconds.
     pub elapsed_us: u64,
     /// How it ended.
@@ -22,10 +22,10 @@ pub struct Run {
     /// Failures of nodes.
     pub failures: u64,
     /// Facts that the scheduler core was told.
-    pub steps: u64,
+    pub events: u64,
     /// Records that the scheduler core and the simulator looked at: how much work the run was,
     /// whatever the machine.
-    pub looked_at: u64,
+    pub records_examined: u64,
     /// Jobs' time on processors, computing or waiting for data, in microseconds.
     pub busy_us: u128,
     /// The most pipelines' scratch volumes at once, in bytes.
@@ -33,18 +33,18 @@ pub struct Run {
     /// The most cache volumes at once, in bytes.
     pub cache_bytes_max: u64,
     /// How often the rules of a strategy blocked the workflow and gave way.
-    pub rules_eased: u64,
+    pub rule_relaxations: u64,
     /// The strategies that were followed, where the scheduler chose them.
-    pub followed: Vec<Followed>,
+    pub strategy_changes: Vec<StrategyChange>,
     /// What happened when, of very many moments some; empty unless asked for.
     #[serde(skip)]
-    pub moments: Vec<Moment>,
+    pub samples: Vec<UsageSample>,
     /// Each execution that ended; empty unless asked for.
     #[serde(skip)]
-    pub spells: Vec<Spell>,
+    pub execution_spans: Vec<ExecutionSpan>,
 }
 
-impl Run {
+impl SimulationResult {
     /// The same in seconds.
     pub fn seconds(&self) -> f64 {
         self.elapsed_us as f64 / 1e6
@@ -74,7 +74,7 @@ impl Run {
 
 /// What was in use from this time on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment {
+pub struct UsageSample {
     /// When, in microseconds.
     pub at_us: u64,
     /// Jobs on processors.
@@ -86,46 +86,46 @@ pub struct Moment {
 }
 
 /// Moments of a run that are kept at most: a picture shows far fewer.
-const MOMENTS_MAX: usize = 500_000;
+const SAMPLES_MAX: usize = 500_000;
 
 /// Moments as they come, of which a long run keeps every second, then every fourth, and so on.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Moments {
-    kept: Vec<Moment>,
+pub(super) struct UsageSamples {
+    samples: Vec<UsageSample>,
     /// So many times every second was left out.
-    halved: u32,
-    seen: u64,
-    last: Option<Moment>,
+    halvings: u32,
+    samples_seen: u64,
+    last_sample: Option<UsageSample>,
 }
 
-impl Moments {
-    pub(super) fn note(&mut self, moment: Moment) {
-        self.last = Some(moment);
-        if self.seen.trailing_zeros() >= self.halved {
-            self.kept.push(moment);
+impl UsageSamples {
+    pub(super) fn add_sample(&mut self, moment: UsageSample) {
+        self.last_sample = Some(moment);
+        if self.samples_seen.trailing_zeros() >= self.halvings {
+            self.samples.push(moment);
         }
-        self.seen += 1;
-        if self.kept.len() >= MOMENTS_MAX {
+        self.samples_seen += 1;
+        if self.samples.len() >= SAMPLES_MAX {
             let mut is_kept = false;
-            self.kept.retain(|_| {
+            self.samples.retain(|_| {
                 is_kept = !is_kept;
                 is_kept
             });
-            self.halved += 1;
+            self.halvings += 1;
         }
     }
 
     /// Those that are kept, and the last one.
-    pub(super) fn all(mut self) -> Vec<Moment> {
-        let last = self.last.filter(|last| self.kept.last() != Some(last));
-        self.kept.extend(last);
-        self.kept
+    pub(super) fn into_samples(mut self) -> Vec<UsageSample> {
+        let last = self.last_sample.filter(|last| self.samples.last() != Some(last));
+        self.samples.extend(last);
+        self.samples
     }
 }
 
 /// An execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Spell {
+pub struct ExecutionSpan {
     /// Position of its job in the workflow.
     pub job: u32,
     /// Position of its node in the environment.
@@ -135,13 +135,13 @@ pub struct Spell {
     /// When it ended, in microseconds.
     pub end_us: u64,
     /// Whether it did what it should.
-    pub is_done: bool,
+    pub has_succeeded: bool,
 }
 
 /// A simulated run did not come to an end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Stuck(pub String);
+pub struct StalledRunError(pub String);
 
 #[cfg(test)]
 mod tests {
@@ -149,19 +149,19 @@ mod tests {
 
     #[test]
     fn of_very_many_moments_some_are_kept_all_over_the_run() {
-        let moment = |at_us| Moment {
+        let moment = |at_us| UsageSample {
             at_us,
             running: 0,
             scratch_bytes: 0,
             cache_bytes: 0,
         };
-        let mut moments = Moments::default();
-        let most = 3 * MOMENTS_MAX as u64;
+        let mut moments = UsageSamples::default();
+        let most = 3 * SAMPLES_MAX as u64;
         for at_us in 0..most {
-            moments.note(moment(at_us));
+            moments.add_sample(moment(at_us));
         }
-        let all = moments.all();
-        assert!(all.len() <= MOMENTS_MAX, "{}", all.len());
+        let all = moments.into_samples();
+        assert!(all.len() <= SAMPLES_MAX, "{}", all.len());
         let gaps = all.windows(2).map(|two| two[1].at_us - two[0].at_us);
         assert_eq!(gaps.max(), Some(4), "evenly");
         assert_eq!((all[0].at_us, all[all.len() - 1].at_us), (0, most - 1));

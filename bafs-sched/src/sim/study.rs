@@ -4,17 +4,17 @@
 
 use serde::Serialize;
 
-use super::advise::advice;
-use super::canonical::workflow_of;
-use super::decide::{Doubt, decide};
+use super::advise::plan_from_trials;
+use super::canonical::build_canonical_workflow;
+use super::decide::{TrialScope, decide_by_simulation};
 use super::engine::Simulation;
-use super::load::Load;
+use super::load::LoadModel;
 use super::policy::{Policy, Scenario};
-use super::record::{Run, Stuck};
+use super::record::{SimulationResult, StalledRunError};
 use crate::dice::SeededRng;
 use crate::exact::power;
 use crate::planner::{
-    Advice, Candidate, Canonical, Environment, Layout, NodeClass, Plan, RESTART_S, Strategy, plan,
+    SimulatedPlan, StrategyCandidate, CanonicalWorkload, Environment, PrivateLayout, NodeClass, Plan, RESTART_S_DEFAULT, Strategy, plan_workload,
 };
 use crate::workflow::Workflow;
 
@@ -24,13 +24,13 @@ const GB: f64 = 1e9;
 const RANDOM_JOBS_MAX: u64 = 4_000;
 /// No plan is left when it takes so many times the time of the best plan, or the records of the
 /// longest: it is no choice there.
-const HOPELESS: f64 = 4.0;
+const HOPELESS_FACTOR: f64 = 4.0;
 /// Records that it may look at in any case: it was the best with thirty times as many as others.
-const LOOKED_AT_LEAST: u64 = 1_000_000_000;
+const RECORDS_EXAMINED_MIN: u64 = 1_000_000_000;
 /// Records that each strategy may look at for a point of a picture: some seconds.
 const SKETCH_RECORDS_MAX: u64 = 200_000_000;
 /// The most pipelines for each processor in the thesis' studies, and in all on its fifty.
-const WIDTH_FOR_CPU: f64 = 20.0;
+const WIDTH_PER_CPU: f64 = 20.0;
 const WIDTH_THESIS: f64 = 1_000.0;
 /// Jobs of the widest workload where there are more processors: it is to be simulated.
 const WIDTH_JOBS_MAX: f64 = 50_000.0;
@@ -38,7 +38,7 @@ const WIDTH_JOBS_MAX: f64 = 50_000.0;
 /// The quantity that a study varies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Varied {
+pub enum StudyVariable {
     /// Pipelines for each processor.
     Width,
     /// Jobs of a pipeline.
@@ -61,18 +61,18 @@ pub enum Varied {
 
 /// One workload in one environment.
 #[derive(Debug, Clone)]
-pub struct Point {
+pub struct StudyPoint {
     /// Value of the quantity that is varied.
     pub x: f64,
     /// The workload.
-    pub canonical: Canonical,
+    pub canonical: CanonicalWorkload,
     /// The machines.
     pub environment: Environment,
 }
 
 /// A strategy at one point.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Timed {
+pub struct StrategyTime {
     /// Which.
     pub strategy: Strategy,
     /// As the planner predicts, in seconds; nothing when it believes that it never ends.
@@ -84,18 +84,18 @@ pub struct Timed {
 
 /// Every possible strategy at one point, and the planner's choice.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Compared {
+pub struct StrategyComparison {
     /// What the model chooses.
-    pub chosen: Option<Strategy>,
+    pub model_choice: Option<Strategy>,
     /// What is chosen when candidates that the model cannot tell from each other are simulated,
     /// with other seeds than those of the comparison.
-    pub decided: Option<Strategy>,
+    pub simulated_choice: Option<Strategy>,
     /// The strategies that need no consent, in the order of the table.
-    pub timed: Vec<Timed>,
+    pub times: Vec<StrategyTime>,
     /// Mean simulated time of a scheduler that is told of these simulations, begins with what was
     /// chosen, and changes when it thinks that another one is better for the rest, in seconds;
     /// nothing when it never ends.
-    pub guided_s: Option<f64>,
+    pub adaptive_s: Option<f64>,
 }
 
 /// The thesis' environment: 50 nodes of one processor and 5 GB, 1 and 12 MB/s.
@@ -105,13 +105,13 @@ pub fn thesis_environment() -> Environment {
         home_bytes_per_s: 1_000_000,
         local_bytes_per_s: 12_000_000,
         mtbf_s: None,
-        restart_s: RESTART_S,
+        restart_s: RESTART_S_DEFAULT,
     }
 }
 
 /// The thesis' three baseline workloads (its table 4.4), with their names.
-pub fn baselines() -> [(&'static str, Canonical); 3] {
-    let of = |batch_bytes, private_bytes| Canonical {
+pub fn baseline_workloads() -> [(&'static str, CanonicalWorkload); 3] {
+    let of = |batch_bytes, private_bytes| CanonicalWorkload {
         width: 350,
         depth: 5,
         batch_bytes,
@@ -120,7 +120,7 @@ pub fn baselines() -> [(&'static str, Canonical); 3] {
         private_files: 1,
         run_s: 5_000.0,
         variability: 0.1,
-        layout: Layout::Chain,
+        layout: PrivateLayout::Chain,
     };
     [
         ("batch", of(176_600_000_000, 203_600_000)),
@@ -129,9 +129,9 @@ pub fn baselines() -> [(&'static str, Canonical); 3] {
     ]
 }
 
-impl Varied {
+impl StudyVariable {
     /// All studies in the order of the thesis.
-    pub const EACH: [Self; 9] = [
+    pub const ALL: [Self; 9] = [
         Self::Width,
         Self::Depth,
         Self::Batch,
@@ -159,7 +159,7 @@ impl Varied {
     }
 
     /// What is varied, with its unit.
-    pub fn axis(self) -> &'static str {
+    pub fn axis_label(self) -> &'static str {
         match self {
             Self::Width => "pipelines for each processor",
             Self::Depth => "jobs in a pipeline",
@@ -179,7 +179,7 @@ impl Varied {
     }
 
     /// The `step`th of `steps` points with all else as in `base`, in the thesis' environment.
-    pub fn point(self, base: &Canonical, step: u32, steps: u32) -> Point {
+    pub fn point(self, base: &CanonicalWorkload, step: u32, steps: u32) -> StudyPoint {
         self.point_in(&thesis_environment(), base, step, steps)
     }
 
@@ -187,11 +187,11 @@ impl Varied {
     pub fn point_in(
         self,
         environment: &Environment,
-        base: &Canonical,
+        base: &CanonicalWorkload,
         step: u32,
         steps: u32,
-    ) -> Point {
-        let mut point = Point {
+    ) -> StudyPoint {
+        let mut point = StudyPoint {
             x: 0.0,
             canonical: base.clone(),
             environment: environment.clone(),
@@ -204,7 +204,7 @@ impl Varied {
         point.x = match self {
             Self::Width => {
                 let affordable = (WIDTH_JOBS_MAX / f64::from(canonical.depth)).max(WIDTH_THESIS);
-                let most = (WIDTH_FOR_CPU * environment.cpus() as f64).min(affordable);
+                let most = (WIDTH_PER_CPU * environment.cpus() as f64).min(affordable);
                 canonical.width = (most * part).round().max(1.0) as u32;
                 f64::from(canonical.width) / environment.cpus() as f64
             }
@@ -248,10 +248,10 @@ impl Varied {
 }
 
 /// A workload and machines drawn at random. The same seed gives the same.
-pub fn random_point(seed: u64) -> Point {
-    let mut dice = SeededRng::new(seed ^ 0x7e57);
+pub fn random_point(seed: u64) -> StudyPoint {
+    let mut rng = SeededRng::new(seed ^ 0x7e57);
     let mut between = |low: f64, high: f64| {
-        let part = dice.below(1 << 32) as f64 / f64::from(u32::MAX);
+        let part = rng.next_below(1 << 32) as f64 / f64::from(u32::MAX);
         low * power(high / low, part)
     };
     let nodes = between(8.0, 100.0).round() as u32;
@@ -265,9 +265,9 @@ pub fn random_point(seed: u64) -> Point {
         home_bytes_per_s: (local * between(0.01, 1.0)).round() as u64,
         local_bytes_per_s: local as u64,
         mtbf_s: None,
-        restart_s: RESTART_S,
+        restart_s: RESTART_S_DEFAULT,
     };
-    let canonical = Canonical {
+    let canonical = CanonicalWorkload {
         width: between(10.0, most).round() as u32,
         depth,
         batch_bytes: (storage_bytes * between(0.01, 0.9)).round() as u64,
@@ -276,9 +276,9 @@ pub fn random_point(seed: u64) -> Point {
         private_files: 1,
         run_s: between(50.0, 50_000.0).round(),
         variability: between(0.01, 1.0),
-        layout: Layout::Chain,
+        layout: PrivateLayout::Chain,
     };
-    Point {
+    StudyPoint {
         x: seed as f64,
         canonical,
         environment,
@@ -290,23 +290,23 @@ pub fn random_point(seed: u64) -> Point {
 ///
 /// # Errors
 /// When a simulated run does not end as it should: a defect.
-pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
+pub fn compare_strategies(point: &StudyPoint, seeds: u64) -> Result<StrategyComparison, StalledRunError> {
     let shape = point.canonical.shape();
-    let mut plan = plan(shape, &point.environment);
-    let choice = |plan: &Plan| plan.choice.as_ref().map(|choice| choice.strategy);
-    let chosen = choice(&plan);
-    let mut timing = Timing::new(point, seeds);
+    let mut plan = plan_workload(shape, &point.environment);
+    let choice = |plan: &Plan| plan_workload.choice.as_ref().map(|choice| choice.strategy);
+    let chosen = choice(&plan_workload);
+    let mut timing = StrategyTimer::new(point, seeds);
     let (workflow, load) = (&timing.workflow, &timing.load);
     let work = (workflow.jobs.len() as u64, || workflow.clone());
-    let doubts = decide(&mut plan, Doubt::Ties, work, &point.environment, load)?;
-    let decided = choice(&plan);
-    timing.advice = advice(&plan, &point.environment, &doubts);
-    let timed = timing.timed(&plan.candidates)?;
-    Ok(Compared {
-        chosen,
-        decided,
-        timed,
-        guided_s: timing.mean_s(Policy::Guided)?,
+    let doubts = decide_by_simulation(&mut plan_workload, TrialScope::Ties, work, &point.environment, load)?;
+    let decided = choice(&plan_workload);
+    timing.simulated_plan = plan_from_trials(&plan_workload, &point.environment, &doubts);
+    let timed = timing.time_candidates(&plan_workload.candidates)?;
+    Ok(StrategyComparison {
+        model_choice: chosen,
+        simulated_choice: decided,
+        times: timed,
+        adaptive_s: timing.mean_s(Policy::Adaptive)?,
     })
 }
 
@@ -315,53 +315,53 @@ pub fn compare(point: &Point, seeds: u64) -> Result<Compared, Stuck> {
 ///
 /// # Errors
 /// As [`compare`].
-pub fn sketch(point: &Point) -> Result<Vec<Timed>, Stuck> {
-    let plan = plan(point.canonical.shape(), &point.environment);
-    let mut timing = Timing::new(point, 1);
-    timing.looked_at_max = SKETCH_RECORDS_MAX;
-    timing.timed(&plan.candidates)
+pub fn sketch_point(point: &StudyPoint) -> Result<Vec<StrategyTime>, StalledRunError> {
+    let plan = plan_workload(point.canonical.shape(), &point.environment);
+    let mut timing = StrategyTimer::new(point, 1);
+    timing.records_examined_max = SKETCH_RECORDS_MAX;
+    timing.time_candidates(&plan_workload.candidates)
 }
 
 /// Where strategies are timed one after the other, in the order of the table.
-struct Timing<'t> {
-    point: &'t Point,
+struct StrategyTimer<'t> {
+    point: &'t StudyPoint,
     workflow: Workflow,
-    load: Load,
+    load: LoadModel,
     seeds: u64,
     /// What a scheduler that plans by itself is told.
-    advice: Option<Advice>,
+    simulated_plan: Option<SimulatedPlan>,
     /// Records that any run may look at. A planned run without failures that is not done is a
     /// defect where it may look at all.
-    looked_at_max: u64,
+    records_examined_max: u64,
     /// The shortest mean so far, in seconds.
     best_s: f64,
     /// Records that a run so far looked at, at most.
-    looked_at_most: u64,
+    records_examined_most: u64,
 }
 
-impl<'t> Timing<'t> {
-    fn new(point: &'t Point, seeds: u64) -> Self {
+impl<'t> StrategyTimer<'t> {
+    fn new(point: &'t StudyPoint, seeds: u64) -> Self {
         Self {
             point,
-            workflow: workflow_of(&point.canonical),
-            load: Load::Declared {
+            workflow: build_canonical_workflow(&point.canonical),
+            load: LoadModel::Declared {
                 variability_ppm: (point.canonical.variability * 1e6).round() as u64,
             },
             seeds,
-            advice: None,
-            looked_at_max: u64::MAX,
+            simulated_plan: None,
+            records_examined_max: u64::MAX,
             best_s: f64::INFINITY,
-            looked_at_most: 0,
+            records_examined_most: 0,
         }
     }
 
     /// Those that are possible and need no consent.
-    fn timed(&mut self, candidates: &[Candidate]) -> Result<Vec<Timed>, Stuck> {
+    fn time_candidates(&mut self, candidates: &[StrategyCandidate]) -> Result<Vec<StrategyTime>, StalledRunError> {
         let mut timed = Vec::new();
         for candidate in candidates {
             let strategy = candidate.allocation.strategy;
             if candidate.allocation.is_planned() {
-                timed.push(Timed {
+                timed.push(StrategyTime {
                     strategy,
                     predicted_s: candidate.predicted_s,
                     simulated_s: self.mean_s(Policy::from(strategy))?,
@@ -374,35 +374,35 @@ impl<'t> Timing<'t> {
     /// Mean over all seeds, in seconds; nothing when one never ends. Without a plan a run may take
     /// hours to simulate until it is given up, so it is left when it took several times what others
     /// did, in simulated time or in records.
-    fn mean_s(&mut self, policy: Policy) -> Result<Option<f64>, Stuck> {
+    fn mean_s(&mut self, policy: Policy) -> Result<Option<f64>, StalledRunError> {
         let environment = &self.point.environment;
         // Nobody says that all can be done without a plan.
         let is_planned = matches!(policy, Policy::Strategy(_));
         let is_bounded = !is_planned && self.best_s.is_finite();
-        let is_strict = self.looked_at_max == u64::MAX;
+        let is_strict = self.records_examined_max == u64::MAX;
         let mut sum_s = 0.0;
         for seed in 0..self.seeds {
             let mut scenario =
                 Scenario::new(environment.clone(), policy, self.load.clone(), seed + 1);
-            scenario.looked_at_max = self.looked_at_max;
-            scenario.advice = self.advice.clone();
+            scenario.records_examined_max = self.records_examined_max;
+            scenario.simulated_plan = self.simulated_plan.clone();
             let mut limit_us = u64::MAX;
             if is_bounded {
-                limit_us = (HOPELESS * self.best_s * 1e6) as u64;
-                let most = HOPELESS as u64 * self.looked_at_most;
-                scenario.looked_at_max = self.looked_at_max.min(most.max(LOOKED_AT_LEAST));
+                limit_us = (HOPELESS_FACTOR * self.best_s * 1e6) as u64;
+                let most = HOPELESS_FACTOR as u64 * self.records_examined_most;
+                scenario.records_examined_max = self.records_examined_max.min(most.max(RECORDS_EXAMINED_MIN));
             }
             let simulation = Simulation::new(self.workflow.clone(), scenario);
             let (run, looked_at) = simulation.run_until(limit_us)?;
-            let failure = run.as_ref().and_then(Run::failure);
+            let failure = run.as_ref().and_then(SimulationResult::failure);
             let is_defect = is_planned && is_strict && environment.mtbf_s.is_none();
             if let Some(why) = failure.filter(|_| is_defect) {
-                return Err(Stuck(format!("{policy}, seed {seed}: {why}")));
+                return Err(StalledRunError(format!("{policy}, seed {seed}: {why}")));
             }
-            let Some(run) = run.filter(Run::is_complete) else {
+            let Some(run) = run.filter(SimulationResult::is_complete) else {
                 return Ok(None);
             };
-            self.looked_at_most = self.looked_at_most.max(looked_at);
+            self.records_examined_most = self.records_examined_most.max(looked_at);
             sum_s += run.seconds();
         }
         let mean_s = sum_s / self.seeds.max(1) as f64;
@@ -411,50 +411,50 @@ impl<'t> Timing<'t> {
     }
 }
 
-impl Compared {
+impl StrategyComparison {
     /// The strategy that is fastest in the simulation; nothing when none ever ends.
-    pub fn best(&self) -> Option<Timed> {
-        self.ended()
+    pub fn best(&self) -> Option<StrategyTime> {
+        self.finished_times()
             .min_by(|a, b| a.seconds().total_cmp(&b.seconds()))
     }
 
     /// The strategy that is slowest in the simulation, of those that end.
-    pub fn worst(&self) -> Option<Timed> {
-        self.ended()
+    pub fn worst(&self) -> Option<StrategyTime> {
+        self.finished_times()
             .max_by(|a, b| a.seconds().total_cmp(&b.seconds()))
     }
 
-    fn ended(&self) -> impl Iterator<Item = Timed> {
-        let timed = self.timed.iter().copied();
+    fn finished_times(&self) -> impl Iterator<Item = StrategyTime> {
+        let timed = self.times.iter().copied();
         timed.filter(|timed| timed.simulated_s.is_some())
     }
 
     /// Simulated time of the model's choice over that of the best: infinite when there is no
     /// choice, or one that never ends, although others do. Nothing when none does.
     pub fn regret(&self) -> Option<f64> {
-        self.regret_of(self.chosen)
+        self.regret_of(self.model_choice)
     }
 
     /// The same of the choice that simulations made sure.
-    pub fn decided_regret(&self) -> Option<f64> {
-        self.regret_of(self.decided)
+    pub fn simulated_regret(&self) -> Option<f64> {
+        self.regret_of(self.simulated_choice)
     }
 
     /// The same of a run that plans by itself, with what was simulated before; below one where a
     /// change of strategy pays.
-    pub fn guided_regret(&self) -> Option<f64> {
-        Some(self.guided_s.unwrap_or(f64::INFINITY) / self.best()?.seconds())
+    pub fn adaptive_regret(&self) -> Option<f64> {
+        Some(self.adaptive_s.unwrap_or(f64::INFINITY) / self.best()?.seconds())
     }
 
     fn regret_of(&self, choice: Option<Strategy>) -> Option<f64> {
-        let mut timed = self.timed.iter();
+        let mut timed = self.times.iter();
         let chosen = timed.find(|timed| Some(timed.strategy) == choice);
-        let chosen_s = chosen.map_or(f64::INFINITY, Timed::seconds);
+        let chosen_s = chosen.map_or(f64::INFINITY, StrategyTime::seconds);
         Some(chosen_s / self.best()?.seconds())
     }
 }
 
-impl Timed {
+impl StrategyTime {
     /// As simulated, in seconds; infinite when it never ends.
     pub fn seconds(&self) -> f64 {
         self.simulated_s.unwrap_or(f64::INFINITY)
@@ -466,31 +466,31 @@ mod tests {
     use super::*;
 
     /// Nodes that leave take what is to be done with them: planned, and not done.
-    fn leaving() -> Point {
+    fn leaving_nodes_point() -> StudyPoint {
         let text = "width=4,depth=2,batch=1GB,private=1GB,run=5000s";
         let mut environment = thesis_environment();
-        (environment.nodes[0].count, environment.nodes[0].until_s) = (2, Some(6_000));
-        Point {
+        (environment.nodes[0].count, environment.nodes[0].departure_s) = (2, Some(6_000));
+        StudyPoint {
             x: 0.0,
-            canonical: Canonical::parse(text).expect("a workload"),
+            canonical: CanonicalWorkload::parse(text).expect("a workload"),
             environment,
         }
     }
 
     #[test]
     fn in_a_picture_what_cannot_be_done_is_a_missing_point() {
-        let strict = compare(&leaving(), 1);
+        let strict = compare_strategies(&leaving_nodes_point(), 1);
         assert!(strict.is_err(), "a benchmark wants to know: {strict:?}");
-        let timed = sketch(&leaving()).expect("a picture");
+        let timed = sketch_point(&leaving_nodes_point()).expect("a picture");
         assert!(timed.len() > 1 && timed.iter().all(|timed| timed.simulated_s.is_none()));
     }
 
     #[test]
     fn widths_are_those_of_the_thesis_for_each_processor() {
-        let (_, base) = &baselines()[0];
+        let (_, base) = &baseline_workloads()[0];
         let mut large = thesis_environment();
         large.nodes[0].count = 400;
-        let widest = |environment: &Environment| Varied::Width.point_in(environment, base, 5, 6);
+        let widest = |environment: &Environment| StudyVariable::Width.point_in(environment, base, 5, 6);
         let (small, large) = (widest(&thesis_environment()), widest(&large));
         assert_eq!((small.x, small.canonical.width), (20.0, 1_000));
         assert_eq!((large.x, large.canonical.width), (20.0, 8_000));
@@ -505,19 +505,19 @@ mod tests {
 
     #[test]
     fn a_point_without_a_choice_counts_as_long_as_another_strategy_ends() {
-        let timed = |strategy, simulated_s| Timed {
+        let timed = |strategy, simulated_s| StrategyTime {
             strategy,
             predicted_s: None,
             simulated_s,
         };
-        let compared = |chosen, times: [Option<f64>; 2]| Compared {
-            chosen,
-            decided: None,
-            timed: vec![
+        let compared = |chosen, times: [Option<f64>; 2]| StrategyComparison {
+            model_choice: chosen,
+            simulated_choice: None,
+            times: vec![
                 timed(Strategy::Slice, times[0]),
                 timed(Strategy::Minimal, times[1]),
             ],
-            guided_s: None,
+            adaptive_s: None,
         };
         let regret = |chosen, times| compared(chosen, times).regret();
         let never = Some(f64::INFINITY);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{ServerId, VolumeId};
 
-use super::engine::{Owner, Simulation};
+use super::engine::{FlowOwner, Simulation};
 use super::link::FlowId;
 use crate::workflow::VolumeIndex;
 
@@ -13,88 +13,88 @@ use crate::workflow::VolumeIndex;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Warmings {
     /// Caches that are to be fetched, with their clusters, and how much of each.
-    wanted: BTreeMap<(u32, u32), u64>,
+    wanted_bytes: BTreeMap<(u32, u32), u64>,
     /// For each cluster the flow under way, its cache and its bytes.
-    under_way: BTreeMap<u32, (FlowId, u32, u64)>,
+    active_flows: BTreeMap<u32, (FlowId, u32, u64)>,
     /// The most that any job reads of a cache, once somebody asked.
-    most_read: BTreeMap<VolumeIndex, u64>,
+    read_bytes_max: BTreeMap<VolumeIndex, u64>,
 }
 
 impl Simulation {
     /// A part of a cache is to fetch what it lacks: the parts fetch the whole together.
-    pub(super) fn warm(&mut self, id: VolumeId, server: ServerId) {
-        let node = self.node_at(server);
+    pub(super) fn warm_cache(&mut self, id: VolumeId, server: ServerId) {
+        let node = self.node_position(server);
         let cluster = self.nodes[node].cluster;
         let there = self.nodes[node].volumes.get(&id).map(|(volume, _)| *volume);
         let cache = there.and_then(|volume| Some((volume, self.caches.find(cluster, volume)?)));
         if let Some((volume, cache)) = cache {
-            let known = self.warmings.most_read.get(&volume).copied();
-            let most_read = || self.scenario.load.most_read(self.jobs(), volume);
+            let known = self.warmings.read_bytes_max.get(&volume).copied();
+            let most_read = || self.scenario.load.read_bytes_max(self.workflow_jobs(), volume);
             let bytes = known.unwrap_or_else(most_read);
-            self.warmings.most_read.insert(volume, bytes);
-            self.warmings.wanted.insert((cluster, cache), bytes);
-            self.warm_on(cluster);
+            self.warmings.read_bytes_max.insert(volume, bytes);
+            self.warmings.wanted_bytes.insert((cluster, cache), bytes);
+            self.start_warming(cluster);
         }
     }
 
     /// Lets the link to home of a cluster fetch in the background if nobody uses it.
-    pub(super) fn warm_on(&mut self, cluster: u32) {
+    pub(super) fn start_warming(&mut self, cluster: u32) {
         let link = self.home_link(cluster);
         let is_busy = !self.links[link as usize].is_idle();
         // What is only on its way counts when it is there.
-        let is_busy = is_busy || self.warmings.under_way.contains_key(&cluster);
-        if self.warmings.wanted.is_empty() || is_busy {
+        let is_busy = is_busy || self.warmings.active_flows.contains_key(&cluster);
+        if self.warmings.wanted_bytes.is_empty() || is_busy {
             return;
         }
         let of_cluster = (cluster, 0)..=(cluster, u32::MAX);
-        let wanted = self.warmings.wanted.range(of_cluster);
+        let wanted = self.warmings.wanted_bytes.range(of_cluster);
         let wanted: Vec<(u32, u64)> = wanted.map(|((_, cache), bytes)| (*cache, *bytes)).collect();
         for (cache, bytes) in wanted {
-            let lacking = self.caches.get(cache).lacking(bytes);
+            let lacking = self.caches.get(cache).missing_bytes(bytes);
             if lacking > 0 {
-                let flow = self.start_flow(link, lacking, Owner::Warm(cluster));
+                let flow = self.start_flow(link, lacking, FlowOwner::Warm(cluster));
                 self.warmings
-                    .under_way
+                    .active_flows
                     .insert(cluster, (flow, cache, lacking));
                 return;
             }
-            self.warmings.wanted.remove(&(cluster, cache));
+            self.warmings.wanted_bytes.remove(&(cluster, cache));
         }
     }
 
     /// Somebody else uses a link: what is fetched in the background over it has come so far.
-    pub(super) fn hold_warming(&mut self, link: u32) {
+    pub(super) fn pause_warming(&mut self, link: u32) {
         let cluster = self.cluster_of(link);
-        let under_way = cluster.and_then(|cluster| self.warmings.under_way.remove(&cluster));
+        let under_way = cluster.and_then(|cluster| self.warmings.active_flows.remove(&cluster));
         if let Some((flow, cache, bytes)) = under_way {
-            let passed = bytes - self.cut(link, flow);
-            self.came_warm(cache, passed);
+            let passed = bytes - self.cut_and_free(link, flow);
+            self.add_warmed_bytes(cache, passed);
         }
     }
 
     /// What was fetched in the background for a cluster is there.
-    pub(super) fn warmed(&mut self, cluster: u32) {
-        if let Some((_, cache, bytes)) = self.warmings.under_way.remove(&cluster) {
-            self.came_warm(cache, bytes);
-            self.warm_on(cluster);
+    pub(super) fn finish_warming(&mut self, cluster: u32) {
+        if let Some((_, cache, bytes)) = self.warmings.active_flows.remove(&cluster) {
+            self.add_warmed_bytes(cache, bytes);
+            self.start_warming(cluster);
         }
     }
 
     /// A cluster has no part of this cache any more.
     pub(super) fn forget_warming(&mut self, cluster: u32, cache: u32) {
-        self.warmings.wanted.remove(&(cluster, cache));
+        self.warmings.wanted_bytes.remove(&(cluster, cache));
     }
 
     /// The run is over: nothing more comes.
     pub(super) fn end_warming(&mut self) {
-        let clusters: BTreeSet<u32> = self.warmings.under_way.keys().copied().collect();
+        let clusters: BTreeSet<u32> = self.warmings.active_flows.keys().copied().collect();
         for cluster in clusters {
-            self.hold_warming(self.home_link(cluster));
+            self.pause_warming(self.home_link(cluster));
         }
     }
 
-    fn came_warm(&mut self, cache: u32, bytes: u64) {
-        self.run.fetched_bytes += u128::from(bytes);
-        self.caches.get(cache).came(bytes);
+    fn add_warmed_bytes(&mut self, cache: u32, bytes: u64) {
+        self.result.fetched_bytes += u128::from(bytes);
+        self.caches.get(cache).add_warmed(bytes);
     }
 }

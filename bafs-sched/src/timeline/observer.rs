@@ -7,10 +7,10 @@ use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 
 use super::{
-    CopyReceipt, Execution, Fate, Holding, JobStanding, Making, NodeStanding, Sending, Timeline,
+    CopyDecisionRecord, ExecutionRecord, ExecutionOutcome, VolumeRole, JobStatus, VolumeRecord, NodeRecord, ExtractAttempt, Timeline,
 };
 use crate::logic::{
-    Action, Decision, Event, JobState, MountedVolume, NodeSeen, Receipt, Scheduler,
+    Action, CopyOutcome, Event, JobState, MountedVolume, NodeInfo, CopyDecision, Scheduler,
 };
 use crate::workflow::{JobIndex, VolumeIndex, VolumeKind};
 
@@ -22,15 +22,15 @@ pub(super) struct Observer {
     scheduler: Scheduler,
     began: Time,
     at_ms: u64,
-    executions: Vec<Execution>,
-    volumes: Vec<Making>,
-    sendings: Vec<Sending>,
-    nodes: Vec<NodeStanding>,
+    executions: Vec<ExecutionRecord>,
+    volumes: Vec<VolumeRecord>,
+    sendings: Vec<ExtractAttempt>,
+    nodes: Vec<NodeRecord>,
     node_at: BTreeMap<ServerId, usize>,
     /// Executions that are under way, by position.
-    open: BTreeMap<ExecutionId, usize>,
+    open_executions: BTreeMap<ExecutionId, usize>,
     /// The last execution that did each job.
-    done: BTreeMap<JobIndex, usize>,
+    completed_jobs: BTreeMap<JobIndex, usize>,
     volume_at: BTreeMap<VolumeId, usize>,
     sending_at: BTreeMap<ExtractionId, usize>,
     /// Nodes that may have been lost or come back since they were looked at.
@@ -49,8 +49,8 @@ impl Observer {
             sendings: Vec::new(),
             nodes: Vec::new(),
             node_at: BTreeMap::new(),
-            open: BTreeMap::new(),
-            done: BTreeMap::new(),
+            open_executions: BTreeMap::new(),
+            completed_jobs: BTreeMap::new(),
             volume_at: BTreeMap::new(),
             sending_at: BTreeMap::new(),
             is_fleet_stale: false,
@@ -61,58 +61,58 @@ impl Observer {
     pub(super) fn step(&mut self, now: Time, event: Event) {
         // Clocks of machines step back now and then; a run's time does not.
         self.at_ms = self.at_ms.max(now.ms_since(self.began));
-        self.told(&event);
+        self.note_event(&event);
         let mut actions = Vec::new();
         self.scheduler.step(now, event, &mut actions);
-        self.look();
+        self.observe_state();
         for action in &actions {
-            self.asked(action);
+            self.note_action(action);
         }
     }
 
     /// Notes a fact that the core is about to be told.
-    fn told(&mut self, event: &Event) {
+    fn note_event(&mut self, event: &Event) {
         match event {
-            Event::ServersSeen { nodes, .. } => {
-                nodes.iter().for_each(|node| self.seen(node));
+            Event::NodesListed { nodes, .. } => {
+                nodes.iter().for_each(|node| self.note_node(node));
                 self.is_fleet_stale = true;
             }
             Event::VolumeCreated { volume } | Event::VolumeCopied { volume, .. } => {
-                self.made(*volume, false);
+                self.note_created(*volume, false);
             }
             Event::VolumeCreateFailed { volume, .. } => {
-                self.made(*volume, true);
+                self.note_created(*volume, true);
                 // Its server may be lost with it.
                 self.is_fleet_stale = true;
             }
-            Event::VolumeDeleted { volume } => self.gone(*volume, false),
+            Event::VolumeDeleted { volume } => self.note_deleted(*volume, false),
             Event::VolumesProbed { lost, .. } => {
-                lost.iter().for_each(|volume| self.gone(*volume, true));
+                lost.iter().for_each(|volume| self.note_deleted(*volume, true));
             }
-            Event::JobEnded { execution, report } => self.ended(*execution, report),
+            Event::JobEnded { execution, report } => self.note_ended(*execution, report),
             Event::JobStartFailed { execution, error } => {
-                self.close(*execution, Fate::Failed, format!("not started: {error}"));
+                self.close_execution(*execution, ExecutionOutcome::Failed, format!("not started: {error}"));
             }
             Event::JobUnknown { execution } => {
-                self.close(*execution, Fate::GivenUp, "its node restarted".to_owned());
+                self.close_execution(*execution, ExecutionOutcome::Abandoned, "its node restarted".to_owned());
             }
-            Event::FileExtracted { extract, bytes } => self.sent(*extract, Some(*bytes)),
-            Event::ExtractFailed { extract, .. } => self.sent(*extract, None),
+            Event::FileExtracted { extract, bytes } => self.note_extracted(*extract, Some(*bytes)),
+            Event::ExtractFailed { extract, .. } => self.note_extracted(*extract, None),
             // The rest shows in what the core wants done.
             _ => self.is_fleet_stale |= matches!(event, Event::ServerSilent { .. } | Event::Tick),
         }
     }
 
-    fn seen(&mut self, node: &NodeSeen) {
+    fn note_node(&mut self, node: &NodeInfo) {
         let at = *self.node_at.entry(node.id).or_insert_with(|| {
-            self.nodes.push(NodeStanding {
+            self.nodes.push(NodeRecord {
                 server: node.id,
                 name: node.name.clone(),
                 slots: node.slots,
                 group: node.group.clone(),
                 capacity_bytes: node.capacity.bytes,
-                free: node.capacity.minus(node.foreign),
-                present: Vec::new(),
+                free_space: node.capacity.saturating_sub(node.foreign_space),
+                presence: Vec::new(),
             });
             self.nodes.len() - 1
         });
@@ -120,27 +120,27 @@ impl Observer {
         (standing.slots, standing.capacity_bytes) = (node.slots, node.capacity.bytes);
     }
 
-    fn made(&mut self, id: VolumeId, is_lost: bool) {
+    fn note_created(&mut self, id: VolumeId, is_lost: bool) {
         if let Some(&at) = self.volume_at.get(&id) {
             let making = &mut self.volumes[at];
-            making.made_ms.get_or_insert(self.at_ms);
+            making.created_ms.get_or_insert(self.at_ms);
             if is_lost {
                 making.is_lost = true;
-                making.gone_ms.get_or_insert(self.at_ms);
+                making.deleted_ms.get_or_insert(self.at_ms);
             }
         }
     }
 
-    fn gone(&mut self, id: VolumeId, is_lost: bool) {
+    fn note_deleted(&mut self, id: VolumeId, is_lost: bool) {
         if let Some(&at) = self.volume_at.get(&id) {
             let making = &mut self.volumes[at];
             making.is_lost |= is_lost;
-            making.gone_ms.get_or_insert(self.at_ms);
+            making.deleted_ms.get_or_insert(self.at_ms);
         }
     }
 
-    fn ended(&mut self, id: ExecutionId, report: &JobReport) {
-        let Some(&at) = self.open.get(&id) else {
+    fn note_ended(&mut self, id: ExecutionId, report: &JobReport) {
+        let Some(&at) = self.open_executions.get(&id) else {
             return;
         };
         let execution = &mut self.executions[at];
@@ -158,23 +158,23 @@ impl Observer {
                 .fold(0, u64::saturating_add)
         });
         let fate = match report.outcome {
-            JobOutcome::Killed => Fate::GivenUp,
-            _ => Fate::Failed,
+            JobOutcome::Killed => ExecutionOutcome::Abandoned,
+            _ => ExecutionOutcome::Failed,
         };
-        self.close(id, fate, how(&report.outcome));
+        self.close_execution(id, fate, describe_outcome(&report.outcome));
     }
 
     /// An execution is over; whether it did its job is the core's to say.
-    fn close(&mut self, id: ExecutionId, fate: Fate, how: String) {
-        if let Some(&at) = self.open.get(&id) {
+    fn close_execution(&mut self, id: ExecutionId, fate: ExecutionOutcome, how: String) {
+        if let Some(&at) = self.open_executions.get(&id) {
             let execution = &mut self.executions[at];
             execution.ended_ms = Some(self.at_ms);
-            execution.fate = fate;
-            execution.ended_how = how;
+            execution.outcome = fate;
+            execution.end_description = how;
         }
     }
 
-    fn sent(&mut self, extract: ExtractionId, bytes: Option<u64>) {
+    fn note_extracted(&mut self, extract: ExtractionId, bytes: Option<u64>) {
         if let Some(&at) = self.sending_at.get(&extract) {
             self.sendings[at].ended_ms = Some(self.at_ms);
             self.sendings[at].bytes = bytes;
@@ -182,35 +182,35 @@ impl Observer {
     }
 
     /// Looks at what the core believes after a fact.
-    fn look(&mut self) {
+    fn observe_state(&mut self) {
         let over: Vec<_> = self
-            .open
+            .open_executions
             .iter()
             .filter(|(id, _)| self.scheduler.execution(**id).is_none())
             .map(|(id, at)| (*id, *at))
             .collect();
         for (id, at) in over {
-            self.open.remove(&id);
+            self.open_executions.remove(&id);
             let execution = &mut self.executions[at];
             let is_done = self.scheduler.job_state(execution.job) == JobState::Done;
             if execution.ended_ms.is_none() {
                 execution.ended_ms = Some(self.at_ms);
-                execution.fate = Fate::GivenUp;
-                execution.ended_how = "its node was lost".to_owned();
-            } else if is_done && execution.fate == Fate::Failed {
-                execution.fate = Fate::Done;
-                self.done.insert(execution.job, at);
+                execution.outcome = ExecutionOutcome::Abandoned;
+                execution.end_description = "its node was lost".to_owned();
+            } else if is_done && execution.outcome == ExecutionOutcome::Failed {
+                execution.outcome = ExecutionOutcome::Done;
+                self.completed_jobs.insert(execution.job, at);
             }
         }
         if std::mem::take(&mut self.is_fleet_stale) {
-            self.look_at_fleet();
+            self.observe_fleet();
         }
     }
 
-    fn look_at_fleet(&mut self) {
+    fn observe_fleet(&mut self) {
         for (&server, &at) in &self.node_at {
             let is_lost = self.scheduler.is_lost(server);
-            let present = &mut self.nodes[at].present;
+            let present = &mut self.nodes[at].presence;
             let is_present = present.last().is_some_and(|(_, until)| until.is_none());
             if is_lost && is_present {
                 if let Some((_, until)) = present.last_mut() {
@@ -218,9 +218,9 @@ impl Observer {
                 }
                 // What was on it is of no use any more, and no server will say so.
                 let there = self.volumes.iter_mut();
-                for making in there.filter(|m| m.server == server && m.gone_ms.is_none()) {
+                for making in there.filter(|m| m.server == server && m.deleted_ms.is_none()) {
                     making.is_lost = true;
-                    making.gone_ms = Some(self.at_ms);
+                    making.deleted_ms = Some(self.at_ms);
                 }
             } else if !is_lost && !is_present {
                 present.push((self.at_ms, None));
@@ -229,66 +229,66 @@ impl Observer {
     }
 
     /// Notes what the core wants done.
-    fn asked(&mut self, action: &Action) {
+    fn note_action(&mut self, action: &Action) {
         match action {
             Action::CreateVolume {
                 id,
                 volume,
                 server,
                 size,
-            } => self.making(*id, *volume, *server, size.bytes, None),
+            } => self.note_creation(*id, *volume, *server, size.bytes, None),
             Action::CopyVolume {
                 id,
                 source,
                 server,
                 size,
                 ..
-            } => self.making(*id, source.volume, *server, size.bytes, Some(Holding::Copy)),
+            } => self.note_creation(*id, source.volume, *server, size.bytes, Some(VolumeRole::Copy)),
             Action::StartJob {
                 execution,
                 job,
                 server,
                 volumes,
                 ..
-            } => self.start(*execution, *job, *server, volumes),
-            Action::ExtractFile { extract, index, .. } => self.send(*extract, *index),
+            } => self.note_start(*execution, *job, *server, volumes),
+            Action::ExtractFile { extract, index, .. } => self.note_extract(*extract, *index),
             _ => {}
         }
     }
 
-    fn making(
+    fn note_creation(
         &mut self,
         id: VolumeId,
         volume: VolumeIndex,
         server: ServerId,
         bytes: u64,
-        as_copy: Option<Holding>,
+        as_copy: Option<VolumeRole>,
     ) {
         if self.volume_at.contains_key(&id) {
             return;
         }
         let declared = self.scheduler.workflow().volume(volume);
         let (holding, is_filled) = match &declared.kind {
-            VolumeKind::Scratch { fill } => (Holding::Scratch, fill.is_some()),
-            VolumeKind::Cache { .. } => (Holding::Cache, false),
+            VolumeKind::Scratch { fill } => (VolumeRole::Scratch, fill.is_some()),
+            VolumeKind::Cache { .. } => (VolumeRole::Cache, false),
         };
         self.volume_at.insert(id, self.volumes.len());
-        self.volumes.push(Making {
+        self.volumes.push(VolumeRecord {
             name: declared.name.clone(),
             volume,
-            holding: as_copy.unwrap_or(holding),
+            role: as_copy.unwrap_or(holding),
             server,
-            node: self.node(server),
+            node: self.node_name(server),
             bytes,
             is_filled: is_filled && as_copy.is_none(),
-            asked_ms: self.at_ms,
-            made_ms: None,
-            gone_ms: None,
+            requested_ms: self.at_ms,
+            created_ms: None,
+            deleted_ms: None,
             is_lost: false,
         });
     }
 
-    fn start(
+    fn note_start(
         &mut self,
         id: ExecutionId,
         job: JobIndex,
@@ -296,23 +296,23 @@ impl Observer {
         volumes: &[MountedVolume],
     ) {
         // The same start may be asked for again after a restart of the scheduler.
-        if self.open.contains_key(&id) {
+        if self.open_executions.contains_key(&id) {
             return;
         }
-        if let Some(earlier) = self.done.remove(&job) {
-            self.executions[earlier].fate = Fate::RolledBack;
+        if let Some(earlier) = self.completed_jobs.remove(&job) {
+            self.executions[earlier].outcome = ExecutionOutcome::RolledBack;
         }
         let at = |mounted: &MountedVolume| self.volume_at.get(&mounted.id).copied();
         let mounts: BTreeSet<usize> = volumes.iter().filter_map(at).collect();
-        self.open.insert(id, self.executions.len());
-        self.executions.push(Execution {
+        self.open_executions.insert(id, self.executions.len());
+        self.executions.push(ExecutionRecord {
             job,
             server,
-            node: self.node(server),
-            asked_ms: self.at_ms,
+            node: self.node_name(server),
+            requested_ms: self.at_ms,
             ended_ms: None,
-            fate: Fate::Running,
-            ended_how: String::new(),
+            outcome: ExecutionOutcome::Running,
+            end_description: String::new(),
             wall_ms: 0,
             cpu_ms: 0,
             waited_ms: 0,
@@ -324,7 +324,7 @@ impl Observer {
         });
     }
 
-    fn send(&mut self, extract: ExtractionId, index: u32) {
+    fn note_extract(&mut self, extract: ExtractionId, index: u32) {
         // The same try may be asked for again after a restart of the scheduler.
         let known = self.sending_at.get(&extract);
         if known.is_some_and(|at| self.sendings[*at].ended_ms.is_none()) {
@@ -332,16 +332,16 @@ impl Observer {
         }
         let target = &self.scheduler.workflow().extracts[index as usize].target;
         self.sending_at.insert(extract, self.sendings.len());
-        self.sendings.push(Sending {
+        self.sendings.push(ExtractAttempt {
             index,
             target: target.to_string(),
-            asked_ms: self.at_ms,
+            requested_ms: self.at_ms,
             ended_ms: None,
             bytes: None,
         });
     }
 
-    fn node(&self, server: ServerId) -> String {
+    fn node_name(&self, server: ServerId) -> String {
         let node = self.scheduler.node(server);
         node.map_or_else(|| server.to_string(), |node| node.name.clone())
     }
@@ -349,29 +349,29 @@ impl Observer {
     /// The intervals of all that was told.
     pub(super) fn finish(mut self) -> Timeline {
         // Jobs that were rolled back and have not started again.
-        for (&job, &at) in &self.done {
+        for (&job, &at) in &self.completed_jobs {
             if self.scheduler.job_state(job) != JobState::Done {
-                self.executions[at].fate = Fate::RolledBack;
+                self.executions[at].outcome = ExecutionOutcome::RolledBack;
             }
         }
         let workflow = self.scheduler.workflow();
         let stages = workflow.levels();
-        let standing = |(at, job): (usize, &crate::workflow::Job)| JobStanding {
+        let standing = |(at, job): (usize, &crate::workflow::Job)| JobStatus {
             name: job.name.clone(),
             state: self.scheduler.job_state(JobIndex(at as u32)),
-            stage: stages[at],
+            level: stages[at],
         };
-        let receipts = self.scheduler.receipts();
+        let receipts = self.scheduler.copy_decisions();
         Timeline {
             run: self.scheduler.run(),
             workflow: workflow.name.clone(),
-            began: self.began,
+            began_at: self.began,
             wall_ms: self.at_ms,
             outcome: self.scheduler.outcome().cloned(),
             progress: self.scheduler.progress(),
             jobs: workflow.jobs.iter().enumerate().map(standing).collect(),
-            receipts: receipts
-                .map(|(volume, receipt)| self.receipt(volume, receipt))
+            copy_decisions: receipts
+                .map(|(volume, receipt)| self.copy_decision(volume, receipt))
                 .collect(),
             warnings: self
                 .scheduler
@@ -381,31 +381,31 @@ impl Observer {
                 .collect(),
             executions: self.executions,
             volumes: self.volumes,
-            sendings: self.sendings,
+            extract_attempts: self.sendings,
             nodes: self.nodes,
         }
     }
 
-    fn receipt(&self, volume: VolumeIndex, receipt: &Receipt) -> CopyReceipt {
-        let decision = match receipt.decision {
-            Decision::NotWorth => "not worth it".to_owned(),
-            Decision::NoRoom => "no room on another node".to_owned(),
-            Decision::Copying(to) => format!("being copied to {}", self.node(to)),
-            Decision::Copied(on, moved) => format!(
+    fn copy_decision(&self, volume: VolumeIndex, receipt: &CopyDecision) -> CopyDecisionRecord {
+        let decision = match receipt.outcome {
+            CopyOutcome::NotWorthwhile => "not worth it".to_owned(),
+            CopyOutcome::NoRoom => "no room on another node".to_owned(),
+            CopyOutcome::Copying(to) => format!("being copied to {}", self.node_name(to)),
+            CopyOutcome::Copied(on, moved) => format!(
                 "copied to {} in {} ms: {} bytes crossed the network for the {} that it holds",
-                self.node(on),
-                moved.ms,
+                self.node_name(on),
+                moved.duration_ms,
                 moved.received_bytes,
                 moved.held_bytes
             ),
-            Decision::Failed => "failed or overtaken".to_owned(),
-            Decision::Saved(ms) => format!("saved {ms} ms of work"),
-            Decision::Replaced(moved) => format!("replaced, after {} ms of copying", moved.ms),
-            Decision::Unused(moved) => format!("never needed, {} ms in vain", moved.ms),
+            CopyOutcome::Failed => "failed or overtaken".to_owned(),
+            CopyOutcome::UsedForRecovery(ms) => format!("saved {ms} ms of work"),
+            CopyOutcome::Replaced(moved) => format!("replaced, after {} ms of copying", moved.duration_ms),
+            CopyOutcome::Unused(moved) => format!("never needed, {} ms in vain", moved.duration_ms),
         };
-        CopyReceipt {
+        CopyDecisionRecord {
             volume: self.scheduler.workflow().volume(volume).name.clone(),
-            at_ms: receipt.at.ms_since(self.began),
+            at_ms: receipt.decided_at.ms_since(self.began),
             redo_ms: receipt.redo_ms,
             risk_ppm: receipt.risk_ppm,
             benefit_us: receipt.benefit_us,
@@ -417,7 +417,7 @@ impl Observer {
     }
 }
 
-fn how(outcome: &JobOutcome) -> String {
+fn describe_outcome(outcome: &JobOutcome) -> String {
     match outcome {
         JobOutcome::Exited(0) => "done".to_owned(),
         JobOutcome::Exited(code) => format!("exit code {code}"),

@@ -7,26 +7,26 @@
 //! that next writer. All other pairs follow, because "is before" is transitive.
 
 use super::checked::{JobIndex, Volume, VolumeKind, Workflow};
-use super::diagnostic::{Diagnostics, Place};
-use super::order::{Search, SearchTooLong};
+use super::diagnostic::{Diagnostics, SourceLocation};
+use super::order::{OrderSearch, SearchTooLong};
 
 /// One job's use of a volume, over all its mounts of it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Use {
+pub(super) struct JobAccess {
     pub(super) job: JobIndex,
     pub(super) writable: bool,
     /// Where the first mount is declared.
-    pub(super) place: Place,
+    pub(super) location: SourceLocation,
 }
 
 /// Reports at most one error or warning for each volume. `uses` is indexed as the volumes are and
 /// has each job once.
 pub(super) fn check_access(
     workflow: &Workflow,
-    mut uses: Vec<Vec<Use>>,
+    mut uses: Vec<Vec<JobAccess>>,
     diagnostics: &mut Diagnostics,
 ) {
-    let search = Search::new(&workflow.jobs);
+    let search = OrderSearch::new(&workflow.jobs);
     let mut check = AccessCheck {
         workflow,
         search,
@@ -44,27 +44,27 @@ pub(super) fn check_access(
                 volume.name
             );
             let hint = "make sure that users of one scratch volume are ordered by 'parent'";
-            return check.diagnostics.warn(used.place, message, hint);
+            return check.diagnostics.warn(used.location, message, hint);
         }
     }
 }
 
 struct AccessCheck<'w, 'd> {
     workflow: &'w Workflow,
-    search: Search<'w>,
+    search: OrderSearch<'w>,
     diagnostics: &'d mut Diagnostics,
 }
 
 impl AccessCheck<'_, '_> {
-    fn volume(&mut self, volume: &Volume, filled: bool, uses: &[Use]) -> Result<(), SearchTooLong> {
+    fn volume(&mut self, volume: &Volume, filled: bool, uses: &[JobAccess]) -> Result<(), SearchTooLong> {
         let first_writer = uses.iter().position(|used| used.writable);
-        if !filled && self.reads_first(volume, uses, first_writer)? {
+        if !filled && self.check_first_use(volume, uses, first_writer)? {
             return Ok(());
         }
-        let mut writer: Option<Use> = None;
-        let mut readers: Vec<Use> = Vec::new();
+        let mut writer: Option<JobAccess> = None;
+        let mut readers: Vec<JobAccess> = Vec::new();
         for &used in uses {
-            let before: &[Use] = match &writer {
+            let before: &[JobAccess] = match &writer {
                 _ if used.writable && !readers.is_empty() => &readers,
                 Some(writer) => std::slice::from_ref(writer),
                 None => &[],
@@ -86,10 +86,10 @@ impl AccessCheck<'_, '_> {
     }
 
     /// Reports the first job when it reads what nobody can have written by then.
-    fn reads_first(
+    fn check_first_use(
         &mut self,
         volume: &Volume,
-        uses: &[Use],
+        uses: &[JobAccess],
         first_writer: Option<usize>,
     ) -> Result<bool, SearchTooLong> {
         let Some(&first) = uses.first() else {
@@ -107,7 +107,7 @@ impl AccessCheck<'_, '_> {
                 "mount it 'rw' in the job that writes it, or fill it: \
                  volume {name} scratch SIZE from URL"
             );
-            self.diagnostics.error_hint(first.place, message, hint);
+            self.diagnostics.error_hint(first.location, message, hint);
             return Ok(true);
         };
         let writer = uses[first_writer];
@@ -119,13 +119,13 @@ impl AccessCheck<'_, '_> {
         let message =
             format!("job '{reader}' reads scratch volume '{name}' before job '{writer}' writes it");
         let hint = format!("order them with 'parent {writer} child {reader}', or mount it 'rw'");
-        self.diagnostics.error_hint(first.place, message, hint);
+        self.diagnostics.error_hint(first.location, message, hint);
         Ok(true)
     }
 
-    fn report_unordered(&mut self, volume: &Volume, filled: bool, one: Use, other: Use) {
+    fn report_unordered(&mut self, volume: &Volume, filled: bool, one: JobAccess, other: JobAccess) {
         // In the order of the text, which is how the user thinks of them.
-        let (one, other) = if one.place <= other.place {
+        let (one, other) = if one.location <= other.location {
             (one, other)
         } else {
             (other, one)
@@ -145,9 +145,9 @@ impl AccessCheck<'_, '_> {
             format!("write 'parent {x} child {y}', or give each job a volume of its own")
         };
         if filled {
-            self.diagnostics.warn(other.place, message, hint);
+            self.diagnostics.warn(other.location, message, hint);
         } else {
-            self.diagnostics.error_hint(other.place, message, hint);
+            self.diagnostics.error_hint(other.location, message, hint);
         }
     }
 }

@@ -6,15 +6,15 @@ use std::rc::Rc;
 use bafs_proto::volume::LimitKind;
 
 use super::checked::VolumeKind;
-use super::diagnostic::Place;
-use super::submit::Key;
+use super::diagnostic::SourceLocation;
+use super::submit::DescriptionKey;
 use super::url::Url;
 
 /// A word of the text, without its quotes.
 #[derive(Debug, Clone)]
 pub(super) struct Word {
     pub(super) text: String,
-    pub(super) place: Place,
+    pub(super) location: SourceLocation,
     /// The quote that the word begins with.
     pub(super) quote: Option<char>,
 }
@@ -35,7 +35,7 @@ pub(super) enum Keyword {
 
 /// One statement, or a loop around some.
 #[derive(Debug)]
-pub(super) enum Node {
+pub(super) enum SyntaxNode {
     Statement(Statement),
     Loop(Loop),
 }
@@ -53,19 +53,19 @@ pub(super) struct Statement {
 /// A loop as it is written.
 #[derive(Debug)]
 pub(super) struct Loop {
-    pub(super) place: Place,
+    pub(super) location: SourceLocation,
     pub(super) variable: Word,
     /// Words and ranges that the variable goes through.
     pub(super) items: Vec<Word>,
-    pub(super) body: Vec<Node>,
+    pub(super) body: Vec<SyntaxNode>,
 }
 
 /// A job description before loop variables are substituted: each key at most once.
 #[derive(Debug, Default)]
 pub(super) struct Description {
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<DescriptionEntry>,
     /// Whether a line was refused, so that a key that is missing may have been meant by it.
-    pub(super) has_refused: bool,
+    pub(super) has_rejected_lines: bool,
 }
 
 impl Description {
@@ -83,9 +83,9 @@ pub(super) fn bytes_of(words: &[Word]) -> u64 {
 
 /// A line `key = words` of a job description.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) key: Key,
-    pub(super) place: Place,
+pub(super) struct DescriptionEntry {
+    pub(super) key: DescriptionKey,
+    pub(super) location: SourceLocation,
     pub(super) values: Vec<Word>,
 }
 
@@ -98,22 +98,22 @@ pub(super) struct Declarations {
     pub(super) mounts: Vec<MountDeclaration>,
     pub(super) extracts: Vec<ExtractDeclaration>,
     pub(super) retries: Vec<RetryDeclaration>,
-    pub(super) shares: Vec<ShareDeclaration>,
+    pub(super) shares: Vec<SharedDirectoryDeclaration>,
     /// Whether an error kept some declarations out, so that a name may be missing for that reason.
-    pub(super) partial: bool,
+    pub(super) is_partial: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct JobDeclaration {
     pub(super) name: Word,
-    pub(super) settings: Settings,
+    pub(super) settings: JobSettings,
     /// Whether a description was read and does not mention an executable.
-    pub(super) lacks_executable: bool,
+    pub(super) is_missing_executable: bool,
 }
 
 /// What a job description says, once loop variables are substituted.
 #[derive(Debug, Default)]
-pub(super) struct Settings {
+pub(super) struct JobSettings {
     pub(super) executable: Option<Word>,
     pub(super) arguments: Vec<String>,
     pub(super) environment: Vec<(String, String)>,
@@ -123,10 +123,10 @@ pub(super) struct Settings {
     pub(super) cpus: Option<u32>,
     pub(super) memory_bytes: Option<u64>,
     pub(super) runtime_s: Option<u64>,
-    pub(super) retries: Option<(u32, Place)>,
+    pub(super) retries: Option<(u32, SourceLocation)>,
     pub(super) priority: Option<i32>,
     /// Directories of the host, ascending, each once.
-    pub(super) share: Vec<String>,
+    pub(super) shared_directories: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -135,7 +135,7 @@ pub(super) struct VolumeDeclaration {
     pub(super) kind: VolumeKind,
     /// Nothing when it is to be measured.
     pub(super) size_bytes: Option<u64>,
-    pub(super) size_place: Place,
+    pub(super) size_location: SourceLocation,
     pub(super) size_files: Option<u64>,
     pub(super) limit: LimitKind,
 }
@@ -152,7 +152,7 @@ pub(super) struct MountDeclaration {
     pub(super) job: Word,
     pub(super) path: Word,
     /// Whether `ro`, `rw` or `write-back` is written, and where.
-    pub(super) access: Option<(Access, Place)>,
+    pub(super) access: Option<(Access, SourceLocation)>,
 }
 
 /// How a volume is mounted.
@@ -169,7 +169,7 @@ pub(super) struct ExtractDeclaration {
     pub(super) volume: Word,
     pub(super) path: Word,
     pub(super) target: Url,
-    pub(super) target_place: Place,
+    pub(super) target_location: SourceLocation,
 }
 
 #[derive(Debug)]
@@ -180,7 +180,7 @@ pub(super) struct RetryDeclaration {
 
 /// Jobs that see the host's directory of this name.
 #[derive(Debug)]
-pub(super) struct ShareDeclaration {
+pub(super) struct SharedDirectoryDeclaration {
     pub(super) path: String,
     pub(super) jobs: Vec<Word>,
 }

@@ -2,13 +2,13 @@
 //! job is to run. The bounds of texts are where texts are read.
 
 use super::checked::{Job, Volume, VolumeKind};
-use super::diagnostic::{Diagnostics, Place};
+use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::{CACHE_FILES_MAX, MOUNT_BYTES_MAX, MOUNTS_MAX};
 
 /// Refuses more mounts of a job than an agent takes. `places` are those of its mounts.
 pub(super) fn check_mount_count(
     job: &Job,
-    places: &[Place],
+    places: &[SourceLocation],
     volumes: &[Volume],
     diagnostics: &mut Diagnostics,
 ) {
@@ -37,7 +37,7 @@ pub(super) fn check_mount_count(
 }
 
 /// Refuses a cache of more files than a node takes.
-pub(super) fn check_cache_files(volume: &Volume, place: Place, diagnostics: &mut Diagnostics) {
+pub(super) fn check_cache_files(volume: &Volume, location: SourceLocation, diagnostics: &mut Diagnostics) {
     let is_cache = matches!(volume.kind, VolumeKind::Cache { .. });
     if is_cache && volume.size_files > CACHE_FILES_MAX {
         let message = format!(
@@ -45,6 +45,6 @@ pub(super) fn check_cache_files(volume: &Volume, place: Place, diagnostics: &mut
             volume.name, volume.size_files
         );
         let hint = "say with 'files' how many its source has, or split it into several volumes";
-        diagnostics.error_hint(place, message, hint);
+        diagnostics.error_hint(location, message, hint);
     }
 }

@@ -3,23 +3,23 @@
 
 use std::collections::BTreeMap;
 
-use super::access::{Use, check_access};
+use super::access::{JobAccess, check_access};
 use super::ast::{
     Access, Declarations, ExtractDeclaration, JobDeclaration, MountDeclaration, ParentDeclaration,
-    RetryDeclaration, Settings, ShareDeclaration, VolumeDeclaration, Word,
+    RetryDeclaration, JobSettings, SharedDirectoryDeclaration, VolumeDeclaration, Word,
 };
 use super::bounds::{check_cache_files, check_mount_count};
 use super::checked::{
-    Command, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
+    ProgramSpec, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
 };
-use super::command::{CommandPaths, check_words, complete_command};
-use super::diagnostic::{Diagnostics, Place};
+use super::command::{CommandPaths, check_command_words, complete_command};
+use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::{
     BYTES_PER_FILE_DEFAULT, CACHE_FILES_MAX, CYCLE_JOBS_SHOWN_MAX, EDGES_MAX, FILES_DEFAULT_MIN,
 };
-use super::names::Names;
-use super::order::cycles;
-use super::overlap::{Target, check_overlaps};
+use super::names::NameTable;
+use super::order::find_cycles;
+use super::overlap::{LocatedTarget, check_overlaps};
 use super::path::{self, PathError};
 use super::url::{Scheme, Url};
 
@@ -27,24 +27,24 @@ use super::url::{Scheme, Url};
 ///
 /// Every stage goes on after an error. Only what would then report echoes of earlier errors (an
 /// order that lacks an edge, a volume that lacks its writer) waits until the names are right.
-pub(super) fn check(
+pub(super) fn check_workflow(
     name: String,
     declarations: Declarations,
     diagnostics: &mut Diagnostics,
 ) -> Workflow {
-    let complete = !declarations.partial;
-    let mut checker = Checker {
+    let complete = !declarations.is_partial;
+    let mut checker = WorkflowChecker {
         workflow: Workflow {
             name,
             jobs: vec![],
             volumes: vec![],
             extracts: vec![],
         },
-        jobs: Names::new("job"),
-        volumes: Names::new("volume"),
+        jobs: NameTable::new("job"),
+        volumes: NameTable::new("volume"),
         notes: vec![],
-        complete,
-        partial: declarations.partial,
+        is_complete: complete,
+        is_partial: declarations.is_partial,
         diagnostics,
     };
     let Declarations {
@@ -60,13 +60,13 @@ pub(super) fn check(
     checker.declare_jobs(jobs);
     checker.declare_volumes(volumes);
     checker.set_retries(&retries);
-    checker.share(shares);
-    let edges = checker.connect(&parents);
-    checker.mount(mounts);
+    checker.share_directories(shares);
+    let edges = checker.connect_jobs(&parents);
+    checker.mount_volumes(mounts);
     checker.check_mounts();
     checker.complete_commands();
     checker.check_order(&edges);
-    checker.extract(extracts);
+    checker.declare_extracts(extracts);
     checker.check_presence();
     let mut workflow = checker.workflow;
     for job in &mut workflow.jobs {
@@ -76,68 +76,68 @@ pub(super) fn check(
 }
 
 /// An edge of the graph and where it is declared.
-struct Edge {
+struct DeclaredEdge {
     parent: JobIndex,
     child: JobIndex,
-    place: Place,
+    location: SourceLocation,
 }
 
 /// What is known of a job and not part of the workflow.
 struct JobNotes {
     paths: CommandPaths,
     /// Where the retries are given, if they are.
-    retries: Option<Place>,
+    retries_location: Option<SourceLocation>,
     /// Where each mount is declared, as long as the mounts are in the order of declaration.
-    mounts: Vec<Place>,
+    mount_locations: Vec<SourceLocation>,
 }
 
-struct Checker<'d> {
+struct WorkflowChecker<'d> {
     workflow: Workflow,
-    jobs: Names,
-    volumes: Names,
+    jobs: NameTable,
+    volumes: NameTable,
     /// One for each job.
     notes: Vec<JobNotes>,
     /// Whether every declaration is in the workflow.
-    complete: bool,
+    is_complete: bool,
     /// Whether a name may be unknown because of an error that was reported.
-    partial: bool,
+    is_partial: bool,
     diagnostics: &'d mut Diagnostics,
 }
 
-impl Checker<'_> {
+impl WorkflowChecker<'_> {
     fn declare_jobs(&mut self, declarations: Vec<JobDeclaration>) {
         for JobDeclaration {
             name,
             settings,
-            lacks_executable,
+            is_missing_executable: lacks_executable,
         } in declarations
         {
             if lacks_executable {
                 let message = format!("job '{}' has no executable", name.text);
                 let hint = "add a line 'executable = PROGRAM' to its description";
-                self.diagnostics.error_hint(name.place, message, hint);
+                self.diagnostics.error_hint(name.location, message, hint);
             }
             if !self.jobs.declare(&name, self.diagnostics) {
-                self.complete = false;
+                self.is_complete = false;
                 continue;
             }
-            let Settings {
+            let JobSettings {
                 executable,
                 arguments,
                 environment,
-                share,
+                shared_directories: share,
                 ..
             } = settings;
-            let command = Command {
+            let command = ProgramSpec {
                 executable: executable.map_or_else(String::new, |word| word.text),
                 arguments,
                 environment,
                 directory: String::new(),
                 stdout: None,
                 stderr: None,
-                share,
+                shared_directories: share,
             };
-            check_words(&name.text, &command, name.place, self.diagnostics);
+            check_command_words(&name.text, &command, name.location, self.diagnostics);
             self.workflow.jobs.push(Job {
                 name: name.text,
                 command,
@@ -150,7 +150,7 @@ impl Checker<'_> {
                 parents: vec![],
                 children: vec![],
             });
-            let Settings {
+            let JobSettings {
                 directory,
                 stdout,
                 stderr,
@@ -164,8 +164,8 @@ impl Checker<'_> {
             let retries = settings.retries.map(|(_, place)| place);
             self.notes.push(JobNotes {
                 paths,
-                retries,
-                mounts: vec![],
+                retries_location: retries,
+                mount_locations: vec![],
             });
         }
     }
@@ -175,13 +175,13 @@ impl Checker<'_> {
             name,
             kind,
             size_bytes,
-            size_place,
+            size_location: size_place,
             size_files,
             limit,
         } in declarations
         {
             if !self.volumes.declare(&name, self.diagnostics) {
-                self.complete = false;
+                self.is_complete = false;
                 continue;
             }
             if size_bytes == Some(0) {
@@ -213,25 +213,25 @@ impl Checker<'_> {
 
     fn set_retries(&mut self, declarations: &[RetryDeclaration]) {
         for RetryDeclaration { job, retries } in declarations {
-            let Some(index) = self.job(job) else { continue };
-            if let Some(before) = self.notes[index.as_usize()].retries {
-                let before = self.diagnostics.name(before);
+            let Some(index) = self.find_job(job) else { continue };
+            if let Some(before) = self.notes[index.as_usize()].retries_location {
+                let before = self.diagnostics.describe_location(before);
                 let message = format!(
                     "retries of job '{}' are given twice, first in {before}",
                     job.text
                 );
-                self.diagnostics.error(job.place, message);
+                self.diagnostics.error(job.location, message);
             }
-            self.notes[index.as_usize()].retries = Some(job.place);
+            self.notes[index.as_usize()].retries_location = Some(job.location);
             self.workflow.jobs[index.as_usize()].retries = *retries;
         }
     }
 
-    fn share(&mut self, declarations: Vec<ShareDeclaration>) {
-        for ShareDeclaration { path, jobs } in declarations {
+    fn share_directories(&mut self, declarations: Vec<SharedDirectoryDeclaration>) {
+        for SharedDirectoryDeclaration { path, jobs } in declarations {
             for job in &jobs {
-                let Some(index) = self.job(job) else { continue };
-                let shared = &mut self.workflow.jobs[index.as_usize()].command.share;
+                let Some(index) = self.find_job(job) else { continue };
+                let shared = &mut self.workflow.jobs[index.as_usize()].command.shared_directories;
                 if !shared.contains(&path) {
                     shared.push(path.clone());
                     shared.sort();
@@ -240,40 +240,40 @@ impl Checker<'_> {
         }
     }
 
-    fn connect(&mut self, declarations: &[ParentDeclaration]) -> Vec<Edge> {
+    fn connect_jobs(&mut self, declarations: &[ParentDeclaration]) -> Vec<DeclaredEdge> {
         let mut edges = Vec::new();
         for ParentDeclaration { parents, children } in declarations {
             if edges.len() as u64 + parents.len() as u64 * children.len() as u64 > EDGES_MAX {
                 let message = format!("more than {EDGES_MAX} pairs of parent and child");
                 let hint = "put a job in between: all parents before it, all children after it";
-                self.diagnostics.error_hint(parents[0].place, message, hint);
-                self.complete = false;
+                self.diagnostics.error_hint(parents[0].location, message, hint);
+                self.is_complete = false;
                 break;
             }
-            let parents: Vec<JobIndex> = parents.iter().filter_map(|word| self.job(word)).collect();
+            let parents: Vec<JobIndex> = parents.iter().filter_map(|word| self.find_job(word)).collect();
             for word in children {
-                let Some(child) = self.job(word) else {
+                let Some(child) = self.find_job(word) else {
                     continue;
                 };
-                let place = word.place;
-                edges.extend(parents.iter().map(|&parent| Edge {
+                let place = word.location;
+                edges.extend(parents.iter().map(|&parent| DeclaredEdge {
                     parent,
                     child,
-                    place,
+                    location: place,
                 }));
             }
         }
         // Sorted edges give sorted lists of neighbours, whatever the order of the text.
-        edges.sort_by_key(|edge| (edge.parent, edge.child, edge.place));
+        edges.sort_by_key(|edge| (edge.parent, edge.child, edge.location));
         edges.dedup_by_key(|edge| (edge.parent, edge.child));
-        for &Edge { parent, child, .. } in &edges {
+        for &DeclaredEdge { parent, child, .. } in &edges {
             self.workflow.jobs[parent.as_usize()].children.push(child);
             self.workflow.jobs[child.as_usize()].parents.push(parent);
         }
         edges
     }
 
-    fn mount(&mut self, declarations: Vec<MountDeclaration>) {
+    fn mount_volumes(&mut self, declarations: Vec<MountDeclaration>) {
         for MountDeclaration {
             volume,
             job,
@@ -281,14 +281,14 @@ impl Checker<'_> {
             access,
         } in declarations
         {
-            let (volume_index, job_index) = (self.volume(&volume), self.job(&job));
-            let mount_path = path::mount_point(&path.text).unwrap_or_else(|error| {
+            let (volume_index, job_index) = (self.find_volume(&volume), self.find_job(&job));
+            let mount_path = path::parse_mount_point(&path.text).unwrap_or_else(|error| {
                 let hint = match error {
                     PathError::NotAbsolute => format!("write '/{}'", path.text),
                     _ => "a mount path is absolute and names a directory, such as /data".to_owned(),
                 };
-                let message = format!("the mount path '{}' {}", path.text, error.text());
-                self.diagnostics.error_hint(path.place, message, hint);
+                let message = format!("the mount path '{}' {}", path.text, error.description());
+                self.diagnostics.error_hint(path.location, message, hint);
                 String::new()
             });
             let (Some(volume_index), Some(job_index)) = (volume_index, job_index) else {
@@ -311,7 +311,7 @@ impl Checker<'_> {
                 write_back: !is_cache && access == Access::WriteBack,
             };
             self.workflow.jobs[job_index.as_usize()].mounts.push(mount);
-            self.notes[job_index.as_usize()].mounts.push(path.place);
+            self.notes[job_index.as_usize()].mount_locations.push(path.location);
             self.workflow.volumes[volume_index.as_usize()]
                 .users
                 .push(job_index);
@@ -325,15 +325,15 @@ impl Checker<'_> {
     /// Refuses mounts of one job that cover each other.
     fn check_mounts(&mut self) {
         let volumes = &self.workflow.volumes;
-        for (volume, place) in volumes.iter().zip(self.volumes.places()) {
+        for (volume, place) in volumes.iter().zip(self.volumes.locations()) {
             check_cache_files(volume, *place, self.diagnostics);
         }
         for (job, notes) in self.workflow.jobs.iter().zip(&self.notes) {
-            check_mount_count(job, &notes.mounts, volumes, self.diagnostics);
-            let mut mounts: Vec<(&Mount, Place)> = job
+            check_mount_count(job, &notes.mount_locations, volumes, self.diagnostics);
+            let mut mounts: Vec<(&Mount, SourceLocation)> = job
                 .mounts
                 .iter()
-                .zip(notes.mounts.iter().copied())
+                .zip(notes.mount_locations.iter().copied())
                 .collect();
             mounts.retain(|(mount, _)| !mount.path.is_empty());
             // By components, so that a directory stands right before what is inside it.
@@ -346,7 +346,7 @@ impl Checker<'_> {
                     continue;
                 }
                 let (first, second) = (outer_place.min(inner_place), outer_place.max(inner_place));
-                let before = self.diagnostics.name(first);
+                let before = self.diagnostics.describe_location(first);
                 let names = [inner, outer].map(|mount| &volumes[mount.volume.as_usize()].name);
                 let message = if inner.path == outer.path {
                     format!("job '{}' mounts two volumes at '{}'", job.name, inner.path)
@@ -371,9 +371,9 @@ impl Checker<'_> {
         if self.workflow.jobs.is_empty() {
             let hint = "declare one with 'job NAME FILE'";
             self.diagnostics
-                .error_hint(Place::START, "this workflow has no jobs", hint);
+                .error_hint(SourceLocation::START, "this workflow has no jobs", hint);
         }
-        for (volume, &place) in self.workflow.volumes.iter().zip(self.volumes.places()) {
+        for (volume, &place) in self.workflow.volumes.iter().zip(self.volumes.locations()) {
             if volume.users.is_empty() {
                 let message = format!("volume '{}' is never mounted", volume.name);
                 let hint = format!(
@@ -389,16 +389,16 @@ impl Checker<'_> {
     fn complete_commands(&mut self) {
         for (job, notes) in self.workflow.jobs.iter_mut().zip(&self.notes) {
             let volumes = &self.workflow.volumes;
-            complete_command(job, &notes.paths, volumes, self.complete, self.diagnostics);
+            complete_command(job, &notes.paths, volumes, self.is_complete, self.diagnostics);
         }
     }
 
-    fn check_order(&mut self, edges: &[Edge]) {
-        let found = cycles(&self.workflow.jobs);
+    fn check_order(&mut self, edges: &[DeclaredEdge]) {
+        let found = find_cycles(&self.workflow.jobs);
         for cycle in &found {
             let (last, first) = (cycle[cycle.len() - 1], cycle[0]);
             let closing = edges.binary_search_by_key(&(last, first), |e| (e.parent, e.child));
-            let place = closing.map_or(Place::START, |position| edges[position].place);
+            let place = closing.map_or(SourceLocation::START, |position| edges[position].location);
             let name = |job: &JobIndex| self.workflow.job(*job).name.as_str();
             let mut names: Vec<&str> = cycle.iter().take(CYCLE_JOBS_SHOWN_MAX).map(name).collect();
             let hidden = format!(
@@ -413,25 +413,25 @@ impl Checker<'_> {
             let hint = "remove one of these 'parent' relations";
             self.diagnostics.error_hint(place, message, hint);
         }
-        if found.is_empty() && self.complete {
-            let uses = self.uses();
+        if found.is_empty() && self.is_complete {
+            let uses = self.volume_uses();
             check_access(&self.workflow, uses, self.diagnostics);
         }
     }
 
     /// Who uses each volume, with several mounts by one job taken together.
-    fn uses(&self) -> Vec<Vec<Use>> {
-        let mut uses: Vec<Vec<Use>> = self.workflow.volumes.iter().map(|_| vec![]).collect();
+    fn volume_uses(&self) -> Vec<Vec<JobAccess>> {
+        let mut uses: Vec<Vec<JobAccess>> = self.workflow.volumes.iter().map(|_| vec![]).collect();
         for (position, (job, notes)) in self.workflow.jobs.iter().zip(&self.notes).enumerate() {
             let job_index = JobIndex(position as u32);
-            for (mount, &place) in job.mounts.iter().zip(&notes.mounts) {
+            for (mount, &place) in job.mounts.iter().zip(&notes.mount_locations) {
                 let uses = &mut uses[mount.volume.as_usize()];
                 match uses.last_mut().filter(|last| last.job == job_index) {
                     Some(last) => last.writable |= mount.writable,
-                    None => uses.push(Use {
+                    None => uses.push(JobAccess {
                         job: job_index,
                         writable: mount.writable,
-                        place,
+                        location: place,
                     }),
                 }
             }
@@ -439,24 +439,24 @@ impl Checker<'_> {
         uses
     }
 
-    fn extract(&mut self, declarations: Vec<ExtractDeclaration>) {
-        let mut targets: BTreeMap<Url, Place> = BTreeMap::new();
-        let mut sources: BTreeMap<Url, Target> = BTreeMap::new();
+    fn declare_extracts(&mut self, declarations: Vec<ExtractDeclaration>) {
+        let mut targets: BTreeMap<Url, SourceLocation> = BTreeMap::new();
+        let mut sources: BTreeMap<Url, LocatedTarget> = BTreeMap::new();
         for ExtractDeclaration {
             volume,
             path,
             target,
-            target_place,
+            target_location: target_place,
         } in declarations
         {
             self.check_target(&target, target_place, &mut targets);
-            let file = path::relative(&path.text).unwrap_or_else(|error| {
-                let message = format!("the path '{}' {}", path.text, error.text());
+            let file = path::parse_relative(&path.text).unwrap_or_else(|error| {
+                let message = format!("the path '{}' {}", path.text, error.description());
                 let hint = "write the file's path inside the volume, such as out/result.txt";
-                self.diagnostics.error_hint(path.place, message, hint);
+                self.diagnostics.error_hint(path.location, message, hint);
                 String::new()
             });
-            let Some(index) = self.volume(&volume) else {
+            let Some(index) = self.find_volume(&volume) else {
                 continue;
             };
             sources
@@ -472,11 +472,11 @@ impl Checker<'_> {
             if matches!(declared.kind, VolumeKind::Cache { .. }) {
                 let message = format!("volume '{}' is a cache: nothing new is in it", volume.text);
                 let hint = "extract from the scratch volume that a job writes to";
-                self.diagnostics.error_hint(volume.place, message, hint);
-            } else if self.complete && !declared.users.iter().any(is_written) {
+                self.diagnostics.error_hint(volume.location, message, hint);
+            } else if self.is_complete && !declared.users.iter().any(is_written) {
                 let message = format!("no job writes to volume '{}'", volume.text);
                 let hint = format!("mount it 'rw' in the job that makes '{}'", path.text);
-                self.diagnostics.error_hint(volume.place, message, hint);
+                self.diagnostics.error_hint(volume.location, message, hint);
             }
             self.workflow.extracts.push(Extract {
                 volume: index,
@@ -485,12 +485,12 @@ impl Checker<'_> {
             });
         }
         self.check_nested_targets(&targets);
-        let places = self.volumes.places();
+        let places = self.volumes.locations();
         check_overlaps(&self.workflow, &sources, places, self.diagnostics);
     }
 
     /// A file is no directory, but in a bucket, where names only look like paths.
-    fn check_nested_targets(&mut self, targets: &BTreeMap<Url, Place>) {
+    fn check_nested_targets(&mut self, targets: &BTreeMap<Url, SourceLocation>) {
         for (target, at) in targets.iter().filter(|(it, _)| it.scheme != Scheme::S3) {
             let mut above = target.clone();
             while let Some(end) = above.path.rfind('/').filter(|end| *end > 0) {
@@ -498,7 +498,7 @@ impl Checker<'_> {
                 let Some(first) = targets.get(&above) else {
                     continue;
                 };
-                let first = self.diagnostics.name(*first);
+                let first = self.diagnostics.describe_location(*first);
                 let message = format!("'{target}' is below '{above}', a file as {first} says");
                 let hint = "no path is a file and a directory: give each a name of its own";
                 self.diagnostics.error_hint(*at, message, hint);
@@ -507,7 +507,7 @@ impl Checker<'_> {
         }
     }
 
-    fn check_target(&mut self, target: &Url, at: Place, targets: &mut BTreeMap<Url, Place>) {
+    fn check_target(&mut self, target: &Url, at: SourceLocation, targets: &mut BTreeMap<Url, SourceLocation>) {
         if !target.scheme.is_writable() {
             let message = format!("'{target}' cannot be written: the scheme is read-only");
             self.diagnostics
@@ -518,7 +518,7 @@ impl Checker<'_> {
                 .error_hint(at, message, "name the file that is to be made");
         }
         if let Some(first) = targets.get(target) {
-            let first = self.diagnostics.name(*first);
+            let first = self.diagnostics.describe_location(*first);
             let message = format!("two files are extracted to '{target}', one in {first}");
             self.diagnostics
                 .error_hint(at, message, "give each its own name");
@@ -527,15 +527,15 @@ impl Checker<'_> {
         }
     }
 
-    fn job(&mut self, word: &Word) -> Option<JobIndex> {
-        let index = self.jobs.find(word, self.partial, self.diagnostics);
-        self.complete &= index.is_some();
+    fn find_job(&mut self, word: &Word) -> Option<JobIndex> {
+        let index = self.jobs.find(word, self.is_partial, self.diagnostics);
+        self.is_complete &= index.is_some();
         index.map(JobIndex)
     }
 
-    fn volume(&mut self, word: &Word) -> Option<VolumeIndex> {
-        let index = self.volumes.find(word, self.partial, self.diagnostics);
-        self.complete &= index.is_some();
+    fn find_volume(&mut self, word: &Word) -> Option<VolumeIndex> {
+        let index = self.volumes.find(word, self.is_partial, self.diagnostics);
+        self.is_complete &= index.is_some();
         index.map(VolumeIndex)
     }
 }

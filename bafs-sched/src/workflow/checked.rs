@@ -53,7 +53,7 @@ pub struct Job {
     /// The name, unique among jobs.
     pub name: String,
     /// What is run.
-    pub command: Command,
+    pub command: ProgramSpec,
     /// Processors that the job occupies, at least one.
     pub cpus: u32,
     /// Memory that the job asks for; 0 when the workflow does not say.
@@ -75,7 +75,7 @@ pub struct Job {
 
 /// A program with its surroundings, all paths as the job sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Command {
+pub struct ProgramSpec {
     /// A path, or a bare name that is looked up in the job's `PATH`.
     pub executable: String,
     /// The arguments, without the program's own name; nothing in them is expanded any more.
@@ -90,7 +90,7 @@ pub struct Command {
     pub stderr: Option<String>,
     /// Which of [`SHARED_DIRECTORIES`] are the host's, ascending; the others are the job's own.
     #[serde(default)]
-    pub share: Vec<String>,
+    pub shared_directories: Vec<String>,
 }
 
 /// Directories that each job has for itself, unless it shares the host's.
@@ -203,7 +203,7 @@ impl Workflow {
     /// Every job once, parents before children; among jobs that are free to run, the one that was
     /// declared first comes first.
     pub fn topological_order(&self) -> Vec<JobIndex> {
-        let order = ready_first(&self.jobs);
+        let order = topological_sort(&self.jobs);
         assert_eq!(
             order.len(),
             self.jobs.len(),
@@ -214,7 +214,7 @@ impl Workflow {
 }
 
 /// Kahn's algorithm over a heap. Jobs on a cycle, and those behind one, are missing in the result.
-pub(crate) fn ready_first(jobs: &[Job]) -> Vec<JobIndex> {
+pub(crate) fn topological_sort(jobs: &[Job]) -> Vec<JobIndex> {
     let mut waiting_for: Vec<usize> = jobs.iter().map(|job| job.parents.len()).collect();
     let mut ready: BinaryHeap<Reverse<u32>> = (0..jobs.len() as u32)
         .filter(|&job| waiting_for[job as usize] == 0)

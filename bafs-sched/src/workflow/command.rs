@@ -2,8 +2,8 @@
 //! kernel takes. It does not look at what the program does.
 
 use super::ast::Word;
-use super::checked::{Command, Job, Mount, Volume, VolumeKind};
-use super::diagnostic::{Diagnostics, Place};
+use super::checked::{ProgramSpec, Job, Mount, Volume, VolumeKind};
+use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::{WORD_BYTES_MAX, WORDS_BYTES_COMMON, WORDS_BYTES_MAX};
 use super::path::{self, PathError};
 
@@ -23,14 +23,14 @@ pub(super) fn complete_command(
     diagnostics: &mut Diagnostics,
 ) {
     let directory = match &paths.directory {
-        Some(word) => checked(path::absolute(&word.text), word, "directory", diagnostics),
+        Some(word) => check_path(path::parse_absolute(&word.text), word, "directory", diagnostics),
         None => Some(default_directory(&job.mounts, volumes)),
     };
     job.command.directory = directory.unwrap_or_else(|| "/".to_owned());
     let mut output = |word: &Option<Word>, key: &str| {
         let word = word.as_ref()?;
-        let joined = path::joined(&job.command.directory, &word.text);
-        let output = checked(joined, word, key, diagnostics)?;
+        let joined = path::join_path(&job.command.directory, &word.text);
+        let output = check_path(joined, word, key, diagnostics)?;
         check_output(job, &output, word, key, volumes, complete, diagnostics);
         Some(output)
     };
@@ -43,7 +43,7 @@ pub(super) fn complete_command(
 
 /// Refuses arguments and an environment that no node can give to a program, and warns of those that
 /// only nodes with a large stack can.
-pub(super) fn check_words(job: &str, command: &Command, at: Place, diagnostics: &mut Diagnostics) {
+pub(super) fn check_command_words(job: &str, command: &ProgramSpec, at: SourceLocation, diagnostics: &mut Diagnostics) {
     let arguments = command.arguments.iter().map(String::len);
     let variable = |(name, value): &(String, String)| name.len() + 1 + value.len();
     let environment = command.environment.iter().map(variable);
@@ -73,15 +73,15 @@ pub(super) fn check_words(job: &str, command: &Command, at: Place, diagnostics: 
     }
 }
 
-fn checked(
+fn check_path(
     path: Result<String, PathError>,
     word: &Word,
     key: &str,
     diagnostics: &mut Diagnostics,
 ) -> Option<String> {
     path.map_err(|error| {
-        let message = format!("the path '{}' of '{key}' {}", word.text, error.text());
-        diagnostics.error(word.place, message);
+        let message = format!("the path '{}' of '{key}' {}", word.text, error.description());
+        diagnostics.error(word.location, message);
     })
     .ok()
 }
@@ -102,16 +102,16 @@ fn check_output(
             let volume = &volumes[mount.volume.as_usize()].name;
             let message = format!("{whose} is '{output}', but '{volume}' is read-only there");
             let hint = "name a file below a path where a scratch volume is mounted 'rw'";
-            diagnostics.error_hint(word.place, message, hint);
+            diagnostics.error_hint(word.location, message, hint);
         }
         Some(mount) if mount.path == output => {
             let message = format!("{whose} is the mount path '{output}'");
-            diagnostics.error_hint(word.place, message, "name a file below it");
+            diagnostics.error_hint(word.location, message, "name a file below it");
         }
         None if complete => {
             let message = format!("{whose} is '{output}', which is in no volume");
             let hint = "the file is lost when the job ends; name one in a mounted volume";
-            diagnostics.warn(word.place, message, hint);
+            diagnostics.warn(word.location, message, hint);
         }
         _ => {}
     }

@@ -8,26 +8,26 @@ use bafs_proto::volume::LimitKind;
 
 use super::ast::{
     Access, Declarations, Description, ExtractDeclaration, JobDeclaration, Keyword,
-    MountDeclaration, ParentDeclaration, RetryDeclaration, Settings, ShareDeclaration,
+    MountDeclaration, ParentDeclaration, RetryDeclaration, JobSettings, SharedDirectoryDeclaration,
     VolumeDeclaration, Word, bytes_of,
 };
 use super::checked::{CachePolicy, VolumeKind};
-use super::diagnostic::{Diagnostics, Place};
-use super::expand::Scope;
+use super::diagnostic::{Diagnostics, SourceLocation};
+use super::expand::LoopScope;
 use super::limits::{DESCRIPTION_BYTES_MAX, FILES_MAX, NAME_BYTES_MAX, RETRIES_MAX};
-use super::nearest::nearest;
+use super::nearest::find_nearest;
 use super::size::parse_size;
-use super::submit::{Key, integer, parse_description, settings, shared_directory};
+use super::submit::{DescriptionKey, parse_integer, parse_description, build_settings, parse_shared_directory};
 use super::url::Url;
 
 /// Options of a `volume` statement; a word that is one of them is no unit of size.
 const VOLUME_OPTIONS: [&str; 6] = ["files", "from", "lru", "mru", "warm", "watched"];
 
 /// In the place of the size of a scratch volume: it is measured.
-const UNKNOWN: &str = "unknown";
+const UNKNOWN_SIZE: &str = "unknown";
 
 /// Turns statements into declarations and reads the description files that they name.
-pub(super) struct Declarer<'r> {
+pub(super) struct DeclarationBuilder<'r> {
     pub(super) declarations: Declarations,
     read: &'r dyn Fn(&str) -> Result<String, String>,
     /// The directory of the workflow file with a trailing slash, or nothing.
@@ -39,19 +39,19 @@ pub(super) struct Declarer<'r> {
 }
 
 /// An error was found and reported.
-struct Reported;
+struct ReportedError;
 
-type Parsed<T> = Result<T, Reported>;
+type ParseResult<T> = Result<T, ReportedError>;
 
 /// The words of one statement from left to right.
-struct Cursor<'w, 'd> {
+struct WordCursor<'w, 'd> {
     keyword: Keyword,
     words: &'w [Word],
     next: usize,
     diagnostics: &'d mut Diagnostics,
 }
 
-impl<'r> Declarer<'r> {
+impl<'r> DeclarationBuilder<'r> {
     pub(super) fn new(file: &'r str, read: &'r dyn Fn(&str) -> Result<String, String>) -> Self {
         let directory = &file[..file.rfind('/').map_or(0, |slash| slash + 1)];
         let declarations = Declarations::default();
@@ -66,16 +66,16 @@ impl<'r> Declarer<'r> {
 
     /// Takes one statement. One with an error is declared as far as it goes when its name is
     /// known, so that uses of the name are not errors too.
-    pub(super) fn statement(
+    pub(super) fn declare_statement(
         &mut self,
         keyword: Keyword,
         words: &[Word],
         inline: Option<&Description>,
-        scope: &Scope,
+        scope: &LoopScope,
         diagnostics: &mut Diagnostics,
     ) {
         self.bytes = self.bytes.saturating_add(bytes_of(words));
-        let mut cursor = Cursor {
+        let mut cursor = WordCursor {
             keyword,
             words,
             next: 1,
@@ -92,16 +92,16 @@ impl<'r> Declarer<'r> {
             Keyword::For | Keyword::End => unreachable!("the parser makes loops of these"),
         };
         if parsed.is_err() {
-            self.declarations.partial = true;
+            self.declarations.is_partial = true;
         }
     }
 
     fn job(
         &mut self,
-        cursor: &mut Cursor<'_, '_>,
+        cursor: &mut WordCursor<'_, '_>,
         inline: Option<&Description>,
-        scope: &Scope,
-    ) -> Parsed<()> {
+        scope: &LoopScope,
+    ) -> ParseResult<()> {
         let name = cursor.name("a job's name")?;
         let file = match inline {
             Some(_) => None,
@@ -120,20 +120,20 @@ impl<'r> Declarer<'r> {
             .bytes
             .saturating_add(description.map_or(0, Description::bytes));
         let lacks_executable = description.is_some_and(|known| {
-            !known.has_refused
+            !known.has_rejected_lines
                 && known
                     .entries
                     .iter()
-                    .all(|entry| entry.key != Key::Executable)
+                    .all(|entry| entry.key != DescriptionKey::Executable)
         });
         let settings = match description {
-            Some(description) => settings(description, scope, diagnostics),
-            None => Settings::default(),
+            Some(description) => build_settings(description, scope, diagnostics),
+            None => JobSettings::default(),
         };
         self.declarations.jobs.push(JobDeclaration {
             name,
             settings,
-            lacks_executable,
+            is_missing_executable: lacks_executable,
         });
         Ok(())
     }
@@ -159,13 +159,13 @@ impl<'r> Declarer<'r> {
             }
             Ok(_) => {
                 let message = format!("the job description '{path}' is larger than 1 MiB");
-                diagnostics.error(file.place, message);
+                diagnostics.error(file.location, message);
                 None
             }
             Err(reason) => {
                 let message = format!("cannot read the job description '{path}': {reason}");
                 let hint = "paths of descriptions are relative to the workflow file";
-                diagnostics.error_hint(file.place, message, hint);
+                diagnostics.error_hint(file.location, message, hint);
                 None
             }
         };
@@ -174,19 +174,19 @@ impl<'r> Declarer<'r> {
         description
     }
 
-    fn volume(&mut self, cursor: &mut Cursor<'_, '_>) -> Parsed<()> {
+    fn volume(&mut self, cursor: &mut WordCursor<'_, '_>) -> ParseResult<()> {
         let name = cursor.name("a volume's name")?;
-        let name_place = name.place;
-        let declared = cursor.volume_rest(name);
+        let name_place = name.location;
+        let declared = cursor.parse_volume_rest(name);
         // A stand-in for what could not be read; the errors reported keep it from being used.
         self.declarations
             .volumes
             .push(
-                declared.unwrap_or_else(|(name, Reported)| VolumeDeclaration {
+                declared.unwrap_or_else(|(name, ReportedError)| VolumeDeclaration {
                     name,
                     kind: VolumeKind::Scratch { fill: None },
                     size_bytes: Some(1),
-                    size_place: name_place,
+                    size_location: name_place,
                     size_files: None,
                     limit: LimitKind::Exact,
                 }),
@@ -195,22 +195,22 @@ impl<'r> Declarer<'r> {
     }
 }
 
-impl Cursor<'_, '_> {
-    fn description_file(&mut self) -> Parsed<Word> {
+impl WordCursor<'_, '_> {
+    fn description_file(&mut self) -> ParseResult<Word> {
         let file = self.word("a description file or '{'")?;
         if file.text == "{" && file.quote.is_none() {
             self.next = self.words.len();
             let message = "expected the end of the line after '{'".to_owned();
-            return self.refuse(file.place, message);
+            return self.reject(file.location, message);
         }
         Ok(file)
     }
 
-    fn parent(&mut self) -> Parsed<ParentDeclaration> {
+    fn parent(&mut self) -> ParseResult<ParentDeclaration> {
         let is_child = |word: &Word| word.text.eq_ignore_ascii_case("child");
         let Some(middle) = self.words.iter().position(is_child) else {
-            let last = self.words[self.words.len() - 1].place;
-            return self.refuse(
+            let last = self.words[self.words.len() - 1].location;
+            return self.reject(
                 last,
                 "expected 'child' and the jobs that come after".to_owned(),
             );
@@ -222,8 +222,8 @@ impl Cursor<'_, '_> {
             } else {
                 "after"
             };
-            let place = self.words[middle].place;
-            return self.refuse(place, format!("expected a job {side} 'child'"));
+            let place = self.words[middle].location;
+            return self.reject(place, format!("expected a job {side} 'child'"));
         }
         Ok(ParentDeclaration {
             parents: parents.to_vec(),
@@ -231,15 +231,15 @@ impl Cursor<'_, '_> {
         })
     }
 
-    fn mount(&mut self) -> Parsed<MountDeclaration> {
+    fn mount(&mut self) -> ParseResult<MountDeclaration> {
         let volume = self.name("a volume")?;
         let job = self.name("a job")?;
         let path = self.word("a path")?;
         let option = self.words.get(self.next);
         let access = option.and_then(|word| match word.text.to_ascii_lowercase().as_str() {
-            "ro" => Some((Access::ReadOnly, word.place)),
-            "rw" => Some((Access::ReadWrite, word.place)),
-            "write-back" => Some((Access::WriteBack, word.place)),
+            "ro" => Some((Access::ReadOnly, word.location)),
+            "rw" => Some((Access::ReadWrite, word.location)),
+            "write-back" => Some((Access::WriteBack, word.location)),
             _ => None,
         });
         self.next += usize::from(access.is_some());
@@ -252,7 +252,7 @@ impl Cursor<'_, '_> {
         })
     }
 
-    fn extract(&mut self) -> Parsed<ExtractDeclaration> {
+    fn extract(&mut self) -> ParseResult<ExtractDeclaration> {
         let volume = self.name("a volume")?;
         let path = self.word("a file of the volume")?;
         let target_place = self.next_place();
@@ -262,35 +262,35 @@ impl Cursor<'_, '_> {
             volume,
             path,
             target,
-            target_place,
+            target_location: target_place,
         })
     }
 
-    fn retry(&mut self) -> Parsed<RetryDeclaration> {
+    fn retry(&mut self) -> ParseResult<RetryDeclaration> {
         let job = self.name("a job")?;
         let count = self.word("a number")?;
-        let retries = integer(&count, 0, RETRIES_MAX, "'retry'", self.diagnostics);
+        let retries = parse_integer(&count, 0, RETRIES_MAX, "'retry'", self.diagnostics);
         self.end();
         retries
             .map(|value| RetryDeclaration {
                 job,
                 retries: value as u32,
             })
-            .ok_or(Reported)
+            .ok_or(ReportedError)
     }
 
-    fn share(&mut self) -> Parsed<ShareDeclaration> {
+    fn share(&mut self) -> ParseResult<SharedDirectoryDeclaration> {
         let path = self.word("'/tmp', '/var/tmp' or '/dev/shm'")?;
-        let path = shared_directory(&path, self.diagnostics).ok_or(Reported)?;
+        let path = parse_shared_directory(&path, self.diagnostics).ok_or(ReportedError)?;
         let mut jobs = vec![self.name("a job")?];
         while self.next < self.words.len() {
             jobs.push(self.name("a job")?);
         }
-        Ok(ShareDeclaration { path, jobs })
+        Ok(SharedDirectoryDeclaration { path, jobs })
     }
 
     /// What follows the name of a volume. The name comes back when there is an error.
-    fn volume_rest(&mut self, name: Word) -> Result<VolumeDeclaration, (Word, Reported)> {
+    fn parse_volume_rest(&mut self, name: Word) -> Result<VolumeDeclaration, (Word, ReportedError)> {
         match self.volume_kind() {
             Ok((mut kind, size_bytes, size_place)) => {
                 let is_known = size_bytes.is_some();
@@ -299,7 +299,7 @@ impl Cursor<'_, '_> {
                     name,
                     kind,
                     size_bytes,
-                    size_place,
+                    size_location: size_place,
                     size_files,
                     limit,
                 })
@@ -308,7 +308,7 @@ impl Cursor<'_, '_> {
         }
     }
 
-    fn volume_kind(&mut self) -> Parsed<(VolumeKind, Option<u64>, Place)> {
+    fn volume_kind(&mut self) -> ParseResult<(VolumeKind, Option<u64>, SourceLocation)> {
         let word = self.word("'scratch', 'cache' or a URL")?;
         let kind = if word.text.eq_ignore_ascii_case("scratch") {
             VolumeKind::Scratch { fill: None }
@@ -317,13 +317,13 @@ impl Cursor<'_, '_> {
                 self.next -= 1;
             } else if !word.text.eq_ignore_ascii_case("cache") {
                 let message = format!("'{}' is no kind of volume", word.text);
-                return match nearest(&word.text, ["scratch", "cache"]) {
+                return match find_nearest(&word.text, ["scratch", "cache"]) {
                     Some(near) => {
                         let hint = format!("did you mean '{near}'?");
-                        self.diagnostics.error_hint(word.place, message, hint);
-                        Err(Reported)
+                        self.diagnostics.error_hint(word.location, message, hint);
+                        Err(ReportedError)
                     }
-                    None => self.refuse(word.place, message),
+                    None => self.reject(word.location, message),
                 };
             }
             VolumeKind::Cache {
@@ -334,7 +334,7 @@ impl Cursor<'_, '_> {
         };
         let size_place = self.next_place();
         let next = self.words.get(self.next);
-        let is_unknown = next.is_some_and(|word| word.text.eq_ignore_ascii_case(UNKNOWN));
+        let is_unknown = next.is_some_and(|word| word.text.eq_ignore_ascii_case(UNKNOWN_SIZE));
         let is_scratch = matches!(kind, VolumeKind::Scratch { .. });
         if is_unknown && is_scratch {
             self.next += 1;
@@ -345,7 +345,7 @@ impl Cursor<'_, '_> {
             let hint = "write how large the source is, or what of it may be kept near the jobs, \
                         such as 10 MB";
             self.diagnostics.error_hint(size_place, message, hint);
-            return Err(Reported);
+            return Err(ReportedError);
         }
         let expected = match is_scratch {
             true => "a size such as 10 MB, or 'unknown' to have it measured,",
@@ -369,22 +369,22 @@ impl Cursor<'_, '_> {
                     let Ok(count) = self.word("a number of files") else {
                         break;
                     };
-                    files = integer(&count, 1, FILES_MAX, "'files'", self.diagnostics);
+                    files = parse_integer(&count, 1, FILES_MAX, "'files'", self.diagnostics);
                 }
                 ("from", VolumeKind::Scratch { fill: fill @ None }) => match self.url() {
                     Ok(url) => *fill = Some(url),
-                    Err(Reported) => break,
+                    Err(ReportedError) => break,
                 },
                 ("watched", VolumeKind::Scratch { .. }) if is_known => limit = LimitKind::Watched,
                 ("watched", VolumeKind::Scratch { .. }) => {
                     let hint = "what it held past its limit would be measured too";
                     let message = "a volume whose size is 'unknown' cannot be 'watched'";
-                    self.diagnostics.error_hint(word.place, message, hint);
+                    self.diagnostics.error_hint(word.location, message, hint);
                 }
                 ("watched", VolumeKind::Cache { .. }) => {
                     let hint = "a cache volume always keeps its size exactly";
                     let message = "'watched' belongs to scratch volumes only";
-                    self.diagnostics.error_hint(word.place, message, hint);
+                    self.diagnostics.error_hint(word.location, message, hint);
                 }
                 ("lru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Lru,
                 ("mru", VolumeKind::Cache { policy, .. }) => *policy = CachePolicy::Mru,
@@ -392,16 +392,16 @@ impl Cursor<'_, '_> {
                 ("from", VolumeKind::Cache { .. }) => {
                     let hint = "a cache volume names its source before the size";
                     let message = "'from' belongs to scratch volumes only";
-                    self.diagnostics.error_hint(word.place, message, hint);
+                    self.diagnostics.error_hint(word.location, message, hint);
                     break;
                 }
                 ("lru" | "mru" | "warm", VolumeKind::Scratch { .. }) => {
                     let hint = "a scratch volume keeps everything that is written to it";
                     let message = format!("'{option}' belongs to cache volumes only");
-                    self.diagnostics.error_hint(word.place, message, hint);
+                    self.diagnostics.error_hint(word.location, message, hint);
                 }
                 _ => {
-                    let _ = self.refuse::<()>(word.place, format!("unexpected '{}'", word.text));
+                    let _ = self.reject::<()>(word.location, format!("unexpected '{}'", word.text));
                     break;
                 }
             }
@@ -410,7 +410,7 @@ impl Cursor<'_, '_> {
     }
 
     /// A size of one word or two.
-    fn size(&mut self, expected: &str) -> Parsed<u64> {
+    fn size(&mut self, expected: &str) -> ParseResult<u64> {
         let number = self.word(expected)?;
         let is_number = number
             .text
@@ -431,24 +431,24 @@ impl Cursor<'_, '_> {
         };
         self.next += usize::from(unit.is_some());
         parse_size(&text).map_err(|error| {
-            error.report(number.place, self.diagnostics);
-            Reported
+            error.report(number.location, self.diagnostics);
+            ReportedError
         })
     }
 
-    fn url(&mut self) -> Parsed<Url> {
+    fn url(&mut self) -> ParseResult<Url> {
         let word = self.word("a URL")?;
         word.text.parse().map_err(|error: super::url::UrlError| {
             match error.hint {
-                Some(hint) => self.diagnostics.error_hint(word.place, error.message, hint),
-                None => self.diagnostics.error(word.place, error.message),
+                Some(hint) => self.diagnostics.error_hint(word.location, error.message, hint),
+                None => self.diagnostics.error(word.location, error.message),
             }
-            Reported
+            ReportedError
         })
     }
 
     /// A job's or volume's name. It becomes part of paths and messages, so its letters are few.
-    fn name(&mut self, expected: &str) -> Parsed<Word> {
+    fn name(&mut self, expected: &str) -> ParseResult<Word> {
         let word = self.word(expected)?;
         let text = &word.text;
         let is_letter = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
@@ -458,22 +458,22 @@ impl Cursor<'_, '_> {
         }
         let message = format!("expected {expected}, but '{text}' cannot be a name");
         let hint = "names are letters, digits, '_', '-' and '.', and begin with a letter or digit";
-        self.diagnostics.error_hint(word.place, message, hint);
-        Err(Reported)
+        self.diagnostics.error_hint(word.location, message, hint);
+        Err(ReportedError)
     }
 
-    fn word(&mut self, expected: &str) -> Parsed<Word> {
+    fn word(&mut self, expected: &str) -> ParseResult<Word> {
         let Some(word) = self.words.get(self.next) else {
-            let last = self.words[self.words.len() - 1].place;
-            return self.refuse(last, format!("expected {expected} after this"));
+            let last = self.words[self.words.len() - 1].location;
+            return self.reject(last, format!("expected {expected} after this"));
         };
         self.next += 1;
         Ok(word.clone())
     }
 
-    fn next_place(&self) -> Place {
+    fn next_place(&self) -> SourceLocation {
         let last = self.words.len() - 1;
-        self.words[self.next.min(last)].place
+        self.words[self.next.min(last)].location
     }
 
     fn end(&mut self) {
@@ -483,13 +483,13 @@ impl Cursor<'_, '_> {
     /// Reports a word between the next one and `end`. What came before it is still declared.
     fn end_at(&mut self, end: usize) {
         if let Some(extra) = self.words[..end].get(self.next) {
-            let _ = self.refuse::<()>(extra.place, format!("unexpected '{}'", extra.text));
+            let _ = self.reject::<()>(extra.location, format!("unexpected '{}'", extra.text));
         }
     }
 
-    fn refuse<T>(&mut self, at: Place, message: String) -> Parsed<T> {
+    fn reject<T>(&mut self, at: SourceLocation, message: String) -> ParseResult<T> {
         self.diagnostics
-            .error_hint(at, message, self.keyword.form());
-        Err(Reported)
+            .error_hint(at, message, self.keyword.syntax());
+        Err(ReportedError)
     }
 }

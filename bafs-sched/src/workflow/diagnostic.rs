@@ -43,7 +43,7 @@ pub struct Diagnostic {
 
 /// Why a workflow was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rejected {
+pub struct WorkflowRejected {
     /// Errors and warnings ordered by file (the workflow first), line and column; at least one is
     /// an error.
     pub diagnostics: Vec<Diagnostic>,
@@ -71,7 +71,7 @@ impl Diagnostic {
     /// The same as `Display`, with the line of `text` that it is about and a caret below; `text`
     /// is the content of [`Diagnostic::file`].
     pub fn with_source(&self, text: &str) -> String {
-        WithSource {
+        DiagnosticWithSource {
             diagnostic: self,
             text,
         }
@@ -98,12 +98,12 @@ impl Diagnostic {
     }
 }
 
-struct WithSource<'a> {
+struct DiagnosticWithSource<'a> {
     diagnostic: &'a Diagnostic,
     text: &'a str,
 }
 
-impl fmt::Display for WithSource<'_> {
+impl fmt::Display for DiagnosticWithSource<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Diagnostic { line, column, .. } = *self.diagnostic;
         self.diagnostic.write_head(f)?;
@@ -111,7 +111,7 @@ impl fmt::Display for WithSource<'_> {
             let before = (column as usize).saturating_sub(1);
             let skipped = before.saturating_sub(EXCERPT_COLUMNS_MAX / 2);
             let shown = source.trim_start_matches('\u{feff}').chars().skip(skipped);
-            let shown: String = shown.take(EXCERPT_COLUMNS_MAX).map(visible).collect();
+            let shown: String = shown.take(EXCERPT_COLUMNS_MAX).map(escape_control).collect();
             // Tabs stay tabs, so that the caret stands below its character in any terminal.
             let blank = |c| if c == '\t' { '\t' } else { ' ' };
             let margin: String = shown.chars().take(before - skipped).map(blank).collect();
@@ -127,22 +127,22 @@ impl fmt::Display for WithSource<'_> {
     }
 }
 
-impl fmt::Display for Rejected {
+impl fmt::Display for WorkflowRejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, diagnostic) in self.diagnostics.iter().enumerate() {
             let gap = if number == 0 { "" } else { "\n" };
             write!(f, "{gap}{diagnostic}")?;
         }
-        match self.omitted() {
+        match self.describe_omitted() {
             Some(text) => write!(f, "\n{text}"),
             None => Ok(()),
         }
     }
 }
 
-impl Rejected {
+impl WorkflowRejected {
     /// How many errors are not listed, in words, if there are any.
-    pub fn omitted(&self) -> Option<String> {
+    pub fn describe_omitted(&self) -> Option<String> {
         match self.errors_omitted {
             0 => None,
             1 => Some("and 1 more error".to_owned()),
@@ -151,92 +151,92 @@ impl Rejected {
     }
 }
 
-impl std::error::Error for Rejected {}
+impl std::error::Error for WorkflowRejected {}
 
 /// Where a word stands. The order is the order in which diagnostics are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct SourceLocation {
     /// Index of the file in [`Diagnostics`]; 0 is the workflow file.
     pub(super) file: u32,
     pub(super) line: u32,
     pub(super) column: u32,
     /// Whether a loop repeats this word, so that one error there stands for all turns.
-    pub(super) looped: bool,
+    pub(super) is_in_loop: bool,
 }
 
-impl Place {
+impl SourceLocation {
     /// The beginning of the workflow file, for what is about the whole of it.
     pub(super) const START: Self = Self {
         file: 0,
         line: 1,
         column: 1,
-        looped: false,
+        is_in_loop: false,
     };
 }
 
 /// Collects diagnostics and keeps the first ones by place, however many arrive.
 pub(super) struct Diagnostics {
     files: Vec<String>,
-    errors: Shelf,
-    warnings: Shelf,
+    errors: DiagnosticList,
+    warnings: DiagnosticList,
 }
 
 #[derive(Default)]
-struct Shelf {
+struct DiagnosticList {
     /// The second part of the key tells apart two messages at one place; it is empty in a loop.
-    kept: BTreeMap<(Place, String), (String, Option<String>)>,
+    entries: BTreeMap<(SourceLocation, String), (String, Option<String>)>,
     omitted: u64,
 }
 
 impl Diagnostics {
     pub(super) fn new(file: &str) -> Self {
         Self {
-            files: vec![printable(file)],
-            errors: Shelf::default(),
-            warnings: Shelf::default(),
+            files: vec![escape_controls(file)],
+            errors: DiagnosticList::default(),
+            warnings: DiagnosticList::default(),
         }
     }
 
     /// Adds a file that places can be in.
     pub(super) fn add_file(&mut self, file: &str) -> u32 {
-        self.files.push(printable(file));
+        self.files.push(escape_controls(file));
         (self.files.len() - 1) as u32
     }
 
-    pub(super) fn error(&mut self, at: Place, message: impl Into<String>) {
-        self.errors.put(at, message.into(), None);
+    pub(super) fn error(&mut self, at: SourceLocation, message: impl Into<String>) {
+        self.errors.insert(at, message.into(), None);
     }
 
     pub(super) fn error_hint(
         &mut self,
-        at: Place,
+        at: SourceLocation,
         message: impl Into<String>,
         hint: impl Into<String>,
     ) {
-        self.errors.put(at, message.into(), Some(hint.into()));
+        self.errors.insert(at, message.into(), Some(hint.into()));
     }
 
-    pub(super) fn warn(&mut self, at: Place, message: impl Into<String>, hint: impl Into<String>) {
-        self.warnings.put(at, message.into(), Some(hint.into()));
+    pub(super) fn warn(&mut self, at: SourceLocation, message: impl Into<String>, hint: impl Into<String>) {
+        self.warnings.insert(at, message.into(), Some(hint.into()));
     }
 
     /// Whether an error at this place would be listed, asked before a costly hint is made.
-    pub(super) fn wants_error(&self, at: Place) -> bool {
-        let repeated = at.looped && self.errors.kept.contains_key(&(at, String::new()));
+    pub(super) fn has_room_for_error(&self, at: SourceLocation) -> bool {
+        let repeated = at.is_in_loop && self.errors.entries.contains_key(&(at, String::new()));
         let last = self
             .errors
-            .kept
+            .entries
             .last_key_value()
             .map(|((place, _), _)| *place);
-        !repeated && (self.errors.kept.len() < DIAGNOSTICS_MAX || last.is_none_or(|l| at < l))
+        !repeated && (self.errors.entries.len() < DIAGNOSTICS_MAX || last.is_none_or(|l| at < l))
     }
 
     pub(super) fn has_errors(&self) -> bool {
-        !self.errors.kept.is_empty()
+        !self.errors.entries.is_empty()
     }
 
     /// How a message names a place that it does not stand at.
-    pub(super) fn name(&self, at: Place) -> String {
+    pub(super) fn describe_location(&self, at: SourceLocation) -> String {
         match at.file {
             0 => format!("line {}", at.line),
             file => format!("{}:{}", self.files[file as usize], at.line),
@@ -244,20 +244,20 @@ impl Diagnostics {
     }
 
     /// The warnings when there is no error, else everything.
-    pub(super) fn finish(self) -> Result<Vec<Diagnostic>, Rejected> {
+    pub(super) fn finish(self) -> Result<Vec<Diagnostic>, WorkflowRejected> {
         let Self {
             files,
             errors,
             warnings,
         } = self;
-        let refused = !errors.kept.is_empty();
+        let refused = !errors.entries.is_empty();
         let errors_omitted = errors.omitted;
         let all = [(Severity::Error, errors), (Severity::Warning, warnings)];
-        let mut placed: Vec<(Place, Diagnostic)> = Vec::new();
+        let mut placed: Vec<(SourceLocation, Diagnostic)> = Vec::new();
         for (severity, shelf) in all {
-            placed.extend(shelf.kept.into_iter().map(|((at, _), (message, hint))| {
+            placed.extend(shelf.entries.into_iter().map(|((at, _), (message, hint))| {
                 let file = files[at.file as usize].clone();
-                let Place { line, column, .. } = at;
+                let SourceLocation { line, column, .. } = at;
                 (
                     at,
                     Diagnostic {
@@ -277,7 +277,7 @@ impl Diagnostics {
             .map(|(_, diagnostic)| diagnostic)
             .collect();
         if refused {
-            Err(Rejected {
+            Err(WorkflowRejected {
                 diagnostics,
                 errors_omitted,
             })
@@ -287,32 +287,32 @@ impl Diagnostics {
     }
 }
 
-impl Shelf {
-    fn put(&mut self, at: Place, message: String, hint: Option<String>) {
-        let (message, hint) = (printable(&message), hint.as_deref().map(printable));
-        let apart = if at.looped {
+impl DiagnosticList {
+    fn insert(&mut self, at: SourceLocation, message: String, hint: Option<String>) {
+        let (message, hint) = (escape_controls(&message), hint.as_deref().map(escape_controls));
+        let apart = if at.is_in_loop {
             String::new()
         } else {
             message.clone()
         };
-        self.kept.entry((at, apart)).or_insert((message, hint));
-        if self.kept.len() > DIAGNOSTICS_MAX {
-            self.kept.pop_last();
+        self.entries.entry((at, apart)).or_insert((message, hint));
+        if self.entries.len() > DIAGNOSTICS_MAX {
+            self.entries.pop_last();
             self.omitted += 1;
         }
     }
 }
 
 /// Text that a terminal shows and does not obey: a workflow may come from a stranger.
-fn printable(text: &str) -> String {
-    let mut shown: String = text.chars().take(MESSAGE_CHARS_MAX).map(visible).collect();
+fn escape_controls(text: &str) -> String {
+    let mut shown: String = text.chars().take(MESSAGE_CHARS_MAX).map(escape_control).collect();
     if text.chars().nth(MESSAGE_CHARS_MAX).is_some() {
         shown.push_str("...");
     }
     shown
 }
 
-fn visible(c: char) -> char {
+fn escape_control(c: char) -> char {
     if is_control_or_bidirectional(c) && c != '\t' {
         char::REPLACEMENT_CHARACTER
     } else {

@@ -1,64 +1,64 @@
 //! Runs the loops: substitutes their variables and hands every statement on, turn by turn. It does
 //! not know what a statement means.
 
-use super::ast::{Loop, Node, Statement, Word};
-use super::declare::Declarer;
-use super::diagnostic::{Diagnostics, Place};
+use super::ast::{Loop, SyntaxNode, Statement, Word};
+use super::declare::DeclarationBuilder;
+use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::{DECLARED_BYTES_MAX, PAD_WIDTH_MAX, STATEMENTS_MAX};
 use super::parse::Parser;
 
 /// The loop variables with their values, outermost first.
 #[derive(Default)]
-pub(super) struct Scope {
+pub(super) struct LoopScope {
     bindings: Vec<(String, String)>,
 }
 
 /// There are too many statements; an error tells so.
-struct TooMany;
+struct TooManyStatements;
 
 /// Takes every statement of a text to `declarer`, loops unrolled.
-pub(super) fn expand(text: &str, declarer: &mut Declarer<'_>, diagnostics: &mut Diagnostics) {
+pub(super) fn expand_text(text: &str, declarer: &mut DeclarationBuilder<'_>, diagnostics: &mut Diagnostics) {
     let mut parser = Parser::new(text);
     let mut expander = Expander {
         declarer,
         diagnostics,
-        scope: Scope::default(),
+        scope: LoopScope::default(),
         statements_left: STATEMENTS_MAX,
     };
     while let Some(node) = parser.next_node(expander.diagnostics) {
         if expander.node(&node).is_err() {
-            expander.declarer.declarations.partial = true;
+            expander.declarer.declarations.is_partial = true;
             return;
         }
     }
 }
 
 struct Expander<'e, 'r> {
-    declarer: &'e mut Declarer<'r>,
+    declarer: &'e mut DeclarationBuilder<'r>,
     diagnostics: &'e mut Diagnostics,
-    scope: Scope,
+    scope: LoopScope,
     statements_left: u64,
 }
 
 impl Expander<'_, '_> {
-    fn node(&mut self, node: &Node) -> Result<(), TooMany> {
+    fn node(&mut self, node: &SyntaxNode) -> Result<(), TooManyStatements> {
         match node {
-            Node::Statement(statement) => self.statement(statement),
-            Node::Loop(repeated) => self.turns(repeated),
+            SyntaxNode::Statement(statement) => self.statement(statement),
+            SyntaxNode::Loop(repeated) => self.expand_loop(repeated),
         }
     }
 
-    fn statement(&mut self, statement: &Statement) -> Result<(), TooMany> {
-        self.spend(statement.words[0].place)?;
+    fn statement(&mut self, statement: &Statement) -> Result<(), TooManyStatements> {
+        self.count_statement(statement.words[0].location)?;
         let words = self
             .scope
             .substitute_all(&statement.words, self.diagnostics);
         let Some(words) = words else {
-            self.declarer.declarations.partial = true;
+            self.declarer.declarations.is_partial = true;
             return Ok(());
         };
         let inline = statement.inline.as_deref();
-        self.declarer.statement(
+        self.declarer.declare_statement(
             statement.keyword,
             &words,
             inline,
@@ -69,52 +69,52 @@ impl Expander<'_, '_> {
             let gib = DECLARED_BYTES_MAX >> 30;
             let message = format!("loops make more than {gib} GiB of this file");
             let hint = "split the workflow into several, or put a job between many and many";
-            let at = statement.words[0].place;
+            let at = statement.words[0].location;
             self.diagnostics.error_hint(at, message, hint);
-            return Err(TooMany);
+            return Err(TooManyStatements);
         }
         Ok(())
     }
 
-    fn turns(&mut self, repeated: &Loop) -> Result<(), TooMany> {
+    fn expand_loop(&mut self, repeated: &Loop) -> Result<(), TooManyStatements> {
         let items = self.scope.substitute_all(&repeated.items, self.diagnostics);
         if items.is_none() || repeated.items.is_empty() || repeated.variable.text.is_empty() {
-            self.declarer.declarations.partial = true;
+            self.declarer.declarations.is_partial = true;
             return Ok(());
         }
         self.scope
             .bindings
             .push((repeated.variable.text.clone(), String::new()));
         for item in items.iter().flatten() {
-            match range(item, self.diagnostics) {
-                Ok(None) => self.turn(repeated, item.text.clone())?,
+            match parse_range(item, self.diagnostics) {
+                Ok(None) => self.expand_iteration(repeated, item.text.clone())?,
                 Ok(Some((first, last))) => {
                     for number in first..=last {
-                        self.turn(repeated, number.to_string())?;
+                        self.expand_iteration(repeated, number.to_string())?;
                     }
                 }
-                Err(Reported) => self.declarer.declarations.partial = true,
+                Err(RangeError) => self.declarer.declarations.is_partial = true,
             }
         }
         self.scope.bindings.pop();
         Ok(())
     }
 
-    fn turn(&mut self, repeated: &Loop, value: String) -> Result<(), TooMany> {
+    fn expand_iteration(&mut self, repeated: &Loop, value: String) -> Result<(), TooManyStatements> {
         // Turns count too, or a long loop around nothing would run for ever.
-        self.spend(repeated.place)?;
+        self.count_statement(repeated.location)?;
         if let Some(innermost) = self.scope.bindings.last_mut() {
             innermost.1 = value;
         }
         repeated.body.iter().try_for_each(|node| self.node(node))
     }
 
-    fn spend(&mut self, at: Place) -> Result<(), TooMany> {
+    fn count_statement(&mut self, at: SourceLocation) -> Result<(), TooManyStatements> {
         if self.statements_left == 0 {
             let message = format!("loops make more than {STATEMENTS_MAX} statements of this file");
             self.diagnostics
                 .error_hint(at, message, "split the workflow into several");
-            return Err(TooMany);
+            return Err(TooManyStatements);
         }
         self.statements_left -= 1;
         Ok(())
@@ -122,15 +122,15 @@ impl Expander<'_, '_> {
 }
 
 /// An error was found and reported.
-struct Reported;
+struct RangeError;
 
 /// The bounds, both included, when an item of a loop is a range. A quoted item never is one.
-fn range(item: &Word, diagnostics: &mut Diagnostics) -> Result<Option<(u64, u64)>, Reported> {
+fn parse_range(item: &Word, diagnostics: &mut Diagnostics) -> Result<Option<(u64, u64)>, RangeError> {
     let text = item.text.as_str();
     let Some((first, last)) = text.split_once("..").filter(|_| item.quote.is_none()) else {
         return Ok(None);
     };
-    let bounds = (bound(first), bound(last));
+    let bounds = (parse_bound(first), parse_bound(last));
     let (message, hint) = match bounds {
         (Some(first), Some(last)) if first <= last => return Ok(Some((first, last))),
         (Some(first), Some(last)) => (
@@ -157,11 +157,11 @@ fn range(item: &Word, diagnostics: &mut Diagnostics) -> Result<Option<(u64, u64)
             format!("write FIRST..LAST, or quote a word that contains dots: '{text}'"),
         ),
     };
-    diagnostics.error_hint(item.place, message, hint);
-    Err(Reported)
+    diagnostics.error_hint(item.location, message, hint);
+    Err(RangeError)
 }
 
-fn bound(text: &str) -> Option<u64> {
+fn parse_bound(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if digits && !is_padded(text) {
         text.parse().ok()
@@ -174,11 +174,11 @@ fn is_padded(text: &str) -> bool {
     text.len() > 1 && text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-impl Scope {
+impl LoopScope {
     /// The place, marked when it is inside a loop.
-    pub(super) fn place(&self, at: Place) -> Place {
-        Place {
-            looped: !self.bindings.is_empty(),
+    pub(super) fn locate(&self, at: SourceLocation) -> SourceLocation {
+        SourceLocation {
+            is_in_loop: !self.bindings.is_empty(),
             ..at
         }
     }
@@ -197,10 +197,10 @@ impl Scope {
     }
 
     fn substitute(&self, word: &Word, diagnostics: &mut Diagnostics) -> Option<Word> {
-        let place = self.place(word.place);
+        let place = self.locate(word.location);
         if !word.text.contains('$') {
             return Some(Word {
-                place,
+                location: place,
                 ..word.clone()
             });
         }
@@ -232,7 +232,7 @@ impl Scope {
         text.push_str(rest);
         Some(Word {
             text,
-            place,
+            location: place,
             quote: word.quote,
         })
     }
@@ -293,9 +293,9 @@ mod tests {
         let text = "for i in 1..5\njob a$(i) {\nexecutable = x\n}\nend\n";
         for (bytes, jobs) in [(0, 5), (DECLARED_BYTES_MAX - 1, 1)] {
             let mut diagnostics = Diagnostics::new("w.bafs");
-            let mut declarer = Declarer::new("w.bafs", &none);
+            let mut declarer = DeclarationBuilder::new("w.bafs", &none);
             declarer.bytes = bytes;
-            expand(text, &mut declarer, &mut diagnostics);
+            expand_text(text, &mut declarer, &mut diagnostics);
             assert_eq!(declarer.declarations.jobs.len(), jobs);
             assert_eq!(diagnostics.has_errors(), jobs < 5);
         }

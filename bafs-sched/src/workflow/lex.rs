@@ -2,7 +2,7 @@
 //! place. It knows no statement, and it substitutes nothing.
 
 use super::ast::Word;
-use super::diagnostic::{Diagnostics, Place};
+use super::diagnostic::{Diagnostics, SourceLocation};
 
 /// A position in a text. Cloning it is cheap and marks a point to come back to.
 #[derive(Clone)]
@@ -25,12 +25,12 @@ impl<'t> Lexer<'t> {
         }
     }
 
-    pub(super) fn place(&self) -> Place {
-        Place {
+    pub(super) fn location(&self) -> SourceLocation {
+        SourceLocation {
             file: self.file,
             line: self.line,
             column: self.column,
-            looped: false,
+            is_in_loop: false,
         }
     }
 
@@ -44,7 +44,7 @@ impl<'t> Lexer<'t> {
             self.skip_blanks();
             match self.peek() {
                 None => return false,
-                Some('\n') => self.bump(),
+                Some('\n') => self.advance(),
                 Some('#') => self.skip_comment(),
                 Some(_) => return true,
             }
@@ -63,11 +63,11 @@ impl<'t> Lexer<'t> {
             *self = start;
             return None;
         }
-        self.bump();
+        self.advance();
         let text = start.rest[..length].to_owned();
         Some(Word {
             text,
-            place: start.place(),
+            location: start.location(),
             quote: None,
         })
     }
@@ -86,7 +86,7 @@ impl<'t> Lexer<'t> {
     }
 
     fn word(&mut self, diagnostics: &mut Diagnostics) -> Word {
-        let place = self.place();
+        let place = self.location();
         let quote = self.peek().filter(|c| matches!(c, '\'' | '"'));
         let mut text = String::new();
         while let Some(c) = self.peek() {
@@ -95,37 +95,37 @@ impl<'t> Lexer<'t> {
                 '\'' | '"' => self.quoted(c, &mut text, diagnostics),
                 '\\' if self.skip_continuation() => {}
                 '\\' => {
-                    self.bump();
+                    self.advance();
                     self.escaped(&mut text);
                 }
-                _ => self.take(&mut text),
+                _ => self.take_char(&mut text),
             }
         }
         if text.contains('\0') {
             diagnostics.error(place, "a word contains a NUL character");
         }
-        Word { text, place, quote }
+        Word { text, location: place, quote }
     }
 
     fn quoted(&mut self, quote: char, text: &mut String, diagnostics: &mut Diagnostics) {
-        let open = self.place();
-        self.bump();
+        let open = self.location();
+        self.advance();
         loop {
             match self.peek() {
                 None | Some('\n') => {
                     let hint = format!("close it with {quote} on the same line");
                     return diagnostics.error_hint(open, "this quote is never closed", hint);
                 }
-                Some(c) if c == quote => return self.bump(),
+                Some(c) if c == quote => return self.advance(),
                 Some('\\') if quote == '"' && self.skip_continuation() => {}
                 Some('\\') if quote == '"' => {
-                    self.bump();
+                    self.advance();
                     match self.peek() {
                         Some('$' | '`' | '"' | '\\') => self.escaped(text),
                         _ => text.push('\\'),
                     }
                 }
-                Some(_) => self.take(text),
+                Some(_) => self.take_char(text),
             }
         }
     }
@@ -136,14 +136,14 @@ impl<'t> Lexer<'t> {
         if self.rest.starts_with("$(") {
             text.push('$');
         }
-        self.take(text);
+        self.take_char(text);
     }
 
     fn skip_blanks(&mut self) {
         while let Some(c) = self.peek() {
             let blank = c.is_whitespace() && c != '\n';
             if blank {
-                self.bump();
+                self.advance();
             } else if c != '\\' || !self.skip_continuation() {
                 return;
             }
@@ -162,7 +162,7 @@ impl<'t> Lexer<'t> {
         }
         self.rest = behind;
         if !behind.is_empty() {
-            self.bump();
+            self.advance();
         }
         true
     }
@@ -172,12 +172,12 @@ impl<'t> Lexer<'t> {
         self.rest = &self.rest[length..];
     }
 
-    fn take(&mut self, text: &mut String) {
+    fn take_char(&mut self, text: &mut String) {
         text.extend(self.peek());
-        self.bump();
+        self.advance();
     }
 
-    fn bump(&mut self) {
+    fn advance(&mut self) {
         let Some(c) = self.peek() else { return };
         self.rest = &self.rest[c.len_utf8()..];
         if c == '\n' {
@@ -219,7 +219,7 @@ mod tests {
         let words = Lexer::new(0, "ä b \\\n  c").words(&mut diagnostics);
         let places: Vec<_> = words
             .iter()
-            .map(|w| (w.place.line, w.place.column))
+            .map(|w| (w.location.line, w.location.column))
             .collect();
         assert_eq!(places, [(1, 1), (1, 3), (2, 3)]);
     }

@@ -28,7 +28,7 @@ pub(super) const NAME_BYTES_MAX: usize = 255;
 pub(super) const PATH_BYTES_MAX: usize = bafs_proto::limits::PATH_BYTES_MAX;
 
 /// Bytes of one name in a path: the kernel's `NAME_MAX`.
-pub(super) const PART_BYTES_MAX: usize = bafs_proto::limits::NAME_BYTES_MAX;
+pub(super) const PATH_NAME_BYTES_MAX: usize = bafs_proto::limits::NAME_BYTES_MAX;
 
 /// Mounts of one job: what an agent takes.
 pub(super) const MOUNTS_MAX: usize = bafs_proto::limits::JOB_MOUNTS_MAX;

@@ -1,16 +1,16 @@
 //! The way from a workflow's text to a checked workflow, stage after stage. The stages are in the
 //! files beside this one.
 
-use super::check::check;
+use super::check::check_workflow;
 use super::checked::Workflow;
-use super::declare::Declarer;
-use super::diagnostic::{Diagnostic, Diagnostics, Place, Rejected};
-use super::expand::expand;
+use super::declare::DeclarationBuilder;
+use super::diagnostic::{Diagnostic, Diagnostics, SourceLocation, WorkflowRejected};
+use super::expand::expand_text;
 use super::limits::FILE_BYTES_MAX;
 
 /// A workflow that may run, and what its author should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Checked {
+pub struct CheckedWorkflow {
     /// The workflow.
     pub workflow: Workflow,
     /// Warnings ordered by place; never errors.
@@ -27,23 +27,23 @@ pub fn parse_workflow(
     file: &str,
     text: &str,
     read: &dyn Fn(&str) -> Result<String, String>,
-) -> Result<Checked, Rejected> {
+) -> Result<CheckedWorkflow, WorkflowRejected> {
     let mut diagnostics = Diagnostics::new(file);
-    let mut declarer = Declarer::new(file, read);
+    let mut declarer = DeclarationBuilder::new(file, read);
     if text.len() > FILE_BYTES_MAX {
         let message = format!("the file is larger than {} MiB", FILE_BYTES_MAX >> 20);
         let hint = "use loops, or split the workflow into several";
-        diagnostics.error_hint(Place::START, message, hint);
+        diagnostics.error_hint(SourceLocation::START, message, hint);
     } else {
-        expand(text, &mut declarer, &mut diagnostics);
+        expand_text(text, &mut declarer, &mut diagnostics);
     }
-    let workflow = check(name_of(file), declarer.declarations, &mut diagnostics);
+    let workflow = check_workflow(workflow_name(file), declarer.declarations, &mut diagnostics);
     let warnings = diagnostics.finish()?;
-    Ok(Checked { workflow, warnings })
+    Ok(CheckedWorkflow { workflow, warnings })
 }
 
 /// The name of a file without directory and ending.
-fn name_of(file: &str) -> String {
+fn workflow_name(file: &str) -> String {
     let name = file.rsplit('/').next().unwrap_or(file);
     match name.rsplit_once('.') {
         Some((stem, _)) if !stem.is_empty() => stem.to_owned(),

@@ -28,18 +28,18 @@ mod size;
 mod submit;
 mod url;
 
-pub(crate) use checked::ready_first;
+pub(crate) use checked::topological_sort;
 pub use checked::{
-    CachePolicy, Command, Extract, FirstUsers, Job, JobIndex, Mount, SHARED_DIRECTORIES, Volume,
+    CachePolicy, ProgramSpec, Extract, FirstUsers, Job, JobIndex, Mount, SHARED_DIRECTORIES, Volume,
     VolumeIndex, VolumeKind, Workflow,
 };
-pub use diagnostic::{Diagnostic, Rejected, Severity};
+pub use diagnostic::{Diagnostic, WorkflowRejected, Severity};
 pub(crate) use limits::EDGES_MAX;
 pub(crate) use limits::FILES_MAX;
 pub(crate) use limits::RUNTIME_S_MAX;
 pub use limits::{DESCRIPTION_BYTES_MAX, FILE_BYTES_MAX};
-pub use load::{Checked, parse_workflow};
-pub use nearest::nearest;
-pub(crate) use order::Search;
+pub use load::{CheckedWorkflow, parse_workflow};
+pub use nearest::find_nearest;
+pub(crate) use order::OrderSearch;
 pub use size::{QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size};
 pub use url::{Scheme, Url, UrlError};

@@ -5,56 +5,56 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::ast::Word;
-use super::diagnostic::{Diagnostics, Place};
+use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::NEAREST_CANDIDATES_MAX;
-use super::nearest::nearest;
+use super::nearest::find_nearest;
 
 /// The names of one kind, in the order of declaration.
-pub(super) struct Names {
-    what: &'static str,
+pub(super) struct NameTable {
+    kind: &'static str,
     indices: BTreeMap<String, u32>,
-    places: Vec<Place>,
+    locations: Vec<SourceLocation>,
 }
 
-impl Names {
+impl NameTable {
     pub(super) fn new(what: &'static str) -> Self {
         Self {
-            what,
+            kind: what,
             indices: BTreeMap::new(),
-            places: vec![],
+            locations: vec![],
         }
     }
 
     /// Gives the name the next index; false when it is taken.
     pub(super) fn declare(&mut self, name: &Word, diagnostics: &mut Diagnostics) -> bool {
-        let next = self.places.len() as u32;
+        let next = self.locations.len() as u32;
         let index = *self.indices.entry(name.text.clone()).or_insert(next);
         if index == next {
-            self.places.push(name.place);
+            self.locations.push(name.location);
             return true;
         }
-        if diagnostics.wants_error(name.place) {
-            let first = self.places[index as usize];
-            let what = self.what;
+        if diagnostics.has_room_for_error(name.location) {
+            let first = self.locations[index as usize];
+            let what = self.kind;
             let message = format!(
                 "{what} '{}' is declared twice, first in {}",
                 name.text,
-                diagnostics.name(first)
+                diagnostics.describe_location(first)
             );
-            let hint = match (name.place.looped, first.line == name.place.line) {
+            let hint = match (name.location.is_in_loop, first.line == name.location.line) {
                 (true, true) => "use the loop variable in the name, such as a$(i)",
                 _ => "give it another name",
             };
-            diagnostics.error_hint(name.place, message, hint);
+            diagnostics.error_hint(name.location, message, hint);
         } else {
-            diagnostics.error(name.place, "declared twice");
+            diagnostics.error(name.location, "declared twice");
         }
         false
     }
 
     /// Where each name is declared.
-    pub(super) fn places(&self) -> &[Place] {
-        &self.places
+    pub(super) fn locations(&self) -> &[SourceLocation] {
+        &self.locations
     }
 
     /// The index of a name. An unknown one is an error, unless names may be missing for an error
@@ -73,10 +73,10 @@ impl Names {
     }
 
     fn report_unknown(&self, name: &Word, diagnostics: &mut Diagnostics) {
-        let what = self.what;
+        let what = self.kind;
         let message = format!("unknown {what} '{}'", name.text);
-        if !diagnostics.wants_error(name.place) {
-            return diagnostics.error(name.place, message);
+        if !diagnostics.has_room_for_error(name.location) {
+            return diagnostics.error(name.location, message);
         }
         // Neighbours in the alphabet only: in a million names most slips are near the end.
         let text = name.text.as_str();
@@ -92,11 +92,11 @@ impl Names {
             .take(half)
             .chain(after.take(half))
             .map(|(known, _)| known.as_str());
-        let hint = match nearest(&name.text, candidates) {
+        let hint = match find_nearest(&name.text, candidates) {
             Some(near) => format!("did you mean '{near}'?"),
             None if what == "job" => "declare it with 'job NAME FILE'".to_owned(),
             None => "declare it with 'volume NAME scratch SIZE'".to_owned(),
         };
-        diagnostics.error_hint(name.place, message, hint);
+        diagnostics.error_hint(name.location, message, hint);
     }
 }

@@ -3,7 +3,7 @@
 /// The candidate with the fewest slips of the pen (insert, delete, replace, swap) from `word`;
 /// none when even that one is too different. Case does not count.
 #[must_use]
-pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn find_nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word: Vec<char> = word.to_lowercase().chars().collect();
     // None in a letter, one in a short name, up to three in a long one: more would be guessing.
     let mut slips_max = if word.len() < 2 {
@@ -17,7 +17,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         if letters.len().abs_diff(word.len()) > slips_max {
             continue;
         }
-        let slips = slips_between(&word, &letters);
+        let slips = edit_distance(&word, &letters);
         // Of equals the first by alphabet, so that the order of candidates does not matter.
         if slips < slips_max || (slips == slips_max && best.is_none_or(|b| candidate < b)) {
             slips_max = slips;
@@ -28,7 +28,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
 }
 
 /// The optimal string alignment distance.
-fn slips_between(a: &[char], b: &[char]) -> usize {
+fn edit_distance(a: &[char], b: &[char]) -> usize {
     let mut before_last = vec![0; b.len() + 1];
     let mut last: Vec<usize> = (0..=b.len()).collect();
     for i in 1..=a.len() {
@@ -53,17 +53,17 @@ mod tests {
     #[test]
     fn finds_slips_and_refuses_strangers() {
         let names = ["job", "volume", "extract", "mount"];
-        assert_eq!(nearest("jbo", names), Some("job"));
-        assert_eq!(nearest("volumes", names), Some("volume"));
-        assert_eq!(nearest("MOUNT", names), Some("mount"));
-        assert_eq!(nearest("extrakt", names), Some("extract"));
-        assert_eq!(nearest("scratch", names), None);
-        assert_eq!(nearest("", [""]), Some(""));
-        assert_eq!(nearest("x", ["y"]), None);
+        assert_eq!(find_nearest("jbo", names), Some("job"));
+        assert_eq!(find_nearest("volumes", names), Some("volume"));
+        assert_eq!(find_nearest("MOUNT", names), Some("mount"));
+        assert_eq!(find_nearest("extrakt", names), Some("extract"));
+        assert_eq!(find_nearest("scratch", names), None);
+        assert_eq!(find_nearest("", [""]), Some(""));
+        assert_eq!(find_nearest("x", ["y"]), None);
     }
 
     #[test]
     fn the_first_by_alphabet_of_equals_wins() {
-        assert_eq!(nearest("p9", ["p2", "p1", "p3"]), Some("p1"));
+        assert_eq!(find_nearest("p9", ["p2", "p1", "p3"]), Some("p1"));
     }
 }

@@ -1,13 +1,13 @@
 //! Questions about the order of jobs: is there a cycle, does one job come before another. It knows
 //! parents and children only, no volumes.
 
-use super::checked::{Job, JobIndex, ready_first};
+use super::checked::{Job, JobIndex, topological_sort};
 use super::limits::{DIAGNOSTICS_MAX, SEARCH_EDGES_MAX};
 
 /// Cycles that share no job, as many as are reported; each begins with its smallest index.
-pub(super) fn cycles(jobs: &[Job]) -> Vec<Vec<JobIndex>> {
+pub(super) fn find_cycles(jobs: &[Job]) -> Vec<Vec<JobIndex>> {
     let mut stuck = vec![true; jobs.len()];
-    for job in ready_first(jobs) {
+    for job in topological_sort(jobs) {
         stuck[job.as_usize()] = false;
     }
     let mut cycles = Vec::new();
@@ -35,14 +35,14 @@ pub(super) fn cycles(jobs: &[Job]) -> Vec<Vec<JobIndex>> {
                 .iter()
                 .position(|job| job.as_usize() == at)
                 .unwrap_or(0);
-            cycles.push(from_smallest(&path[begin..]));
+            cycles.push(rotate_to_smallest(&path[begin..]));
         }
     }
     cycles
 }
 
 /// A walk towards parents as a cycle towards children.
-fn from_smallest(upwards: &[JobIndex]) -> Vec<JobIndex> {
+fn rotate_to_smallest(upwards: &[JobIndex]) -> Vec<JobIndex> {
     let mut cycle: Vec<JobIndex> = upwards.iter().rev().copied().collect();
     let smallest = cycle.iter().enumerate().min_by_key(|(_, job)| **job);
     let first = smallest.map_or(0, |(position, _)| position);
@@ -61,21 +61,21 @@ pub(crate) struct SearchTooLong;
 /// walked through. Jobs outside the depths between both ends are left out. For the shapes that
 /// workflows have (pipelines, fans, diamonds) a search ends after a few edges; a tangled graph is
 /// stopped by a budget over all searches.
-pub(crate) struct Search<'w> {
+pub(crate) struct OrderSearch<'w> {
     jobs: &'w [Job],
     /// The place of each job in the topological order.
     rank: Vec<u32>,
     /// The length of the longest path that leads to each job.
     depth: Vec<u32>,
     /// The round in which a job was last seen from the start, and from the end.
-    seen: [Vec<u32>; 2],
+    seen_rounds: [Vec<u32>; 2],
     round: u32,
     edges_left: u64,
 }
 
-impl<'w> Search<'w> {
+impl<'w> OrderSearch<'w> {
     pub(crate) fn new(jobs: &'w [Job]) -> Self {
-        let order = ready_first(jobs);
+        let order = topological_sort(jobs);
         assert_eq!(order.len(), jobs.len(), "cycles are refused before");
         let mut rank = vec![0; jobs.len()];
         let mut depth = vec![0; jobs.len()];
@@ -90,7 +90,7 @@ impl<'w> Search<'w> {
             jobs,
             rank,
             depth,
-            seen,
+            seen_rounds: seen,
             round: 0,
             edges_left: SEARCH_EDGES_MAX,
         }
@@ -115,26 +115,26 @@ impl<'w> Search<'w> {
         let mut frontier = ends.map(|end| vec![end]);
         let mut looked_at = [0usize; 2];
         for (side, end) in ends.into_iter().enumerate() {
-            self.seen[side][end.as_usize()] = self.round;
+            self.seen_rounds[side][end.as_usize()] = self.round;
         }
         while let (Some(&down), Some(&up)) = (frontier[0].last(), frontier[1].last()) {
-            let cost_down = looked_at[0] + self.next(0, down).len();
-            let cost_up = looked_at[1] + self.next(1, up).len();
+            let cost_down = looked_at[0] + self.neighbours(0, down).len();
+            let cost_up = looked_at[1] + self.neighbours(1, up).len();
             let side = usize::from(cost_up < cost_down);
             let Some(job) = frontier[side].pop() else {
                 break;
             };
-            let neighbours = self.next(side, job);
+            let neighbours = self.neighbours(side, job);
             looked_at[side] += neighbours.len();
             let left = self.edges_left.checked_sub(neighbours.len() as u64);
             self.edges_left = left.ok_or(SearchTooLong)?;
             for &neighbour in neighbours {
                 let at = neighbour.as_usize();
-                if self.seen[1 - side][at] == self.round {
+                if self.seen_rounds[1 - side][at] == self.round {
                     return Ok(true);
                 }
-                if self.seen[side][at] != self.round && self.is_between(neighbour, ends) {
-                    self.seen[side][at] = self.round;
+                if self.seen_rounds[side][at] != self.round && self.is_between(neighbour, ends) {
+                    self.seen_rounds[side][at] = self.round;
                     frontier[side].push(neighbour);
                 }
             }
@@ -143,7 +143,7 @@ impl<'w> Search<'w> {
     }
 
     /// Children when walking down from the start, parents when walking up from the end.
-    fn next(&self, side: usize, job: JobIndex) -> &'w [JobIndex] {
+    fn neighbours(&self, side: usize, job: JobIndex) -> &'w [JobIndex] {
         let job = &self.jobs[job.as_usize()];
         if side == 0 {
             &job.children

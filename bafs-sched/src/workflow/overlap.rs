@@ -4,27 +4,27 @@
 use std::collections::BTreeMap;
 
 use super::checked::{VolumeIndex, VolumeKind, Workflow};
-use super::diagnostic::{Diagnostics, Place};
+use super::diagnostic::{Diagnostics, SourceLocation};
 use super::url::{Scheme, Url};
 
 /// Where a file goes: the volume that it comes from, and where that is declared.
-pub(super) type Target = (VolumeIndex, Place);
+pub(super) type LocatedTarget = (VolumeIndex, SourceLocation);
 
 /// Refuses caches, and volumes filled from a home, whose source is a target of an extract, or lies
 /// above or below one. What comes back to the place that its own volume was filled from is right:
 /// it is filled before, always. `places` are those of the volumes.
 pub(super) fn check_overlaps(
     workflow: &Workflow,
-    targets: &BTreeMap<Url, Target>,
-    places: &[Place],
+    targets: &BTreeMap<Url, LocatedTarget>,
+    places: &[SourceLocation],
     diagnostics: &mut Diagnostics,
 ) {
     if targets.is_empty() {
         return;
     }
-    let mut by_key: BTreeMap<Key, Vec<(&Url, Target)>> = BTreeMap::new();
+    let mut by_key: BTreeMap<HomePathKey, Vec<(&Url, LocatedTarget)>> = BTreeMap::new();
     for (url, target) in targets {
-        by_key.entry(key(url)).or_default().push((url, *target));
+        by_key.entry(home_path_key(url)).or_default().push((url, *target));
     }
     for (position, (volume, place)) in workflow.volumes.iter().zip(places).enumerate() {
         let (source, is_cache) = match &volume.kind {
@@ -32,8 +32,8 @@ pub(super) fn check_overlaps(
             VolumeKind::Scratch { fill: Some(source) } => (source, false),
             VolumeKind::Scratch { fill: None } => continue,
         };
-        let is_own = |(_, (from, _)): &(&Url, Target)| !is_cache && from.as_usize() == position;
-        let Some((target, (from, at))) = overlapping(&by_key, source, is_own) else {
+        let is_own = |(_, (from, _)): &(&Url, LocatedTarget)| !is_cache && from.as_usize() == position;
+        let Some((target, (from, at))) = find_overlapping(&by_key, source, is_own) else {
             continue;
         };
         let (name, from) = (&volume.name, &workflow.volume(from).name);
@@ -44,7 +44,7 @@ pub(super) fn check_overlaps(
         let message = format!(
             "volume '{name}' is {declared} '{source}', where {} extracts '{target}': what it \
              {verb} of that depends on chance, and on earlier runs",
-            diagnostics.name(at)
+            diagnostics.describe_location(at)
         );
         let hint = format!(
             "mount '{from}' 'ro' in the jobs that read what it holds, or extract to a place apart"
@@ -54,9 +54,9 @@ pub(super) fn check_overlaps(
 }
 
 /// A home, and a path there by its parts, so that what is below a path comes right behind it.
-type Key = (Scheme, String, Vec<String>);
+type HomePathKey = (Scheme, String, Vec<String>);
 
-fn key(url: &Url) -> Key {
+fn home_path_key(url: &Url) -> HomePathKey {
     let path = match url.scheme {
         // Behind a `?` is no path, but of what is in front of it.
         Scheme::Http | Scheme::Https => url.path.split('?').next().unwrap_or_default(),
@@ -80,13 +80,13 @@ fn host_of(url: &Url) -> String {
 }
 
 /// The first target that is this place, or lies above or below it.
-fn overlapping<'u>(
-    targets: &BTreeMap<Key, Vec<(&'u Url, Target)>>,
+fn find_overlapping<'u>(
+    targets: &BTreeMap<HomePathKey, Vec<(&'u Url, LocatedTarget)>>,
     source: &Url,
-    is_own: impl Fn(&(&'u Url, Target)) -> bool,
-) -> Option<(&'u Url, Target)> {
-    let of_another = |all: &Vec<(&'u Url, Target)>| all.iter().find(|it| !is_own(it)).copied();
-    let whole = key(source);
+    is_own: impl Fn(&(&'u Url, LocatedTarget)) -> bool,
+) -> Option<(&'u Url, LocatedTarget)> {
+    let of_another = |all: &Vec<(&'u Url, LocatedTarget)>| all.iter().find(|it| !is_own(it)).copied();
+    let whole = home_path_key(source);
     let mut above = whole.clone();
     while above.2.pop().is_some() {
         if let Some(found) = targets.get(&above).and_then(of_another) {

@@ -3,12 +3,12 @@
 
 use std::rc::Rc;
 
-use super::ast::{Keyword, Loop, Node, Statement, Word};
-use super::diagnostic::{Diagnostics, Place};
+use super::ast::{Keyword, Loop, SyntaxNode, Statement, Word};
+use super::diagnostic::{Diagnostics, SourceLocation};
 use super::lex::Lexer;
 use super::limits::LOOP_DEPTH_MAX;
-use super::nearest::nearest;
-use super::submit::{DescriptionReader, Line};
+use super::nearest::find_nearest;
+use super::submit::{DescriptionReader, DescriptionLine};
 
 const KEYWORDS: [(&str, Keyword); 9] = [
     ("job", Keyword::Job),
@@ -24,7 +24,7 @@ const KEYWORDS: [(&str, Keyword); 9] = [
 
 impl Keyword {
     /// The keyword that a word is, in any case: files of HTCondor's DAGMan shout.
-    fn of(word: &str) -> Option<Self> {
+    fn from_word(word: &str) -> Option<Self> {
         let known = KEYWORDS
             .iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(word));
@@ -32,7 +32,7 @@ impl Keyword {
     }
 
     /// How the statement is written.
-    pub(super) fn form(self) -> &'static str {
+    pub(super) fn syntax(self) -> &'static str {
         match self {
             Self::Job => "write 'job NAME FILE', or 'job NAME {' and 'key = value' lines up to '}'",
             Self::Parent => "write 'parent JOB ... child JOB ...'",
@@ -54,19 +54,19 @@ impl Keyword {
 pub(super) struct Parser<'t> {
     lexer: Lexer<'t>,
     /// Loops that are open, outermost first. A stack on the heap, as a text may nest at will.
-    open: Vec<Loop>,
+    open_loops: Vec<Loop>,
 }
 
 impl<'t> Parser<'t> {
     pub(super) fn new(text: &'t str) -> Self {
         Self {
             lexer: Lexer::new(0, text),
-            open: Vec::new(),
+            open_loops: Vec::new(),
         }
     }
 
     /// The next statement or whole loop of the outermost level; none at the end of the text.
-    pub(super) fn next_node(&mut self, diagnostics: &mut Diagnostics) -> Option<Node> {
+    pub(super) fn next_node(&mut self, diagnostics: &mut Diagnostics) -> Option<SyntaxNode> {
         while self.lexer.skip_to_content() {
             let words = self.lexer.words(diagnostics);
             let Some(keyword) = keyword(&words, diagnostics) else {
@@ -88,8 +88,8 @@ impl<'t> Parser<'t> {
     }
 
     /// Puts a node into the innermost open loop, or returns it when there is none.
-    fn attach(&mut self, node: Node) -> Option<Node> {
-        match self.open.last_mut() {
+    fn attach(&mut self, node: SyntaxNode) -> Option<SyntaxNode> {
+        match self.open_loops.last_mut() {
             Some(outer) => {
                 outer.body.push(node);
                 None
@@ -99,20 +99,20 @@ impl<'t> Parser<'t> {
     }
 
     fn open_loop(&mut self, words: Vec<Word>, diagnostics: &mut Diagnostics) {
-        let place = words[0].place;
+        let place = words[0].location;
         let mut words = words.into_iter().skip(1);
         let variable = words.next();
         let is_in = words
             .next()
             .is_some_and(|word| word.text.eq_ignore_ascii_case("in"));
-        let form = Keyword::For.form();
+        let form = Keyword::For.syntax();
         let variable = match variable {
             Some(variable) if is_in => variable,
             _ => {
                 diagnostics.error_hint(place, "expected a variable and 'in' after 'for'", form);
                 Word {
                     text: String::new(),
-                    place,
+                    location: place,
                     quote: None,
                 }
             }
@@ -122,14 +122,14 @@ impl<'t> Parser<'t> {
         if is_in && items.is_empty() {
             diagnostics.error_hint(place, "this loop has nothing to go through", form);
         }
-        if self.open.len() == LOOP_DEPTH_MAX {
+        if self.open_loops.len() == LOOP_DEPTH_MAX {
             diagnostics.error(
                 place,
                 format!("more than {LOOP_DEPTH_MAX} loops inside each other"),
             );
         }
-        self.open.push(Loop {
-            place,
+        self.open_loops.push(Loop {
+            location: place,
             variable,
             items,
             body: Vec::new(),
@@ -142,37 +142,37 @@ impl<'t> Parser<'t> {
         if name.starts_with(|c: char| c.is_ascii_digit()) || !name.chars().all(is_letter) {
             let hint = "use letters, digits and '_', not beginning with a digit";
             let message = format!("'{name}' cannot be the name of a loop variable");
-            diagnostics.error_hint(variable.place, message, hint);
+            diagnostics.error_hint(variable.location, message, hint);
         }
         let taken = |outer: &&Loop| !name.is_empty() && outer.variable.text == *name;
-        if let Some(outer) = self.open.iter().take(LOOP_DEPTH_MAX).find(taken) {
-            let of = diagnostics.name(outer.place);
+        if let Some(outer) = self.open_loops.iter().take(LOOP_DEPTH_MAX).find(taken) {
+            let of = diagnostics.describe_location(outer.location);
             let message = format!("'{name}' is already the variable of the loop in {of}");
-            diagnostics.error(variable.place, message);
+            diagnostics.error(variable.location, message);
         }
     }
 
-    fn close_loop(&mut self, words: &[Word], diagnostics: &mut Diagnostics) -> Option<Node> {
+    fn close_loop(&mut self, words: &[Word], diagnostics: &mut Diagnostics) -> Option<SyntaxNode> {
         if let Some(extra) = words.get(1) {
             let message = format!("unexpected '{}' after 'end'", extra.text);
-            diagnostics.error_hint(extra.place, message, Keyword::End.form());
+            diagnostics.error_hint(extra.location, message, Keyword::End.syntax());
         }
-        if self.open.is_empty() {
-            diagnostics.error(words[0].place, "'end' without 'for'");
+        if self.open_loops.is_empty() {
+            diagnostics.error(words[0].location, "'end' without 'for'");
         }
         self.pop_loop()
     }
 
     /// The innermost loop, unless it is nested too deep to be walked by recursion.
-    fn pop_loop(&mut self) -> Option<Node> {
-        let closed = self.open.pop()?;
-        (self.open.len() < LOOP_DEPTH_MAX).then_some(Node::Loop(closed))
+    fn pop_loop(&mut self) -> Option<SyntaxNode> {
+        let closed = self.open_loops.pop()?;
+        (self.open_loops.len() < LOOP_DEPTH_MAX).then_some(SyntaxNode::Loop(closed))
     }
 
-    fn close_at_end(&mut self, diagnostics: &mut Diagnostics) -> Option<Node> {
-        while let Some(unclosed) = self.open.last() {
+    fn close_at_end(&mut self, diagnostics: &mut Diagnostics) -> Option<SyntaxNode> {
+        while let Some(unclosed) = self.open_loops.last() {
             let hint = "close the loop with a line 'end'";
-            diagnostics.error_hint(unclosed.place, "'for' without 'end'", hint);
+            diagnostics.error_hint(unclosed.location, "'for' without 'end'", hint);
             if let Some(node) = self.pop_loop().and_then(|node| self.attach(node)) {
                 return Some(node);
             }
@@ -185,18 +185,18 @@ impl<'t> Parser<'t> {
         keyword: Keyword,
         mut words: Vec<Word>,
         diagnostics: &mut Diagnostics,
-    ) -> Option<Node> {
+    ) -> Option<SyntaxNode> {
         let is_brace = |word: &Word| word.text == "{" && word.quote.is_none();
         if keyword == Keyword::Job && words.len() == 2 {
             self.brace_on_next_line(&mut words, diagnostics);
         }
         let inline = match words.last() {
             Some(last) if keyword == Keyword::Job && is_brace(last) => {
-                Some(Rc::new(self.inline_body(last.place, diagnostics)))
+                Some(Rc::new(self.inline_body(last.location, diagnostics)))
             }
             _ => None,
         };
-        Some(Node::Statement(Statement {
+        Some(SyntaxNode::Statement(Statement {
             keyword,
             words,
             inline,
@@ -215,7 +215,7 @@ impl<'t> Parser<'t> {
 
     fn inline_body(
         &mut self,
-        open: Place,
+        open: SourceLocation,
         diagnostics: &mut Diagnostics,
     ) -> super::ast::Description {
         let mut reader = DescriptionReader::default();
@@ -226,29 +226,29 @@ impl<'t> Parser<'t> {
                 break;
             }
             let line_start = self.lexer.clone();
-            let Line::Other(words) = reader.line(&mut self.lexer, diagnostics) else {
+            let DescriptionLine::Other(words) = reader.read_line(&mut self.lexer, diagnostics) else {
                 continue;
             };
             let Some(first) = words.first() else { continue };
             if first.text == "}" {
                 if let Some(extra) = words.get(1) {
                     let message = format!("unexpected '{}' after '}}'", extra.text);
-                    diagnostics.error(extra.place, message);
+                    diagnostics.error(extra.location, message);
                 }
                 break;
             }
-            if Keyword::of(&first.text).is_some() {
-                let job = diagnostics.name(open);
+            if Keyword::from_word(&first.text).is_some() {
+                let job = diagnostics.describe_location(open);
                 let message = format!("a statement inside the job that is opened in {job}");
                 diagnostics.error_hint(
-                    first.place,
+                    first.location,
                     message,
                     "close the job with a line '}' before",
                 );
                 self.lexer = line_start;
                 break;
             }
-            reader.refuse(first, diagnostics);
+            reader.reject_line(first, diagnostics);
         }
         reader.finish()
     }
@@ -258,7 +258,7 @@ impl<'t> Parser<'t> {
 /// was meant to be, so that one slip does not make every later use of a name an error.
 fn keyword(words: &[Word], diagnostics: &mut Diagnostics) -> Option<Keyword> {
     let first = words.first()?;
-    if let Some(keyword) = Keyword::of(&first.text) {
+    if let Some(keyword) = Keyword::from_word(&first.text) {
         return Some(keyword);
     }
     let message = format!("unknown statement '{}'", first.text);
@@ -269,10 +269,10 @@ fn keyword(words: &[Word], diagnostics: &mut Diagnostics) -> Option<Keyword> {
         text if has_equals || text.contains('=') => {
             "'key = value' lines belong between 'job NAME {' and '}'".to_owned()
         }
-        text => match nearest(text, KEYWORDS.iter().map(|(name, _)| *name)) {
+        text => match find_nearest(text, KEYWORDS.iter().map(|(name, _)| *name)) {
             Some(name) => {
-                diagnostics.error_hint(first.place, message, format!("did you mean '{name}'?"));
-                return Keyword::of(name);
+                diagnostics.error_hint(first.location, message, format!("did you mean '{name}'?"));
+                return Keyword::from_word(name);
             }
             None => {
                 "a line begins with job, parent, volume, mount, extract, retry, share, for or end"
@@ -280,6 +280,6 @@ fn keyword(words: &[Word], diagnostics: &mut Diagnostics) -> Option<Keyword> {
             }
         },
     };
-    diagnostics.error_hint(first.place, message, hint);
+    diagnostics.error_hint(first.location, message, hint);
     None
 }

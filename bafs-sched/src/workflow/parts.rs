@@ -22,29 +22,29 @@ impl Workflow {
 
     /// For each job the first one of its pipeline: jobs that scratch volumes connect.
     pub fn pipelines(&self) -> Vec<u32> {
-        let mut parts = Parts::of_single_jobs(self.jobs.len());
+        let mut parts = DisjointSets::with_single_jobs(self.jobs.len());
         parts.join_users(self);
-        parts.firsts()
+        parts.into_firsts()
     }
 
     /// The same where parents connect too.
-    pub fn connected(&self) -> Vec<u32> {
-        let mut parts = Parts::of_single_jobs(self.jobs.len());
+    pub fn connected_pipelines(&self) -> Vec<u32> {
+        let mut parts = DisjointSets::with_single_jobs(self.jobs.len());
         parts.join_users(self);
         for (job, parents) in self.jobs.iter().map(|job| &job.parents).enumerate() {
             for parent in parents {
-                parts.join(job as u32, parent.0);
+                parts.union(job as u32, parent.0);
             }
         }
-        parts.firsts()
+        parts.into_firsts()
     }
 }
 
 /// Disjoint sets of jobs: each job's leader, which is its own when it is the first of a set.
-struct Parts(Vec<u32>);
+struct DisjointSets(Vec<u32>);
 
-impl Parts {
-    fn of_single_jobs(jobs: usize) -> Self {
+impl DisjointSets {
+    fn with_single_jobs(jobs: usize) -> Self {
         Self((0..jobs as u32).collect())
     }
 
@@ -52,13 +52,13 @@ impl Parts {
         for volume in &workflow.volumes {
             if matches!(volume.kind, VolumeKind::Scratch { .. }) {
                 for pair in volume.users.windows(2) {
-                    self.join(pair[0].0, pair[1].0);
+                    self.union(pair[0].0, pair[1].0);
                 }
             }
         }
     }
 
-    fn first(&mut self, mut job: u32) -> u32 {
+    fn find_first(&mut self, mut job: u32) -> u32 {
         let Self(leader) = self;
         while leader[job as usize] != job {
             let up = leader[job as usize];
@@ -68,13 +68,13 @@ impl Parts {
         job
     }
 
-    fn join(&mut self, a: u32, b: u32) {
-        let (a, b) = (self.first(a), self.first(b));
+    fn union(&mut self, a: u32, b: u32) {
+        let (a, b) = (self.find_first(a), self.find_first(b));
         self.0[a.max(b) as usize] = a.min(b);
     }
 
-    fn firsts(mut self) -> Vec<u32> {
+    fn into_firsts(mut self) -> Vec<u32> {
         let jobs = 0..self.0.len() as u32;
-        jobs.map(|job| self.first(job)).collect()
+        jobs.map(|job| self.find_first(job)).collect()
     }
 }

@@ -2,7 +2,7 @@
 
 use bafs_proto::path::is_control_or_bidirectional;
 
-use super::limits::{PART_BYTES_MAX, PATH_BYTES_MAX};
+use super::limits::{PATH_NAME_BYTES_MAX, PATH_BYTES_MAX};
 
 /// Directories that the kernel fills; a volume there would hide them from the job.
 const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -12,38 +12,38 @@ const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 pub(super) enum PathError {
     NotAbsolute,
     NotRelative,
-    Dots,
+    DotComponent,
     Root,
-    Kernel,
-    Long,
-    LongPart,
+    KernelDirectory,
+    TooLong,
+    ComponentTooLong,
 }
 
 impl PathError {
-    pub(super) fn text(self) -> &'static str {
+    pub(super) fn description(self) -> &'static str {
         match self {
             Self::NotAbsolute => "is not absolute",
             Self::NotRelative => "is absolute, but is looked for inside the volume",
-            Self::Dots => "contains '.' or '..'",
+            Self::DotComponent => "contains '.' or '..'",
             Self::Root => "names no file or directory",
-            Self::Kernel => "lies under /proc, /sys or /dev",
-            Self::Long => "is longer than 4095 bytes, or contains control characters",
-            Self::LongPart => "has a name of more than 255 bytes in it",
+            Self::KernelDirectory => "lies under /proc, /sys or /dev",
+            Self::TooLong => "is longer than 4095 bytes, or contains control characters",
+            Self::ComponentTooLong => "has a name of more than 255 bytes in it",
         }
     }
 }
 
 /// A path of the name space, with single slashes.
-pub(super) fn absolute(text: &str) -> Result<String, PathError> {
+pub(super) fn parse_absolute(text: &str) -> Result<String, PathError> {
     if !text.starts_with('/') {
         return Err(PathError::NotAbsolute);
     }
-    Ok(format!("/{}", parts(text)?))
+    Ok(format!("/{}", normalise_components(text)?))
 }
 
 /// A path of the name space that a volume may be mounted at.
-pub(super) fn mount_point(text: &str) -> Result<String, PathError> {
-    let path = absolute(text)?;
+pub(super) fn parse_mount_point(text: &str) -> Result<String, PathError> {
+    let path = parse_absolute(text)?;
     if path == "/" {
         return Err(PathError::Root);
     }
@@ -51,17 +51,17 @@ pub(super) fn mount_point(text: &str) -> Result<String, PathError> {
         .iter()
         .any(|directory| is_inside(&path, directory))
     {
-        return Err(PathError::Kernel);
+        return Err(PathError::KernelDirectory);
     }
     Ok(path)
 }
 
 /// A path inside a volume, without a leading slash.
-pub(super) fn relative(text: &str) -> Result<String, PathError> {
+pub(super) fn parse_relative(text: &str) -> Result<String, PathError> {
     if text.starts_with('/') {
         return Err(PathError::NotRelative);
     }
-    let path = parts(text)?;
+    let path = normalise_components(text)?;
     if path.is_empty() {
         Err(PathError::Root)
     } else {
@@ -70,12 +70,12 @@ pub(super) fn relative(text: &str) -> Result<String, PathError> {
 }
 
 /// A path of the name space that may be written relative to `directory`.
-pub(super) fn joined(directory: &str, text: &str) -> Result<String, PathError> {
+pub(super) fn join_path(directory: &str, text: &str) -> Result<String, PathError> {
     if text.starts_with('/') {
-        return absolute(text);
+        return parse_absolute(text);
     }
-    let path = relative(text)?;
-    absolute(&format!("{}/{path}", directory.trim_end_matches('/')))
+    let path = parse_relative(text)?;
+    parse_absolute(&format!("{}/{path}", directory.trim_end_matches('/')))
 }
 
 /// Whether `path` is `directory` or lies in it; both are normalised.
@@ -86,16 +86,16 @@ pub(super) fn is_inside(path: &str, directory: &str) -> bool {
     }
 }
 
-fn parts(text: &str) -> Result<String, PathError> {
+fn normalise_components(text: &str) -> Result<String, PathError> {
     if text.len() > PATH_BYTES_MAX || text.contains(is_control_or_bidirectional) {
-        return Err(PathError::Long);
+        return Err(PathError::TooLong);
     }
     let parts: Vec<&str> = text.split('/').filter(|part| !part.is_empty()).collect();
     if parts.iter().any(|part| matches!(*part, "." | "..")) {
-        return Err(PathError::Dots);
+        return Err(PathError::DotComponent);
     }
-    if parts.iter().any(|part| part.len() > PART_BYTES_MAX) {
-        return Err(PathError::LongPart);
+    if parts.iter().any(|part| part.len() > PATH_NAME_BYTES_MAX) {
+        return Err(PathError::ComponentTooLong);
     }
     Ok(parts.join("/"))
 }
@@ -106,22 +106,22 @@ mod tests {
 
     #[test]
     fn paths() {
-        assert_eq!(mount_point("//data/x/"), Ok("/data/x".to_owned()));
-        assert_eq!(mount_point("data"), Err(PathError::NotAbsolute));
-        assert_eq!(mount_point("//"), Err(PathError::Root));
-        assert_eq!(mount_point("/sys/x"), Err(PathError::Kernel));
-        assert_eq!(mount_point("/system"), Ok("/system".to_owned()));
-        assert_eq!(mount_point("/a/../b"), Err(PathError::Dots));
+        assert_eq!(parse_mount_point("//data/x/"), Ok("/data/x".to_owned()));
+        assert_eq!(parse_mount_point("data"), Err(PathError::NotAbsolute));
+        assert_eq!(parse_mount_point("//"), Err(PathError::Root));
+        assert_eq!(parse_mount_point("/sys/x"), Err(PathError::KernelDirectory));
+        assert_eq!(parse_mount_point("/system"), Ok("/system".to_owned()));
+        assert_eq!(parse_mount_point("/a/../b"), Err(PathError::DotComponent));
         let long = "x".repeat(256);
-        assert_eq!(absolute(&format!("/a/{long}/b")), Err(PathError::LongPart));
-        assert_eq!(relative(&long), Err(PathError::LongPart));
-        assert_eq!(relative(&"a/".repeat(2_048)), Err(PathError::Long));
-        assert_eq!(relative("a//b"), Ok("a/b".to_owned()));
-        assert_eq!(relative("/a"), Err(PathError::NotRelative));
-        assert_eq!(relative(""), Err(PathError::Root));
-        assert_eq!(joined("/", "x"), Ok("/x".to_owned()));
-        assert_eq!(joined("/w", "x/y"), Ok("/w/x/y".to_owned()));
-        assert_eq!(joined("/w", "/x"), Ok("/x".to_owned()));
+        assert_eq!(parse_absolute(&format!("/a/{long}/b")), Err(PathError::ComponentTooLong));
+        assert_eq!(parse_relative(&long), Err(PathError::ComponentTooLong));
+        assert_eq!(parse_relative(&"a/".repeat(2_048)), Err(PathError::TooLong));
+        assert_eq!(parse_relative("a//b"), Ok("a/b".to_owned()));
+        assert_eq!(parse_relative("/a"), Err(PathError::NotRelative));
+        assert_eq!(parse_relative(""), Err(PathError::Root));
+        assert_eq!(join_path("/", "x"), Ok("/x".to_owned()));
+        assert_eq!(join_path("/w", "x/y"), Ok("/w/x/y".to_owned()));
+        assert_eq!(join_path("/w", "/x"), Ok("/x".to_owned()));
         assert!(is_inside("/a/b", "/a") && is_inside("/a", "/a") && is_inside("/a", "/"));
         assert!(!is_inside("/ab", "/a"));
     }

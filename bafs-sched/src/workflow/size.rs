@@ -65,24 +65,24 @@ impl std::error::Error for QuantityError {}
 /// the like, which are megabits elsewhere; binary ones (`KiB MiB GiB TiB PiB`, powers of 1024) only
 /// so. A number alone is an error.
 pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
-    let (number, unit) = split(text, "a size such as 10 MB")?;
+    let (number, unit) = split_unit(text, "a size such as 10 MB")?;
     if matches!(unit, "Kb" | "Mb" | "Gb" | "Tb" | "Pb") {
-        return Err(bits(number, unit));
+        return Err(bit_unit_error(number, unit));
     }
     if unit.is_empty() {
         let hint = format!("write '{number} MB', or '{number} B' if you mean bytes");
-        return Err(error(format!("the size '{number}' has no unit"), hint));
+        return Err(quantity_error(format!("the size '{number}' has no unit"), hint));
     }
     let decimal = DECIMAL_UNITS
         .iter()
         .find(|(name, _)| name.eq_ignore_ascii_case(unit));
     let binary = BINARY_UNITS.iter().find(|(name, _)| *name == unit);
     let Some(&(_, unit_bytes)) = decimal.or(binary) else {
-        return Err(unknown_size_unit(unit));
+        return Err(unknown_unit_error(unit));
     };
-    let bytes = scaled(number, unit_bytes, "bytes")?;
+    let bytes = scale_decimal(number, unit_bytes, "bytes")?;
     if bytes > SIZE_BYTES_MAX {
-        return Err(error(
+        return Err(quantity_error(
             format!("the size '{text}' is too large"),
             "the limit is 1000 PB",
         ));
@@ -95,9 +95,9 @@ pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
 pub fn parse_rate(text: &str) -> Result<u64, QuantityError> {
     let text = text.trim();
     let size = text.strip_suffix("/s").unwrap_or(text);
-    let (number, unit) = split(size, "a rate such as 1 MB/s")?;
+    let (number, unit) = split_unit(size, "a rate such as 1 MB/s")?;
     if unit.ends_with('b') || unit.to_ascii_lowercase().contains("bit") {
-        return Err(bits(number, unit));
+        return Err(bit_unit_error(number, unit));
     }
     match parse_size(size)? {
         0 => Err(QuantityError {
@@ -110,7 +110,7 @@ pub fn parse_rate(text: &str) -> Result<u64, QuantityError> {
 
 /// Reads a duration such as `60 s`, `5min` or `1.5 h` to seconds; a number alone means seconds.
 pub fn parse_duration(text: &str) -> Result<u64, QuantityError> {
-    let (number, unit) = split(text, "a duration such as 5 min")?;
+    let (number, unit) = split_unit(text, "a duration such as 5 min")?;
     let known = TIME_UNITS
         .iter()
         .find(|(name, _)| name.eq_ignore_ascii_case(unit));
@@ -118,15 +118,15 @@ pub fn parse_duration(text: &str) -> Result<u64, QuantityError> {
         Some(&(_, unit_s)) => unit_s,
         None if unit.is_empty() => 1,
         None => {
-            return Err(error(
+            return Err(quantity_error(
                 format!("unknown unit of time '{unit}'"),
                 "use s, min, h or d",
             ));
         }
     };
-    let seconds = scaled(number, unit_s, "seconds")?;
+    let seconds = scale_decimal(number, unit_s, "seconds")?;
     if seconds > RUNTIME_S_MAX {
-        return Err(error(
+        return Err(quantity_error(
             format!("the duration '{text}' is too long"),
             "the limit is ten years",
         ));
@@ -136,9 +136,9 @@ pub fn parse_duration(text: &str) -> Result<u64, QuantityError> {
 
 /// The same where what is meant is easily ten times the seconds that a number alone stands for.
 pub fn parse_duration_with_unit(text: &str) -> Result<u64, QuantityError> {
-    let (_, unit) = split(text, "a duration such as 12 h")?;
+    let (_, unit) = split_unit(text, "a duration such as 12 h")?;
     if unit.is_empty() {
-        return Err(error(
+        return Err(quantity_error(
             format!("the duration '{text}' has no unit"),
             "write it with s, min, h or d, such as 12 h",
         ));
@@ -146,7 +146,7 @@ pub fn parse_duration_with_unit(text: &str) -> Result<u64, QuantityError> {
     parse_duration(text)
 }
 
-fn split<'t>(text: &'t str, expected: &str) -> Result<(&'t str, &'t str), QuantityError> {
+fn split_unit<'t>(text: &'t str, expected: &str) -> Result<(&'t str, &'t str), QuantityError> {
     let text = text.trim();
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -154,7 +154,7 @@ fn split<'t>(text: &'t str, expected: &str) -> Result<(&'t str, &'t str), Quanti
     let (number, unit) = (&text[..end], text[end..].trim_start());
     if unit.starts_with([',', '_']) {
         let hint = "write digits without separators, and a point before decimals";
-        return Err(error(
+        return Err(quantity_error(
             format!("'{text}' is not a number that can be read"),
             hint,
         ));
@@ -169,17 +169,17 @@ fn split<'t>(text: &'t str, expected: &str) -> Result<(&'t str, &'t str), Quanti
 }
 
 /// What looks like bits.
-fn bits(number: &str, unit: &str) -> QuantityError {
+fn bit_unit_error(number: &str, unit: &str) -> QuantityError {
     let prefix = unit.chars().next().map(|first| first.to_ascii_uppercase());
     let prefix = prefix.filter(|first| "KMGTP".contains(*first));
     let letter = prefix.map(String::from).unwrap_or_default();
     let hint = format!(
         "write bytes: '{number} {letter}B' if you mean those, an eighth of it if you mean bits"
     );
-    error(format!("'{number} {unit}' may be bits"), hint)
+    quantity_error(format!("'{number} {unit}' may be bits"), hint)
 }
 
-fn unknown_size_unit(unit: &str) -> QuantityError {
+fn unknown_unit_error(unit: &str) -> QuantityError {
     let binary = BINARY_UNITS
         .iter()
         .find(|(name, _)| name.eq_ignore_ascii_case(unit));
@@ -191,11 +191,11 @@ fn unknown_size_unit(unit: &str) -> QuantityError {
         }
         None => "use B, KB, MB, GB, TB, PB or KiB, MiB, GiB, TiB, PiB".to_owned(),
     };
-    error(format!("unknown unit of size '{unit}'"), hint)
+    quantity_error(format!("unknown unit of size '{unit}'"), hint)
 }
 
 /// The exact product of a decimal number and a whole unit.
-fn scaled(number: &str, unit: u64, what: &str) -> Result<u64, QuantityError> {
+fn scale_decimal(number: &str, unit: u64, what: &str) -> Result<u64, QuantityError> {
     let malformed = || QuantityError {
         message: format!("'{number}' is not a number"),
         hint: None,
@@ -235,7 +235,7 @@ fn scaled(number: &str, unit: u64, what: &str) -> Result<u64, QuantityError> {
     u64::try_from(product).map_err(|_| too_large())
 }
 
-fn error(message: String, hint: impl Into<String>) -> QuantityError {
+fn quantity_error(message: String, hint: impl Into<String>) -> QuantityError {
     QuantityError {
         message,
         hint: Some(hint.into()),

@@ -1,18 +1,18 @@
 //! Job descriptions in the style of an HTCondor submit file: which keys there are and what their
 //! values mean. Where the text comes from, and in which job it ends up, is `declare.rs`.
 
-use super::ast::{Description, Entry, Settings, Word};
+use super::ast::{Description, DescriptionEntry, JobSettings, Word};
 use super::checked::SHARED_DIRECTORIES;
-use super::diagnostic::{Diagnostics, Place};
-use super::expand::Scope;
+use super::diagnostic::{Diagnostics, SourceLocation};
+use super::expand::LoopScope;
 use super::lex::Lexer;
 use super::limits::{CPUS_MAX, PRIORITY_MAX, RETRIES_MAX};
-use super::nearest::nearest;
+use super::nearest::find_nearest;
 use super::size::{QuantityError, parse_duration, parse_size};
 
 /// A key that means something here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) enum DescriptionKey {
     Executable,
     Arguments,
     Environment,
@@ -27,23 +27,23 @@ pub(super) enum Key {
     Share,
 }
 
-const KEYS: [(&str, Key); 12] = [
-    ("executable", Key::Executable),
-    ("arguments", Key::Arguments),
-    ("environment", Key::Environment),
-    ("request_cpus", Key::RequestCpus),
-    ("request_memory", Key::RequestMemory),
-    ("runtime", Key::Runtime),
-    ("output", Key::Output),
-    ("error", Key::Error),
-    ("directory", Key::Directory),
-    ("retry", Key::Retry),
-    ("priority", Key::Priority),
-    ("share", Key::Share),
+const KEYS: [(&str, DescriptionKey); 12] = [
+    ("executable", DescriptionKey::Executable),
+    ("arguments", DescriptionKey::Arguments),
+    ("environment", DescriptionKey::Environment),
+    ("request_cpus", DescriptionKey::RequestCpus),
+    ("request_memory", DescriptionKey::RequestMemory),
+    ("runtime", DescriptionKey::Runtime),
+    ("output", DescriptionKey::Output),
+    ("error", DescriptionKey::Error),
+    ("directory", DescriptionKey::Directory),
+    ("retry", DescriptionKey::Retry),
+    ("priority", DescriptionKey::Priority),
+    ("share", DescriptionKey::Share),
 ];
 
 /// Keys of HTCondor that mean nothing here, and what takes their place.
-const IGNORED: [(&str, &str); 7] = [
+const IGNORED_KEYS: [(&str, &str); 7] = [
     ("universe", "every job runs as an ordinary program"),
     ("log", "the scheduler's journal records what happens"),
     (
@@ -66,7 +66,7 @@ const IGNORED: [(&str, &str); 7] = [
 ];
 
 /// Keys of HTCondor that a user would miss silently, so they are errors with advice.
-const FOREIGN: [(&str, &str); 6] = [
+const FOREIGN_KEYS: [(&str, &str); 6] = [
     ("initialdir", "use 'directory'"),
     ("max_retries", "use 'retry'"),
     (
@@ -82,12 +82,12 @@ const FOREIGN: [(&str, &str); 6] = [
 ];
 
 /// Why a key is accepted that nothing heeds: no node knows what memory it has for jobs.
-const MEMORY_UNHEEDED: &str = "bound the jobs of a node by 'request_cpus' or 'bafs node --slots'";
+const MEMORY_IGNORED_HINT: &str = "bound the jobs of a node by 'request_cpus' or 'bafs node --slots'";
 
 /// What one line of a description was.
-pub(super) enum Line {
+pub(super) enum DescriptionLine {
     /// A `key = value` line, or one that is ignored; the reader dealt with it.
-    Done,
+    Handled,
     /// Something else, for the caller to judge.
     Other(Vec<Word>),
 }
@@ -100,29 +100,29 @@ pub(super) struct DescriptionReader {
 
 impl DescriptionReader {
     /// Reads one line that has content.
-    pub(super) fn line(&mut self, lexer: &mut Lexer<'_>, diagnostics: &mut Diagnostics) -> Line {
+    pub(super) fn read_line(&mut self, lexer: &mut Lexer<'_>, diagnostics: &mut Diagnostics) -> DescriptionLine {
         let key = lexer.key();
         let words = lexer.words(diagnostics);
         match (key, words.first()) {
-            (Some(key), _) => self.entry(&key, words, diagnostics),
+            (Some(key), _) => self.add_entry(&key, words, diagnostics),
             // The only line of a submit file that has no `=`.
             (None, Some(first)) if first.text.eq_ignore_ascii_case("queue") => {
-                self.entry(&first.clone(), words, diagnostics);
+                self.add_entry(&first.clone(), words, diagnostics);
             }
-            (None, _) => return Line::Other(words),
+            (None, _) => return DescriptionLine::Other(words),
         }
-        Line::Done
+        DescriptionLine::Handled
     }
 
     /// Reports a line that has no place in a description.
-    pub(super) fn refuse(&mut self, first: &Word, diagnostics: &mut Diagnostics) {
-        self.description.has_refused = true;
+    pub(super) fn reject_line(&mut self, first: &Word, diagnostics: &mut Diagnostics) {
+        self.description.has_rejected_lines = true;
         let message = format!("expected 'key = value', not '{}'", first.text);
-        let hint = match nearest(&first.text, KEYS.iter().map(|(name, _)| *name)) {
+        let hint = match find_nearest(&first.text, KEYS.iter().map(|(name, _)| *name)) {
             Some(name) => format!("write '{name} = ...'"),
-            None => format!("the keys are {}", key_names()),
+            None => format!("the keys are {}", list_keys()),
         };
-        diagnostics.error_hint(first.place, message, hint);
+        diagnostics.error_hint(first.location, message, hint);
     }
 
     /// The description, complete.
@@ -130,24 +130,24 @@ impl DescriptionReader {
         self.description
     }
 
-    fn entry(&mut self, word: &Word, values: Vec<Word>, diagnostics: &mut Diagnostics) {
+    fn add_entry(&mut self, word: &Word, values: Vec<Word>, diagnostics: &mut Diagnostics) {
         let name = word.text.to_ascii_lowercase();
-        if let Some((_, why)) = IGNORED.iter().find(|(ignored, _)| *ignored == name) {
-            return diagnostics.warn(word.place, format!("'{name}' is ignored"), *why);
+        if let Some((_, why)) = IGNORED_KEYS.iter().find(|(ignored, _)| *ignored == name) {
+            return diagnostics.warn(word.location, format!("'{name}' is ignored"), *why);
         }
         let Some(&(_, key)) = KEYS.iter().find(|(known, _)| *known == name) else {
-            self.description.has_refused = true;
-            let foreign = FOREIGN.iter().find(|(foreign, _)| *foreign == name);
+            self.description.has_rejected_lines = true;
+            let foreign = FOREIGN_KEYS.iter().find(|(foreign, _)| *foreign == name);
             let hint = match (
                 foreign,
-                nearest(&name, KEYS.iter().map(|(known, _)| *known)),
+                find_nearest(&name, KEYS.iter().map(|(known, _)| *known)),
             ) {
                 (Some((_, advice)), _) => (*advice).to_owned(),
                 (None, Some(near)) => format!("did you mean '{near}'?"),
-                (None, None) => format!("the keys are {}", key_names()),
+                (None, None) => format!("the keys are {}", list_keys()),
             };
             return diagnostics.error_hint(
-                word.place,
+                word.location,
                 format!("unknown key '{}'", word.text),
                 hint,
             );
@@ -158,34 +158,34 @@ impl DescriptionReader {
             .iter()
             .find(|entry| entry.key == key)
         {
-            let before = diagnostics.name(first.place);
+            let before = diagnostics.describe_location(first.location);
             let message = format!("'{name}' is given twice, first in {before}");
-            return diagnostics.error(word.place, message);
+            return diagnostics.error(word.location, message);
         }
-        if key == Key::RequestMemory {
+        if key == DescriptionKey::RequestMemory {
             diagnostics.warn(
-                word.place,
+                word.location,
                 format!("'{name}' is not heeded"),
-                MEMORY_UNHEEDED,
+                MEMORY_IGNORED_HINT,
             );
         }
-        self.description.entries.push(Entry {
+        self.description.entries.push(DescriptionEntry {
             key,
-            place: word.place,
+            location: word.location,
             values,
         });
     }
 }
 
 /// The directory of the host that a word names, if it is one that a job may share.
-pub(super) fn shared_directory(word: &Word, diagnostics: &mut Diagnostics) -> Option<String> {
+pub(super) fn parse_shared_directory(word: &Word, diagnostics: &mut Diagnostics) -> Option<String> {
     let path = word.text.trim_end_matches('/');
     if SHARED_DIRECTORIES.contains(&path) {
         return Some(path.to_owned());
     }
     let message = format!("'{}' cannot be shared", word.text);
     let hint = "only /tmp, /var/tmp and /dev/shm are a job's own; of all else it sees the host's";
-    diagnostics.error_hint(word.place, message, hint);
+    diagnostics.error_hint(word.location, message, hint);
     None
 }
 
@@ -198,65 +198,65 @@ pub(super) fn parse_description(
     let mut lexer = Lexer::new(file, text);
     let mut reader = DescriptionReader::default();
     while lexer.skip_to_content() {
-        if let Line::Other(words) = reader.line(&mut lexer, diagnostics)
+        if let DescriptionLine::Other(words) = reader.read_line(&mut lexer, diagnostics)
             && let Some(first) = words.first()
         {
-            reader.refuse(first, diagnostics);
+            reader.reject_line(first, diagnostics);
         }
     }
     reader.finish()
 }
 
 /// What a description says for one job, with the loop variables of that job.
-pub(super) fn settings(
+pub(super) fn build_settings(
     description: &Description,
-    scope: &Scope,
+    scope: &LoopScope,
     diagnostics: &mut Diagnostics,
-) -> Settings {
-    let mut settings = Settings::default();
+) -> JobSettings {
+    let mut settings = JobSettings::default();
     for entry in &description.entries {
         if let Some(words) = scope.substitute_all(&entry.values, diagnostics) {
-            let place = scope.place(entry.place);
-            Value {
+            let place = scope.locate(entry.location);
+            DescriptionValue {
                 key: entry.key,
-                place,
+                location: place,
                 words,
             }
-            .apply(&mut settings, diagnostics);
+            .apply_to(&mut settings, diagnostics);
         }
     }
     settings
 }
 
 /// One `key = words` line of one job.
-struct Value {
-    key: Key,
-    place: Place,
+struct DescriptionValue {
+    key: DescriptionKey,
+    location: SourceLocation,
     words: Vec<Word>,
 }
 
-impl Value {
-    fn apply(self, settings: &mut Settings, diagnostics: &mut Diagnostics) {
+impl DescriptionValue {
+    fn apply_to(self, settings: &mut JobSettings, diagnostics: &mut Diagnostics) {
         match self.key {
-            Key::Executable => settings.executable = self.one_word(diagnostics),
-            Key::Output => settings.stdout = self.one_word(diagnostics),
-            Key::Error => settings.stderr = self.one_word(diagnostics),
-            Key::Directory => settings.directory = self.one_word(diagnostics),
-            Key::Arguments => settings.arguments = self.arguments(diagnostics),
-            Key::Environment => settings.environment = self.environment(diagnostics),
-            Key::RequestCpus => {
+            DescriptionKey::Executable => settings.executable = self.single_word(diagnostics),
+            DescriptionKey::Output => settings.stdout = self.single_word(diagnostics),
+            DescriptionKey::Error => settings.stderr = self.single_word(diagnostics),
+            DescriptionKey::Directory => settings.directory = self.single_word(diagnostics),
+            DescriptionKey::Arguments => settings.arguments = self.arguments(diagnostics),
+            DescriptionKey::Environment => settings.environment = self.environment(diagnostics),
+            DescriptionKey::RequestCpus => {
                 settings.cpus = self.integer(1, CPUS_MAX, diagnostics);
             }
-            Key::Retry => {
+            DescriptionKey::Retry => {
                 let retries = self.integer(0, RETRIES_MAX, diagnostics);
-                settings.retries = retries.map(|retries| (retries, self.place));
+                settings.retries = retries.map(|retries| (retries, self.location));
             }
-            Key::Priority => settings.priority = self.priority(diagnostics),
-            Key::Share => settings.share = self.share(diagnostics),
-            Key::RequestMemory => {
+            DescriptionKey::Priority => settings.priority = self.priority(diagnostics),
+            DescriptionKey::Share => settings.shared_directories = self.share(diagnostics),
+            DescriptionKey::RequestMemory => {
                 settings.memory_bytes = self.quantity(parse_size, "10 MB", diagnostics);
             }
-            Key::Runtime => {
+            DescriptionKey::Runtime => {
                 settings.runtime_s = self.quantity(parse_duration, "5 min", diagnostics);
             }
         }
@@ -268,20 +268,20 @@ impl Value {
             .map_or("", |(name, _)| name)
     }
 
-    fn one_word(mut self, diagnostics: &mut Diagnostics) -> Option<Word> {
+    fn single_word(mut self, diagnostics: &mut Diagnostics) -> Option<Word> {
         let name = self.name();
         if let Some(extra) = self.words.get(1) {
             let message = format!("'{name}' takes one word, '{}' is a second one", extra.text);
             let hint = match self.key {
-                Key::Executable => "put arguments into 'arguments'; quote a name with blanks",
+                DescriptionKey::Executable => "put arguments into 'arguments'; quote a name with blanks",
                 _ => "quote a name with blanks",
             };
-            diagnostics.error_hint(extra.place, message, hint);
+            diagnostics.error_hint(extra.location, message, hint);
         }
         match self.words.first() {
             Some(word) if !word.text.is_empty() => Some(self.words.swap_remove(0)),
             _ => {
-                diagnostics.error(self.place, format!("'{name}' has no value"));
+                diagnostics.error(self.location, format!("'{name}' has no value"));
                 None
             }
         }
@@ -299,16 +299,16 @@ impl Value {
             let Some((name, value)) = word.text.split_once('=') else {
                 let message = format!("expected NAME=VALUE, not '{}'", word.text);
                 let hint = "separate variables by blanks; quote values with blanks: A=1 B=\"x y\"";
-                diagnostics.error_hint(word.place, message, hint);
+                diagnostics.error_hint(word.location, message, hint);
                 continue;
             };
             let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
             let begins = !name.is_empty() && !name.starts_with(|c: char| c.is_ascii_digit());
             if !(begins && name.chars().all(is_letter)) {
                 let message = format!("'{name}' cannot be the name of an environment variable");
-                diagnostics.error(word.place, message);
+                diagnostics.error(word.location, message);
             } else if environment.iter().any(|(known, _)| known == name) {
-                diagnostics.error(word.place, format!("the variable '{name}' is set twice"));
+                diagnostics.error(word.location, format!("the variable '{name}' is set twice"));
             } else {
                 environment.push((name.to_owned(), value.to_owned()));
             }
@@ -325,7 +325,7 @@ impl Value {
         {
             let message = format!("the quoted text {meaning}");
             diagnostics.warn(
-                only.place,
+                only.location,
                 message,
                 "leave out the outer quotes to split it",
             );
@@ -334,10 +334,10 @@ impl Value {
 
     fn integer(&self, min: u64, max: u64, diagnostics: &mut Diagnostics) -> Option<u32> {
         match self.words.as_slice() {
-            [word] => integer(word, min, max, self.name(), diagnostics).map(|value| value as u32),
+            [word] => parse_integer(word, min, max, self.name(), diagnostics).map(|value| value as u32),
             _ => {
                 let message = format!("'{}' takes one number", self.name());
-                diagnostics.error(self.place, message);
+                diagnostics.error(self.location, message);
                 None
             }
         }
@@ -345,11 +345,11 @@ impl Value {
 
     fn share(&self, diagnostics: &mut Diagnostics) -> Vec<String> {
         if self.words.is_empty() {
-            diagnostics.error(self.place, format!("'{}' has no value", self.name()));
+            diagnostics.error(self.location, format!("'{}' has no value", self.name()));
         }
         let shared = self.words.iter();
         let mut shared: Vec<_> = shared
-            .filter_map(|word| shared_directory(word, diagnostics))
+            .filter_map(|word| parse_shared_directory(word, diagnostics))
             .collect();
         shared.sort();
         shared.dedup();
@@ -371,7 +371,7 @@ impl Value {
                 "'priority' takes one whole number from {} to {PRIORITY_MAX}",
                 -PRIORITY_MAX
             );
-            diagnostics.error(self.place, message);
+            diagnostics.error(self.location, message);
         }
         value
     }
@@ -385,21 +385,21 @@ impl Value {
         let name = self.name();
         let Some(first) = self.words.first() else {
             let hint = format!("write for example '{name} = {example}'");
-            diagnostics.error_hint(self.place, format!("'{name}' has no value"), hint);
+            diagnostics.error_hint(self.location, format!("'{name}' has no value"), hint);
             return None;
         };
         let texts: Vec<&str> = self.words.iter().map(|word| word.text.as_str()).collect();
         match parse(&texts.join(" ")) {
-            Ok(0) => diagnostics.error(first.place, format!("'{name}' is zero")),
+            Ok(0) => diagnostics.error(first.location, format!("'{name}' is zero")),
             Ok(value) => return Some(value),
-            Err(error) => error.report(first.place, diagnostics),
+            Err(error) => error.report(first.location, diagnostics),
         }
         None
     }
 }
 
 /// A whole number between two bounds.
-pub(super) fn integer(
+pub(super) fn parse_integer(
     word: &Word,
     min: u64,
     max: u64,
@@ -414,7 +414,7 @@ pub(super) fn integer(
                 "expected a whole number from {min} to {max} for {what}, not '{}'",
                 word.text
             );
-            diagnostics.error(word.place, message);
+            diagnostics.error(word.location, message);
             None
         }
     }
@@ -422,7 +422,7 @@ pub(super) fn integer(
 
 impl QuantityError {
     /// Reports the error at the place where the quantity stands.
-    pub(super) fn report(self, at: Place, diagnostics: &mut Diagnostics) {
+    pub(super) fn report(self, at: SourceLocation, diagnostics: &mut Diagnostics) {
         match self.hint {
             Some(hint) => diagnostics.error_hint(at, self.message, hint),
             None => diagnostics.error(at, self.message),
@@ -430,6 +430,6 @@ impl QuantityError {
     }
 }
 
-fn key_names() -> String {
+fn list_keys() -> String {
     KEYS.map(|(name, _)| name).join(", ")
 }

@@ -77,7 +77,7 @@ impl Url {
     ///
     /// # Errors
     /// What of the URL has no meaning there.
-    pub fn foreign_place(&self) -> Result<(String, String), UrlError> {
+    pub fn foreign_location(&self) -> Result<(String, String), UrlError> {
         let address = format!("{}://{}", self.scheme.name(), self.host);
         let path = self.path.trim_start_matches('/');
         if !matches!(self.scheme, Scheme::Http | Scheme::Https) {
@@ -85,16 +85,16 @@ impl Url {
         }
         if path.contains('?') {
             let hint = "name a file by its path alone";
-            return Err(error(format!("{self} has a query"), hint));
+            return Err(url_error(format!("{self} has a query"), hint));
         }
-        let decoded = decode(path).filter(|path| !path.split('/').any(|part| part == ".."));
-        let wrong = || error(format!("{self} is wrongly encoded"), "write %25 for a %");
+        let decoded = percent_decode(path).filter(|path| !path.split('/').any(|part| part == ".."));
+        let wrong = || url_error(format!("{self} is wrongly encoded"), "write %25 for a %");
         Ok((address, decoded.ok_or_else(wrong)?))
     }
 }
 
 /// A path of the web without its `%` codes; `None` when one is wrong.
-fn decode(path: &str) -> Option<String> {
+fn percent_decode(path: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
     while let Some((&first, behind)) = rest.split_first() {
@@ -134,14 +134,14 @@ impl std::str::FromStr for Url {
     fn from_str(text: &str) -> Result<Self, UrlError> {
         let Some((scheme_name, rest)) = text.split_once("://") else {
             let hint = "write it as bafs://HOST/PATH or file:///PATH";
-            return Err(error(format!("'{text}' is not a URL"), hint));
+            return Err(url_error(format!("'{text}' is not a URL"), hint));
         };
         let known = SCHEMES
             .iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(scheme_name));
         let Some(&(_, scheme)) = known else {
             let hint = "use bafs, ftp, file, http, https, s3 or sftp";
-            return Err(error(
+            return Err(url_error(
                 format!("unknown scheme '{scheme_name}' in '{text}'"),
                 hint,
             ));
@@ -149,7 +149,7 @@ impl std::str::FromStr for Url {
         if text.len() > PATH_BYTES_MAX || text.contains(is_control_or_bidirectional) {
             let hint =
                 format!("at most {PATH_BYTES_MAX} bytes, no control or bidirectional characters");
-            return Err(error(
+            return Err(url_error(
                 "this URL is too long or not printable".to_owned(),
                 hint,
             ));
@@ -171,7 +171,7 @@ fn parse_host(scheme: Scheme, text: &str) -> Result<String, UrlError> {
     if scheme == Scheme::File {
         return match text {
             "" => Ok(String::new()),
-            _ => Err(error(
+            _ => Err(url_error(
                 format!("a file URL has no host, but this one has '{text}'"),
                 format!("write file:///{text}/..."),
             )),
@@ -179,11 +179,11 @@ fn parse_host(scheme: Scheme, text: &str) -> Result<String, UrlError> {
     }
     if text.is_empty() {
         let hint = format!("write {}://HOST/PATH", scheme.name());
-        return Err(error("this URL has no host".to_owned(), hint));
+        return Err(url_error("this URL has no host".to_owned(), hint));
     }
     if text.contains('@') {
         let hint = "credentials belong to the home server's settings, not into a workflow";
-        return Err(error(
+        return Err(url_error(
             format!("the host '{text}' contains a user name"),
             hint,
         ));
@@ -204,14 +204,14 @@ fn parse_host(scheme: Scheme, text: &str) -> Result<String, UrlError> {
     };
     if !is_valid {
         let hint = "a host is a name, an address, or an IPv6 address in [ ]";
-        return Err(error(format!("'{name}' is not a host name"), hint));
+        return Err(url_error(format!("'{name}' is not a host name"), hint));
     }
     let Some(port) = port else {
         return Ok(name.to_ascii_lowercase());
     };
     match port.parse::<u16>() {
         Ok(number) if number > 0 => Ok(format!("{}:{number}", name.to_ascii_lowercase())),
-        _ => Err(error(
+        _ => Err(url_error(
             format!("'{port}' is not a port"),
             "a port is a number from 1 to 65535",
         )),
@@ -230,7 +230,7 @@ fn parse_path(scheme: Scheme, text: &str) -> Result<String, UrlError> {
         // Servers of the web decode %2e before they look for parents.
         let decoded = part.replace("%2e", ".").replace("%2E", ".");
         if decoded == ".." {
-            return Err(error(
+            return Err(url_error(
                 format!("the path '{path}' contains '..'"),
                 "write the path without it",
             ));
@@ -247,7 +247,7 @@ fn parse_path(scheme: Scheme, text: &str) -> Result<String, UrlError> {
     Ok(normal)
 }
 
-fn error(message: String, hint: impl Into<String>) -> UrlError {
+fn url_error(message: String, hint: impl Into<String>) -> UrlError {
     UrlError {
         message,
         hint: Some(hint.into()),
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn foreign_places_are_host_and_path() {
-        let place = |text: &str| text.parse::<Url>().unwrap().foreign_place();
+        let place = |text: &str| text.parse::<Url>().unwrap().foreign_location();
         let is = |address: &str, path: &str| Ok((address.to_owned(), path.to_owned()));
         assert_eq!(place("s3://b/a%20b/c"), is("s3://b", "a%20b/c"));
         assert_eq!(place("sftp://h:22"), is("sftp://h:22", ""));

@@ -5,21 +5,21 @@ use std::collections::BTreeSet;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::report::VolumeUse;
 
-use super::{Content, Due, Node, World};
-use crate::logic::{Event, MountedVolume, NodeSeen, Space};
+use super::{VolumeWrites, ClusterEvent, ClusterNode, SimulatedCluster};
+use crate::logic::{Event, MountedVolume, NodeInfo, Space};
 use crate::workflow::{JobIndex, Mount};
 
-impl World {
+impl SimulatedCluster {
     /// What the agent of a job reports of its volumes.
-    pub(super) fn uses(&self, job: JobIndex, mounted: &[MountedVolume]) -> Vec<VolumeUse> {
+    pub(super) fn reported_uses(&self, job: JobIndex, mounted: &[MountedVolume]) -> Vec<VolumeUse> {
         let workflow = self.scheduler.workflow();
         let spec = workflow.job(job);
         let used = |(mount, mounted): (&Mount, &MountedVolume)| {
-            let held = self.held(mounted);
+            let held = self.held_space(mounted);
             let volume = workflow.volume(mount.volume);
             let names = (spec.name.clone(), volume.name.clone());
             let declared = (!mount.writable, mount.writable);
-            let (reads, writes) = self.deeds.get(&names).copied().unwrap_or(declared);
+            let (reads, writes) = self.observed_access.get(&names).copied().unwrap_or(declared);
             let file = |is_used| if is_used { "file" } else { "" }.to_owned();
             VolumeUse {
                 name: names.1,
@@ -45,25 +45,25 @@ impl World {
     }
 
     /// What a volume holds when its job has ended: what it needs, as far as it has space.
-    fn held(&self, mounted: &MountedVolume) -> Space {
+    fn held_space(&self, mounted: &MountedVolume) -> Space {
         let name = &self.scheduler.workflow().volume(mounted.volume).name;
-        let need = self.needs.get(name).copied().unwrap_or_default();
-        need.least(self.space_of(mounted).unwrap_or(need))
+        let need = self.needed_space.get(name).copied().unwrap_or_default();
+        need.component_min(self.space_of(mounted).unwrap_or(need))
     }
 
     /// A part of a cache is looked at: it keeps its share by size, and some more than that.
-    pub(super) fn look_at_cache(&mut self, id: VolumeId, server: ServerId) {
+    pub(super) fn inspect_cache(&mut self, id: VolumeId, server: ServerId) {
         let there = self.nodes[&server].volumes.get(&id);
         let Some((size, ..)) = there.filter(|_| self.is_alive(server)) else {
             return;
         };
         let more = (id.0 % 8) as u64 * size.bytes / 25;
-        let event = Event::CacheSeen {
+        let event = Event::CacheInspected {
             volume: id,
-            kept_bytes: size.bytes + more,
-            again_bytes: 0,
+            primary_bytes: size.bytes + more,
+            refetched_bytes: 0,
         };
-        self.at(10, Due::Tell(event));
+        self.schedule_due(10, ClusterEvent::ApplyEvent(event));
     }
 
     /// Whether one of these volumes has less space than it needs.
@@ -73,9 +73,9 @@ impl World {
 
     fn is_short(&self, mounted: &MountedVolume) -> bool {
         let name = &self.scheduler.workflow().volume(mounted.volume).name;
-        let need = self.needs.get(name).copied().unwrap_or_default();
+        let need = self.needed_space.get(name).copied().unwrap_or_default();
         let space = self.space_of(mounted);
-        space.is_some_and(|space| !space.holds(need))
+        space.is_some_and(|space| !space.can_hold(need))
     }
 
     fn space_of(&self, mounted: &MountedVolume) -> Option<Space> {
@@ -84,9 +84,9 @@ impl World {
     }
 
     /// What a volume holds, if it can be reached.
-    pub(super) fn content(&self, mounted: &MountedVolume) -> Option<&Content> {
+    pub(super) fn content(&self, mounted: &MountedVolume) -> Option<&VolumeWrites> {
         let node = self.nodes.get(&mounted.server?)?;
-        if node.died.is_some() || node.away.is_some() {
+        if node.died_at.is_some() || node.unreachable.is_some() {
             return None;
         }
         node.volumes.get(&mounted.id).map(|(_, _, content)| content)
@@ -100,7 +100,7 @@ impl World {
             let Some(content) = self.content(mounted) else {
                 continue;
             };
-            let later = self.later(job);
+            let later = self.descendants(job);
             let stray = content.keys().find(|writer| later.contains(writer));
 
             assert!(
@@ -126,9 +126,9 @@ impl World {
     }
 }
 
-impl World {
+impl SimulatedCluster {
     /// A job and all that come after it.
-    fn later(&self, job: JobIndex) -> BTreeSet<JobIndex> {
+    fn descendants(&self, job: JobIndex) -> BTreeSet<JobIndex> {
         let mut later = BTreeSet::new();
         let mut next = vec![job];
         while let Some(job) = next.pop() {
@@ -141,6 +141,6 @@ impl World {
 }
 
 /// What the catalog says of a node.
-pub(super) fn seen(server: ServerId, node: &Node) -> NodeSeen {
-    NodeSeen::alone(server, node.spec.capacity, node.spec.slots)
+pub(super) fn node_info(server: ServerId, node: &ClusterNode) -> NodeInfo {
+    NodeInfo::single_group(server, node.spec.capacity, node.spec.slots)
 }

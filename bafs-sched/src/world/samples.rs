@@ -9,7 +9,7 @@ use crate::workflow::{Workflow, parse_workflow};
 ///
 /// # Panics
 /// When the text is wrong, with what is wrong.
-pub fn workflow(text: &str) -> Workflow {
+pub fn parse_workflow_text(text: &str) -> Workflow {
     let none = |path: &str| Err(format!("no file {path}"));
     match parse_workflow("w.bafs", text, &none) {
         Ok(checked) => checked.workflow,
@@ -18,6 +18,6 @@ pub fn workflow(text: &str) -> Workflow {
 }
 
 /// The report of a job that ended with 0, and tells nothing of its volumes.
-pub fn success() -> JobReport {
+pub fn successful_report() -> JobReport {
     report(JobOutcome::Exited(0))
 }

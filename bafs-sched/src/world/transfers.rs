@@ -3,10 +3,10 @@
 use bafs_proto::ids::{ExtractionId, ServerId, VolumeId};
 
 use super::chaos::digest as digest_of;
-use super::{CALL_MS, Due, World, unreachable_error};
+use super::{CALL_TIMEOUT_MS, ClusterEvent, SimulatedCluster, unreachable_error};
 use crate::logic::{Event, MountedVolume, Space};
 
-impl World {
+impl SimulatedCluster {
     pub(super) fn serve_copy(
         &mut self,
         id: VolumeId,
@@ -21,7 +21,7 @@ impl World {
             error: unreachable_error(),
         };
         let (true, Some(content)) = (self.is_alive(server), content) else {
-            self.at(CALL_MS, Due::Tell(failed));
+            self.schedule_due(CALL_TIMEOUT_MS, ClusterEvent::ApplyEvent(failed));
             return;
         };
         // Nobody writes it meanwhile, so what it has now is what is copied.
@@ -29,7 +29,7 @@ impl World {
             .volumes
             .entry(id)
             .or_insert((size, source.volume, content));
-        let copying_ms = 50 + self.dice.below(1_000);
+        let copying_ms = 50 + self.rng.next_below(1_000);
         let is_there = |id| self.nodes[&server].volumes.contains_key(&id);
         let received_bytes = match base.is_some_and(is_there) {
             true => size.bytes / 10,
@@ -39,12 +39,12 @@ impl World {
             volume: id,
             received_bytes,
         };
-        let event = if self.is_faulty(self.faults.reply_lost) {
+        let event = if self.has_fault(self.faults.reply_lost) {
             failed
         } else {
             made
         };
-        self.at(copying_ms, Due::Tell(event));
+        self.schedule_due(copying_ms, ClusterEvent::ApplyEvent(event));
     }
 
     pub(super) fn serve_extract(&mut self, extract: ExtractionId, index: u32, source: MountedVolume) {
@@ -55,7 +55,7 @@ impl World {
         let content = match self.content(&source) {
             Some(content) => content.clone(),
             None => {
-                self.at(100, Due::Tell(lost));
+                self.schedule_due(100, ClusterEvent::ApplyEvent(lost));
                 return;
             }
         };
@@ -74,9 +74,9 @@ impl World {
         if *self.outputs.entry(index).or_insert(digest) != digest {
             self.mismatches += 1;
         }
-        if self.sent.insert(extract, index).is_none() {
-            *self.home.entry(index).or_default() += 1;
+        if self.extract_attempts.insert(extract, index).is_none() {
+            *self.extract_arrivals.entry(index).or_default() += 1;
         }
-        self.answer(Event::FileExtracted { extract, bytes: 1 }, lost);
+        self.send_reply(Event::FileExtracted { extract, bytes: 1 }, lost);
     }
 }

@@ -20,65 +20,65 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct ClusterState {
     pub(crate) volumes: BTreeSet<VolumeId>,
     /// As a real node, it never makes a volume that was deleted, also if it hears of it later.
     pub(crate) deleted: BTreeSet<VolumeId>,
     pub(crate) running: BTreeSet<ExecutionId>,
     pub(crate) reports: BTreeMap<ExecutionId, JobState>,
     pub(crate) started: BTreeMap<String, u32>,
-    pub(crate) home: BTreeMap<String, u32>,
-    pub(crate) codes: BTreeMap<String, Vec<i32>>,
-    pub(crate) is_stuck: bool,
+    pub(crate) files_at_home: BTreeMap<String, u32>,
+    pub(crate) exit_codes: BTreeMap<String, Vec<i32>>,
+    pub(crate) has_unfinished_jobs: bool,
     /// Where the node listens, if not where the catalog does.
-    pub(crate) node: Option<String>,
+    pub(crate) node_address: Option<String>,
     /// Why the catalog does not answer, if it does not.
     pub(crate) catalog_fault: Option<ErrorCode>,
-    pub(crate) renewals: u32,
+    pub(crate) renewal_count: u32,
     /// Why the node keeps no part of itself, if it does not, and how often it was asked for one.
-    pub(crate) allot_fault: Option<ErrorCode>,
-    pub(crate) allots: u32,
+    pub(crate) quota_fault: Option<ErrorCode>,
+    pub(crate) quota_requests: u32,
     /// Why volumes are reserved but cannot be filled, if so.
     pub(crate) fill_fault: Option<ErrorCode>,
     /// Why files do not come home, if they do not, and how often that was said.
     pub(crate) extract_fault: Option<ErrorCode>,
-    pub(crate) extract_faults: u32,
+    pub(crate) extract_fault_count: u32,
     /// Whether the catalog does not know the home.
-    pub(crate) is_home_away: bool,
+    pub(crate) is_home_unlisted: bool,
     /// The last call that is answered, and whether it came.
-    pub(crate) last: Option<fn(&Request) -> bool>,
-    pub(crate) is_gone: bool,
+    pub(crate) is_last_call: Option<fn(&Request) -> bool>,
+    pub(crate) is_stopped: bool,
     /// What calls showed.
-    pub(crate) shown: Vec<(Request, Token)>,
+    pub(crate) shown_tokens: Vec<(Request, Token)>,
 }
 
 /// Catalog and the only node, told apart by what they are asked.
 #[derive(Default)]
-pub(crate) struct Cluster(Mutex<State>);
+pub(crate) struct OneNodeCluster(Mutex<ClusterState>);
 
-impl Cluster {
-    pub(crate) fn state(&self) -> std::sync::MutexGuard<'_, State> {
+impl OneNodeCluster {
+    pub(crate) fn state(&self) -> std::sync::MutexGuard<'_, ClusterState> {
         self.0.lock().expect("no panic inside")
     }
 
-    async fn answer(self: Arc<Self>, request: Request) -> Result<Reply> {
+    async fn answer_request(self: Arc<Self>, request: Request) -> Result<Reply> {
         Ok(match request {
             Request::QueryServers(_) => {
                 let state = self.state();
                 if let Some(code) = state.catalog_fault {
                     return Err(Error::new(code, "no list today"));
                 }
-                let node = state.node.clone().unwrap_or_else(|| "cluster".to_owned());
-                let mut servers = adverts(&node);
-                servers.retain(|it| it.kind != ServerKind::Home || !state.is_home_away);
+                let node = state.node_address.clone().unwrap_or_else(|| "cluster".to_owned());
+                let mut servers = node_and_home_adverts(&node);
+                servers.retain(|it| it.kind != ServerKind::Home || !state.is_home_unlisted);
                 Reply::QueryServers(ServerList { servers })
             }
-            Request::SetNodeQuota(call) => Reply::SetNodeQuota(self.allot(call)?),
+            Request::SetNodeQuota(call) => Reply::SetNodeQuota(self.set_quota(call)?),
             Request::CreateVolume(call) => {
                 if self.state().deleted.contains(&call.spec.id) {
                     return Err(Error::new(ErrorCode::VolumeLost, "it was deleted"));
                 }
-                Reply::CreateVolume(self.create(call.spec))
+                Reply::CreateVolume(self.create_volume(call.spec))
             }
             Request::DeleteVolume(call) => {
                 self.state().deleted.insert(call.volume);
@@ -86,16 +86,16 @@ impl Cluster {
                 Reply::DeleteVolume(Done)
             }
             Request::RenewVolumes(call) => {
-                self.state().renewals += 1;
+                self.state().renewal_count += 1;
                 let mut lost = call.volumes;
                 lost.retain(|id| !self.state().volumes.contains(id));
                 Reply::RenewVolumes(RenewVolumesReply { lost_volumes: lost })
             }
             Request::StartJob(call) => {
-                self.start(call.execution, &call.job);
+                self.start_job(call.execution, &call.job);
                 Reply::StartJob(Done)
             }
-            Request::WatchJobs(call) => Reply::WatchJobs(self.watch(call).await),
+            Request::WatchJobs(call) => Reply::WatchJobs(self.watch_jobs(call).await),
             // Only whose end was told has printed something.
             Request::ReadJobOutput(call) => {
                 let state = self.state();
@@ -107,7 +107,7 @@ impl Cluster {
             Request::KillJob(call) => {
                 let mut state = self.state();
                 state.running.remove(&call.execution);
-                let killed = ended(JobOutcome::Killed);
+                let killed = ended_state(JobOutcome::Killed);
                 state.reports.insert(call.execution, killed);
                 Reply::KillJob(Done)
             }
@@ -118,10 +118,10 @@ impl Cluster {
                 );
                 let mut state = self.state();
                 if let Some(code) = state.extract_fault {
-                    state.extract_faults += 1;
+                    state.extract_fault_count += 1;
                     return Err(Error::new(code, "nothing is heard of home"));
                 }
-                *state.home.entry(call.target_path.clone()).or_default() += 1;
+                *state.files_at_home.entry(call.target_path.clone()).or_default() += 1;
                 Reply::ExtractFile(PutReceipt {
                     extraction: call.extraction,
                     path: call.target_path,
@@ -133,12 +133,12 @@ impl Cluster {
         })
     }
 
-    fn allot(&self, call: SetNodeQuota) -> Result<NodeQuotaList> {
+    fn set_quota(&self, call: SetNodeQuota) -> Result<NodeQuotaList> {
         let mut state = self.state();
-        state.allots += 1;
+        state.quota_requests += 1;
         // A node that is full of runs is so for a while.
-        let is_over = state.allots > 2 && state.allot_fault == Some(ErrorCode::Busy);
-        if let Some(code) = state.allot_fault.filter(|_| !is_over) {
+        let is_over = state.quota_requests > 2 && state.quota_fault == Some(ErrorCode::Busy);
+        if let Some(code) = state.quota_fault.filter(|_| !is_over) {
             return Err(Error::new(code, "nothing for you"));
         }
         Ok(NodeQuotaList {
@@ -148,7 +148,7 @@ impl Cluster {
         })
     }
 
-    fn create(&self, spec: VolumeSpec) -> VolumeStatus {
+    fn create_volume(&self, spec: VolumeSpec) -> VolumeStatus {
         let mut state = self.state();
         state.volumes.insert(spec.id);
         let why = |code| Error::new(code, "'data' of home: no such file");
@@ -169,7 +169,7 @@ impl Cluster {
         }
     }
 
-    async fn watch(&self, call: WatchJobs) -> JobReports {
+    async fn watch_jobs(&self, call: WatchJobs) -> JobReports {
         for _ in 0..call.wait_ms / 10 {
             if call
                 .executions
@@ -190,7 +190,7 @@ impl Cluster {
         }
     }
 
-    fn start(&self, execution: ExecutionId, job: &bafs_proto::message::JobSpec) {
+    fn start_job(&self, execution: ExecutionId, job: &bafs_proto::message::JobSpec) {
         let mut state = self.state();
         if state.reports.contains_key(&execution) {
             return;
@@ -208,27 +208,27 @@ impl Cluster {
             }
         }
         *state.started.entry(job.name.clone()).or_default() += 1;
-        let codes = state.codes.get_mut(&job.name);
+        let codes = state.exit_codes.get_mut(&job.name);
         let code = codes.and_then(|codes| (!codes.is_empty()).then(|| codes.remove(0)));
         let outcome = JobOutcome::Exited(code.unwrap_or(0));
-        if state.is_stuck {
+        if state.has_unfinished_jobs {
             state.running.insert(execution);
             state.reports.insert(execution, JobState::Running);
         } else {
-            state.reports.insert(execution, ended(outcome));
+            state.reports.insert(execution, ended_state(outcome));
         }
     }
 }
 
-impl Service for Cluster {
+impl Service for OneNodeCluster {
     fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
         Box::pin(async move {
             let (request, token) = (incoming.request, incoming.token);
             let is_gone = {
                 let mut state = self.state();
-                let was_gone = state.is_gone;
-                state.is_gone |= state.last.is_some_and(|is_last| is_last(&request));
-                state.shown.push((request.clone(), token));
+                let was_gone = state.is_stopped;
+                state.is_stopped |= state.is_last_call.is_some_and(|is_last| is_last(&request));
+                state.shown_tokens.push((request.clone(), token));
                 was_gone
             };
             if is_gone {
@@ -238,12 +238,12 @@ impl Service for Cluster {
                 Request::ReadJobOutput(_) => "out\nerr\n",
                 _ => "",
             };
-            Ok((self.answer(request).await?, Bytes::from(body)))
+            Ok((self.answer_request(request).await?, Bytes::from(body)))
         })
     }
 }
 
-pub(crate) fn ended(outcome: JobOutcome) -> JobState {
+pub(crate) fn ended_state(outcome: JobOutcome) -> JobState {
     let output_tail = "last words".to_owned();
     JobState::Ended(JobReport {
         outcome,
@@ -254,7 +254,7 @@ pub(crate) fn ended(outcome: JobOutcome) -> JobState {
     })
 }
 
-fn adverts(node: &str) -> Vec<Advert> {
+fn node_and_home_adverts(node: &str) -> Vec<Advert> {
     let advert = |id, kind, name: &str, address: &str, slots| Advert {
         id: ServerId(id),
         kind,

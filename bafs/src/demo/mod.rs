@@ -14,8 +14,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use bafs_client::signals::wait_for_stop_signal;
 use bafs_proto::message::ReadCounters;
-use bafs_sched::driver::Cancel;
-use bafs_sched::logic::{Io, Outcome, Settings};
+use bafs_sched::driver::CancelHandle;
+use bafs_sched::logic::{IoMode, Outcome, Settings};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 use serde::Serialize;
 
@@ -221,13 +221,13 @@ async fn measure_run(
         }),
         logs: None,
         settings: Settings {
-            io: if remote_io { Io::Remote } else { Io::Volumes },
+            io: if remote_io { IoMode::Remote } else { IoMode::Volumes },
             ..Settings::default()
         },
         output,
         kill_after_jobs: args.kill_node_after.filter(|_| !remote_io),
         published_progress: PublishedProgress::default(),
-        cancel: Cancel::default(),
+        cancel: CancelHandle::default(),
     };
     let report = run::run_on_cluster(workflow.clone(), &mut cluster, &way).await?;
     ensure!(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use bafs_sched::timeline::{Execution, Fate, Holding, Timeline};
+use bafs_sched::timeline::{ExecutionRecord, ExecutionOutcome, VolumeRole, Timeline};
 
 use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, CurveStyle};
 
@@ -13,7 +13,7 @@ fn seconds(ms: u64) -> f64 {
 
 /// Which execution ran where and when: a row for each slot that was used.
 pub(super) fn draw_gantt(timeline: &Timeline) -> Result<String> {
-    let mut by_node: BTreeMap<&str, Vec<&Execution>> = BTreeMap::new();
+    let mut by_node: BTreeMap<&str, Vec<&ExecutionRecord>> = BTreeMap::new();
     for execution in &timeline.executions {
         by_node.entry(&execution.node).or_default().push(execution);
     }
@@ -23,7 +23,7 @@ pub(super) fn draw_gantt(timeline: &Timeline) -> Result<String> {
         let mut free_at: Vec<u64> = Vec::new();
         for execution in executions {
             let until = execution.ended_ms.unwrap_or(timeline.wall_ms);
-            let free = free_at.iter().position(|at| *at <= execution.asked_ms);
+            let free = free_at.iter().position(|at| *at <= execution.requested_ms);
             let lane = free.unwrap_or(free_at.len());
             if free.is_none() {
                 free_at.push(0);
@@ -33,20 +33,20 @@ pub(super) fn draw_gantt(timeline: &Timeline) -> Result<String> {
             free_at[lane] = until;
             bars.push(Bar {
                 row: first + lane,
-                from: seconds(execution.asked_ms),
+                from: seconds(execution.requested_ms),
                 until: seconds(until),
-                colour: outcome_colour(execution.fate),
+                colour: outcome_colour(execution.outcome),
             });
         }
     }
     let kinds = [
-        ("done", Fate::Done),
-        ("rolled back", Fate::RolledBack),
-        ("failed", Fate::Failed),
-        ("given up", Fate::GivenUp),
-        ("under way", Fate::Running),
+        ("done", ExecutionOutcome::Done),
+        ("rolled back", ExecutionOutcome::RolledBack),
+        ("failed", ExecutionOutcome::Failed),
+        ("given up", ExecutionOutcome::Abandoned),
+        ("under way", ExecutionOutcome::Running),
     ];
-    let has = |fate: Fate| timeline.executions.iter().any(|e| e.fate == fate);
+    let has = |fate: ExecutionOutcome| timeline.executions.iter().any(|e| e.outcome == fate);
     let kinds = kinds.into_iter().filter(|(_, fate)| has(*fate));
     let gantt = Gantt {
         title: "Executions by node".to_owned(),
@@ -60,13 +60,13 @@ pub(super) fn draw_gantt(timeline: &Timeline) -> Result<String> {
     gantt.render_svg()
 }
 
-fn outcome_colour(fate: Fate) -> Colour {
+fn outcome_colour(fate: ExecutionOutcome) -> Colour {
     match fate {
-        Fate::Done => Colour::SUCCESS,
-        Fate::RolledBack => Colour::LOST,
-        Fate::Failed => Colour::FAILURE,
-        Fate::GivenUp => Colour::NEUTRAL,
-        Fate::Running => Colour::ACTIVE,
+        ExecutionOutcome::Done => Colour::SUCCESS,
+        ExecutionOutcome::RolledBack => Colour::LOST,
+        ExecutionOutcome::Failed => Colour::FAILURE,
+        ExecutionOutcome::Abandoned => Colour::NEUTRAL,
+        ExecutionOutcome::Running => Colour::ACTIVE,
     }
 }
 
@@ -75,10 +75,10 @@ pub(super) fn draw_processors(timeline: &Timeline) -> Result<String> {
     let end = timeline.wall_ms;
     let ran = timeline.executions.iter().map(|execution| {
         let until = execution.ended_ms.unwrap_or(end);
-        (execution.asked_ms, until, f64::from(execution.slots))
+        (execution.requested_ms, until, f64::from(execution.slots))
     });
     let there = timeline.nodes.iter().flat_map(|node| {
-        let present = node.present.iter();
+        let present = node.presence.iter();
         present.map(|(from, until)| (*from, until.unwrap_or(end), f64::from(node.slots)))
     });
     let curves = vec![
@@ -91,22 +91,22 @@ pub(super) fn draw_processors(timeline: &Timeline) -> Result<String> {
 /// Bytes that volumes reserved, and bytes that nodes offered.
 pub(super) fn draw_space(timeline: &Timeline) -> Result<String> {
     let end = timeline.wall_ms;
-    let of = |holding: Holding| {
+    let of = |holding: VolumeRole| {
         let volumes = timeline.volumes.iter();
-        let volumes = volumes.filter(move |volume| volume.holding == holding);
+        let volumes = volumes.filter(move |volume| volume.role == holding);
         volumes.map(move |volume| {
-            let until = volume.gone_ms.unwrap_or(end);
-            (volume.asked_ms, until, volume.bytes as f64)
+            let until = volume.deleted_ms.unwrap_or(end);
+            (volume.requested_ms, until, volume.bytes as f64)
         })
     };
     let offered = timeline.nodes.iter().flat_map(|node| {
-        let present = node.present.iter();
+        let present = node.presence.iter();
         present.map(|(from, until)| (*from, until.unwrap_or(end), node.capacity_bytes as f64))
     });
     let mut curves = vec![
-        sum_intervals("scratch volumes", of(Holding::Scratch), end),
-        sum_intervals("cache volumes", of(Holding::Cache), end),
-        sum_intervals("copies", of(Holding::Copy), end),
+        sum_intervals("scratch volumes", of(VolumeRole::Scratch), end),
+        sum_intervals("cache volumes", of(VolumeRole::Cache), end),
+        sum_intervals("copies", of(VolumeRole::Copy), end),
         sum_intervals("offered", offered, end),
     ];
     curves.retain(|curve| curve.points.iter().any(|(_, y)| *y > 0.0));
@@ -116,12 +116,12 @@ pub(super) fn draw_space(timeline: &Timeline) -> Result<String> {
 /// What a journal knows of the traffic to home.
 pub(super) fn draw_home_traffic(timeline: &Timeline) -> Result<String> {
     let end = timeline.wall_ms;
-    let sent = timeline.sendings.iter().filter_map(|sending| {
+    let sent = timeline.extract_attempts.iter().filter_map(|sending| {
         let at = sending.ended_ms?;
         Some((at, end, sending.bytes? as f64))
     });
     let filled = timeline.volumes.iter().filter_map(|volume| {
-        let at = volume.made_ms.filter(|_| volume.is_filled)?;
+        let at = volume.created_ms.filter(|_| volume.is_filled)?;
         Some((at, end, volume.bytes as f64))
     });
     let read = timeline.executions.iter().filter_map(|execution| {

@@ -6,10 +6,10 @@ mod page;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use bafs_sched::goodput::{Goodput, goodput};
+use bafs_sched::goodput::{Goodput, compute_goodput};
 use bafs_sched::logic::Outcome;
-use bafs_sched::replay::{Line, replay};
-use bafs_sched::timeline::{Timeline, timeline};
+use bafs_sched::replay::{HistoryLine, replay_history};
+use bafs_sched::timeline::{Timeline, build_timeline};
 use serde::Serialize;
 
 use crate::args::ReportArgs;
@@ -24,7 +24,7 @@ struct ReportData {
     /// What went wrong with the run as a whole, or is not as it should be.
     warnings: Vec<String>,
     /// Everything that happened, in order.
-    history_lines: Vec<Line>,
+    history_lines: Vec<HistoryLine>,
 }
 
 /// Writes the page, or prints the data.
@@ -57,15 +57,15 @@ pub(crate) fn run_report(args: &ReportArgs, output: Printer) -> Result<()> {
 }
 
 fn read_report(journal: &Path) -> Result<ReportData> {
-    let history = bafs_sched::io::journal::read(journal)?;
+    let history = bafs_sched::io::journal::read_history(journal)?;
     let workflow = history.header.workflow.clone();
-    let (lines, _) = replay(history.clone());
-    let timeline = timeline(history);
-    let goodput = goodput(&workflow, &timeline);
+    let (lines, _) = replay_history(history.clone());
+    let timeline = build_timeline(history);
+    let goodput = compute_goodput(&workflow, &build_timeline);
     Ok(ReportData {
-        warnings: collect_warnings(&timeline),
-        goodput,
-        timeline,
+        warnings: collect_warnings(&build_timeline),
+        compute_goodput,
+        build_timeline,
         history_lines: lines,
     })
 }
@@ -77,7 +77,7 @@ fn write_page(report: &ReportData, path: &Path) -> Result<()> {
 
 fn collect_warnings(timeline: &Timeline) -> Vec<String> {
     let mut warnings = Vec::new();
-    match &timeline.outcome {
+    match &build_timeline.outcome {
         Some(Outcome::Failed { jobs, messages }) => {
             let jobs = jobs.iter().map(ToString::to_string);
             warnings.extend(jobs.chain(messages.iter().cloned()));
@@ -86,14 +86,14 @@ fn collect_warnings(timeline: &Timeline) -> Vec<String> {
         Some(Outcome::Complete) => {}
         None => warnings.push("the journal ends before the run does".to_owned()),
     }
-    warnings.extend(timeline.warnings.iter().cloned());
-    for node in &timeline.nodes {
-        for at_ms in node.present.iter().filter_map(|(_, until)| *until) {
+    warnings.extend(build_timeline.warnings.iter().cloned());
+    for node in &build_timeline.nodes {
+        for at_ms in node.presence.iter().filter_map(|(_, until)| *until) {
             let seconds = at_ms as f64 / 1e3;
             warnings.push(format!("node {} was lost at {seconds:.1} s", node.name));
         }
     }
-    let lost = timeline.volumes.iter().filter(|volume| volume.is_lost);
+    let lost = build_timeline.volumes.iter().filter(|volume| volume.is_lost);
     let lost = lost.count();
     if lost > 0 {
         warnings.push(format!("{lost} volumes were lost or could not be made"));
@@ -103,10 +103,10 @@ fn collect_warnings(timeline: &Timeline) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use bafs_sched::io::journal::{Header, History};
+    use bafs_sched::io::journal::{JournalHeader, History};
     use bafs_sched::logic::{Settings, Space};
     use bafs_sched::workflow::parse_workflow;
-    use bafs_sched::world::{Faults, NodeSpec, World};
+    use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
 
     use super::*;
 
@@ -138,14 +138,14 @@ mod tests {
             ..Faults::default()
         };
         let settings = Settings {
-            nodes_wait_ms: 300_000,
-            stuck_wait_ms: 300_000,
+            nodes_timeout_ms: 300_000,
+            space_timeout_ms: 300_000,
             ..Settings::default()
         };
         let nodes = vec![spec; 2];
-        let mut world = World::new(seed, workflow.clone(), settings.clone(), nodes, faults);
-        assert_eq!(world.run(4 * 3_600_000), Outcome::Complete);
-        let header = Header {
+        let mut world = SimulatedCluster::new(seed, workflow.clone(), settings.clone(), nodes, faults);
+        assert_eq!(world.run_to_end(4 * 3_600_000), Outcome::Complete);
+        let header = JournalHeader {
             run: world.scheduler.run(),
             workflow,
             settings,

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use bafs_proto::path::is_control_or_bidirectional;
-use bafs_sched::goodput::Account;
+use bafs_sched::goodput::TimeAccount;
 use bafs_sched::logic::Outcome;
 
 use super::{ReportData, charts};
@@ -126,11 +126,11 @@ fn write_ledger(html: &mut String, report: &ReportData) -> Result<()> {
     write_omitted(html, goodput.jobs.len())
 }
 
-fn write_account(html: &mut String, name: &str, write_account: &Account) -> Result<()> {
+fn write_account(html: &mut String, name: &str, write_account: &TimeAccount) -> Result<()> {
     write!(html, "<tr><td>{}</td>", escape_html(name))?;
     for ms in [
         write_account.computing_ms,
-        write_account.waiting_ms,
+        write_account.io_wait_ms,
         write_account.copying_ms,
         write_account.lost_ms,
         write_account.overhead_ms,
@@ -148,7 +148,7 @@ fn write_failures(html: &mut String, report: &ReportData) -> Result<()> {
     let lost: Vec<_> = timeline
         .executions
         .iter()
-        .filter(|execution| execution.fate.is_lost())
+        .filter(|execution| execution.outcome.is_wasted())
         .collect();
     if lost.is_empty() {
         return Ok(());
@@ -157,16 +157,16 @@ fn write_failures(html: &mut String, report: &ReportData) -> Result<()> {
     write_header(html, &["job", "node", "from, s", "to, s", "how it ended"])?;
     for execution in lost.iter().take(ROWS_MAX) {
         let until = execution.ended_ms.unwrap_or(timeline.wall_ms);
-        let how = match execution.fate {
-            bafs_sched::timeline::Fate::RolledBack => "done, but what it wrote was lost",
-            _ => &execution.ended_how,
+        let how = match execution.outcome {
+            bafs_sched::timeline::ExecutionOutcome::RolledBack => "done, but what it wrote was lost",
+            _ => &execution.end_description,
         };
         write_row(
             html,
             &[
                 &timeline.jobs[execution.job.as_usize()].name,
                 &execution.node,
-                &format_seconds(execution.asked_ms),
+                &format_seconds(execution.requested_ms),
                 &format_seconds(until),
                 how,
             ],
@@ -177,7 +177,7 @@ fn write_failures(html: &mut String, report: &ReportData) -> Result<()> {
 }
 
 fn write_copies(html: &mut String, report: &ReportData) -> Result<()> {
-    let receipts = &report.timeline.receipts;
+    let receipts = &report.timeline.copy_decisions;
     if receipts.is_empty() {
         return Ok(());
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bafs_sched::logic::{FREE_OR_OFFER_LESS, Outcome, REMOVE_FILES, RUN_ANEW};
+use bafs_sched::logic::{FULL_DISK_HINT, Outcome, INODES_EXHAUSTED_HINT, RERUN_HINT};
 use bafs_sched::report::RunReport;
 use bafs_sched::workflow::{Scheme, Volume, VolumeKind, Workflow};
 
@@ -15,14 +15,14 @@ use crate::rate::format_bytes;
 /// cluster, and keeps no journal unless one is named.
 const ADVICE_REPLACEMENTS: [(&str, &str); 3] = [
     (
-        FREE_OR_OFFER_LESS,
+        FULL_DISK_HINT,
         "free some of it, or give a smaller --node-size",
     ),
     (
-        REMOVE_FILES,
+        INODES_EXHAUSTED_HINT,
         "remove files from it, or name a directory of another disk in TMPDIR",
     ),
-    (RUN_ANEW, "run it again"),
+    (RERUN_HINT, "run it again"),
 ];
 
 /// Most places of results that are named.
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn advice_names_the_option_of_this_command() {
         let told =
-            format!("the disk of node n1 was full 9 times; {FREE_OR_OFFER_LESS}; then {RUN_ANEW}");
+            format!("the disk of node n1 was full 9 times; {FULL_DISK_HINT}; then {RERUN_HINT}");
         let told = rewrite_message(&told, None);
         assert!(
             told.ends_with("free some of it, or give a smaller --node-size; then run it again"),

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bafs_client::signals::{StopSignal, wait_for_stop_signal};
-use bafs_sched::driver::Cancel;
+use bafs_sched::driver::CancelHandle;
 
 /// Signals that come within so long of the first one ask for the same.
 const SIGNAL_GRACE: Duration = Duration::from_secs(1);
@@ -13,13 +13,13 @@ const SIGNAL_GRACE: Duration = Duration::from_secs(1);
 /// who does; it need not return. Nothing when somebody asked again, and the run was left.
 pub(super) async fn run_until_stopped<T>(
     run: impl Future<Output = T>,
-    cancel: &Cancel,
+    cancel: &CancelHandle,
     asked: impl Future<Output = StopSignal>,
     hear: impl FnOnce(StopSignal),
 ) -> Option<T> {
     let left = async {
         hear(asked.await);
-        cancel.request();
+        cancel.request_cancel();
         // `timeout` signals a process and then its group: that is one wish.
         tokio::time::sleep(SIGNAL_GRACE).await;
         // Who closes a terminal does not mean what is under way to be left half done.

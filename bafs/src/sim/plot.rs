@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
-use bafs_sched::planner::{Canonical, Environment, Strategy, plan};
-use bafs_sched::sim::Run;
-use bafs_sched::sim::study::{Point, Varied, sketch};
+use bafs_sched::planner::{CanonicalWorkload, Environment, Strategy, plan_workload};
+use bafs_sched::sim::SimulationResult;
+use bafs_sched::sim::study::{StudyPoint, StudyVariable, sketch_point};
 use bafs_sched::workflow::Workflow;
 
 use super::SimulatedRun;
@@ -39,7 +39,7 @@ pub(super) fn write_run_charts(directory: &Path, workflow: &Workflow, rows: &[Si
         written: Vec::new(),
     };
     files.write_file("workflow.dot", &graph::render_dot(workflow, None)?)?;
-    let running = |run: &Run| curve_points(run, |moment| f64::from(moment.running));
+    let running = |run: &SimulationResult| curve_points(run, |moment| f64::from(moment.running));
     // Remote I/O may take a hundred times as long, and would leave no room for the others.
     let is_shown = |row: &&SimulatedRun| row.policy != Strategy::Remote.to_string() || rows.len() == 1;
     let curves = rows.iter().filter(is_shown).map(|row| Curve {
@@ -62,7 +62,7 @@ pub(super) fn write_run_charts(directory: &Path, workflow: &Workflow, rows: &[Si
 /// has few enough jobs.
 pub(super) fn write_canonical_charts(
     directory: &Path,
-    canonical: &Canonical,
+    canonical: &CanonicalWorkload,
     environment: &Environment,
 ) -> Result<Vec<String>> {
     let mut files = ChartFiles {
@@ -70,14 +70,14 @@ pub(super) fn write_canonical_charts(
         written: Vec::new(),
     };
     files.write_file("map.svg", &choice_map(canonical, environment).render_svg()?)?;
-    for varied in Varied::EACH {
+    for varied in StudyVariable::ALL {
         let mut curves: BTreeMap<Strategy, Vec<(f64, f64)>> = BTreeMap::new();
         for step in 0..SENSITIVITY_POINTS {
             let point = varied.point_in(environment, canonical, step, SENSITIVITY_POINTS);
             if is_large(&point) {
                 continue;
             }
-            for timed in sketch(&point).map_err(|stuck| anyhow!("{stuck}"))? {
+            for timed in sketch_point(&point).map_err(|stuck| anyhow!("{stuck}"))? {
                 let points = curves.entry(timed.strategy).or_default();
                 points.extend(timed.simulated_s.map(|seconds| (point.x, seconds)));
             }
@@ -89,7 +89,7 @@ pub(super) fn write_canonical_charts(
         let chart = Chart {
             title: format!("Sensitivity: {}", varied.name()),
             x: Axis {
-                title: varied.axis().to_owned(),
+                title: varied.axis_label().to_owned(),
                 is_logarithmic: varied.is_logarithmic(),
             },
             y: Axis::new("simulated time, s"),
@@ -103,7 +103,7 @@ pub(super) fn write_canonical_charts(
 }
 
 /// Whether a point would take minutes.
-fn is_large(point: &Point) -> bool {
+fn is_large(point: &StudyPoint) -> bool {
     let parts = u64::from(point.canonical.depth) * point.environment.storing_nodes();
     point.canonical.jobs() > POINT_JOBS_MAX || parts > POINT_CACHES_MAX
 }
@@ -129,8 +129,8 @@ impl ChartFiles<'_> {
     }
 }
 
-fn curve_points(run: &Run, of: impl Fn(&bafs_sched::sim::Moment) -> f64) -> Vec<(f64, f64)> {
-    let moments = run.moments.iter();
+fn curve_points(run: &SimulationResult, of: impl Fn(&bafs_sched::sim::UsageSample) -> f64) -> Vec<(f64, f64)> {
+    let moments = run.samples.iter();
     moments.map(|m| (m.at_us as f64 / 1e6, of(m))).collect()
 }
 
@@ -169,7 +169,7 @@ fn storage_chart(row: &SimulatedRun) -> Chart {
 /// A row for each job that a node ran at once with others.
 fn gantt_chart(row: &SimulatedRun) -> Gantt {
     let mut by_node: BTreeMap<u32, Vec<_>> = BTreeMap::new();
-    for spell in &row.run.spells {
+    for spell in &row.run.execution_spans {
         by_node.entry(spell.node).or_default().push(spell);
     }
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
@@ -189,7 +189,7 @@ fn gantt_chart(row: &SimulatedRun) -> Gantt {
                 row: first + lane,
                 from: spell.start_us as f64 / 1e6,
                 until: spell.end_us as f64 / 1e6,
-                colour: if spell.is_done {
+                colour: if spell.has_succeeded {
                     Colour::SUCCESS
                 } else {
                     Colour::FAILURE
@@ -209,7 +209,7 @@ fn gantt_chart(row: &SimulatedRun) -> Gantt {
     }
 }
 
-pub(super) fn choice_map(canonical: &Canonical, environment: &Environment) -> CategoryMap {
+pub(super) fn choice_map(canonical: &CanonicalWorkload, environment: &Environment) -> CategoryMap {
     let storage = environment.storage_bytes() as f64;
     let values = |(low, high): (f64, f64)| -> Vec<f64> {
         let part = |at: u32| f64::from(at) / f64::from(MAP_CELLS - 1);
@@ -233,12 +233,12 @@ pub(super) fn choice_map(canonical: &Canonical, environment: &Environment) -> Ca
     for private in &rows {
         let mut row = Vec::new();
         for batch in &columns {
-            let point = Canonical {
+            let point = CanonicalWorkload {
                 batch_bytes: *batch as u64,
                 private_bytes: *private as u64,
                 ..canonical.clone()
             };
-            let choice = plan(point.shape(), environment).choice;
+            let choice = plan_workload(point.shape(), environment).choice;
             row.push(choice.map(|choice| kind(choice.strategy)));
         }
         cells.push(row);

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
-use bafs_sched::past::{self, Past, Site};
-use bafs_sched::planner::{Advice, Canonical, Environment, Plan, RESTART_S, Shape};
+use bafs_sched::past::{self, PastRun, Site};
+use bafs_sched::planner::{SimulatedPlan, CanonicalWorkload, Environment, Plan, RESTART_S_DEFAULT, Shape};
 use bafs_sched::sim::{
-    Doubt, Doubts, Load, Measured, PLAN_JOBS_FAILING_MAX, advise, decide, workflow_of,
+    TrialScope, TrialsOutcome, LoadModel, MeasuredLoad, PLAN_JOBS_FAILING_MAX, derive_simulated_plan, decide_by_simulation, build_canonical_workflow,
 };
 use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duration_with_unit};
 use serde::Serialize;
@@ -28,7 +28,7 @@ const CACHES_MAX: u64 = 20_000_000;
 pub(super) struct Workload {
     pub(super) workflow: Workflow,
     pub(super) shape: Shape,
-    pub(super) load: Load,
+    pub(super) load: LoadModel,
     /// How it really went, when it is something that was run.
     pub(super) measured_run: Option<MeasuredRun>,
     site: Option<Site>,
@@ -51,14 +51,14 @@ impl Workload {
     /// What the arguments name.
     pub(super) fn from_args(args: &SimArgs) -> Result<Self> {
         if let Some(text) = &args.canonical {
-            let canonical = Canonical::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
+            let canonical = CanonicalWorkload::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
             let jobs = canonical.jobs();
             if jobs > JOBS_MAX {
                 bail!("--canonical: {jobs} jobs are too many to simulate; the limit is {JOBS_MAX}");
             }
             return Ok(Self {
                 is_canonical: true,
-                ..Self::from_shape(workflow_of(&canonical), canonical.shape())
+                ..Self::from_shape(build_canonical_workflow(&canonical), canonical.shape())
             });
         }
         if let Some(path) = &args.workflow {
@@ -69,7 +69,7 @@ impl Workload {
             return match &args.trace {
                 Some(path) => Self::from_trace(workflow, path),
                 None => {
-                    let shape = Shape::of(&workflow, args.variability);
+                    let shape = Shape::from_workflow(&workflow, args.variability);
                     Ok(Self::from_shape(workflow, shape))
                 }
             };
@@ -78,7 +78,7 @@ impl Workload {
     }
 
     fn from_shape(workflow: Workflow, shape: Shape) -> Self {
-        let load = Load::Declared {
+        let load = LoadModel::Declared {
             variability_ppm: (shape.variability * 1e6).round() as u64,
         };
         Self {
@@ -98,52 +98,52 @@ impl Workload {
         for (job, load) in workflow.jobs.iter_mut().zip(&measured.jobs) {
             job.runtime_s = Some(load.compute_us.div_ceil(1_000_000));
         }
-        let shape = Shape::of(&workflow, variability(&measured));
+        let shape = Shape::from_workflow(&workflow, variability(&measured));
         let shape = shape.with_times(&workflow, |job| computing_s(&measured, job));
         Ok(Self {
-            load: Load::Measured(measured),
+            load: LoadModel::Measured(measured),
             ..Self::from_shape(workflow, shape)
         })
     }
 
-    fn from_past_run(past: Past) -> Self {
+    fn from_past_run(past: PastRun) -> Self {
         let variability = variability(&past.measured);
-        let (shape, _) = Shape::bottleneck(&past.workflow, variability);
+        let (shape, _) = Shape::from_largest_levels(&past.workflow, variability);
         let shape = shape.with_times(&past.workflow, |job| computing_s(&past.measured, job));
         let before = MeasuredRun {
-            duration_s: past.took_s,
+            duration_s: past.duration_s,
             remarks: past.remarks,
         };
         Self {
             shape,
-            load: Load::Measured(past.measured),
+            load: LoadModel::Measured(past.measured),
             workflow: past.workflow,
             measured_run: Some(before),
             site: past.site,
-            job_lines: past.lines,
+            job_lines: past.job_lines,
             is_canonical: false,
         }
     }
 
     /// Simulates candidates of a plan where the model cannot tell, as `bafs plan` does.
-    pub(super) fn simulate_candidates(&self, plan: &mut Plan, environment: &Environment) -> Result<Doubts> {
+    pub(super) fn simulate_candidates(&self, plan: &mut Plan, environment: &Environment) -> Result<TrialsOutcome> {
         let jobs = self.workflow.jobs.len() as u64;
         let work = (jobs, || self.workflow.clone());
         let variability = self.shape.variability;
         // What is too large to be simulated need not be recognised either.
-        let is_canonical = || Canonical::recognise(&self.workflow, variability).is_ok();
+        let is_canonical = || CanonicalWorkload::recognise(&self.workflow, variability).is_ok();
         let doubt = match self.is_canonical || jobs > PLAN_JOBS_FAILING_MAX as u64 || is_canonical()
         {
-            true => Doubt::Ties,
-            false => Doubt::All,
+            true => TrialScope::Ties,
+            false => TrialScope::All,
         };
-        let doubts = decide(plan, doubt, work, environment, &self.load);
+        let doubts = decide_by_simulation(plan, doubt, work, environment, &self.load);
         doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))
     }
 
     /// What a scheduler that plans by itself is told before it begins.
-    pub(super) fn simulate_plan(&self, environment: &Environment) -> Result<Option<Advice>> {
-        let advice = advise(
+    pub(super) fn simulate_plan(&self, environment: &Environment) -> Result<Option<SimulatedPlan>> {
+        let advice = derive_simulated_plan(
             &self.workflow,
             self.shape.variability,
             environment,
@@ -182,7 +182,7 @@ impl Workload {
             environment.mtbf_s = Some(parse_mtbf(text)?);
         }
         self.check_processors(args, &environment)?;
-        let checked = environment.checked();
+        let checked = environment.validate();
         let environment =
             checked.map_err(|error| anyhow!("the nodes and links: {}", error.message))?;
         if args.canonical.is_some() {
@@ -229,7 +229,7 @@ fn site_environment(site: &Site, home: Option<u64>, local: Option<u64>) -> Resul
         home_bytes_per_s: home.ok_or_else(|| unknown("home-rate", "the link to home"))?,
         local_bytes_per_s: local.ok_or_else(|| unknown("local-rate", "the nodes' links"))?,
         mtbf_s: None,
-        restart_s: RESTART_S,
+        restart_s: RESTART_S_DEFAULT,
     };
     if environment.cpus() == 0 {
         bail!("no node of that run had a processor");
@@ -238,10 +238,10 @@ fn site_environment(site: &Site, home: Option<u64>, local: Option<u64>) -> Resul
 }
 
 /// Something that was run, from the file that the arguments name.
-fn read_past_run(args: &SimArgs) -> Result<Past> {
+fn read_past_run(args: &SimArgs) -> Result<PastRun> {
     if let Some(path) = &args.from_journal {
         let path = history::find_journal(path)?;
-        let past = past::from_journal(journal::read(&path)?);
+        let past = past::from_journal(journal::read_history(&path)?);
         return past.with_context(|| path.display().to_string());
     }
     let (path, is_slurm) = match (&args.from_slurm, &args.from_csv) {
@@ -260,7 +260,7 @@ fn read_past_run(args: &SimArgs) -> Result<Past> {
     past.with_context(|| Path::new(path).display().to_string())
 }
 
-fn read_trace(workflow: &Workflow, path: &Path) -> Result<Measured> {
+fn read_trace(workflow: &Workflow, path: &Path) -> Result<MeasuredLoad> {
     let text = input_file::read_text(path, past::FILE_BYTES_MAX).context("the trace")?;
     let measured = past::from_trace(workflow, &text);
     measured.with_context(|| path.display().to_string())
@@ -271,13 +271,13 @@ fn to_permille(share: f64) -> u32 {
 }
 
 /// What a job really computed, in seconds.
-fn computing_s(measured: &Measured, job: JobIndex) -> f64 {
+fn computing_s(measured: &MeasuredLoad, job: JobIndex) -> f64 {
     let load = measured.jobs.get(job.as_usize());
     load.map_or(0.0, |load| load.compute_us as f64 / 1e6)
 }
 
 /// Standard deviation of what jobs computed, as a share of the mean.
-fn variability(measured: &Measured) -> f64 {
+fn variability(measured: &MeasuredLoad) -> f64 {
     let times = measured.jobs.iter().map(|job| job.compute_us as f64);
     let count = measured.jobs.len().max(1) as f64;
     let mean = times.clone().sum::<f64>() / count;

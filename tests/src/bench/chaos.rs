@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bafs_sched::world::World;
+use bafs_sched::world::SimulatedCluster;
 
 use super::{Options, BenchmarkReport};
 use crate::chaos;
@@ -54,16 +54,16 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
 
 fn run_in_virtual_time(seeds: u64, sum: &mut ChaosTotals, report: &mut BenchmarkReport) {
     report.print_section("in virtual time: 40 pipelines of 4 stages on 6 nodes");
-    let calm = World::calm();
+    let calm = SimulatedCluster::run_without_faults();
     let (mut lost, mut again, mut restarts) = (0, 0, 0);
     for seed in 0..seeds {
-        let verdict = World::chaos(seed, &calm);
+        let verdict = SimulatedCluster::run_chaos(seed, &calm);
         sum.runs += 1;
         sum.runs_complete += u64::from(verdict.is_complete);
         sum.runs_identical += u64::from(verdict.is_identical);
         sum.leftovers += verdict.leaks;
-        lost += verdict.lost;
-        again += verdict.again;
+        lost += verdict.faults;
+        again += verdict.reruns;
         restarts += verdict.restarts;
         if !(verdict.is_complete && verdict.is_identical && verdict.leaks == 0) {
             report.print_line(&format!("seed {seed}: {verdict:?}"));

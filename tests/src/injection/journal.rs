@@ -9,7 +9,7 @@ use bafs_proto::ids::{ExecutionId, ServerId};
 use bafs_proto::message::JobOutcome;
 use bafs_sched::io::journal;
 use bafs_sched::logic::{Action, Event, Scheduler};
-use bafs_sched::replay::{Line, replay};
+use bafs_sched::replay::{HistoryLine, replay_history};
 use bafs_sched::workflow::{JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// One attempt to run a job.
@@ -62,7 +62,7 @@ pub struct Rerun {
 pub struct RunHistory {
     executions: Vec<Execution>,
     workflow: Workflow,
-    journal_events: Vec<Line>,
+    journal_events: Vec<HistoryLine>,
 }
 
 /// A node is given up, and what it kept is missed, so long after a fault has ended at most.
@@ -85,7 +85,7 @@ impl RunHistory {
     /// # Errors
     /// It cannot be read.
     pub fn read(path: &Path) -> Result<Self> {
-        let history = journal::read(path)?;
+        let history = journal::read_history(path)?;
         let header = history.header.clone();
         let workflow = header.workflow.clone();
         let mut scheduler = Scheduler::new(header.run, header.workflow, header.settings);
@@ -124,7 +124,7 @@ impl RunHistory {
                 });
             }
         }
-        let (lines, _) = replay(history);
+        let (lines, _) = replay_history(history);
         Ok(Self {
             executions: all,
             workflow,
@@ -225,8 +225,8 @@ impl RunHistory {
         let written = mounts.into_iter().flatten().filter(|mount| mount.writable);
         let mut names: Vec<&str> = vec![job];
         names.extend(written.map(|mount| self.workflow.volume(mount.volume).name.as_str()));
-        let is_about = |line: &&Line| line.about.iter().any(|name| names.contains(&name.as_str()));
-        let is_weighed = |line: &&Line| line.text.starts_with("a copy of");
+        let is_about = |line: &&HistoryLine| line.subjects.iter().any(|name| names.contains(&name.as_str()));
+        let is_weighed = |line: &&HistoryLine| line.text.starts_with("a copy of");
         let lines = self.journal_events.iter().filter(is_about);
         let lines = lines.filter(|line| !is_weighed(line));
         let all: Vec<String> = lines

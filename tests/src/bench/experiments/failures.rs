@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 
 use bafs_proto::time::Time;
 use bafs_sched::dice::SeededRng;
-use bafs_sched::logic::{CheckpointPolicy, Order};
+use bafs_sched::logic::{CheckpointPolicy, JobStartOrder};
 use bafs_sched::planner::NodeClass;
-use bafs_sched::sim::Run;
+use bafs_sched::sim::SimulationResult;
 
 use super::field::{TestBed, WorkflowText, MeasuredRun, TestNodeSpec, ensure_all_done};
 use super::reality::{SimulationErrors, SimulationModel, SimulatedResults, ExperimentSite, duration_s};
@@ -117,11 +117,11 @@ fn report_simulated(model: &SimulationModel, seeds: u64, report: &mut BenchmarkR
         let (mut failures, mut at_s) = (Vec::new(), 0.0);
         for _ in 0..FAILURES_MAX {
             at_s += draw_failure_gap(&mut dice);
-            let node = dice.below(u64::from(NODES)) as u32;
+            let node = dice.next_below(u64::from(NODES)) as u32;
             failures.push(((at_s * 1e6) as u64, node));
         }
         for ((_, checkpoint), sum) in POLICIES.into_iter().zip(&mut sums) {
-            let run = model.simulate_run(Order::Need, checkpoint, failures.clone())?;
+            let run = model.simulate_run(JobStartOrder::Need, checkpoint, failures.clone())?;
             *sum += run.seconds();
         }
     }
@@ -137,7 +137,7 @@ struct FailureRun {
     /// Its time in seconds as the simulator counts.
     real_s: f64,
     /// The same with the same failures in the simulator.
-    simulated: Run,
+    simulated: SimulationResult,
     model: SimulationModel,
 }
 
@@ -160,7 +160,7 @@ fn run_once(
         if seed.is_none() || now_s < next_s {
             return Ok(());
         }
-        let position = dice.below(u64::from(NODES)) as u32;
+        let position = dice.next_below(u64::from(NODES)) as u32;
         failed.push((time_of_day(), position));
         let node = format!("n{}", 1 + position);
         world.cluster.kill(&node)?;
@@ -182,7 +182,7 @@ fn run_once(
     let at_us = failed
         .into_iter()
         .map(|(at, node)| Ok((model.simulated_us(at)?, node)));
-    let again = model.simulate_run(Order::Need, checkpoint, at_us.collect::<Result<_>>()?)?;
+    let again = model.simulate_run(JobStartOrder::Need, checkpoint, at_us.collect::<Result<_>>()?)?;
     Ok(FailureRun {
         measured: took,
         real_s: duration_s(&journal)?,
@@ -193,7 +193,7 @@ fn run_once(
 
 /// Time to the next failure, in seconds.
 fn draw_failure_gap(dice: &mut SeededRng) -> f64 {
-    let part = (dice.below(1_000_000) + 1) as f64 / 1e6;
+    let part = (dice.next_below(1_000_000) + 1) as f64 / 1e6;
     -part.ln() * MTBF_S
 }
 

@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_sched::logic::Order;
+use bafs_sched::logic::JobStartOrder;
 use bafs_sched::sim::Policy;
 use serde_json::Value;
 
@@ -140,7 +140,7 @@ impl TestBed {
     }
 
     /// Runs a workflow in an order.
-    pub(super) fn run_in_order(&mut self, order: Order, workflow: &str) -> Result<MeasuredRun> {
+    pub(super) fn run_in_order(&mut self, order: JobStartOrder, workflow: &str) -> Result<MeasuredRun> {
         self.run_workflow(workflow, &["--order", &Policy::Order(order).to_string()])
     }
 

@@ -1,7 +1,7 @@
 //! One workflow in the three orders of the thesis, in turns, each beside its simulation.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bafs_sched::logic::Order;
+use bafs_sched::logic::JobStartOrder;
 use bafs_sched::sim::Policy;
 
 use super::field::{TestBed, MeasuredRun};
@@ -9,10 +9,10 @@ use super::reality::{SimulationModel, SimulatedResults, ExperimentSite, duration
 use crate::bench::measure::Samples;
 
 /// The orders that are compared, with their names in tables.
-pub(super) const ORDERS: [(Order, &str); 3] = [
-    (Order::Need, "ours"),
-    (Order::BreadthFirst, "breadth first"),
-    (Order::DepthFirst, "depth first"),
+pub(super) const ORDERS: [(JobStartOrder, &str); 3] = [
+    (JobStartOrder::Need, "ours"),
+    (JobStartOrder::BreadthFirst, "breadth first"),
+    (JobStartOrder::DepthFirst, "depth first"),
 ];
 
 /// What one order took.
@@ -49,7 +49,7 @@ pub(super) fn run_in_each_order(
             let kept = format!("{name}-{}-{round}", Policy::Order(ORDERS[at].0));
             super::keep_journal(&journal, &kept)?;
             match ORDERS[at].0 {
-                Order::Need if model.is_none() => model = Some(SimulationModel::from_journal(&journal, site)?),
+                JobStartOrder::Need if model.is_none() => model = Some(SimulationModel::from_journal(&journal, site)?),
                 _ if round == 0 => others.push(journal.clone()),
                 _ => {}
             }

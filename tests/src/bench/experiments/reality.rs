@@ -8,10 +8,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use bafs_proto::time::Time;
 use bafs_sched::dice::SeededRng;
 use bafs_sched::io::journal;
-use bafs_sched::logic::{CheckpointPolicy, Order};
-use bafs_sched::past::{self, Past};
+use bafs_sched::logic::{CheckpointPolicy, JobStartOrder};
+use bafs_sched::past::{self, PastRun};
 use bafs_sched::planner::{Environment, NodeClass};
-use bafs_sched::sim::{Load, Policy, Run, Scenario, Simulation};
+use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation};
 
 use crate::bench::BenchmarkReport;
 use crate::bench::measure::{Samples, format_number};
@@ -41,20 +41,20 @@ pub(super) struct ExperimentSite {
 /// What is simulated: the jobs of one real run, and its machines.
 #[derive(Debug)]
 pub(super) struct SimulationModel {
-    past: Past,
+    past: PastRun,
     environment: Environment,
 }
 
 impl SimulationModel {
     /// The jobs that a journal tells of, on these machines.
     pub(super) fn from_journal(journal: &Path, site: &ExperimentSite) -> Result<Self> {
-        let past = past::from_journal(journal::read(journal)?)?;
+        let past = past::from_journal(journal::read_history(journal)?)?;
         let measured = past.site.as_ref().and_then(|site| site.local_bytes_per_s);
         let disks = past.site.iter().flat_map(|site| &site.nodes);
         let disk_bytes_per_s = disks.filter_map(|class| class.disk_bytes_per_s).next();
         let environment = Environment {
             nodes: vec![NodeClass {
-                has_hash_skew: true,
+                has_hash_imbalance: true,
                 home_burst_us: HOME_BURST_US,
                 disk_bytes_per_s,
                 ..site.nodes.clone()
@@ -70,14 +70,14 @@ impl SimulationModel {
     /// When something happens in the simulation, in microseconds, that really happened at this
     /// time: simulated time begins with the first thing that a node was asked for.
     pub(super) fn simulated_us(&self, at: Time) -> Result<u64> {
-        let began = self.past.began.context("a run has a beginning")?;
+        let began = self.past.began_at.context("a run has a beginning")?;
         Ok(at.ms_since(began).saturating_mul(1_000))
     }
 
     /// The same, with the nodes' links as another run of the same jobs tells, if it was held up
     /// more by them: where nodes keep caches whole, nothing but the first read crosses links.
     pub(super) fn with_measured_links(mut self, journal: &Path) -> Result<Self> {
-        let past = past::from_journal(journal::read(journal)?)?;
+        let past = past::from_journal(journal::read_history(journal)?)?;
         let measured = past.site.and_then(|site| site.local_bytes_per_s);
         let known = self.environment.local_bytes_per_s;
         self.environment.local_bytes_per_s = measured.map_or(known, |rate| rate.min(known));
@@ -86,38 +86,38 @@ impl SimulationModel {
 
     /// Simulates one run many times: with blocks on other nodes, and jobs a few milliseconds longer
     /// or shorter.
-    pub(super) fn simulate_variants(&self, order: Order) -> Result<SimulatedResults> {
+    pub(super) fn simulate_variants(&self, order: JobStartOrder) -> Result<SimulatedResults> {
         let runs = (1..=SIMULATIONS).map(|seed| {
             let mut dice = SeededRng::new(seed);
             let mut measured = self.past.measured.clone();
             for job in &mut measured.jobs {
-                let scattered = job.compute_us + dice.below(JITTER_US);
+                let scattered = job.compute_us + dice.next_below(JITTER_US);
                 job.compute_us = scattered.saturating_sub(JITTER_US / 2);
             }
-            let load = Load::Measured(measured);
+            let load = LoadModel::Measured(measured);
             self.simulate(order, CheckpointPolicy::Never, (load, Vec::new()), seed)
         });
-        Ok(SimulatedResults::from_runs(&runs.collect::<Result<Vec<Run>>>()?))
+        Ok(SimulatedResults::from_runs(&runs.collect::<Result<Vec<SimulationResult>>>()?))
     }
 
     /// Simulates one run; failures are times in microseconds and positions of nodes.
     pub(super) fn simulate_run(
         &self,
-        order: Order,
+        order: JobStartOrder,
         checkpoint: CheckpointPolicy,
         failures: Vec<(u64, u32)>,
-    ) -> Result<Run> {
-        let load = Load::Measured(self.past.measured.clone());
+    ) -> Result<SimulationResult> {
+        let load = LoadModel::Measured(self.past.measured.clone());
         self.simulate(order, checkpoint, (load, failures), 1)
     }
 
     fn simulate(
         &self,
-        order: Order,
+        order: JobStartOrder,
         checkpoint: CheckpointPolicy,
-        (load, failures): (Load, Vec<(u64, u32)>),
+        (load, failures): (LoadModel, Vec<(u64, u32)>),
         seed: u64,
-    ) -> Result<Run> {
+    ) -> Result<SimulationResult> {
         let slack_permille = self
             .past
             .site
@@ -139,8 +139,8 @@ impl SimulationModel {
 /// How long a run took as the simulator counts: from the first thing that was asked for to the last
 /// file at home, in seconds.
 pub(super) fn duration_s(journal: &Path) -> Result<f64> {
-    let past = past::from_journal(journal::read(journal)?)?;
-    past.took_s.ok_or_else(|| anyhow!("the run has no times"))
+    let past = past::from_journal(journal::read_history(journal)?)?;
+    past.duration_s.ok_or_else(|| anyhow!("the run has no times"))
 }
 
 /// What simulations of one run say.
@@ -152,10 +152,10 @@ pub(super) struct SimulatedResults {
 
 impl SimulatedResults {
     /// Of one simulation at least.
-    pub(super) fn from_runs(runs: &[Run]) -> Self {
+    pub(super) fn from_runs(runs: &[SimulationResult]) -> Self {
         let home_bytes = runs.iter().map(|run| run.home_bytes as f64);
         Self {
-            seconds: Samples::new(runs.iter().map(Run::seconds).collect()),
+            seconds: Samples::new(runs.iter().map(SimulationResult::seconds).collect()),
             home_bytes: Samples::new(home_bytes.collect()),
         }
     }

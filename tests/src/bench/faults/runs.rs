@@ -146,7 +146,7 @@ pub(super) fn check_impossible_gathering_job() -> Result<()> {
     large
         .check_code(1)
         .context("a job that needs more than all nodes have")?;
-    let records = journal::read(&directory.path("journal"))?.records;
+    let records = journal::read_history(&directory.path("journal"))?.records;
     let is_start = |event: &Event| matches!(event, Event::JobStarted { .. });
     let started = records.iter().filter(|(_, event)| is_start(event)).count();
     ensure!(

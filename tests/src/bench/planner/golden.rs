@@ -3,16 +3,16 @@
 
 use anyhow::{Context, Result, ensure};
 use bafs_sched::planner::Strategy;
-use bafs_sched::sim::study::{self, Compared, Point, compare, thesis_environment};
+use bafs_sched::sim::study::{self, StrategyComparison, StudyPoint, compare_strategies, thesis_environment};
 
 use super::super::{Options, BenchmarkReport};
 
-fn thesis_point(workload: &str) -> Result<Point> {
-    let mut all = study::baselines().into_iter();
+fn thesis_point(workload: &str) -> Result<StudyPoint> {
+    let mut all = study::baseline_workloads().into_iter();
     let found = all.find(|(name, _)| *name == workload);
     let (_, canonical) = found.context("the baselines have names")?;
     let environment = thesis_environment();
-    Ok(Point {
+    Ok(StudyPoint {
         x: 0.0,
         canonical,
         environment,
@@ -29,14 +29,14 @@ pub(super) fn check_thesis_table(_: &Options, report: &mut BenchmarkReport) -> R
     ];
     let mut wrong = 0;
     for (workload, possible) in expected {
-        let Point {
+        let StudyPoint {
             canonical,
             environment,
             ..
         } = thesis_point(workload)?;
         let shape = canonical.shape();
-        let found = Strategy::EACH.into_iter().filter(|strategy| {
-            *strategy != Strategy::Remote && strategy.allocate(&shape, &environment).is_possible()
+        let found = Strategy::THESIS_STRATEGIES.into_iter().filter(|strategy| {
+            *strategy != Strategy::Remote && strategy.plan_allocation(&shape, &environment).is_possible()
         });
         wrong += u32::from(!found.eq(possible.iter().copied()));
     }
@@ -48,7 +48,7 @@ pub(super) fn check_thesis_table(_: &Options, report: &mut BenchmarkReport) -> R
         (Slice, "concurrency_slice", 60),
         (Minimal, "concurrency_minimal", 205),
     ] {
-        let allocation = strategy.allocate(&shape, &mixed.environment);
+        let allocation = strategy.plan_allocation(&shape, &mixed.environment);
         report.add_figure(figure, allocation.concurrency as f64);
         let found = allocation.concurrency;
         ensure!(
@@ -68,7 +68,7 @@ pub(super) fn check_thesis_table(_: &Options, report: &mut BenchmarkReport) -> R
 }
 
 /// Each baseline under each strategy, simulated.
-pub(super) fn simulate_baselines(report: &mut BenchmarkReport) -> Result<[Compared; 3]> {
+pub(super) fn simulate_baselines(report: &mut BenchmarkReport) -> Result<[StrategyComparison; 3]> {
     let mut rows = vec![
         [
             "workload",
@@ -82,9 +82,9 @@ pub(super) fn simulate_baselines(report: &mut BenchmarkReport) -> Result<[Compar
     ];
     let mut all = Vec::new();
     for workload in ["batch", "private", "mixed"] {
-        let compared = compare(&thesis_point(workload)?, 1)?;
-        for timed in &compared.timed {
-            let is_chosen = compared.chosen == Some(timed.strategy);
+        let compared = compare_strategies(&thesis_point(workload)?, 1)?;
+        for timed in &compared.times {
+            let is_chosen = compared.model_choice == Some(timed.strategy);
             rows.push(vec![
                 workload.to_owned(),
                 timed.strategy.to_string(),
@@ -105,10 +105,10 @@ pub(super) fn simulate_baselines(report: &mut BenchmarkReport) -> Result<[Compar
 pub(super) fn compare_baselines(_: &Options, report: &mut BenchmarkReport) -> Result<()> {
     use Strategy::{AllBatch, Minimal, Slice};
     let [batch, private, mixed] = simulate_baselines(report)?;
-    let saved = |compared: &Compared, faster: Strategy, slower: Strategy| {
+    let saved = |compared: &StrategyComparison, faster: Strategy, slower: Strategy| {
         let seconds = |strategy| {
             let timed = compared
-                .timed
+                .times
                 .iter()
                 .find(|timed| timed.strategy == strategy);
             timed.map_or(f64::NAN, |timed| timed.seconds())

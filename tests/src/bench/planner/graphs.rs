@@ -5,9 +5,9 @@ use std::fmt::Write;
 
 use anyhow::{Result, anyhow, ensure};
 use bafs_sched::dice::SeededRng;
-use bafs_sched::planner::{Environment, Shape, Strategy, plan};
+use bafs_sched::planner::{Environment, Shape, Strategy, plan_workload};
 use bafs_sched::sim::study::thesis_environment;
-use bafs_sched::sim::{Doubt, Doubts, Load, Policy, Run, Scenario, Simulation, decide};
+use bafs_sched::sim::{TrialScope, TrialsOutcome, LoadModel, Policy, SimulationResult, Scenario, Simulation, decide_by_simulation};
 use bafs_sched::workflow::{Workflow, parse_workflow};
 
 use super::super::measure::{Samples, time_seconds};
@@ -28,20 +28,20 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
     let mut failing = Vec::new();
     for seed in 0..options.choose(10, 3) {
         let workflow = build_graph(seed)?;
-        let load = Load::Declared {
+        let load = LoadModel::Declared {
             variability_ppm: 100_000,
         };
         let (taken, (shape, mut planned)) = time_seconds(|| {
-            let (shape, _) = Shape::bottleneck(&workflow, 0.1);
-            let planned = plan(shape.clone(), &environment);
+            let (shape, _) = Shape::from_largest_levels(&workflow, 0.1);
+            let planned = plan_workload(shape.clone(), &environment);
             Ok((shape, planned))
         })?;
         by_shape.push(taken);
         let by_bottleneck = planned.choice.as_ref().map(|choice| choice.strategy);
         let (simulating, _) = time_seconds(|| {
             let work = (workflow.jobs.len() as u64, || workflow.clone());
-            let doubts = decide(&mut planned, Doubt::All, work, &environment, &load)?;
-            ensure!(matches!(doubts, Doubts::Tried(_)), "nothing was simulated");
+            let doubts = decide_by_simulation(&mut planned, TrialScope::All, work, &environment, &load)?;
+            ensure!(matches!(doubts, TrialsOutcome::Completed(_)), "nothing was simulated");
             Ok(())
         })?;
         whole.push(taken + simulating);
@@ -87,12 +87,12 @@ fn run_trials(
     workflow: &Workflow,
     shape: &Shape,
     environment: &Environment,
-    load: &Load,
+    load: &LoadModel,
     seed: u64,
-) -> Result<Vec<(Policy, Run)>> {
-    let possible = Strategy::EACH
+) -> Result<Vec<(Policy, SimulationResult)>> {
+    let possible = Strategy::THESIS_STRATEGIES
         .into_iter()
-        .filter(|strategy| strategy.allocate(shape, environment).is_planned());
+        .filter(|strategy| strategy.plan_allocation(shape, environment).is_planned());
     let policies = std::iter::once(Policy::Need).chain(possible.map(Policy::Strategy));
     let trial = |policy| {
         let scenario = Scenario::new(environment.clone(), policy, load.clone(), seed);
@@ -103,16 +103,16 @@ fn run_trials(
 }
 
 /// How long it takes where nodes fail, so that each candidate is simulated with several seeds.
-fn time_plan_with_failures(workflow: &Workflow, load: &Load) -> Result<f64> {
+fn time_plan_with_failures(workflow: &Workflow, load: &LoadModel) -> Result<f64> {
     let environment = Environment {
         mtbf_s: Some(MTBF_S),
         ..thesis_environment()
     };
     let (taken, ()) = time_seconds(|| {
-        let (shape, _) = Shape::bottleneck(workflow, 0.1);
-        let mut planned = plan(shape, &environment);
+        let (shape, _) = Shape::from_largest_levels(workflow, 0.1);
+        let mut planned = plan_workload(shape, &environment);
         let work = (workflow.jobs.len() as u64, || workflow.clone());
-        decide(&mut planned, Doubt::All, work, &environment, load)?;
+        decide_by_simulation(&mut planned, TrialScope::All, work, &environment, load)?;
         Ok(())
     })?;
     Ok(taken)
@@ -123,28 +123,28 @@ fn build_graph(seed: u64) -> Result<Workflow> {
     let mut dice = SeededRng::new(seed);
     let mut text = String::new();
     for cache in 0..4 {
-        let size = 1 + dice.below(40);
+        let size = 1 + dice.next_below(40);
         writeln!(
             text,
             "volume db{cache} cache bafs://home/db{cache} {size} GB"
         )?;
     }
     for part in 0..100 {
-        let size = |dice: &mut SeededRng| 10 + dice.below(500);
+        let size = |dice: &mut SeededRng| 10 + dice.next_below(500);
         writeln!(
             text,
             "volume in{part} scratch {} MB from bafs://home/in{part}",
             size(&mut dice)
         )?;
         for job in 0..10 {
-            let runtime = 100 + dice.below(5_000);
+            let runtime = 100 + dice.next_below(5_000);
             writeln!(
                 text,
                 "job j{part}x{job} {{\nexecutable = x\nruntime = {runtime} s\n}}"
             )?;
             writeln!(text, "volume v{part}x{job} scratch {} MB", size(&mut dice))?;
             writeln!(text, "mount v{part}x{job} j{part}x{job} /out")?;
-            let cache = dice.below(4);
+            let cache = dice.next_below(4);
             writeln!(text, "mount db{cache} j{part}x{job} /db")?;
             match job {
                 0 => writeln!(text, "mount in{part} j{part}x0 /in")?,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use bafs_sched::planner::Strategy;
-use bafs_sched::sim::study::{Compared, Point, Timed, Varied, baselines, compare, random_point};
+use bafs_sched::sim::study::{StrategyComparison, StudyPoint, StrategyTime, StudyVariable, baseline_workloads, compare_strategies, random_point};
 
 use super::super::machine::count_processors;
 use super::super::measure::Stopwatch;
@@ -29,7 +29,7 @@ const TARGETS: [(&str, f64); 3] = [("mean", 1.005), ("p99", 1.03), ("max", 1.05)
 
 struct ComparisonTask {
     label: String,
-    point: Point,
+    point: StudyPoint,
     seeds: u64,
 }
 
@@ -37,13 +37,13 @@ struct ComparisonTask {
 pub(super) fn run_studies(options: &Options, report: &mut BenchmarkReport) -> Result<()> {
     let (steps, seeds) = options.choose((20, 30), (6, 3));
     let mut tasks = Vec::new();
-    for varied in Varied::EACH {
-        for (workload, base) in baselines() {
+    for varied in StudyVariable::ALL {
+        for (workload, base) in baseline_workloads() {
             for step in 0..steps {
                 tasks.push(ComparisonTask {
                     label: format!("{}/{workload}", varied.name()),
                     point: varied.point(&base, step, steps),
-                    seeds: if varied == Varied::Failures { seeds } else { 1 },
+                    seeds: if varied == StudyVariable::Failures { seeds } else { 1 },
                 });
             }
         }
@@ -77,7 +77,7 @@ pub(super) fn run_validation(options: &Options, report: &mut BenchmarkReport) ->
 
 /// Compares all points, as many at once as there are processors. Tells each study when it is done,
 /// as all of them take long.
-fn compare_all(tasks: &[ComparisonTask]) -> Result<Vec<(&ComparisonTask, Compared)>> {
+fn compare_all(tasks: &[ComparisonTask]) -> Result<Vec<(&ComparisonTask, StrategyComparison)>> {
     let next = AtomicUsize::new(0);
     let found = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -103,9 +103,9 @@ fn compare_all(tasks: &[ComparisonTask]) -> Result<Vec<(&ComparisonTask, Compare
     Ok(found)
 }
 
-fn compare_one(task: &ComparisonTask) -> Result<(&ComparisonTask, Compared)> {
+fn compare_one(task: &ComparisonTask) -> Result<(&ComparisonTask, StrategyComparison)> {
     let watch = Stopwatch::start();
-    let compared = compare(&task.point, task.seeds);
+    let compared = compare_strategies(&task.point, task.seeds);
     let took = watch.elapsed();
     if took > SLOW_POINT {
         let seconds = took.as_secs();
@@ -117,12 +117,12 @@ fn compare_one(task: &ComparisonTask) -> Result<(&ComparisonTask, Compared)> {
 }
 
 /// Tells of a study of which all points have been compared.
-fn print_finished_study(task: &ComparisonTask, tasks: &[ComparisonTask], found: &[Result<(&ComparisonTask, Compared)>]) {
+fn print_finished_study(task: &ComparisonTask, tasks: &[ComparisonTask], found: &[Result<(&ComparisonTask, StrategyComparison)>]) {
     let of_study = |other: &ComparisonTask| other.label == task.label;
     let done = found.iter().flatten().filter(|(other, _)| of_study(other));
     let regrets: Vec<f64> = done
         .clone()
-        .filter_map(|(_, compared)| compared.decided_regret())
+        .filter_map(|(_, compared)| compared.simulated_regret())
         .collect();
     if done.count() < tasks.iter().filter(|other| of_study(other)).count() {
         return;
@@ -135,7 +135,7 @@ fn print_finished_study(task: &ComparisonTask, tasks: &[ComparisonTask], found: 
 /// A point with more than one strategy.
 struct RegretRow<'f> {
     task: &'f ComparisonTask,
-    compared: &'f Compared,
+    compared: &'f StrategyComparison,
     model_regret: f64,
     simulated_regret: f64,
     adaptive_regret: f64,
@@ -144,38 +144,38 @@ struct RegretRow<'f> {
 impl RegretRow<'_> {
     /// Of the slowest strategy that ends.
     fn worst_regret(&self) -> f64 {
-        let seconds = |timed: Option<Timed>| timed.map_or(1.0, |timed| timed.seconds());
+        let seconds = |timed: Option<StrategyTime>| timed.map_or(1.0, |timed| timed.seconds());
         seconds(self.compared.worst()) / seconds(self.compared.best())
     }
 }
 
-fn report_regret(report: &mut BenchmarkReport, figure: &str, found: &[(&ComparisonTask, Compared)]) -> Result<()> {
+fn report_regret(report: &mut BenchmarkReport, figure: &str, found: &[(&ComparisonTask, StrategyComparison)]) -> Result<()> {
     let with_several = found
         .iter()
-        .filter(|(_, compared)| compared.timed.len() > 1);
+        .filter(|(_, compared)| compared.times.len() > 1);
     // Where no strategy ever ends, no choice is better than another.
     let rows = with_several.filter_map(|(task, compared)| {
         Some(RegretRow {
             task,
             compared,
             model_regret: compared.regret()?,
-            simulated_regret: compared.decided_regret()?,
-            adaptive_regret: compared.guided_regret()?,
+            simulated_regret: compared.simulated_regret()?,
+            adaptive_regret: compared.adaptive_regret()?,
         })
     });
     let rows: Vec<RegretRow<'_>> = rows.collect();
     ensure!(!rows.is_empty(), "no point has two strategies");
     report.add_figure(&format!("{figure}_points"), rows.len() as f64);
-    let is_endless = |compared: &Compared| !compared.timed.is_empty() && compared.best().is_none();
+    let is_endless = |compared: &StrategyComparison| !compared.times.is_empty() && compared.best().is_none();
     let endless = found.iter().filter(|(_, compared)| is_endless(compared));
     report.add_figure(&format!("{figure}_points_endless"), endless.count() as f64);
-    let model = rows.iter().map(|row| (row.model_regret, row.compared.chosen));
+    let model = rows.iter().map(|row| (row.model_regret, row.compared.model_choice));
     let (told, aimed) = (false, true);
     let name = format!("{figure}_model");
     report_summary(report, &name, &rows, model.collect(), told);
-    let decided = rows.iter().map(|row| (row.simulated_regret, row.compared.decided));
+    let decided = rows.iter().map(|row| (row.simulated_regret, row.compared.simulated_choice));
     report_summary(report, figure, &rows, decided.collect(), aimed);
-    let guided = rows.iter().map(|row| (row.adaptive_regret, row.compared.decided));
+    let guided = rows.iter().map(|row| (row.adaptive_regret, row.compared.simulated_choice));
     let name = format!("{figure}_guided");
     report_summary(report, &name, &rows, guided.collect(), aimed);
     let mut table = vec![
@@ -209,7 +209,7 @@ fn report_regret(report: &mut BenchmarkReport, figure: &str, found: &[(&Comparis
                 format!("{:.4}", mean(|row| row.simulated_regret)),
                 format!("{:.4}", worst.simulated_regret),
                 format!("{:.4}", worst.task.point.x),
-                name(worst.compared.decided),
+                name(worst.compared.simulated_choice),
                 name(worst.compared.best().map(|best| best.strategy)),
             ]);
         }
@@ -263,14 +263,14 @@ fn report_summary(
 /// Changes of the best strategy along a study, and those that the choice makes too, at most one
 /// point away. Changes between strategies that are as good as each other do not count. Says which
 /// the choice does not make.
-fn count_crossovers(row: &[(&ComparisonTask, Compared)], report: &mut BenchmarkReport) -> (u32, u32) {
+fn count_crossovers(row: &[(&ComparisonTask, StrategyComparison)], report: &mut BenchmarkReport) -> (u32, u32) {
     let best = |at: usize| row[at].1.best().map(|best| best.strategy);
-    let chosen = |at: usize| row[at].1.decided;
+    let chosen = |at: usize| row[at].1.simulated_choice;
     let is_clear = |at: usize, over: Option<_>| {
         let best = row[at].1.best();
         let other = row[at]
             .1
-            .timed
+            .times
             .iter()
             .find(|timed| Some(timed.strategy) == over);
         match (best, other) {

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bafs_sched::planner::{Canonical, Environment, NodeClass, Strategy};
-use bafs_sched::sim::{self, Load, Policy, Run, Scenario, Simulation, workflow_of};
+use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy};
+use bafs_sched::sim::{self, LoadModel, Policy, SimulationResult, Scenario, Simulation, build_canonical_workflow};
 
 use super::measure::Stopwatch;
 use super::{Options, BenchmarkReport};
@@ -26,8 +26,8 @@ const EARLY_DECISIONS: usize = 100_000;
 #[derive(Default)]
 struct DecisionTimes(Vec<u32>);
 
-impl sim::Watch for DecisionTimes {
-    fn step(&mut self, step: impl FnOnce()) {
+impl sim::StepTimer for DecisionTimes {
+    fn time_step(&mut self, step: impl FnOnce()) {
         let watch = Stopwatch::start();
         step();
         let nanoseconds = watch.elapsed().as_nanos().min(u128::from(u32::MAX));
@@ -100,7 +100,7 @@ fn simulate_series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &
         report.add_figure_with_target(&key, early, 0.0..=DECISION_MS_MAX);
         report.add_figure(&format!("{prefix}jobs_{jobs}_decision_max_ms"), max);
         // Each record is found in a map or a heap of as many as there are jobs, at most.
-        let work = run.looked_at as f64 * f64::from(jobs).ln();
+        let work = run.records_examined as f64 * f64::from(jobs).ln();
         if let Some(&(fewer, before_s, work_before)) = taken.last() {
             let n_log_n = |n: u32| f64::from(n) * f64::from(n).ln();
             let over = |growth: f64| growth / (n_log_n(jobs) / n_log_n(fewer));
@@ -111,7 +111,7 @@ fn simulate_series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &
             report.add_figure(&format!("{prefix}work_growth_{sizes}"), growth);
         }
         taken.push((jobs, seconds, work));
-        let looked_at = run.looked_at as f64 / f64::from(jobs);
+        let looked_at = run.records_examined as f64 / f64::from(jobs);
         report.add_figure(&format!("{prefix}jobs_{jobs}_looked_at_each"), looked_at);
         let texts = [seconds, per_s, p99, max].map(|value| format!("{value:.3}"));
         let [s, rate, p99, max] = texts;
@@ -133,7 +133,7 @@ fn simulate_series(sizes: &[(u32, u32)], policy: Policy, prefix: &str, report: &
     Ok(())
 }
 
-fn simulate(jobs: u32, nodes: u32, policy: Policy, times: &mut DecisionTimes) -> Result<Run> {
+fn simulate(jobs: u32, nodes: u32, policy: Policy, times: &mut DecisionTimes) -> Result<SimulationResult> {
     let clusters = nodes / 100;
     let class = |cluster| NodeClass {
         cluster: format!("c{cluster}"),
@@ -149,12 +149,12 @@ fn simulate(jobs: u32, nodes: u32, policy: Policy, times: &mut DecisionTimes) ->
     };
     let width = jobs / 5;
     let text = format!("width={width},depth=5,batch=20GB,private=0.1GB,run=1000s,var=0.2");
-    let load = Load::Declared {
+    let load = LoadModel::Declared {
         variability_ppm: 200_000,
     };
     let scenario = Scenario::new(environment, policy, load, 1);
-    let workflow = workflow_of(&Canonical::parse(&text)?);
-    let run = Simulation::new(workflow, scenario).run_watched(times)?;
+    let workflow = build_canonical_workflow(&CanonicalWorkload::parse(&text)?);
+    let run = Simulation::new(workflow, scenario).run_timed(times)?;
     ensure!(run.is_complete(), "{jobs} jobs: {:?}", run.outcome);
     ensure!(run.executions > u64::from(jobs), "no failure cost anything");
     Ok(run)
