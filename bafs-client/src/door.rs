@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_find_their_calls_and_the_end_finds_everybody() {
+    async fn answers_reach_their_calls_and_disconnects_reach_all() {
         let (node, packets) = PacketSocket::pair().unwrap();
         let connection = HandoffConnection::new(packets);
         let used = |bytes| HandoffRequest::ReportUse { bytes, files: 0 };
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_the_connection_is_seen_by_the_node() {
+    async fn the_node_sees_a_dropped_connection() {
         let (node, packets) = PacketSocket::pair().unwrap();
         let connection = HandoffConnection::new(packets);
         node.send(&[1, 2, 3], &[]).await.unwrap();

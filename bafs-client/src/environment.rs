@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_words_name_entries_of_tmp() {
+    fn relative_paths_name_entries_of_tmp() {
         let command = JobCommand {
             executable: "./tool".into(),
             directory: TEMPORARY_DIRECTORY.into(),

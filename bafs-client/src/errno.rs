@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_has_an_errno_that_fits_its_class() {
+    fn every_error_code_maps_to_fitting_errno() {
         for &code in ErrorCode::ALL {
             let errno = errno_of(code).0;
             let fits = match code.class() {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_would_choke_on_becomes_eio() {
+    fn errnos_invalid_for_the_kernel_become_eio() {
         for bad in [0, -5, 512, 4096, i32::MIN, i32::MAX] {
             assert_eq!(kernel_safe_errno(Errno(bad)), Errno(libc::EIO));
         }

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_writer_after_the_unmount_takes_nothing_away() {
+    async fn fencing_after_the_unmount_is_no_data_loss() {
         for (code, is_over, is_succeeded) in [
             (ErrorCode::Fenced, true, true),
             (ErrorCode::Fenced, false, false),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_loss_is_the_one_that_counts() {
+    async fn only_the_first_data_loss_is_reported() {
         let (losses, mut heard) = mpsc::unbounded_channel();
         let fate = VolumeHealth::new("raw", losses);
         assert_eq!(fate.run_unless_lost(async { 7 }).await, Some(7));

@@ -583,7 +583,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_pass_is_told_from_what_is_missing() {
+    fn transient_start_failures_differ_from_missing_support() {
         let outcome = |errno| {
             not_started_outcome(NotStarted {
                 reason: NotStartedReason::NameSpaceRefused,

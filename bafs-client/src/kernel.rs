@@ -382,7 +382,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_takes_later_is_no_failure_of_a_ring() {
+    fn transient_kernel_errors_do_not_fail_a_ring() {
         let answer = |code| ignore_transient(Err(io::Error::from_raw_os_error(code)));
         for code in [libc::EINTR, libc::EBUSY, libc::EAGAIN] {
             assert!(answer(code).is_ok(), "{code}");

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_given_up_to_the_bound_and_again_when_it_is_free() {
+    fn memory_is_granted_up_to_its_budget() {
         let budget: &'static MemoryBudget = Box::leak(Box::new(MemoryBudget::new(8 << 20)));
         let most = budget.inflight_bytes_max;
         assert!((4 << 20) - 100 < most && most <= 4 << 20);

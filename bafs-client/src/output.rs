@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn file_is_kept_as_pipe_is() {
+    fn files_are_truncated_like_pipes() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("log");
         let all: Vec<u8> = (0..700_000u32).map(|at| (at % 241) as u8).collect();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn streams_are_kept_apart_and_together() {
+    async fn output_is_collected_per_stream_and_combined() {
         let (collector, [stdout, stderr]) = OutputCollector::collect().unwrap();
         let (mut stdout, mut stderr) = (File::from(stdout), File::from(stderr));
         stdout.write_all(b"out\n").unwrap();
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_is_kept_and_waited_for() {
+    async fn the_collector_waits_for_the_output_tail() {
         let (collector, [stdout, stderr]) = OutputCollector::collect().unwrap();
         drop(stderr);
         let job = thread::spawn(move || {
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_keeps_the_output_open_is_not_waited_for() {
+    async fn the_collector_ignores_streams_held_open() {
         let (collector, [stdout, _stderr]) = OutputCollector::collect().unwrap();
         let mut kept = File::from(stdout);
         kept.write_all(b"before").unwrap();
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failed_job_tells_the_end_of_its_files() {
+    async fn a_failed_job_reports_its_log_tail() {
         let volume = tempfile::tempdir().unwrap();
         std::fs::write(volume.path().join("log.out"), "progress").unwrap();
         std::fs::write(volume.path().join("log.err"), "why\n").unwrap();

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_asked_for_only_where_it_matters() {
+    fn group_membership_is_checked_only_when_needed() {
         let unasked = || unreachable!("nobody needs to know");
         for (before, after) in [(0o6755, 0o755), (0o4745, 0o745), (0o2777, 0o777)] {
             assert_eq!(clear_set_id_bits(before, unasked), after, "{before:o}");

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_end_is_told_apart() {
+    fn every_heartbeat_end_is_distinguished() {
         let watching = |end: fn(Heartbeat) -> Option<Heartbeat>| {
             let (pulse, watched) = Heartbeat::pair().unwrap();
             pulse.send_beat();

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mask_of_ignored_signals_begins_with_the_first() {
+    fn the_signal_mask_starts_with_signal_one() {
         let status = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0\n";
         assert!(has_ignored_bit(status, libc::SIGHUP));
         assert!(has_ignored_bit(status, libc::SIGPIPE));

@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_listing_told_has_its_name_and_takes_that_of_nothing_else() {
+    fn listed_names_displace_no_earlier_names() {
         let usage = VolumeUsage::new();
         usage.record_lookup(InodeNo(5), InodeNo::ROOT, &b"d".to_vec());
         usage.record_listing(InodeNo(6), InodeNo(5), &b"f".to_vec());
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_the_kernel_reads_by_itself_counts_once_and_wholly() {
+    fn kernel_read_files_count_once_and_wholly() {
         let usage = VolumeUsage::with_pages();
         usage.record_read(InodeNo(2), 0, 1);
         usage.record_whole_read(InodeNo(2), 9_000);
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_at_the_same_time_are_waited_for_once() {
+    fn concurrent_calls_count_waiting_time_once() {
         let usage = VolumeUsage::new();
         let start = crate::clock::now();
         let at = |ms| start + Duration::from_millis(ms);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_names_make_no_endless_path() {
+    fn cyclic_stale_names_cause_no_endless_path() {
         let usage = VolumeUsage::with_pages();
         usage.record_name(InodeNo(2), InodeNo(3), &b"a".to_vec(), 0);
         usage.record_name(InodeNo(3), InodeNo(2), &b"b".to_vec(), 0);
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_file_that_is_read_and_the_first_that_is_changed_have_names() {
+    fn the_first_read_and_changed_files_are_named() {
         let usage = VolumeUsage::new();
         usage.record_lookup(InodeNo(5), InodeNo::ROOT, &b"out".to_vec());
         usage.record_lookup(InodeNo(6), InodeNo(5), &b"a".to_vec());
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_lack_of_space_counts_as_such() {
+    fn only_space_errors_count_as_lack_of_space() {
         let usage = VolumeUsage::new();
         for errno in [libc::ENOSPC, libc::ENOENT, libc::EDQUOT] {
             usage.record_failure(Errno(errno));

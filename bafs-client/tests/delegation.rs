@@ -18,7 +18,7 @@ use nix::libc;
 use tokio::sync::oneshot;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_answered_early_is_what_a_directory_answers() {
+async fn early_answers_match_a_plain_directory() {
     for seed in 0..30 {
         let (mut both, mut dice) = (DifferentialTest::new().await, SeededRng(seed));
         for _ in 0..300 {
@@ -29,7 +29,7 @@ async fn what_is_answered_early_is_what_a_directory_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_answered_early_outlives_restarts_of_the_server() {
+async fn early_answers_survive_server_restarts() {
     for seed in 100..140 {
         let (mut both, mut dice) = (DifferentialTest::new().await, SeededRng(seed));
         for _ in 0..200 {
@@ -83,7 +83,7 @@ async fn run_random_case(seed: u64) {
 }
 
 #[test]
-fn what_is_answered_early_is_right_whatever_happens_meanwhile() {
+fn early_answers_stay_correct_under_any_fault() {
     std::thread::scope(|scope| {
         for thread in 0..THREAD_COUNT {
             scope.spawn(move || {
@@ -99,7 +99,7 @@ fn what_is_answered_early_is_right_whatever_happens_meanwhile() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_close_that_is_promised_waits_for_the_server_and_others_do_not() {
+async fn only_a_promised_close_waits_for_the_server() {
     for promise in [Durability::OnSync, Durability::OnClose] {
         let world = DelegationFixture::new(promise).await;
         // So that the log knows how files look here.
@@ -137,7 +137,7 @@ async fn a_close_that_is_promised_waits_for_the_server_and_others_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_close_fails_if_what_was_answered_first_did() {
+async fn a_close_fails_after_a_failed_early_write() {
     let world = DelegationFixture::new(Durability::OnClose).await;
     for round in 0..2 {
         let made = world
@@ -195,7 +195,7 @@ fn begin_operation(world: &DelegationFixture, op: FileOp, data: &[u8]) -> onesho
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_writer_takes_no_space_that_another_was_promised() {
+async fn writers_never_take_space_promised_to_others() {
     const MIB: u64 = 1 << 20;
     for seed in 1..=8 {
         let limit = Limit {
@@ -247,7 +247,7 @@ async fn one_writer_takes_no_space_that_another_was_promised() {
 }
 
 #[tokio::test]
-async fn what_was_opened_early_has_the_descriptor_that_the_server_keeps_for_it() {
+async fn an_early_open_gets_its_kept_descriptor() {
     let world = DelegationFixture::new(Durability::OnSync).await;
     let handle = create_open_file(&world, "a").await;
     world.run(write_hello(handle), b"hello").await.0.unwrap();
@@ -276,7 +276,7 @@ async fn what_was_opened_early_has_the_descriptor_that_the_server_keeps_for_it()
 }
 
 #[tokio::test]
-async fn a_half_made_file_is_made_anew_whatever_was_removed_behind_it() {
+async fn a_half_created_file_is_recreated_after_restart() {
     let world = DelegationFixture::new(Durability::OnSync).await;
     for name in ["x", "b"] {
         let handle = create_open_file(&world, name).await;
@@ -308,7 +308,7 @@ async fn a_half_made_file_is_made_anew_whatever_was_removed_behind_it() {
 
 /// As a `stat` of its second name beside a program that writes to a file of an earlier job.
 #[tokio::test]
-async fn a_name_that_nobody_knew_shows_what_was_done_by_another_one() {
+async fn a_second_name_shows_pending_writes() {
     for seed in 1..=20 {
         let world = DelegationFixture::new(Durability::OnSync).await;
         let path = |name| world.directory.path().join(name);
@@ -364,7 +364,7 @@ async fn write_then_name(world: &DelegationFixture, number: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_is_written_under_another_name_first_needs_no_answer() {
+async fn writing_then_renaming_needs_no_server_answer() {
     for fault in [Fault::Silent, Fault::None] {
         let world = DelegationFixture::new(Durability::OnSync).await;
         // So that the log knows how files look here, and which names there are.

@@ -64,7 +64,7 @@ fn run_all(privilege: Privilege) {
             agent: Agent::new(pool, privilege, OP_DEADLINE_MS),
             sandbox,
         };
-        world.ends_are_told_apart().await;
+        world.job_ends_are_distinguished().await;
         world.a_loss_kills_the_job().await;
         world.a_request_kills_the_job().await;
         world.a_job_that_is_asked_to_end_has_time_for_it().await;
@@ -139,7 +139,7 @@ impl JobFixture {
         run_job(&self.agent, &self.sandbox, spec, JobIo::Captured, request).await
     }
 
-    async fn ends_are_told_apart(&self) {
+    async fn job_ends_are_distinguished(&self) {
         let (_keep, never) = watch::channel(StopRequest::None);
         let script = "cat /deep/data/in/q | wc -c; echo from the job $BAFS_WORK $BAFS_JOB >out";
         let end = self.run("sh", script, never.clone()).await;

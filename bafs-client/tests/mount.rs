@@ -17,9 +17,9 @@ use crate::shown::{TreeKind, MountedVolume, can_mount, skip, for_each_writable_k
 use nix::libc;
 
 #[test]
-fn a_file_that_is_read_without_a_trace_keeps_its_time() {
+fn noatime_reads_keep_the_access_time() {
     for_each_writable_kind(
-        "a_file_that_is_read_without_a_trace_keeps_its_time",
+        "noatime_reads_keep_the_access_time",
         |shown| {
             let stored = shown.store.path().join("quiet");
             fs::write(&stored, "content").unwrap();
@@ -254,7 +254,7 @@ fn large_directories_are_listed_whole() {
 }
 
 #[test]
-fn programs_run_on_it_and_from_it() {
+fn programs_run_on_and_from_the_mount() {
     let script = r#"
         set -e
         cp /bin/echo here && ./here "from the mount"
@@ -278,7 +278,7 @@ fn programs_run_on_it_and_from_it() {
             sqlite3 base 'select a from t'
         fi
     "#;
-    for_each_writable_kind("programs_run_on_it_and_from_it", |shown| {
+    for_each_writable_kind("programs_run_on_and_from_the_mount", |shown| {
         let out = Command::new("sh")
             .args(["-c", script])
             .current_dir(shown.path())
@@ -307,14 +307,14 @@ fn programs_run_on_it_and_from_it() {
             .args(["-c", &format!("command -v {program}")])
             .output();
         if !found.unwrap().status.success() {
-            skip("programs_run_on_it_and_from_it", &format!("no {program}"));
+            skip("programs_run_on_and_from_the_mount", &format!("no {program}"));
         }
     }
 }
 
 #[test]
-fn a_cache_volume_is_read_with_its_names_in_memory() {
-    if !can_mount("a_cache_volume_is_read_with_its_names_in_memory") {
+fn cache_volumes_are_read_with_names_in_memory() {
+    if !can_mount("cache_volumes_are_read_with_names_in_memory") {
         return;
     }
     let data: Vec<u8> = (0..300_000u32).map(|i| (i / 11 % 251) as u8).collect();
@@ -363,8 +363,8 @@ fn a_cache_volume_is_read_with_its_names_in_memory() {
 }
 
 #[test]
-fn remote_io_keeps_nothing_and_counts_pages_once() {
-    if !can_mount("remote_io_keeps_nothing_and_counts_pages_once") {
+fn remote_reads_are_uncached_and_count_pages_once() {
+    if !can_mount("remote_reads_are_uncached_and_count_pages_once") {
         return;
     }
     let fill = |store: &Path| {

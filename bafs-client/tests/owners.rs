@@ -91,7 +91,7 @@ impl OwnershipFixture {
 }
 
 #[test]
-fn who_owns_everything_gives_a_file_to_itself_as_on_a_local_file_system() {
+fn chown_to_the_apparent_owner_clears_setuid() {
     let world = OwnershipFixture::new();
     fs::write(world.path(), b"x").unwrap();
     let (uid, gid) = (Some(VISIBLE_OWNER.uid), Some(VISIBLE_OWNER.gid));
@@ -125,7 +125,7 @@ fn who_owns_everything_gives_a_file_to_itself_as_on_a_local_file_system() {
 }
 
 #[test]
-fn directories_and_links_of_who_owns_everything_keep_their_bits() {
+fn chown_keeps_bits_of_directories_and_links() {
     let world = OwnershipFixture::new();
     fs::create_dir(world.path()).unwrap();
     fs::set_permissions(world.path(), Permissions::from_mode(0o2771)).unwrap();

@@ -207,7 +207,7 @@ async fn files_handles_and_directories_outlive_the_server() {
 }
 
 #[tokio::test]
-async fn what_was_under_way_is_done_once() {
+async fn interrupted_operations_run_exactly_once() {
     for runs in [false, true] {
         let world = RestartFixture::new().await;
         let restart = || world.server.set_fault(Fault::Restart { runs });
@@ -257,7 +257,7 @@ async fn what_was_under_way_is_done_once() {
 }
 
 #[tokio::test]
-async fn what_was_being_made_is_made_once_and_right() {
+async fn interrupted_creations_are_completed_exactly_once() {
     use std::os::unix::fs::MetadataExt;
     for runs in [false, true] {
         let world = RestartFixture::new().await;
@@ -287,7 +287,7 @@ async fn what_was_being_made_is_made_once_and_right() {
 }
 
 #[tokio::test]
-async fn another_file_under_the_name_is_never_shown() {
+async fn a_replaced_file_is_never_shown_after_restart() {
     let mut world = RestartFixture::new().await;
     let (_, handle) = world.create("a").await;
     assert_eq!(world.write(handle, 0, "mine", false).await, written_reply(4));
@@ -307,7 +307,7 @@ async fn another_file_under_the_name_is_never_shown() {
 }
 
 #[tokio::test]
-async fn a_file_without_a_name_cannot_be_had_again() {
+async fn an_unlinked_open_file_is_lost_after_restart() {
     let mut world = RestartFixture::new().await;
     let (_, kept) = world.create("kept").await;
     let (_, handle) = world.create("a").await;
@@ -332,7 +332,7 @@ async fn a_file_without_a_name_cannot_be_had_again() {
 }
 
 #[tokio::test]
-async fn a_number_of_a_removed_file_that_is_not_open_is_stale_and_no_more() {
+async fn a_removed_closed_file_is_only_stale() {
     let world = RestartFixture::new().await;
     let (ino, handle) = world.create("a").await;
     let released = world.run(FileOp::Release { handle }).await;
@@ -349,7 +349,7 @@ async fn a_number_of_a_removed_file_that_is_not_open_is_stale_and_no_more() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_proved_ends_the_volume() {
+async fn an_unprovable_operation_ends_the_volume() {
     let mut world = RestartFixture::new().await;
     let (ino, _) = world.create("a").await;
     let flags = libc::XATTR_CREATE;
@@ -372,7 +372,7 @@ async fn what_cannot_be_proved_ends_the_volume() {
 }
 
 #[tokio::test]
-async fn a_stale_file_of_a_home_is_an_errno_only() {
+async fn stale_home_files_cause_no_data_loss() {
     let world = RestartFixture::with_tree(TreeRef::Home("data".to_owned()), true).await;
     std::fs::write(world.path("a"), "mine").unwrap();
     std::fs::write(world.path("b"), "other").unwrap();
@@ -389,7 +389,7 @@ async fn a_stale_file_of_a_home_is_an_errno_only() {
 }
 
 #[tokio::test]
-async fn many_at_once_go_on_together() {
+async fn concurrent_writers_survive_a_restart() {
     let world = Arc::new(RestartFixture::new().await);
     let mut tasks = Vec::new();
     for number in 0..20u64 {

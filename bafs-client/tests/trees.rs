@@ -165,7 +165,7 @@ async fn a_lost_reply_runs_nothing_twice() {
 }
 
 #[test]
-fn a_write_that_no_file_could_take_is_no_loss() {
+fn an_oversized_write_is_no_data_loss() {
     let fault = Some(ErrorCode::ServerFault);
     let codes = [
         (true, libc::EFBIG, None),
@@ -197,7 +197,7 @@ fn a_write_that_no_file_could_take_is_no_loss() {
 }
 
 #[tokio::test]
-async fn a_deadline_ends_the_volume_and_all_that_waits_for_it() {
+async fn a_missed_deadline_ends_the_volume() {
     let mut world = RemoteTreeFixture::scratch(400, 600_000).await;
     let handle = world.create("log").await;
     world.server.set_fault(Fault::Silent);
@@ -220,7 +220,7 @@ async fn a_deadline_ends_the_volume_and_all_that_waits_for_it() {
 }
 
 #[tokio::test]
-async fn who_waits_behind_others_on_a_slow_link_waits_longer_than_the_deadline() {
+async fn queued_calls_may_exceed_the_deadline() {
     let world = RemoteTreeFixture::scratch(1_000, 90).await;
     let handle = world.create("log").await;
     world.server.set_fault(Fault::DelayOperations(3_000));
@@ -234,7 +234,7 @@ async fn who_waits_behind_others_on_a_slow_link_waits_longer_than_the_deadline()
 }
 
 #[tokio::test]
-async fn losses_are_heard_from_the_lease_without_any_operation() {
+async fn data_losses_are_reported_without_any_operation() {
     for code in [
         ErrorCode::VolumeLost,
         ErrorCode::Fenced,
@@ -248,7 +248,7 @@ async fn losses_are_heard_from_the_lease_without_any_operation() {
 }
 
 #[tokio::test]
-async fn a_release_that_the_end_overtakes_is_no_loss() {
+async fn a_release_after_close_is_no_data_loss() {
     let mut world = RemoteTreeFixture::scratch(10_000, 60_000).await;
     let handle = world.create("f").await;
     world.volume.close(0).await;
@@ -258,7 +258,7 @@ async fn a_release_that_the_end_overtakes_is_no_loss() {
 }
 
 #[tokio::test]
-async fn a_lack_of_space_is_not_a_loss() {
+async fn a_lack_of_space_is_no_data_loss() {
     let world = RemoteTreeFixture::scratch(2_000, 600_000).await;
     let handle = world.create("log").await;
     world.server.set_fault(Fault::Refuse(ErrorCode::NoSpaceBytes));
@@ -352,7 +352,7 @@ async fn join_all<T>(all: impl Iterator<Item = impl Future<Output = T>>) -> Vec<
 }
 
 #[tokio::test]
-async fn damaged_blocks_are_asked_for_again_and_never_shown() {
+async fn damaged_blocks_are_refetched_and_never_shown() {
     let data = patterned_data(3 * BLOCK_BYTES as usize);
     let mut world = RemoteTreeFixture::cache(5_000, &[("a", data.clone())]).await;
     let a = world.lookup("a").await;
@@ -368,7 +368,7 @@ async fn damaged_blocks_are_asked_for_again_and_never_shown() {
 }
 
 #[tokio::test]
-async fn a_changed_source_is_a_loss() {
+async fn a_changed_source_is_reported_as_data_loss() {
     let mut world = RemoteTreeFixture::cache(5_000, &[("a", patterned_data(99))]).await;
     let a = world.lookup("a").await;
     world.server.set_fault(Fault::Refuse(ErrorCode::SourceChanged));

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_shows_what_it_needs_to_the_server_that_it_goes_to() {
+    fn tokens_are_narrowed_to_the_call_and_server() {
         let fixture = BearerFixture::new();
         let volumes = vec![volume(1, 1), volume(1, 2)];
         let execution = ExecutionId(1);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn catalog_and_home_see_only_what_is_theirs() {
+    fn catalog_and_home_get_only_their_rights() {
         let fixture = BearerFixture::new();
         let token = fixture.token_for_request(QueryServers::default());
         let found = fixture.granted_rights(&token, None, &resources());
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_shown_again_until_it_is_old() {
+    fn narrowed_tokens_are_reused_until_they_age() {
         let fixture = BearerFixture::new();
         let execution = ExecutionId(1);
         let kill = Request::from(KillJob { execution });

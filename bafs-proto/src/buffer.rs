@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_used_again_and_bounded() {
+    fn buffers_are_reused_within_a_bound() {
         let mut first = Buffer::with_capacity(1 << 20);
         first.extend_from_slice(&[7; 1 << 20]);
         let frozen = first.freeze();

@@ -108,7 +108,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn garbage_never_panics(bytes: Vec<u8>) {
+        fn decoding_garbage_never_panics(bytes: Vec<u8>) {
             let _ = decode::<Request>(&bytes);
             let _ = decode::<crate::message::ReplyHead>(&bytes);
         }

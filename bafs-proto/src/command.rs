@@ -54,7 +54,7 @@ mod tests {
     use crate::error::ErrorCode;
 
     #[test]
-    fn more_words_than_a_head_holds_come_back_from_a_body() {
+    fn long_commands_travel_in_the_body() {
         let command = JobCommand {
             executable: "/bin/sh".to_owned(),
             arguments: vec!["x".repeat(1_000); 1_900],
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn more_words_than_a_body_holds_are_refused() {
+    fn oversized_commands_are_refused() {
         let mut command = JobCommand {
             arguments: vec!["x".repeat(100_000); 50],
             ..JobCommand::default()

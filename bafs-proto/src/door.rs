@@ -193,13 +193,13 @@ mod tests {
     use crate::codec;
 
     #[test]
-    fn a_ticket_is_not_printed() {
+    fn debug_output_hides_the_ticket() {
         assert_eq!(format!("{:?}", TicketSecret([7; 32])), "Ticket");
     }
 
     proptest::proptest! {
         #[test]
-        fn garbage_never_panics(bytes: Vec<u8>) {
+        fn decoding_garbage_never_panics(bytes: Vec<u8>) {
             let _ = codec::decode::<HandoffHello>(&bytes);
             let _ = codec::decode::<HandoffHelloReply>(&bytes);
             let _ = codec::decode::<HandoffCall>(&bytes);

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_round_trip_and_group_by_class() {
+    fn error_codes_round_trip_and_group_by_class() {
         for &code in ErrorCode::ALL {
             assert_eq!(ErrorCode::from_number(code as u16), Some(code));
             let class = match code as u16 / 100 {

@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errno_explains_itself() {
+    fn errno_debug_output_includes_the_message() {
         assert!(format!("{:?}", Errno(2)).contains("No such file"));
     }
 }

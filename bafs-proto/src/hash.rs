@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_hash_as_the_whole() {
+    fn incremental_hashing_equals_one_shot_hashing() {
         let mut hasher = DigestHasher::new();
         hasher.update(b"ab").update(b"c");
         assert_eq!(hasher.digest(), Digest::of(b"abc"));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn score_keeps_parts_apart() {
+    fn scores_depend_on_part_boundaries() {
         assert_ne!(rendezvous_score(&[b"ab", b"c"]), rendezvous_score(&[b"a", b"bc"]));
     }
 }

@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_follow_no_link_and_are_the_owners_alone() {
+    fn saving_keys_follows_no_links_and_restricts_access() {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let cluster = tempfile::tempdir().expect("a directory");
         let agent = cluster.path().join("agent");
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lacks_an_identity_is_told_what_to_do() {
+    fn missing_identity_errors_say_what_to_do() {
         let cluster = tempfile::tempdir().expect("a directory");
         let refusal = |directory: &Path, role| {
             let refused = Identity::load(directory, role).expect_err("there is none");

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn result_paths_steer_no_terminal() {
+    fn result_paths_with_control_characters_are_refused() {
         // Persian needs the joiner.
         for good in ["", "results/größe", "a b/c", "می\u{200c}خواهم"] {
             assert!(check_result_path(good).is_ok(), "{good}");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn each_name_has_exactly_one_text() {
+    fn each_name_has_exactly_one_encoding() {
         let names: [&[u8]; 8] = [
             b"plain",
             "größe".as_bytes(),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_those_of_the_bytes() {
+    fn path_lengths_are_counted_in_bytes() {
         let longest = from_bytes(&[0xe9; NAME_BYTES_MAX]);
         assert!(check_relative(&longest).is_ok());
         assert!(check_relative(&from_bytes(&[0xe9; NAME_BYTES_MAX + 1])).is_err());
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn people_read_bytes_as_numbers() {
+    fn non_utf8_bytes_are_displayed_as_escapes() {
         assert_eq!(printable(&from_bytes(b"\xe9chantillon")), "\\xE9chantillon");
         assert_eq!(printable("größe"), "größe");
     }

@@ -100,7 +100,7 @@ mod tests {
     use crate::message::JobOutcome;
 
     #[test]
-    fn a_job_computes_when_it_does_not_wait() {
+    fn compute_time_excludes_waiting_time() {
         let computed = |wall_ms, cpu_ms, waits: &[u64]| {
             let volume = |waited_ms: &u64| VolumeUse {
                 wait_ms: *waited_ms,

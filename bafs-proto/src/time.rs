@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_is_shown_as_a_calendar_has_it() {
+    fn times_are_formatted_as_utc_dates() {
         for (s, shown) in [
             (0, "1970-01-01 00:00:00 UTC"),
             (951_782_399, "2000-02-28 23:59:59 UTC"),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_that_it_is_at_it_has_more_time() {
+    fn keepalive_extends_the_deadline() {
         let error = |code| Error::new(code, "");
         let now = Deadline::after_ms(0);
         let later = |seconds| Deadline(now.0 + Duration::from_secs(seconds));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_counts_from_the_last_sign_of_life() {
+    fn the_timeout_counts_from_the_last_activity() {
         let now = Deadline::after_ms(0);
         let later = |seconds| Deadline(now.0 + Duration::from_secs(seconds));
         let mut keepalive_deadline = KeepaliveDeadline::starting_at(now, later(60));

@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_grants_what_it_says_and_no_more() {
+    fn a_token_grants_exactly_its_stated_rights() {
         let signer = Signer::generate();
         let verifier = signer.verifier();
         let one = Resource::Volume(VolumeId(1));
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_may_be_narrowed_to_other_rights_for_each_resource() {
+    fn narrowing_can_differ_for_each_resource() {
         let signer = Signer::generate();
         let verifier = signer.verifier();
         let all = signer
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_for_one_server_is_of_no_use_at_another() {
+    fn a_token_for_one_server_fails_elsewhere() {
         let signer = Signer::generate();
         let verifier = signer.verifier();
         let all = signer
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_of_a_run_are_no_others() {
+    fn run_tokens_cover_only_the_runs_volumes() {
         let signer = Signer::generate();
         let verifier = signer.verifier();
         let token = signer
@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_garbage_are_refused() {
+    fn foreign_and_malformed_tokens_are_refused() {
         let token = Signer::generate()
             .grant(&[Resource::Cluster], &[Right::Read], DAY)
             .expect("grant");
@@ -725,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_to_evaluate_is_refused_at_once() {
+    fn expensive_token_checks_are_refused() {
         let signer = Signer::generate();
         let verifier = signer.verifier();
         let token = signer

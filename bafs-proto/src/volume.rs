@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_may_hold_what_its_reservation_allows_and_no_more() {
+    fn volume_limits_match_their_reservation() {
         let kind = LimitKind::Watched;
         let margin = MARGIN_BYTES_MIN;
         for bytes in [

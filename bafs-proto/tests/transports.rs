@@ -106,7 +106,7 @@ fn identity(authority: &Authority, role: Role) -> Identity {
 }
 
 #[tokio::test]
-async fn calls_cross_memory() {
+async fn calls_work_in_memory() {
     let network = MemoryNetwork::new();
     network.listen("mirror", Arc::new(MirrorService));
     let pool = Pool::new(network.dialer("here"));
@@ -153,17 +153,17 @@ async fn check_channel(channel: Channel) {
 }
 
 #[tokio::test]
-async fn calls_cross_quic() {
+async fn calls_work_over_quic() {
     check_channel(Channel::Quic).await;
 }
 
 #[tokio::test]
-async fn calls_cross_tcp() {
+async fn calls_work_over_tcp() {
     check_channel(Channel::Tcp).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn neighbours_are_reached_by_tcp_and_where_it_fails_by_quic() {
+async fn local_servers_use_tcp_before_quic() {
     let authority = Authority::generate().expect("authority");
     let server = identity(&authority, Role::Server);
     let pool = pool(Channel::Auto, &identity(&authority, Role::Agent));
@@ -215,19 +215,19 @@ async fn check_many_at_once(channel: Channel) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_calls_at_once_over_quic() {
+async fn many_concurrent_calls_succeed_over_quic() {
     check_many_at_once(Channel::Quic).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_calls_at_once_over_tcp() {
+async fn many_concurrent_calls_succeed_over_tcp() {
     check_many_at_once(Channel::Tcp).await;
 }
 
 /// A server in a runtime of its own, which can end as a killed process does: without a word.
 /// More than are secured at once without a proof of where they are.
 #[tokio::test(flavor = "multi_thread")]
-async fn many_that_come_at_once_over_quic_are_all_served() {
+async fn many_concurrent_quic_clients_are_all_served() {
     let authority = Authority::generate().expect("authority");
     let (listener, address) =
         listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
@@ -298,13 +298,13 @@ async fn error_after_restart(
 }
 
 #[tokio::test]
-async fn a_restarted_server_says_that_it_forgot() {
+async fn a_restarted_server_resets_old_quic_connections() {
     let heard = error_after_restart(Channel::Quic, |_, server| server.clone()).await;
     assert!(heard.contains("reset by peer"), "{heard}");
 }
 
 #[tokio::test]
-async fn the_end_of_a_server_breaks_its_tcp_connections() {
+async fn a_dead_server_breaks_its_tcp_connections() {
     let heard = error_after_restart(Channel::Tcp, |_, server| server.clone()).await;
     assert!(!heard.contains("timed out"), "{heard}");
 }
@@ -336,17 +336,17 @@ async fn check_silence(channel: Channel) {
 }
 
 #[tokio::test]
-async fn silence_is_noticed_over_quic() {
+async fn silent_servers_are_detected_over_quic() {
     check_silence(Channel::Quic).await;
 }
 
 #[tokio::test]
-async fn silence_is_noticed_over_tcp() {
+async fn silent_servers_are_detected_over_tcp() {
     check_silence(Channel::Tcp).await;
 }
 
 #[tokio::test]
-async fn garbage_ends_its_connection_and_no_other() {
+async fn malformed_bytes_end_only_their_own_connection() {
     let authority = Authority::generate().expect("authority");
     let (listener, address) =
         listen("127.0.0.1:0", &identity(&authority, Role::Server)).expect("listener");
@@ -372,7 +372,7 @@ async fn garbage_ends_its_connection_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_says_so() {
+async fn a_stopping_server_closes_its_connections() {
     for channel in [Channel::Quic, Channel::Tcp] {
         let authority = Authority::generate().expect("authority");
         let (listener, address) =
@@ -395,7 +395,7 @@ async fn a_server_that_stops_says_so() {
 }
 
 #[tokio::test]
-async fn nobody_else_can_say_that_a_server_forgot() {
+async fn a_foreign_server_cannot_reset_connections() {
     let heard = error_after_restart(Channel::Quic, |authority, _| {
         identity(authority, Role::Server)
     })
@@ -426,17 +426,17 @@ async fn check_strangers(channel: Channel) {
 }
 
 #[tokio::test]
-async fn strangers_are_refused_over_quic() {
+async fn foreign_identities_are_refused_over_quic() {
     check_strangers(Channel::Quic).await;
 }
 
 #[tokio::test]
-async fn strangers_are_refused_over_tcp() {
+async fn foreign_identities_are_refused_over_tcp() {
     check_strangers(Channel::Tcp).await;
 }
 
 #[test]
-fn identities_survive_their_files() {
+fn identities_round_trip_through_files() {
     let directory = std::env::temp_dir().join(format!("bafs-identity-{}", std::process::id()));
     let authority = Authority::generate().expect("authority");
     authority.save(&directory.join("authority")).expect("save");

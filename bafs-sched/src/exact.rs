@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_those_of_the_platform_but_for_the_last_digits() {
+    fn functions_match_the_platform_except_for_last_digits() {
         for x in [1.0, 0.5, 0.999, 1e-9, 0.123_456, 3.5, 1e12] {
             assert!((natural_logarithm(x) - x.ln()).abs() < 1e-12, "{x}");
         }

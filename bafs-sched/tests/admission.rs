@@ -102,7 +102,7 @@ fn branching_pipelines(rng: &mut SeededRng) -> (String, u64) {
 }
 
 #[test]
-fn files_that_can_never_fit_are_refused_before_anything_starts() {
+fn impossible_file_counts_are_rejected_at_the_start() {
     let text = declare_job("a")
         + &declare_job("b")
         + "volume c cache bafs://home/c 40 MB files 2441\nvolume v scratch 5 MB files 1024\n\
@@ -135,7 +135,7 @@ fn seed_range() -> std::ops::Range<u64> {
 /// Nodes just large enough for one pipeline, or a little more: every seed ends complete, and no
 /// finished job runs again.
 #[test]
-fn what_fits_in_some_order_is_run_in_such_an_order() {
+fn feasible_workflow_completes_without_rerunning_jobs() {
     let mut refused = 0;
     for seed in seed_range() {
         println!("SEED={seed}");
@@ -162,7 +162,7 @@ fn what_fits_in_some_order_is_run_in_such_an_order() {
 /// Nodes smaller than a pipeline, of which its volumes need several: each seed ends complete, or
 /// is refused before anything starts.
 #[test]
-fn what_fits_only_on_several_nodes_uses_them() {
+fn pipeline_larger_than_a_node_uses_several() {
     let (mut complete, mut refused, mut again) = (0, 0, 0);
     for seed in seed_range() {
         println!("SEED={seed}");
@@ -211,7 +211,7 @@ const PAIR: &str = "volume x scratch 60 MB files 5\nvolume y scratch 70 MB files
     extract y out bafs://home/out\n";
 
 #[test]
-fn a_pipeline_that_can_never_fit_is_refused_with_what_is_missing() {
+fn impossible_pipeline_is_rejected_with_its_missing_space() {
     let text = declare_job("a") + &declare_job("b") + PAIR;
     let told = failure_reason(&text, &[100]);
     for part in [
@@ -229,7 +229,7 @@ fn a_pipeline_that_can_never_fit_is_refused_with_what_is_missing() {
 }
 
 #[test]
-fn a_volume_that_can_never_fit_is_named_with_all_node_sizes() {
+fn impossible_volume_is_named_with_all_node_sizes() {
     let text = declare_job("a") + &declare_job("b") + PAIR;
     let told = failure_reason(&text, &[65, 50]);
     for part in [
@@ -245,7 +245,7 @@ fn a_volume_that_can_never_fit_is_named_with_all_node_sizes() {
 
 /// Two batch volumes of which only one fits, and more pipelines than fit beside it.
 #[test]
-fn batch_volumes_that_do_not_fit_together_take_turns() {
+fn batch_volumes_take_turns_when_space_is_short() {
     let mut text = String::from(
         "volume one cache bafs://home/one 60 MB files 5\nvolume two cache bafs://home/two 60 MB files 5\n",
     );
@@ -266,7 +266,7 @@ fn batch_volumes_that_do_not_fit_together_take_turns() {
 /// The scratch volumes of the job that makes the cache fill most of its node: its node still gets a
 /// part, as what other jobs may need is not kept twice.
 #[test]
-fn a_cache_has_a_part_beside_the_scratch_volumes_of_its_first_reader() {
+fn cache_partition_fits_beside_its_readers_scratch_volumes() {
     let mut text = String::from("volume data cache bafs://home/data 40 MB files 5\n");
     for p in 0..4 {
         text += &declare_job(&format!("a{p}"));
@@ -290,7 +290,7 @@ fn ordered_pipelines(middle: &str) -> String {
 }
 
 #[test]
-fn a_pipeline_that_others_made_way_for_may_wait_for_one_of_them() {
+fn preempting_pipeline_may_wait_for_a_preempted_one() {
     let text = ordered_pipelines("r1") + "parent q1 child r1\n";
     let (world, outcome) = run_workflow(1, &text, node_specs(&[100], 1));
     assert_eq!(outcome, Outcome::Complete);
@@ -298,7 +298,7 @@ fn a_pipeline_that_others_made_way_for_may_wait_for_one_of_them() {
 }
 
 #[test]
-fn pipelines_that_must_lie_beside_each_other_and_cannot_are_told() {
+fn run_fails_when_dependent_pipelines_cannot_coexist() {
     let (world, outcome) = run_workflow(1, &ordered_pipelines("p1"), node_specs(&[100], 1));
     let Outcome::Failed { messages, .. } = outcome else {
         panic!("{outcome:?}");
@@ -311,7 +311,7 @@ fn pipelines_that_must_lie_beside_each_other_and_cannot_are_told() {
 
 /// To try every order of so many jobs would take more stack and time than there is.
 #[test]
-fn a_large_pipeline_that_needs_several_nodes_is_not_tried_in_thought() {
+fn order_search_is_skipped_for_large_pipelines() {
     const READERS: u32 = 3_000;
     let mut text = String::from(
         "volume x scratch 60 MB files 5\nvolume y scratch 60 MB files 5\n\
@@ -332,7 +332,7 @@ fn a_large_pipeline_that_needs_several_nodes_is_not_tried_in_thought() {
 
 /// The job that has both would wait until the run fails, after hours of work of another.
 #[test]
-fn a_job_whose_cache_and_scratch_volumes_do_not_fit_together_is_refused() {
+fn job_exceeding_space_with_its_cache_is_rejected() {
     let text = declare_job("a")
         + &declare_job("b")
         + "parent a child b\nvolume data cache bafs://home/data 60 MB files 5\n\
@@ -348,7 +348,7 @@ fn a_job_whose_cache_and_scratch_volumes_do_not_fit_together_is_refused() {
 /// What the catalog lists may be what was there before an earlier run deleted its last volumes, and
 /// the next list comes a second later. Nodes know better what they can keep.
 #[test]
-fn what_nodes_keep_for_a_run_counts_before_an_older_list() {
+fn quota_answers_override_an_older_catalog_list() {
     let space = |bytes| Space {
         bytes,
         files: 100_000,
@@ -397,7 +397,7 @@ fn gathering_workflow(count: u32, size: &str) -> String {
 
 /// However many jobs its pipeline has: all of them would run before that was found out.
 #[test]
-fn gathering_that_never_fits_is_refused_at_once() {
+fn impossible_gathering_job_is_rejected_at_once() {
     let told = failure_reason(&gathering_workflow(40, "30 MB files 5"), &[1_000]);
     for part in [
         "'sum'",
@@ -421,7 +421,7 @@ fn gathering_that_never_fits_is_refused_at_once() {
 }
 
 #[test]
-fn gathering_of_pieces_that_fit_no_nodes_is_refused() {
+fn gathering_job_without_room_on_nodes_is_rejected() {
     let told = failure_reason(&gathering_workflow(20, "60 MB files 5"), &[100; 15]);
     for part in ["'sum'", "20 of them need 60.0 MB", "room for 15"] {
         assert!(told.contains(part), "{part} is not in: {told}");
@@ -431,7 +431,7 @@ fn gathering_of_pieces_that_fit_no_nodes_is_refused() {
 }
 
 #[test]
-fn a_cache_part_counts_beside_what_a_job_makes() {
+fn cache_partition_counts_beside_a_jobs_own_volumes() {
     let text = declare_job("a")
         + "volume data cache bafs://home/data 60 MB files 5\n\
          volume v scratch 99900 KB files 5\nmount v a /v\nmount data a /in\n";

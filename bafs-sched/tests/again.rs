@@ -65,7 +65,7 @@ fn run_cache_readers(nodes: u64, again_bytes: u64) -> (u64, Vec<String>) {
 }
 
 #[test]
-fn a_cache_that_got_much_once_more_is_told_once() {
+fn heavy_refetching_is_reported_once() {
     for nodes in [1, 2] {
         let (asked, told) = run_cache_readers(nodes, 3 * MB);
         assert!(asked > 1, "{asked}");
@@ -76,7 +76,7 @@ fn a_cache_that_got_much_once_more_is_told_once() {
 }
 
 #[test]
-fn a_cache_that_got_little_once_more_is_not_told() {
+fn light_refetching_is_not_reported() {
     for nodes in [1, 2] {
         assert_eq!(run_cache_readers(nodes, MB / 10).1, Vec::<String>::new());
     }

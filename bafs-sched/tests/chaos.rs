@@ -33,7 +33,7 @@ fn number_from_env(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn every_run_ends_complete_with_the_same_files_and_nothing_left() {
+fn first_half_of_seeds_completes_with_identical_files() {
     match number_from_env("SEED") {
         Some(seed) => run_seeds(seed..seed + 1),
         None => run_seeds(0..number_from_env("SEEDS").unwrap_or(SEEDS) / 2),
@@ -42,7 +42,7 @@ fn every_run_ends_complete_with_the_same_files_and_nothing_left() {
 
 /// The second half of the seeds, on another processor.
 #[test]
-fn every_other_run_ends_complete_with_the_same_files_and_nothing_left() {
+fn second_half_of_seeds_completes_with_identical_files() {
     let seeds = number_from_env("SEEDS").unwrap_or(SEEDS);
     if number_from_env("SEED").is_none() {
         run_seeds(seeds / 2..seeds);
@@ -51,7 +51,7 @@ fn every_other_run_ends_complete_with_the_same_files_and_nothing_left() {
 
 /// Nobody is lost, so nothing that was finished is done once more, and nothing that was begun.
 #[test]
-fn a_scheduler_that_is_cut_off_repeats_no_job() {
+fn cut_off_scheduler_repeats_no_job() {
     let calm = SimulatedCluster::run_without_faults();
     let mut cuts = 0;
     for seed in 0..SEEDS / 2 {
@@ -70,7 +70,7 @@ fn a_scheduler_that_is_cut_off_repeats_no_job() {
 }
 
 #[test]
-fn every_run_whose_links_are_cut_ends_complete() {
+fn runs_with_cut_links_complete() {
     let calm = SimulatedCluster::run_without_faults();
     let mut again = 0;
     for seed in 0..SEEDS / 2 {
@@ -88,6 +88,6 @@ fn every_run_whose_links_are_cut_ends_complete() {
 
 #[test]
 #[ignore = "takes minutes; runs in soak"]
-fn soak_every_run_ends_complete_with_the_same_files_and_nothing_left() {
+fn soak_seeds_complete_with_identical_files() {
     run_seeds(SEEDS..SEEDS + SOAK_SEEDS);
 }

@@ -29,7 +29,7 @@ fn simulate_arrival(from_s: u64, is_one_there: bool) -> SimulationResult {
 
 /// Later than a run waits in vain otherwise.
 #[test]
-fn a_job_waits_for_the_node_that_is_large_enough_and_comes_later() {
+fn job_waits_for_a_large_later_node() {
     for (from_s, is_one_there) in [(7_200, true), (7_200, false), (1_000_000, true)] {
         let run = simulate_arrival(from_s, is_one_there);
         assert!(run.is_complete(), "{from_s}: {:?}", run.outcome);

@@ -50,7 +50,7 @@ fn pair_copy_decisions(seed: u64) -> Vec<CopyDecision> {
 }
 
 #[test]
-fn one_copy_is_made_to_learn_its_cost_and_not_one_of_each_volume() {
+fn one_copy_per_run_teaches_the_copy_cost() {
     let mut made = 0;
     for seed in 0..20 {
         let is_made =
@@ -62,7 +62,7 @@ fn one_copy_is_made_to_learn_its_cost_and_not_one_of_each_volume() {
 }
 
 #[test]
-fn a_copy_is_expected_to_take_as_long_as_what_the_volume_holds() {
+fn copy_estimate_follows_the_held_bytes() {
     for seed in 0..20 {
         let costs: Vec<u64> = pair_copy_decisions(seed).iter().filter_map(|r| r.copy_ms).collect();
         let (least, most) = (costs.iter().min(), costs.iter().max());
@@ -223,7 +223,7 @@ impl CopyScenario {
 }
 
 #[test]
-fn an_older_copy_stays_until_the_newer_is_complete() {
+fn older_copy_stays_until_a_newer_one_completes() {
     let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
     chain.end_job(5 * MB);
     let (first, target, base) = chain.requested_copy();
@@ -254,7 +254,7 @@ fn an_older_copy_stays_until_the_newer_is_complete() {
 }
 
 #[test]
-fn all_decisions_about_a_volume_are_known_with_what_became_of_each() {
+fn every_copy_decision_is_recorded_with_its_result() {
     let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
     chain.end_job(5 * MB);
     let (first, target, _) = chain.requested_copy();
@@ -274,7 +274,7 @@ fn all_decisions_about_a_volume_are_known_with_what_became_of_each() {
 }
 
 #[test]
-fn a_copy_that_goes_after_a_newer_one_was_decided_against_was_in_vain() {
+fn outdated_copy_counts_as_unused() {
     let mut chain = CopyScenario::new(CheckpointPolicy::Always, 15);
     chain.end_job(5 * MB);
     let (first, ..) = chain.requested_copy();
@@ -290,7 +290,7 @@ fn a_copy_that_goes_after_a_newer_one_was_decided_against_was_in_vain() {
 }
 
 #[test]
-fn a_copy_that_is_lost_while_a_newer_one_is_made_was_in_vain() {
+fn copy_lost_while_being_replaced_counts_as_unused() {
     let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
     chain.end_job(5 * MB);
     let (first, target, _) = chain.requested_copy();
@@ -312,7 +312,7 @@ fn a_copy_that_is_lost_while_a_newer_one_is_made_was_in_vain() {
 
 /// What the first copy of a run, of which nobody knows what it costs, holds at most.
 #[test]
-fn the_first_copy_takes_a_small_part_of_what_is_left_of_the_run() {
+fn first_copy_costs_little_of_the_remaining_run() {
     let first = |held_bytes| {
         let mut chain = CopyScenario::with_volume(CheckpointPolicy::CostBenefit, 1_000, 100_000);
         chain.end_job(held_bytes);
@@ -329,7 +329,7 @@ fn the_first_copy_takes_a_small_part_of_what_is_left_of_the_run() {
 }
 
 #[test]
-fn a_copy_that_cannot_be_made_leaves_the_older_one() {
+fn failed_copy_leaves_the_older_one() {
     let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
     chain.end_job(5 * MB);
     let (first, target, _) = chain.requested_copy();
@@ -347,7 +347,7 @@ fn a_copy_that_cannot_be_made_leaves_the_older_one() {
 }
 
 #[test]
-fn where_there_is_no_room_for_two_copies_the_older_one_stays() {
+fn older_copy_stays_without_room_for_two() {
     let mut chain = CopyScenario::new(CheckpointPolicy::Always, 15);
     chain.end_job(5 * MB);
     let (first, ..) = chain.requested_copy();
@@ -359,7 +359,7 @@ fn where_there_is_no_room_for_two_copies_the_older_one_stays() {
 }
 
 #[test]
-fn a_volume_that_was_too_small_does_not_come_back_from_a_copy_of_that_size() {
+fn enlarged_volume_is_not_restored_from_a_copy() {
     let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
     chain.end_job(9 * MB);
     let (first, ..) = chain.requested_copy();
@@ -375,7 +375,7 @@ fn a_volume_that_was_too_small_does_not_come_back_from_a_copy_of_that_size() {
 }
 
 #[test]
-fn a_further_copy_is_weighed_by_what_was_done_since() {
+fn further_copy_is_weighed_by_the_work_since() {
     let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
     chain.end_job(5 * MB);
     assert_eq!(chain.last_decision().redo_ms, 60_000);
@@ -408,7 +408,7 @@ fn job_pairs(volumes: &[&str], megabytes: u64, second: &str) -> String {
 
 /// Else the stage would wait for as long as another pipeline's job takes.
 #[test]
-fn a_slot_is_kept_for_the_stage_that_waits_for_a_short_copy() {
+fn short_copy_keeps_a_slot_for_its_level() {
     let begins = |megabytes| {
         let text = job_pairs(&["v", "w", "x"], megabytes, "");
         let mut chain = CopyScenario::with_workflow(&text, CheckpointPolicy::Always, 10_000);
@@ -425,7 +425,7 @@ fn a_slot_is_kept_for_the_stage_that_waits_for_a_short_copy() {
 }
 
 #[test]
-fn when_the_first_copy_tells_its_cost_volumes_without_one_are_weighed_again() {
+fn first_copy_cost_reweighs_volumes_without_copies() {
     let text = job_pairs(&["v", "w"], 10, " ro");
     let mut chain = CopyScenario::with_workflow(&text, CheckpointPolicy::CostBenefit, 100);
     let jobs = chain.run_all_jobs();
@@ -453,7 +453,7 @@ fn seconds_until_abandoned(chain: &mut CopyScenario, copy: VolumeId) -> u64 {
 
 /// Its node is dead, and that is known only seconds later.
 #[test]
-fn a_copy_that_takes_far_too_long_is_let_go_where_a_stage_waits_for_it() {
+fn overdue_copy_is_abandoned_when_a_level_waits() {
     let mut chain = CopyScenario::new(CheckpointPolicy::Always, 100);
     chain.end_job(5 * MB);
     let (copy, ..) = chain.requested_copy();
@@ -467,7 +467,7 @@ fn a_copy_that_takes_far_too_long_is_let_go_where_a_stage_waits_for_it() {
 }
 
 #[test]
-fn a_copy_that_nobody_waits_for_takes_as_long_as_it_will() {
+fn copy_without_waiters_has_no_time_limit() {
     let text = job_pairs(&["v"], 10, " ro");
     let mut chain = CopyScenario::with_workflow(&text, CheckpointPolicy::Always, 100);
     let job = chain.run_all_jobs()[0];
@@ -526,7 +526,7 @@ fn copies_cost_little_where_no_node_fails() {
 /// Also where the whole run is over in a minute: what was seen of failures counts, not how long ago
 /// they began, and before the first one copies that cost next to nothing.
 #[test]
-fn copies_pay_where_nodes_fail_as_often_as_jobs_end() {
+fn copies_pay_where_nodes_fail_often() {
     for (run_s, mtbf_s) in [(600, 600), (60, 60), (6, 6)] {
         let [never, always, weighed] = [
             CheckpointPolicy::Never,
@@ -544,7 +544,7 @@ fn copies_pay_where_nodes_fail_as_often_as_jobs_end() {
 
 /// Of four nodes one is lost every nine seconds: some job is on the lost one three times in a row.
 #[test]
-fn who_is_on_lost_nodes_by_chance_is_not_held() {
+fn job_hit_by_random_node_losses_completes() {
     let text = "width=12,depth=3,batch=0B,private=24MB,run=3s,var=0.02";
     let canonical = CanonicalWorkload::parse(text).expect("a workload");
     for seed in 1..=20 {

@@ -14,7 +14,7 @@ fn thesis_nodes() -> Environment {
 
 /// A pipeline that fails more often than not is repeated until it does not.
 #[test]
-fn what_fails_more_often_than_not_is_done_in_the_end() {
+fn often_failing_pipeline_is_predicted_to_finish() {
     let text = "width=1,depth=1,batch=0B,private=0B,run=5000s";
     let shape = CanonicalWorkload::parse(text).unwrap().shape();
     let seconds = |mtbf_s| {
@@ -38,7 +38,7 @@ fn what_fails_more_often_than_not_is_done_in_the_end() {
 /// Of one database that every stage reads there is one, which no stage has to fetch again or to
 /// wait for.
 #[test]
-fn a_batch_volume_of_all_stages_counts_once() {
+fn batch_volume_of_all_levels_counts_once() {
     let mut text = "volume db cache bafs://home/db 100 GB\nfor i in 1..350\n".to_owned();
     for at in 0..6 {
         text += &format!("volume v{at}_$(i) scratch 500 MB\n");

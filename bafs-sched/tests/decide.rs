@@ -36,7 +36,7 @@ fn decide_plan_on(environment: &Environment, text: &str) -> (Plan, Vec<TrialResu
 
 /// The largest volume and the largest database fit beside each other nowhere; no job needs both.
 #[test]
-fn no_plan_is_tried_where_the_sum_of_bytes_is_too_large_for_any() {
+fn need_is_simulated_although_summed_bytes_exceed_storage() {
     let job = |name: &str| format!("job {name} {{\nexecutable = x\nruntime = 60 s\n}}\n");
     let text = format!(
         "volume db cache bafs://home/db 8 GB\nvolume v scratch VOLUME\n{}{}\
@@ -99,7 +99,7 @@ const BRANCHING_WORKFLOW: &str = "volume r scratch 40 MB
 
 /// All volumes of a stage are counted on one node, though each branch may run on its own.
 #[test]
-fn no_plan_is_tried_whatever_branches_are_said_to_lack() {
+fn need_is_simulated_although_branches_seem_too_large() {
     let none = |_: &str| Err("no files".to_owned());
     let workflow = parse_workflow("w.bafs", BRANCHING_WORKFLOW, &none).expect("a workflow");
     let workflow = workflow.workflow;
@@ -155,7 +155,7 @@ fn near_ties_are_simulated() {
 /// Run times vary by as much as they take, and with the first seed alone AllBatch is the faster one
 /// by a fifth of a per cent: by chance. Over other seeds Slice is, by seven per cent.
 #[test]
-fn where_run_times_vary_one_seed_does_not_decide() {
+fn varying_run_times_require_several_seeds() {
     let (plan, _) = decide_plan("width=30,depth=3,batch=13GB,private=0.7GB,run=5100s,var=1.0");
     let choice = plan_workload.choice.expect("a choice");
     assert_eq!(choice.strategy, Strategy::Slice, "{}", choice.reason);
@@ -163,7 +163,7 @@ fn where_run_times_vary_one_seed_does_not_decide() {
 
 /// With one stage Slice and AllBatch start the same jobs at the same times.
 #[test]
-fn of_strategies_that_do_the_same_the_first_of_the_table_is_chosen() {
+fn tie_goes_to_the_first_listed_strategy() {
     let (plan, tried) = decide_plan("width=70,depth=1,batch=9GB,private=0.4GB,run=5000s,var=0.3");
     let seconds = |strategy| {
         let found = tried.iter().find(|tried| tried.strategy == strategy);
@@ -176,7 +176,7 @@ fn of_strategies_that_do_the_same_the_first_of_the_table_is_chosen() {
 
 /// With failures the model is far off: that it alone decides must be said.
 #[test]
-fn doubts_about_too_many_jobs_are_told() {
+fn too_many_jobs_keep_the_models_choice() {
     let canonical = CanonicalWorkload::parse(MIXED_WORKLOAD).expect("a workload");
     let mut environment = ten_thesis_nodes();
     environment.mtbf_s = Some(43_200);
@@ -228,7 +228,7 @@ fn assert_choice_is_best(environment: &Environment, text: &str) {
 
 /// A job that needs five times as long as nodes live takes forty times as long as it computes.
 #[test]
-fn where_failures_make_all_slow_the_choice_is_simulated_all_the_same() {
+fn choice_is_simulated_even_where_failures_slow_everything() {
     assert_choice_is_best(
         &failing_nodes(1, 100_000),
         "width=1,depth=1,batch=1B,private=0B,run=550000s",
@@ -237,7 +237,7 @@ fn where_failures_make_all_slow_the_choice_is_simulated_all_the_same() {
 
 /// With another seed than the first nodes fail at worse times, whatever the strategy.
 #[test]
-fn a_seed_with_bad_luck_for_all_leaves_a_best_one() {
+fn unlucky_seed_still_leaves_a_best_strategy() {
     assert_choice_is_best(
         &failing_nodes(3, 20 * 86_400),
         "width=2,depth=2,batch=1B,private=0B,run=10d,var=1",
@@ -247,7 +247,7 @@ fn a_seed_with_bad_luck_for_all_leaves_a_best_one() {
 /// Scratch volumes of 4 GB on three nodes of 5 GB: one pipeline at a time, and each job's lie on
 /// two nodes, which only a plan can do.
 #[test]
-fn the_only_possible_strategy_is_simulated_where_nodes_fail() {
+fn only_possible_strategy_is_simulated_under_failures() {
     let mut environment = failing_nodes(3, 2_000_000);
     (environment.home_bytes_per_s, environment.local_bytes_per_s) = (1_000_000_000, 1_000_000_000);
     let (plan, tried) = decide_plan_on(
@@ -275,7 +275,7 @@ fn the_only_possible_strategy_is_simulated_where_nodes_fail() {
 }
 
 #[test]
-fn a_strategy_is_not_called_the_only_possible_one_where_others_are_never_done() {
+fn choice_distinguishes_unfinished_from_impossible_strategies() {
     let canonical = CanonicalWorkload::parse(MIXED_WORKLOAD).expect("a workload");
     let plan = plan_workload(canonical.shape(), &failing_nodes(50, 3_600));
     let mut possible = plan_workload
@@ -300,7 +300,7 @@ fn environment_with_spare_space() -> Environment {
 }
 
 #[test]
-fn no_plan_is_chosen_where_it_is_faster_than_every_strategy() {
+fn need_is_chosen_where_faster_than_every_plan() {
     let (plan, tried) = decide_plan_on(&environment_with_spare_space(), SMALL_WORKLOAD);
     let seconds = |strategy| {
         let found = tried.iter().find(|tried| tried.strategy == strategy);
@@ -319,7 +319,7 @@ fn no_plan_is_chosen_where_it_is_faster_than_every_strategy() {
 
 /// What was chosen so is followed: by the scheduler's own plan as well, which asks the model.
 #[test]
-fn a_run_that_plans_by_itself_follows_no_plan() {
+fn guided_run_follows_the_chosen_need_strategy() {
     let canonical = CanonicalWorkload::parse(SMALL_WORKLOAD).expect("a workload");
     let run = |policy| {
         let load = LoadModel::Declared {
@@ -337,7 +337,7 @@ fn a_run_that_plans_by_itself_follows_no_plan() {
 
 /// With less storage than for everything at once no model tells what comes of no plan.
 #[test]
-fn no_plan_has_no_time_where_storage_is_short() {
+fn need_has_no_prediction_where_storage_is_short() {
     let canonical = CanonicalWorkload::parse(MIXED_WORKLOAD).expect("a workload");
     let plan = plan_workload(canonical.shape(), &ten_thesis_nodes());
     let mut candidates = plan_workload.candidates.iter();

@@ -57,20 +57,20 @@ fn assert_mentions(warning: &str, parts: &[&str]) {
 }
 
 #[test]
-fn who_does_as_declared_is_not_warned() {
+fn job_acting_as_declared_gets_no_warning() {
     let deeds = [("w", "f", true, false)];
     assert_eq!(run_with_access(&deeds), Vec::<String>::new());
 }
 
 #[test]
-fn a_dependency_that_is_not_declared_is_found_by_what_both_did() {
+fn undeclared_dependency_is_found_by_observed_access() {
     let found = run_with_access(&[]);
     let parts = ["'o'", "'w'", "'f'", "'file'", "parent w child o"];
     assert_mentions(single_warning(&found), &parts);
 }
 
 #[test]
-fn reading_what_nobody_wrote_is_told_with_who_should_have() {
+fn reading_unwritten_data_names_the_expected_writer() {
     let found = run_with_access(&[("w", "f", true, false), ("w", "v", true, false)]);
     assert_eq!(found.len(), 2, "w itself read it too: {found:?}");
     assert_mentions(
@@ -80,7 +80,7 @@ fn reading_what_nobody_wrote_is_told_with_who_should_have() {
 }
 
 #[test]
-fn warnings_of_a_source_are_told_once() {
+fn source_warnings_are_reported_once() {
     let none = |path: &str| Err(path.to_owned());
     let text = ACCESS_WORKFLOW.replace("JOB", "{\n  executable = x\n}");
     let workflow = parse_workflow("w.bafs", &text, &none).expect("right");
@@ -117,7 +117,7 @@ fn warnings_of_a_source_are_told_once() {
 }
 
 #[test]
-fn a_mount_that_is_never_used_is_named_with_its_path() {
+fn unused_mount_is_named_with_its_path() {
     let found = run_with_access(&[("w", "f", true, false), ("r", "b", false, false)]);
     assert_mentions(single_warning(&found), &["'r'", "did nothing in", "'b'", "/b"]);
 }
@@ -139,7 +139,7 @@ fn ended_executions(world: &SimulatedCluster) -> usize {
 }
 
 #[test]
-fn what_runs_again_reads_what_it_read_before_and_not_what_a_later_job_made_of_it() {
+fn rerun_job_reads_its_original_input() {
     let text = CHAIN_WORKFLOW.replace("JOB", "{\n  executable = x\n}");
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", &text, &none).expect("it is right");

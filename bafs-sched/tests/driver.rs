@@ -115,7 +115,7 @@ fn granted_resources(verifier: &Verifier, token: &Token, server: &str, all: &[Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
+async fn node_cannot_reuse_received_tokens_elsewhere() {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(OneNodeCluster::default());
     let options = run_options(&directory.path().join("j"), &CancelHandle::default());
@@ -162,7 +162,7 @@ async fn a_node_cannot_use_elsewhere_what_calls_show_to_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn volumes_live_long_only_once_they_hold_results() {
+async fn volume_lifetime_is_extended_only_for_results() {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(OneNodeCluster::default());
     let journal = directory.path().join("j");
@@ -224,7 +224,7 @@ async fn run_until_cluster_stops(is_last: fn(&Request) -> bool) -> RunReport {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_ends_when_its_nodes_and_its_catalog_are_gone_for_good() {
+async fn run_fails_when_nodes_and_catalog_disappear() {
     // Nothing says that they are gone but that they do not answer, whatever they are asked.
     let moments: [fn(&Request) -> bool; 3] = [
         |request| matches!(request, Request::CreateVolume(_)),
@@ -268,7 +268,7 @@ async fn a_failed_job_ends_its_pipeline_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_for_which_no_node_keeps_anything_says_why() {
+async fn run_explains_why_every_node_refuses_its_quota() {
     for (code, refused) in [
         (ErrorCode::RightMissing, Some(ErrorCode::RightMissing)),
         (ErrorCode::Malformed, Some(ErrorCode::Malformed)),
@@ -304,7 +304,7 @@ pub(crate) async fn drop_run(cluster: &Arc<OneNodeCluster>, journal: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_scheduler_goes_on_without_running_jobs_again() {
+async fn restarted_scheduler_resumes_without_rerunning_jobs() {
     let directory = tempfile::tempdir().expect("a directory");
     let journal = directory.path().join("j");
     let cluster = Arc::new(OneNodeCluster::default());
@@ -349,7 +349,7 @@ async fn cancel_kills_jobs_and_deletes_volumes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_volume_that_fits_nowhere_is_named() {
+async fn unplaceable_volume_is_named() {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(OneNodeCluster::default());
     let mut large = driver_workflow(0);
@@ -389,7 +389,7 @@ fn finish_jobs(cluster: &Arc<OneNodeCluster>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_catalog_that_never_answers_ends_the_run() {
+async fn silent_catalog_ends_the_run() {
     let directory = tempfile::tempdir().expect("a directory");
     let nobody = Pool::new(MemoryNetwork::new().dialer("scheduler"));
     let options = run_options(&directory.path().join("j"), &CancelHandle::default());
@@ -403,7 +403,7 @@ async fn a_catalog_that_never_answers_ends_the_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_catalog_that_refuses_is_told_at_once() {
+async fn catalog_refusal_fails_the_run_at_once() {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(OneNodeCluster::default());
     cluster.state().catalog_fault = Some(ErrorCode::RightMissing);
@@ -416,7 +416,7 @@ async fn a_catalog_that_refuses_is_told_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_moves_keeps_its_jobs() {
+async fn node_with_a_new_address_keeps_its_jobs() {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(OneNodeCluster::default());
     cluster.state().has_unfinished_jobs = true;
@@ -469,7 +469,7 @@ async fn volumes_are_kept_alive_without_a_catalog() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_source_that_cannot_be_is_told_at_once() {
+async fn impossible_source_fails_the_run_at_once() {
     for code in [ErrorCode::NotFound, ErrorCode::RightMissing] {
         let directory = tempfile::tempdir().expect("a directory");
         let cluster = Arc::new(OneNodeCluster::default());
@@ -487,7 +487,7 @@ async fn a_source_that_cannot_be_is_told_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_home_that_nobody_knows_is_told_soon() {
+async fn unknown_home_fails_the_run_soon() {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(OneNodeCluster::default());
     let mut lost = driver_workflow(0);
@@ -519,7 +519,7 @@ async fn run_with_fill_fault(fault: ErrorCode) -> RunReport {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_is_told_as_that_of_the_node_and_not_as_too_large_a_source() {
+async fn full_disk_is_attributed_to_the_node() {
     let report = run_with_fill_fault(ErrorCode::NoSpaceBytes).await;
     let Outcome::Failed { messages, .. } = &report.outcome else {
         panic!("it cannot complete: {:?}", report.outcome)
@@ -533,7 +533,7 @@ async fn a_full_disk_is_told_as_that_of_the_node_and_not_as_too_large_a_source()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_source_that_is_too_large_fails_its_users_at_once_and_blames_no_disk() {
+async fn too_large_source_fails_its_users_at_once() {
     let report = run_with_fill_fault(ErrorCode::TooLarge).await;
     let Outcome::Failed { jobs, .. } = &report.outcome else {
         panic!("it cannot complete: {:?}", report.outcome)

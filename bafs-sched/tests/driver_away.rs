@@ -13,7 +13,7 @@ use crate::one_node::OneNodeCluster;
 
 /// The node says early that it waits in vain, so that somebody is told, and the result is kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn results_are_kept_where_a_run_is_cancelled_while_their_home_is_away() {
+async fn cancelled_run_keeps_results_for_an_unreachable_home() {
     let directory = tempfile::tempdir().expect("a directory");
     let cluster = Arc::new(OneNodeCluster::default());
     cluster.state().extract_fault = Some(ErrorCode::HomeUnreachable);
@@ -37,7 +37,7 @@ async fn results_are_kept_where_a_run_is_cancelled_while_their_home_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_goes_on_before_its_home_blames_nobody() {
+async fn run_resumed_before_its_home_blames_no_node() {
     let directory = tempfile::tempdir().expect("a directory");
     let journal = directory.path().join("j");
     let cluster = Arc::new(OneNodeCluster::default());

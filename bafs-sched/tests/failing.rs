@@ -47,7 +47,7 @@ fn warning_texts(world: &SimulatedCluster) -> String {
 }
 
 #[test]
-fn a_node_that_fails_jobs_which_succeed_elsewhere_is_set_aside() {
+fn only_failing_node_is_quarantined() {
     for seed in 0..SEEDS {
         let faults = Faults {
             poison_node: Some(ServerId(2)),
@@ -71,7 +71,7 @@ fn a_node_that_fails_jobs_which_succeed_elsewhere_is_set_aside() {
 }
 
 #[test]
-fn a_job_that_kills_every_node_is_held_and_the_others_finish() {
+fn job_killing_every_node_is_held_alone() {
     for seed in 0..SEEDS {
         let faults = Faults {
             poison_job: Some(JobIndex(5)),
@@ -95,7 +95,7 @@ fn a_job_that_kills_every_node_is_held_and_the_others_finish() {
 }
 
 #[test]
-fn a_job_that_fails_by_its_own_fault_runs_as_often_as_declared_and_is_told() {
+fn faulty_job_runs_exactly_its_declared_retries() {
     for seed in 0..SEEDS {
         // On the only node that there is, so that the node is not blamed.
         let faults = Faults {
@@ -120,7 +120,7 @@ fn a_job_that_fails_by_its_own_fault_runs_as_often_as_declared_and_is_told() {
 }
 
 #[test]
-fn a_job_whose_environment_fails_after_an_hour_each_time_is_held_in_the_end() {
+fn job_with_endless_environment_failures_is_held() {
     const HOUR_MS: u64 = 3_600_000;
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", "job a {\nexecutable = x\n}\n", &none);

@@ -50,7 +50,7 @@ fn simulate_strategy(canonical: &CanonicalWorkload, environment: &Environment, s
 
 /// Two nodes of 5 GB have room for two volumes of 3 GB, not for three, although that is 9 of 10 GB.
 #[test]
-fn volumes_that_fit_together_but_not_on_single_nodes_are_not_called_possible() {
+fn volumes_fitting_only_in_sum_are_not_possible() {
     let environment = environment(vec![NodeClass::new(2, 1, 5_000 * MB)]);
     let shape = canonical_workload(1, 2, 500, 3_000).shape();
     let all = Strategy::All.plan_allocation(&shape, &environment);
@@ -79,7 +79,7 @@ fn unequal_volumes(volumes_mb: &[u64], batch_mb: u64) -> Shape {
 }
 
 #[test]
-fn volumes_of_unlike_sizes_are_placed_one_by_one_where_all_are_held() {
+fn unlike_volumes_are_placed_one_by_one() {
     let environment = environment(vec![NodeClass::new(2, 1, 5_000 * MB)]);
     let all = |volumes_mb: &[u64], batch_mb| {
         let allocation = Strategy::All.plan_allocation(&unequal_volumes(volumes_mb, batch_mb), &environment);
@@ -106,7 +106,7 @@ fn allocate_with_files(text: &str, class: NodeClass, files: u64) -> Allocation {
 
 /// Volumes of one size that have room for unlike numbers of files are unlike volumes.
 #[test]
-fn volumes_are_placed_by_their_files_as_well() {
+fn volume_placement_respects_file_counts() {
     let text = "volume a scratch 1 GB files 10\nvolume b scratch 1 GB files 1000\n\
                 job a {\nexecutable = x\nruntime = 9 s\n}\nmount a a /v\n\
                 job b {\nexecutable = x\nruntime = 9 s\n}\nmount b b /v\n";
@@ -121,7 +121,7 @@ fn volumes_are_placed_by_their_files_as_well() {
 /// The scheduler divides batch data by bytes, and each part counts all their files: where these are
 /// short it may leave a volume without a place that exists.
 #[test]
-fn batch_data_of_many_files_are_not_called_certain() {
+fn batch_data_with_many_files_are_not_certain() {
     let text = "volume c cache bafs://home/c 1 GB files 60000\nvolume v scratch 1 GB files 50000\n\
                 job a {\nexecutable = x\nruntime = 100 s\n}\nmount c a /c\nmount v a /v\n\
                 volume w scratch 1 MB files 1000\n\
@@ -136,7 +136,7 @@ fn batch_data_of_many_files_are_not_called_certain() {
 
 /// There are too many ways to place these, and the obvious one fails.
 #[test]
-fn what_is_only_added_up_is_not_called_certain() {
+fn sums_without_a_placement_are_not_certain() {
     let environment = environment(vec![NodeClass::new(40, 1, 1_000 * MB)]);
     // Each two of these fill a node but for 2 MB, and three do not fit.
     let volumes_mb: Vec<u64> = (0..81).map(|at| 480 + at % 3).collect();
@@ -163,7 +163,7 @@ fn can_fit_by_search(nodes: &mut [u64], volumes: &[u64], batch: u64) -> bool {
 }
 
 #[test]
-fn a_node_without_room_for_more_files_holds_no_further_volume() {
+fn node_without_free_files_holds_no_further_volume() {
     let with_files = |files| {
         let class = NodeClass {
             files,
@@ -182,7 +182,7 @@ fn a_node_without_room_for_more_files_holds_no_further_volume() {
 
 /// Nodes of one cluster share batch data; what other clusters have is of no use for these.
 #[test]
-fn batch_data_that_fit_into_no_cluster_are_not_called_possible() {
+fn batch_data_exceeding_every_cluster_are_not_possible() {
     let class = |cluster: &str| NodeClass {
         cluster: cluster.to_owned(),
         ..NodeClass::new(1, 1, 1_000 * MB)
@@ -206,7 +206,7 @@ fn batch_data_that_fit_into_no_cluster_are_not_called_possible() {
 
 /// Two of three batch volumes fit at once, and one of three pipelines falls two stages behind.
 #[test]
-fn a_batch_volume_waits_for_a_pipeline_that_is_far_behind() {
+fn batch_volume_waits_for_a_slow_pipeline() {
     let (wide, storing) = (
         NodeClass::new(2, 2, 800 * MB),
         NodeClass::new(2, 0, 200 * MB),
@@ -222,7 +222,7 @@ fn a_batch_volume_waits_for_a_pipeline_that_is_far_behind() {
 
 /// Batch data must lie in the one cluster that has room for them, and nearly fill it.
 #[test]
-fn scratch_volumes_lie_outside_the_cluster_that_needs_its_room_for_batch_data() {
+fn scratch_volumes_move_to_clusters_without_batch_data() {
     let class = |count, storage_mb, cluster: &str| NodeClass {
         cluster: cluster.to_owned(),
         ..NodeClass::new(count, 1, storage_mb * MB)
@@ -245,7 +245,7 @@ fn scratch_volumes_lie_outside_the_cluster_that_needs_its_room_for_batch_data() 
 
 /// The first job's batch data fill the larger nodes, which had most room before.
 #[test]
-fn a_scratch_volume_finds_its_place_in_another_cluster_than_its_batch_data() {
+fn scratch_volume_and_batch_data_use_different_clusters() {
     let class = |storage_mb, cluster: &str| NodeClass {
         cluster: cluster.to_owned(),
         ..NodeClass::new(2, 1, storage_mb * MB)
@@ -328,7 +328,7 @@ proptest! {
     })]
 
     #[test]
-    fn what_is_called_possible_is_what_fits_in_some_way((work, environment) in generate_cases()) {
+    fn possible_allocations_are_exactly_the_fitting_ones((work, environment) in generate_cases()) {
         let shape = work.shape();
         let count = |bytes: u128| match work.private_bytes {
             0 => 0,
@@ -363,7 +363,7 @@ proptest! {
     }
 
     #[test]
-    fn volumes_of_unlike_sizes_are_called_possible_where_they_fit_in_some_way(
+    fn unlike_volumes_are_possible_exactly_when_they_fit(
         volumes in proptest::collection::vec(1u64..12, 1..6),
         batch in 1u64..12,
         nodes in proptest::collection::vec(1u64..15, 1..5),
@@ -384,7 +384,7 @@ proptest! {
     /// and it fetches no batch volume more often than the plan says; what is not possible even with
     /// least data at once never ends.
     #[test]
-    fn what_is_called_possible_runs_to_its_end_and_nothing_else((work, environment) in generate_cases()) {
+    fn exactly_the_possible_strategies_run_to_completion((work, environment) in generate_cases()) {
         let shape = work.shape();
         for strategy in Strategy::THESIS_STRATEGIES {
             let allocation = strategy.plan_allocation(&shape, &environment);
@@ -407,7 +407,7 @@ proptest! {
 
     /// Where nodes are of several clusters what is called certain runs as well.
     #[test]
-    fn what_is_called_certain_runs_on_nodes_of_several_clusters(
+    fn certain_strategies_complete_on_several_clusters(
         (work, environment) in generate_cluster_cases()
     ) {
         let shape = work.shape();

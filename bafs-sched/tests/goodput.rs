@@ -65,7 +65,7 @@ fn run_with_faults(seed: u64, faults: Faults) -> (Workflow, Timeline) {
 }
 
 #[test]
-fn the_columns_sum_to_the_time_that_each_job_took() {
+fn goodput_columns_sum_to_each_jobs_time() {
     let (mut lost, mut copied) = (0, 0);
     for seed in 0..100 {
         let faults = Faults {
@@ -102,7 +102,7 @@ fn the_columns_sum_to_the_time_that_each_job_took() {
 }
 
 #[test]
-fn without_faults_what_ran_was_computing_and_nothing_is_lost() {
+fn faultless_run_only_computes_and_loses_nothing() {
     let (workflow, timeline) = run_with_faults(7, Faults::default());
     let ledger = compute_goodput(&workflow, &build_timeline);
     let ran: u64 = build_timeline.executions.iter().map(|e| e.wall_ms).sum();
@@ -115,7 +115,7 @@ fn without_faults_what_ran_was_computing_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_job_that_has_all_slots_of_its_node_uses_all_of_it() {
+fn job_with_all_slots_counts_as_full_use() {
     let mut text = String::new();
     for job in 0..20 {
         text += &format!("job j{job} {{\nexecutable = x\nrequest_cpus = 4\n}}\n");

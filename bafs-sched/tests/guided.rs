@@ -30,7 +30,7 @@ fn simulate_adaptive(text: &str, nodes: Vec<NodeClass>) -> SimulationResult {
 
 /// Of so few jobs each is reason enough to plan again, the last one too.
 #[test]
-fn few_jobs_are_planned_to_their_end() {
+fn small_runs_complete_under_one_strategy() {
     for (width, depth) in [(1, 1), (3, 2), (5, 3), (20, 1)] {
         let text = format!("width={width},depth={depth},batch=1MB,private=1MB,run=10s");
         let run = simulate_adaptive(&text, vec![NodeClass::new(2, 1, 10 * GB)]);
@@ -42,7 +42,7 @@ fn few_jobs_are_planned_to_their_end() {
 /// One job of a hundred has a volume a hundred times as large as those of the others. All fits at
 /// once, also when some are done: nothing is lacking then that was not before.
 #[test]
-fn one_large_volume_does_not_count_for_all_that_is_left() {
+fn one_large_volume_does_not_inflate_remaining_need() {
     let none = |_: &str| Err("no files".to_owned());
     let volume = |at| if at == 0 { 100 } else { 1 };
     let jobs = (0..100).map(|at| {
@@ -81,7 +81,7 @@ fn one_large_volume_does_not_count_for_all_that_is_left() {
 
 /// Half of the processors leave when every job is done and its file on the way home.
 #[test]
-fn a_node_that_leaves_while_the_last_file_is_sent_is_not_planned_for() {
+fn node_leaving_during_the_last_upload_is_ignored() {
     let text = "width=17,depth=1,batch=0B,private=100MB,run=10s";
     let nodes = |until_s| {
         let leaving = NodeClass {
@@ -100,7 +100,7 @@ fn a_node_that_leaves_while_the_last_file_is_sent_is_not_planned_for() {
 /// A fast link to home, where the model is off by six tenths: what was simulated before the run is
 /// begun with.
 #[test]
-fn a_run_begins_with_what_was_simulated_not_with_what_the_model_believes() {
+fn run_starts_with_the_simulated_plan() {
     let (_, base) = baseline_workloads()
         .into_iter()
         .find(|(name, _)| *name == "private")
@@ -141,7 +141,7 @@ fn assert_follows_plan(text: &str, environment: &Environment, load: &LoadModel) 
 
 /// Ten nodes, of which one fails each half an hour: with each the model wanted something else.
 #[test]
-fn where_nodes_fail_a_run_keeps_to_what_was_simulated() {
+fn run_keeps_the_simulated_plan_under_failures() {
     let text = "width=40,depth=3,batch=5GB,private=0.1GB,run=500s,var=0.1";
     let environment = Environment {
         nodes: vec![NodeClass::new(10, 1, 2 * GB)],
@@ -160,7 +160,7 @@ fn where_nodes_fail_a_run_keeps_to_what_was_simulated() {
 /// The workflow fits only when most nodes are there, of which the model knows nothing, and leaves
 /// them before they leave. What was simulated of that is followed.
 #[test]
-fn nodes_that_come_later_are_those_that_were_simulated() {
+fn run_follows_the_plan_simulated_with_later_nodes() {
     let text = "width=100,depth=2,batch=20GB,private=0.5GB,run=100s";
     let later = |count, gb| NodeClass {
         arrival_s: 7_200,
@@ -181,7 +181,7 @@ fn nodes_that_come_later_are_those_that_were_simulated() {
 /// Ten of twelve nodes leave, one after the other. The model believes that what is left fits no
 /// more by the strategy that was simulated with nodes that leave, and was the best.
 #[test]
-fn a_run_keeps_to_what_was_simulated_while_nodes_leave() {
+fn run_keeps_the_simulated_plan_while_nodes_leave() {
     let text = "width=100,depth=3,batch=30GB,private=2GB,run=1000s";
     let leaving = |at: u64| NodeClass {
         departure_s: Some(10_800 + 20 * at),
@@ -237,7 +237,7 @@ fn one_node_case() -> (Environment, LoadModel) {
 
 /// By the sum of bytes nothing fits, not even no plan; that was simulated, and it does.
 #[test]
-fn no_plan_is_followed_when_that_is_what_was_simulated() {
+fn run_follows_need_if_it_was_simulated() {
     let (environment, load) = one_node_case();
     let workflow = volume_or_database("1 MB", "runtime = 60 s");
     let advice = derive_simulated_plan(&workflow, 0.0, &environment, &load).expect("runs that end");
@@ -252,7 +252,7 @@ fn no_plan_is_followed_when_that_is_what_was_simulated() {
 }
 
 #[test]
-fn little_that_nobody_knows_does_not_hinder_a_simulation() {
+fn few_unknown_values_do_not_prevent_a_simulation() {
     let (mut environment, load) = one_node_case();
     environment.nodes[0].storage_bytes = 100 * GB;
     let is_advised = |workflow: &Workflow| {
@@ -268,7 +268,7 @@ fn little_that_nobody_knows_does_not_hinder_a_simulation() {
 /// Ten nodes, of which one fails each ten minutes and is back after one: until then it is planned
 /// with as if it were there.
 #[test]
-fn nodes_that_will_be_back_are_no_reason_to_plan_again() {
+fn restarting_nodes_do_not_trigger_replanning() {
     let text = "width=100,depth=2,batch=4GB,private=0.1GB,run=600s,var=0.1";
     let workflow = build_canonical_workflow(&CanonicalWorkload::parse(text).expect("a workload"));
     let environment = Environment {
@@ -291,7 +291,7 @@ fn nodes_that_will_be_back_are_no_reason_to_plan_again() {
 
 /// Sixteen searches and a job that waits for all of them: order connects them, no data do.
 #[test]
-fn a_last_job_that_shares_no_volume_does_not_make_the_others_take_turns() {
+fn collecting_job_does_not_serialise_the_others() {
     let mut text = "volume db cache bafs://home/db 100 MB\n".to_owned();
     text += "job report {\nexecutable = x\nruntime = 10 s\n}\n";
     for search in 0..16 {
@@ -330,7 +330,7 @@ fn a_last_job_that_shares_no_volume_does_not_make_the_others_take_turns() {
 
 /// Slice is advised where it just fits, and one node goes for good, which was not simulated.
 #[test]
-fn what_was_simulated_is_left_when_it_does_not_fit_any_more() {
+fn simulated_plan_is_dropped_when_it_stops_fitting() {
     let text = "width=155,depth=3,batch=1GB,private=1GB,run=500s";
     let workflow = build_canonical_workflow(&CanonicalWorkload::parse(text).expect("a workload"));
     let leaving = NodeClass {
@@ -363,7 +363,7 @@ fn what_was_simulated_is_left_when_it_does_not_fit_any_more() {
 
 /// What nobody declares counts as empty, however much room the scheduler makes up for it.
 #[test]
-fn volumes_of_unknown_size_take_no_time_in_the_simulator() {
+fn volumes_of_unknown_size_take_no_simulated_time() {
     let text = "volume v scratch unknown\njob a {\nexecutable = x\nruntime = 10 s\n}\n\
                 job b {\nexecutable = x\nruntime = 10 s\n}\nparent a child b\n\
                 mount v a /v\nmount v b /v ro\n";

@@ -105,7 +105,7 @@ fn open_error_code(path: &Path) -> ErrorCode {
 }
 
 #[test]
-fn a_cut_at_any_byte_keeps_every_whole_record() {
+fn cut_at_any_byte_keeps_every_whole_record() {
     let (_directory, path) = temporary_journal();
     let records = journal_records();
     let whole = write_journal(&path, &records);
@@ -131,7 +131,7 @@ fn a_cut_at_any_byte_keeps_every_whole_record() {
 }
 
 #[test]
-fn a_wrong_byte_in_the_middle_is_damage_and_at_the_end_a_tear() {
+fn wrong_byte_is_damage_unless_in_last_record() {
     let (_directory, path) = temporary_journal();
     let records = journal_records();
     let whole = write_journal(&path, &records);
@@ -216,7 +216,7 @@ fn is_answer_to(event: &Event, action: &Action) -> bool {
 }
 
 #[test]
-fn a_misspelt_directory_begins_no_new_run_and_old_drafts_go() {
+fn missing_directory_starts_no_run_and_drafts_expire() {
     let directory = tempfile::tempdir().expect("a directory");
     let missing = directory.path().join("misspelt");
     let error = Journal::open(&missing.join("w.bafs.journal"), journal_header).expect_err("refused");
@@ -237,7 +237,7 @@ fn a_misspelt_directory_begins_no_new_run_and_old_drafts_go() {
 }
 
 #[test]
-fn of_two_that_begin_at_once_one_has_the_journal_and_the_other_is_told() {
+fn second_scheduler_is_refused_the_same_journal() {
     let (_directory, path) = temporary_journal();
     let mut first = None;
     let second = Journal::open(&path, || {

@@ -111,7 +111,7 @@ impl TwoLevelPipelines {
 /// A cache that is made for a job in a slot that is kept for another one would take the room of
 /// those that need less and may not have the slot; and the cache that they read would go unread.
 #[test]
-fn no_cache_is_made_for_a_slot_that_is_kept() {
+fn no_cache_is_created_for_a_reserved_slot() {
     let mut pipelines = TwoLevelPipelines::start_run();
     assert_eq!(pipelines.created_volumes, ["u", "c0", "w"]);
     pipelines.end_job("u0");

@@ -94,7 +94,7 @@ fn expected_serial_rate(bytes: u64, in_memory: u64, from_home: u64) -> f64 {
 }
 
 #[test]
-fn scans_step_down_to_the_serial_rate_of_what_they_pass() {
+fn scan_rates_match_memory_disk_and_home() {
     for (bytes, lru, mru) in [
         (MEMORY_BYTES / 2, (MEMORY_BYTES / 2, 0), (MEMORY_BYTES / 2, 0)),
         (MEMORY_BYTES, (MEMORY_BYTES, 0), (MEMORY_BYTES, 0)),
@@ -113,7 +113,7 @@ fn scans_step_down_to_the_serial_rate_of_what_they_pass() {
 }
 
 #[test]
-fn remote_and_stand_alone_and_cooperative_reads_cost_what_their_links_say() {
+fn remote_alone_and_cooperative_reads_match_their_links() {
     let (nodes, bytes, rows) = (32, 100 * MB, 3);
     let [_, _, link, home] = RATES;
     let environment = |home_bytes_per_s, is_alone| {
@@ -157,7 +157,7 @@ fn remote_and_stand_alone_and_cooperative_reads_cost_what_their_links_say() {
 /// Sixteen pipelines on eight processors: the second half begins when the first has gone on, and
 /// must find its batch data there still, though they take nearly all that the nodes have.
 #[test]
-fn batch_data_that_nearly_fill_all_nodes_are_fetched_once_in_every_order() {
+fn batch_data_nearly_filling_nodes_are_fetched_once() {
     let batch = 60_800_000;
     let mut text = String::new();
     for stage in 0..4 {
@@ -202,7 +202,7 @@ fn batch_data_that_nearly_fill_all_nodes_are_fetched_once_in_every_order() {
 /// Two jobs that read the same at once on a node with memory: the second one finds nothing there
 /// before the first has read it.
 #[test]
-fn nothing_is_in_memory_before_it_was_read() {
+fn memory_holds_nothing_before_it_was_read() {
     let environment = Environment {
         nodes: vec![NodeClass {
             memory_bytes: 1_000 * MB,
@@ -220,7 +220,7 @@ fn nothing_is_in_memory_before_it_was_read() {
 
 /// A job reads a megabyte of what another reads 100 GB of, both at once.
 #[test]
-fn a_reader_of_much_fetches_it_although_one_of_little_came_first() {
+fn large_reader_fetches_all_after_a_small_one() {
     let text = "job,runtime,shared,shared-bytes\na,10,db,1 MB\nb,10,db,100 GB\n";
     let past = from_csv("jobs", text).expect("jobs");
     for jobs in [[0, 1], [1, 0]] {
@@ -245,7 +245,7 @@ fn a_reader_of_much_fetches_it_although_one_of_little_came_first() {
 /// All scratch volumes lie on one node: what fifty others read and write passes through its link,
 /// or its disk where that is slower.
 #[test]
-fn the_node_that_holds_the_data_of_many_limits_them() {
+fn node_holding_all_volumes_limits_their_users() {
     let text = "width=50,depth=1,batch=0B,private=100MB,run=1s";
     let canonical = CanonicalWorkload::parse(text).expect("a workload");
     let time = |disk_bytes_per_s| {
@@ -286,7 +286,7 @@ fn the_node_that_holds_the_data_of_many_limits_them() {
 /// The link to home is a hundred times as fast as those of the nodes, which what comes from home
 /// passes as well.
 #[test]
-fn nothing_comes_from_home_faster_than_a_node_takes_it() {
+fn node_links_limit_transfers_from_home() {
     let environment = Environment {
         nodes: vec![NodeClass::new(10, 1, 100_000 * MB)],
         home_bytes_per_s: 1_000 * MB,

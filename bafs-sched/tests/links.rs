@@ -58,7 +58,7 @@ fn environment(nodes: Vec<NodeClass>) -> Environment {
 }
 
 #[test]
-fn each_cluster_fetches_over_its_own_link_to_home() {
+fn clusters_fetch_over_their_own_home_links() {
     let class = |cluster: &str, home_bytes_per_s| NodeClass {
         cluster: cluster.to_owned(),
         home_bytes_per_s,
@@ -77,7 +77,7 @@ fn each_cluster_fetches_over_its_own_link_to_home() {
 }
 
 #[test]
-fn what_crosses_a_link_arrives_later_by_its_latency() {
+fn transfers_arrive_later_by_the_links_latency() {
     let class = NodeClass {
         home_latency_us: 1_500_000,
         local_latency_us: 20_000,
@@ -100,7 +100,7 @@ fn what_crosses_a_link_arrives_later_by_its_latency() {
 
 /// Four nodes that have just room for the cache, five scans one after the other.
 #[test]
-fn of_a_cache_of_just_its_size_hashing_puts_some_blocks_where_there_is_no_room() {
+fn exactly_sized_cache_refetches_blocks_lost_to_hashing() {
     let fetched = |has_hash_skew, part, seed| {
         let class = NodeClass {
             has_hash_imbalance: has_hash_skew,
@@ -125,7 +125,7 @@ fn of_a_cache_of_just_its_size_hashing_puts_some_blocks_where_there_is_no_room()
 }
 
 #[test]
-fn a_limit_of_home_lets_pass_at_once_what_a_rest_saved() {
+fn rested_home_limit_passes_its_burst_at_once() {
     let time = |home_burst_us| {
         let nodes = vec![NodeClass {
             home_burst_us,
@@ -139,7 +139,7 @@ fn a_limit_of_home_lets_pass_at_once_what_a_rest_saved() {
 
 /// Nobody counted how long a job waited for a directory of its own node: that is in its computing.
 #[test]
-fn a_volume_that_was_bound_takes_no_time_beside_computing() {
+fn bind_mounted_volume_adds_no_time_to_computing() {
     let text = "volume v scratch 200 MB\njob j {\nexecutable = x\n}\nmount v j /v\n";
     let none = |_: &str| Err("no files".to_owned());
     let workflow = parse_workflow("bound.bafs", text, &none).expect("a workflow");
@@ -171,7 +171,7 @@ fn a_volume_that_was_bound_takes_no_time_beside_computing() {
 /// begin one after the other, within milliseconds, bring them once for all, although what home
 /// saved brings them to the first one at once.
 #[test]
-fn readers_close_behind_each_other_bring_what_was_driven_out_once() {
+fn close_readers_refetch_evicted_blocks_only_once() {
     let mut text = "volume c cache bafs://home/c 16 MB\n".to_owned();
     for job in 0..8 {
         text += &format!("job j{job} {{\nexecutable = x\n}}\nmount c j{job} /c\n");
@@ -214,7 +214,7 @@ fn readers_close_behind_each_other_bring_what_was_driven_out_once() {
 /// Four nodes keep a cache and many slow ones read it: each gets it no faster than over its own
 /// link, and two readers on one node share that.
 #[test]
-fn who_reads_over_a_slow_link_waits_for_that() {
+fn reader_is_limited_by_its_own_slow_link() {
     let keeping = NodeClass::new(4, 0, 1_000 * MB);
     let slow = |count, cpus| NodeClass {
         local_bytes_per_s: Some(10 * MB),
@@ -238,7 +238,7 @@ fn who_reads_over_a_slow_link_waits_for_that() {
 
 /// A node's own link carries what is filled, taken home and accessed there.
 #[test]
-fn what_crosses_the_link_to_home_comes_no_faster_than_a_slow_nodes_link() {
+fn slow_node_link_limits_transfers_to_home() {
     let text = "volume v scratch 50 MB from bafs://home/v\nvolume w scratch 50 MB\n\
                 job a {\nexecutable = x\n}\nmount v a /v ro\nmount w a /w\n\
                 extract w f bafs://home/f\n";

@@ -21,7 +21,7 @@ fn failing_environment() -> Environment {
 }
 
 #[test]
-fn a_run_that_never_ends_is_given_up_and_says_so() {
+fn endless_run_is_abandoned_with_a_reason() {
     for policy in [Policy::Need, Policy::Strategy(Strategy::Slice)] {
         let canonical = CanonicalWorkload::parse(HOPELESS_WORKLOAD).expect("a workload");
         let load = LoadModel::Declared { variability_ppm: 0 };
@@ -35,7 +35,7 @@ fn a_run_that_never_ends_is_given_up_and_says_so() {
 
 /// No server is asked for anything any more, so that no fact follows.
 #[test]
-fn a_run_with_remote_io_on_nodes_that_all_leave_says_so() {
+fn remote_run_fails_when_all_nodes_leave() {
     let mut environment = thesis_nodes();
     environment.nodes[0].departure_s = Some(1_000);
     let canonical = CanonicalWorkload::parse("width=3,depth=2,batch=1MB,private=1MB,run=5000s");
@@ -65,7 +65,7 @@ fn decide_failures(text: &str, environment: &Environment) -> (Vec<Option<String>
 }
 
 #[test]
-fn where_failures_come_too_fast_a_plan_refuses_instead_of_trying_for_ever() {
+fn plan_is_refused_when_failures_come_too_fast() {
     let (failed, refusal) = decide_failures(HOPELESS_WORKLOAD, &failing_environment());
     assert!(failed.iter().all(Option::is_some), "{failed:?}");
     let refusal = refusal.expect("no choice has a reason");
@@ -74,7 +74,7 @@ fn where_failures_come_too_fast_a_plan_refuses_instead_of_trying_for_ever() {
 
 /// The only nodes leave before a job can be done.
 #[test]
-fn what_cannot_run_is_refused_with_the_reason_and_not_called_slow() {
+fn impossible_run_is_refused_with_the_reason() {
     let mut environment = thesis_nodes();
     environment.nodes[0].departure_s = Some(1_000);
     let text = "width=2,depth=1,batch=1MB,private=1MB,run=5000s";
@@ -89,7 +89,7 @@ fn what_cannot_run_is_refused_with_the_reason_and_not_called_slow() {
 
 /// A job that no node is large enough for.
 #[test]
-fn a_job_too_wide_for_every_node_is_no_choice_of_a_strategy() {
+fn job_too_wide_for_every_node_is_refused() {
     let text = "job wide {\nexecutable = x\nruntime = 60 s\nrequest_cpus = 8\n}\n";
     let none = |_: &str| Err("no files".to_owned());
     let parsed = parse_workflow("w.bafs", text, &none);

@@ -85,7 +85,7 @@ fn a_run_is_simulated_from_its_journal() {
 
 /// What agents report is not ours.
 #[test]
-fn a_wait_of_any_length_is_read() {
+fn waiting_times_of_any_length_are_accepted() {
     let mut history = partial_history(100);
     for (_, event) in &mut history.records {
         if let Event::JobEnded { report, .. } = event {
@@ -99,7 +99,7 @@ fn a_wait_of_any_length_is_read() {
 }
 
 #[test]
-fn a_run_that_goes_on_is_refused() {
+fn unfinished_run_is_refused() {
     let error = from_journal(partial_history(60))
         .expect_err("it goes on")
         .to_string();
@@ -125,7 +125,7 @@ fn shared_data_of_slurm_jobs_cross_the_link_once() {
 }
 
 #[test]
-fn jobs_of_a_table_wait_for_what_they_read() {
+fn jobs_of_a_table_wait_for_their_inputs() {
     let text = "job,runtime,after,output\na,10,,1 MB\nb,20,a,1 MB\nc,5,,\n";
     let past = from_csv("jobs", text).expect("it is read");
     let run = simulate_past_run(&past, 1, 1_000 * MB);
@@ -140,7 +140,7 @@ fn jobs_of_a_table_wait_for_what_they_read() {
 
 /// What lies on the own node crosses no link.
 #[test]
-fn scratch_volumes_of_the_own_node_tell_of_its_disk() {
+fn local_scratch_volumes_reveal_the_disk_rate() {
     let mut history = partial_history(100);
     for (_, event) in &mut history.records {
         if let Event::JobEnded { report, .. } = event {
@@ -158,7 +158,7 @@ fn scratch_volumes_of_the_own_node_tell_of_its_disk() {
 
 /// Simulated time begins with the first thing that a node was asked for, not with the journal.
 #[test]
-fn a_run_begins_when_it_asks_a_node_for_something() {
+fn run_begins_with_its_first_request_to_nodes() {
     let mut history = partial_history(100);
     let began = from_journal(history.clone()).expect("it is complete").began_at;
     let (first, _) = history.records[0];

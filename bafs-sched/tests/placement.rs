@@ -47,7 +47,7 @@ fn simulate_elapsed_ms(seed: u64, workflow: Workflow, nodes: Vec<NodeSpec>) -> u
 
 /// Each takes 2.5 s on average: 60 of them on two slots 75 s.
 #[test]
-fn readers_of_a_small_volume_use_all_nodes_and_do_not_wait_for_its_own() {
+fn readers_of_a_small_volume_use_all_nodes() {
     for seed in 0..20 {
         let took = simulate_elapsed_ms(seed, reader_workflow("1 MB"), vec![node_spec(2); 6]);
         assert!(took < 40_000, "seed {seed}: {took} ms");
@@ -55,7 +55,7 @@ fn readers_of_a_small_volume_use_all_nodes_and_do_not_wait_for_its_own() {
 }
 
 #[test]
-fn readers_of_a_volume_that_takes_longer_to_read_than_to_wait_for_stay_at_its_node() {
+fn readers_of_a_large_volume_stay_with_it() {
     for seed in 0..20 {
         let took = simulate_elapsed_ms(seed, reader_workflow("90 GB files 10"), vec![node_spec(2); 6]);
         assert!(took > 50_000, "seed {seed}: {took} ms");
@@ -64,7 +64,7 @@ fn readers_of_a_volume_that_takes_longer_to_read_than_to_wait_for_stay_at_its_no
 
 /// 40 jobs that only the large node can run, and that need less than 60 others.
 #[test]
-fn jobs_that_must_wait_for_a_large_node_hide_no_others() {
+fn jobs_awaiting_a_large_node_block_no_others() {
     let mut text = String::new();
     for job in 0..40 {
         text += &format!(
@@ -91,7 +91,7 @@ fn jobs_that_must_wait_for_a_large_node_hide_no_others() {
 /// The only node with slots for one job has room for its volume or for that of another, whose slots
 /// others have as well.
 #[test]
-fn the_only_node_for_a_wide_job_keeps_its_room_for_it() {
+fn only_fitting_node_keeps_room_for_wide_jobs() {
     let job = |name: &str, cpus: u32, volume: &str, megabytes: u32| {
         format!(
             "volume {volume} scratch {megabytes} MB\n\

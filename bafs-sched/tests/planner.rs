@@ -73,7 +73,7 @@ fn the_mixed_baseline_runs_25_60_and_205_pipelines() {
 }
 
 #[test]
-fn the_baselines_allow_what_the_thesis_says() {
+fn baselines_allow_the_strategies_of_the_thesis() {
     use Strategy::{AllBatch, Minimal, Slice};
     assert_eq!(
         possible_strategies(&plan_workload(batch_intensive_shape(), &thesis_cluster())),
@@ -94,7 +94,7 @@ fn the_baselines_allow_what_the_thesis_says() {
 }
 
 #[test]
-fn what_is_missing_is_exact_to_the_byte() {
+fn shortage_is_exact_to_the_byte() {
     let all = Strategy::All.plan_allocation(&mixed_shape(), &thesis_cluster());
     // 5 · 45 GB + 6 · 0.5 GB · 350 are 1275 GB, of which there are 250.
     assert_eq!(all.required_bytes, 1_275_000_000_000);
@@ -122,7 +122,7 @@ fn what_is_missing_is_exact_to_the_byte() {
 }
 
 #[test]
-fn the_winners_are_those_of_the_thesis_in_both_models() {
+fn both_models_choose_the_winners_of_the_thesis() {
     for (shape, best) in [
         (batch_intensive_shape(), Strategy::Minimal),
         (private_intensive_shape(), Strategy::AllBatch),
@@ -141,7 +141,7 @@ fn the_winners_are_those_of_the_thesis_in_both_models() {
 }
 
 #[test]
-fn the_printed_equations_give_their_numbers() {
+fn printed_equations_reproduce_the_published_numbers() {
     for (shape, strategy, expected_s) in [
         (mixed_shape(), Strategy::AllBatch, 857_333.3),
         (mixed_shape(), Strategy::Slice, 558_666.7),
@@ -197,7 +197,7 @@ fn the_batch_intensive_baseline_lies_at_a_crossover() {
 
 /// Table 4.3: which volume sizes must shrink when a workload grows wider or deeper.
 #[test]
-fn what_grows_with_width_and_depth() {
+fn need_grows_with_width_and_depth_as_published() {
     for (strategy, width_private, depth_batch, depth_private) in [
         (Strategy::All, true, true, true),
         (Strategy::AllPrivate, true, false, true),
@@ -241,7 +241,7 @@ fn what_grows_with_width_and_depth() {
 }
 
 #[test]
-fn failures_cost_most_where_most_has_begun() {
+fn failures_slow_slice_more_than_all_batch() {
     let mut environment = thesis_cluster();
     let calm = |strategy| predicted_seconds(strategy, &mixed_shape());
     environment.mtbf_s = Some(40_000);
@@ -307,7 +307,7 @@ fn ties_go_to_the_strategy_that_needs_least() {
 }
 
 #[test]
-fn of_a_workload_that_is_done_nothing_is_left_to_allocate() {
+fn finished_workload_needs_no_allocation() {
     for strategy in Strategy::THESIS_STRATEGIES {
         let none = strategy.plan_allocation(&mixed_shape().with_width(0), &thesis_cluster());
         let counts = (none.barriers, none.refetches, none.last_part_width);
@@ -318,7 +318,7 @@ fn of_a_workload_that_is_done_nothing_is_left_to_allocate() {
 /// A chain cannot be shorter than its jobs one after the other, whatever else is quick; nor can
 /// jobs that fill nodes run side by side on them.
 #[test]
-fn predictions_of_graphs_are_not_below_the_longest_way_and_the_work() {
+fn predictions_respect_critical_path_and_total_work() {
     let none = |_: &str| Err("no files".to_owned());
     let shape = |text: &str| {
         let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
@@ -395,7 +395,7 @@ fn generate_cases() -> impl Generate<Value = PlannerCase> {
 /// private ones instead of three, so that fewer nodes hold parts of it: that does not put more of
 /// it on the reader's own.
 #[test]
-fn a_pipeline_more_never_takes_less_where_nodes_only_store() {
+fn additional_pipeline_never_shortens_runs_on_storage_nodes() {
     let gb = 1_000_000_000;
     let environment = Environment {
         nodes: vec![NodeClass::new(1, 1, gb), NodeClass::new(4, 0, gb)],
@@ -433,7 +433,7 @@ proptest! {
     })]
 
     #[test]
-    fn more_storage_never_forbids(case in generate_cases(), more in 0u64..1_000_000_000_000) {
+    fn more_storage_never_makes_a_strategy_impossible(case in generate_cases(), more in 0u64..1_000_000_000_000) {
         let mut larger = case.environment.clone();
         larger.nodes[0].storage_bytes += more;
         for strategy in Strategy::THESIS_STRATEGIES {
@@ -446,7 +446,7 @@ proptest! {
     }
 
     #[test]
-    fn worse_is_never_predicted_faster(case in generate_cases(), times in 2u64..10) {
+    fn worse_conditions_are_never_predicted_faster(case in generate_cases(), times in 2u64..10) {
         let mut far = case.environment.clone();
         far.home_bytes_per_s = (far.home_bytes_per_s / times).max(1);
         let mut slow = case.environment.clone();
@@ -475,7 +475,7 @@ proptest! {
     /// Minimal, whose last part may have few. Nor of Slice: its concurrency falls with the width,
     /// which saturated links inside the cluster may reward.
     #[test]
-    fn more_pipelines_or_failures_never_take_less(
+    fn more_pipelines_or_failures_never_shorten_a_run(
         case in generate_cases(),
         more in 1u64..500,
         mtbf_s in 1_000u64..10_000_000,
@@ -521,7 +521,7 @@ proptest! {
 
     /// Thesis §4.3 and §4.4.7: where the areas of the strategies lie in each other.
     #[test]
-    fn what_is_possible_implies_what_else_is(case in generate_cases()) {
+    fn possible_strategies_imply_less_demanding_ones(case in generate_cases()) {
         let fits = |s: Strategy| s.plan_allocation(&case.shape, &case.environment).is_possible();
         for (inner, outer) in [
             (Strategy::All, Strategy::AllPrivate),

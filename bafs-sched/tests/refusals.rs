@@ -195,7 +195,7 @@ fn reader_jobs(count: u32, megabytes: u64) -> String {
 }
 
 #[test]
-fn refusals_that_are_followed_by_successes_are_not_in_a_row() {
+fn run_survives_refusals_between_successes() {
     let mut refused = BTreeSet::new();
     let refuses = |ask: &VolumeRequest| refused.insert(ask.name.to_owned());
     let ended = RefusingCluster::new(&reader_jobs(12, 60), vec![test_node(1, 2, 100)], refuses).run_to_end();
@@ -205,7 +205,7 @@ fn refusals_that_are_followed_by_successes_are_not_in_a_row() {
 
 /// The one who wrote went where nothing else fits, and nobody writes to the full disk any more.
 #[test]
-fn nor_are_they_where_a_writer_had_met_the_full_disk_before() {
+fn run_survives_refusals_after_a_full_disk_write() {
     let mut refused = BTreeSet::new();
     let refuses = |ask: &VolumeRequest| ask.name != "vw" && refused.insert(ask.name.to_owned());
     let text = writer_jobs(["w"], 1) + &reader_jobs(12, 60);
@@ -223,7 +223,7 @@ fn nor_are_they_where_a_writer_had_met_the_full_disk_before() {
 /// Sixteen slots, and sixteen refusals at once: as soon as the volumes of one job are made, the
 /// others go on beside it, and not after it.
 #[test]
-fn room_that_is_there_again_is_used_by_all() {
+fn freed_space_is_used_by_all_waiting_jobs() {
     let names: Vec<String> = (0..64).map(|k| format!("j{k}")).collect();
     let text = writer_jobs(names.iter().map(String::as_str), 1);
     let mut left = 16;
@@ -239,7 +239,7 @@ fn room_that_is_there_again_is_used_by_all() {
 /// A job with all of its volumes tells no more whether there is room for others, though a writer
 /// met the full disk while they were made.
 #[test]
-fn nobody_waits_for_the_end_of_a_job_that_asked_whether_there_is_room() {
+fn jobs_start_beside_a_job_testing_for_space() {
     let mut refused = false;
     let refuses = |ask: &VolumeRequest| ask.name == "y0" && !std::mem::replace(&mut refused, true);
     let text = writer_jobs(["w"], 1) + &reader_jobs(4, 5);
@@ -256,7 +256,7 @@ fn nobody_waits_for_the_end_of_a_job_that_asked_whether_there_is_room() {
 
 /// What is refused on one node for a moment waits for none of the others, which are busy.
 #[test]
-fn a_node_that_refused_room_is_tried_again_while_others_are_busy() {
+fn refusing_node_is_retried_while_others_are_busy() {
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let nodes = vec![test_node(1, 4, 100), test_node(2, 4, 100)];
     let refuses = |ask: &VolumeRequest| ask.server == 1 && ask.at_ms < 1_000;
@@ -267,7 +267,7 @@ fn a_node_that_refused_room_is_tried_again_while_others_are_busy() {
 
 /// The volume of another job was asked for before the refusal, and proves nothing.
 #[test]
-fn a_job_waits_for_room_as_long_as_another_runs_beside_it() {
+fn job_waits_for_space_while_another_runs_there() {
     let refuses = |ask: &VolumeRequest| ask.name == "vx" && ask.at_ms < HOUR_MS / 2;
     let ended = RefusingCluster::new(&writer_jobs(["x", "s"], 1), vec![test_node(1, 4, 100)], refuses).run_to_end();
     assert_eq!(ended.outcome, Outcome::Complete);
@@ -279,7 +279,7 @@ fn a_job_waits_for_room_as_long_as_another_runs_beside_it() {
 
 /// A node with room for half of what it offers: one job at a time asks for the other half.
 #[test]
-fn a_node_with_half_the_room_runs_all_jobs_one_half_after_the_other() {
+fn node_with_half_its_space_runs_all_jobs() {
     let names: Vec<String> = (0..16).map(|k| format!("j{k}")).collect();
     let text = writer_jobs(names.iter().map(String::as_str), 1);
     let mut asked: BTreeMap<u64, u32> = BTreeMap::new();
@@ -296,7 +296,7 @@ fn a_node_with_half_the_room_runs_all_jobs_one_half_after_the_other() {
 
 /// What it reads is on the full node, and can be read from another one.
 #[test]
-fn what_a_job_reads_does_not_hold_it_to_a_full_disk() {
+fn inputs_do_not_bind_jobs_to_full_disks() {
     for beside in ["", "l"] {
         let mut text = writer_jobs(["a"], 40) + &writer_jobs(["b"], 1);
         text += "parent a child b\nmount va b /in ro\n";
@@ -318,7 +318,7 @@ fn what_a_job_reads_does_not_hold_it_to_a_full_disk() {
 /// A volume that was filled stays when another of its job is refused there, but not for long; a
 /// third job that finds room on the full node changes nothing.
 #[test]
-fn a_filled_volume_holds_its_job_to_a_full_disk_only_for_a_moment() {
+fn filled_volumes_bind_jobs_to_full_disks_briefly() {
     for beside in ["s", "s t"] {
         let text = "volume f scratch 10 MB from bafs://home/in\n".to_owned()
             + &writer_jobs("x".split(' ').chain(beside.split(' ')), 1)
@@ -370,7 +370,7 @@ fn count_examined_records(text: &str, nodes: Vec<NodeInfo>, starts_max: u32) -> 
 
 /// A job that gathers what as many others made as there are nodes: on each node fit three of them.
 #[test]
-fn placing_a_pipeline_on_many_nodes_looks_at_each_a_few_times() {
+fn placing_a_pipeline_visits_each_node_few_times() {
     let looked_at = [25u64, 50, 100].map(|size| {
         let mut text = "job z {\nexecutable = /bin/true\n}\n".to_owned();
         for k in 0..size {
@@ -395,7 +395,7 @@ fn placing_a_pipeline_on_many_nodes_looks_at_each_a_few_times() {
 /// for all: to look once at who is done of all users, for each of them, is the square of the jobs.
 /// Pipelines of more than 400 jobs are not tried at all.
 #[test]
-fn placing_jobs_that_share_a_volume_looks_at_each_job_a_few_times() {
+fn placing_volume_sharers_visits_each_job_few_times() {
     let looked_at = [64u64, 128, 256, 512, 1_020].map(|size| {
         let mut text = "volume in scratch 1 MB files 5\n".to_owned();
         text += "job a {\nexecutable = /bin/true\n}\nmount in a /o\n";

@@ -14,7 +14,7 @@ const MB: u64 = 1_000_000;
 /// A run that shares its nodes knows them before it knows what they keep for it. The rules must
 /// outlive that moment: here that only one batch volume may exist.
 #[test]
-fn rules_are_kept_until_the_nodes_have_said_what_they_keep() {
+fn strategy_rules_hold_before_node_quotas_are_known() {
     let mut text = String::new();
     for (job, volume) in [("a", "v"), ("b", "v"), ("c", "w"), ("d", "w")] {
         text += &format!("job {job} {{\nexecutable = x\n}}\nmount {volume} {job} /batch\n");
@@ -75,7 +75,7 @@ fn rules_are_kept_until_the_nodes_have_said_what_they_keep() {
 /// The last of the others has ended, but its volumes still fill the node. Nobody else has anything
 /// any more, and this run has waited for as long as it would wait alone.
 #[test]
-fn when_others_have_ended_what_they_held_is_waited_for() {
+fn run_waits_for_space_released_by_ended_runs() {
     let text = "job a {\nexecutable = x\n}\nvolume v scratch 5 MB\nmount v a /v\n";
     let none = |_: &str| Err("no files".to_owned());
     let parsed = parse_workflow("late.bafs", text, &none).expect("a workflow");

@@ -145,7 +145,7 @@ fn run_seed(seed: u64) -> RunTotals {
 }
 
 #[test]
-fn every_seed_ends_complete() {
+fn every_seed_completes() {
     if let Ok(seed) = std::env::var("SEED") {
         run_seed(seed.parse().expect("SEED is a number"));
         return;
@@ -183,7 +183,7 @@ fn the_same_seed_gives_the_same_facts() {
 
 /// Only one node has both the slots and the space, and it is first in neither order.
 #[test]
-fn a_job_finds_the_only_node_that_can_take_it() {
+fn job_finds_the_only_suitable_node() {
     let text = "volume v scratch 50 MB files 10\njob wide {\n  executable = /bin/true\n}\n\
                 mount v wide /v\n";
     let node = |megabytes: u64, slots| NodeSpec {
@@ -255,7 +255,7 @@ fn run_policy_seeds(checkpoint: CheckpointPolicy, node_dies: u64) -> (u64, u64) 
 }
 
 #[test]
-fn copies_cost_little_without_failures_and_spare_work_with_them() {
+fn copies_cost_little_and_save_work_under_failures() {
     let never = run_policy_seeds(CheckpointPolicy::Never, 0);
     let sometimes = run_policy_seeds(CheckpointPolicy::CostBenefit, 0);
     assert!(

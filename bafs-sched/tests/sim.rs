@@ -37,7 +37,7 @@ const MIXED_WORKLOAD: &str = "width=350,depth=5,batch=45GB,private=0.5GB,run=500
 
 /// One job on one node: every second can be counted by hand.
 #[test]
-fn one_job_takes_what_its_bytes_and_its_computing_take() {
+fn job_time_is_its_transfers_plus_computing() {
     let environment = Environment {
         nodes: vec![NodeClass::new(1, 1, 10 * GB)],
         home_bytes_per_s: MB,
@@ -59,7 +59,7 @@ fn one_job_takes_what_its_bytes_and_its_computing_take() {
 /// Each batch byte crosses the link once under Slice and AllBatch, twice under Minimal, whose two
 /// parts are 205 and 145 pipelines.
 #[test]
-fn batch_data_cross_the_link_as_often_as_the_strategy_says() {
+fn strategy_determines_how_often_batch_data_cross() {
     let endpoint = u128::from(350 * GB);
     let batch = u128::from(5 * 45 * GB);
     for (name, times) in [
@@ -91,7 +91,7 @@ fn the_same_seed_gives_the_same_run() {
 /// On another machine, with another compiler, the same numbers: failures, skew and run times that
 /// vary are all drawn. A change of the simulator or of the scheduler changes them, and these too.
 #[test]
-fn the_same_seed_gives_the_same_run_on_every_machine() {
+fn same_seed_gives_equal_runs_on_every_machine() {
     let mut environment = thesis_nodes();
     environment.mtbf_s = Some(10_000);
     environment.nodes[0].count = 10;
@@ -131,7 +131,7 @@ fn find_seconds(found: &[(Strategy, f64, f64)], wanted: Strategy) -> f64 {
 /// The thesis' baselines (its figures 4.17 to 4.19): the same winners, by about as much, and each
 /// is the one that the planner chooses.
 #[test]
-fn the_baselines_go_as_in_the_thesis_and_as_planned() {
+fn simulated_baselines_match_the_thesis_and_the_plan() {
     let batch = "width=350,depth=5,batch=176.6GB,private=203.6MB,run=5000s,var=0.1";
     let private = "width=350,depth=5,batch=30GB,private=2.5GB,run=5000s,var=0.1";
     for (text, best) in [
@@ -243,7 +243,7 @@ fn the_strategy_stays_when_a_change_gains_nothing() {
 /// Storage doubles while a first part runs: what follows needs fewer parts, each of which would
 /// fetch everything again.
 #[test]
-fn nodes_that_come_are_planned_with() {
+fn arriving_nodes_change_the_plan() {
     let mut environment = thesis_nodes();
     environment.nodes[0].count = 30;
     let later = NodeClass {
@@ -268,7 +268,7 @@ fn nodes_that_come_are_planned_with() {
 
 /// Nodes that leave take their volumes with them, and the rest is done on those that stay.
 #[test]
-fn nodes_that_leave_are_planned_without() {
+fn leaving_nodes_change_the_plan() {
     let mut environment = thesis_nodes();
     environment.nodes[0].count = 30;
     let leaving = NodeClass {
@@ -297,7 +297,7 @@ fn nodes_that_leave_are_planned_without() {
 
 /// Ten jobs for each of four databases, and a processor and space for all of it.
 #[test]
-fn a_strategy_that_holds_everything_uses_all_databases_at_once() {
+fn strategy_all_uses_all_databases_at_once() {
     let mut text = String::new();
     for database in 0..4 {
         text += &format!("volume db{database} cache bafs://home/db{database} 1 GB\n");
@@ -340,7 +340,7 @@ fn a_strategy_that_holds_everything_uses_all_databases_at_once() {
 /// The size that the simulator is meant for: `JOBS=1000000 NODES=10000`.
 #[test]
 #[ignore = "long, and prints what it took"]
-fn many_jobs_on_many_nodes_in_many_clusters_with_failures() {
+fn large_workload_completes_on_many_failing_clusters() {
     let number = |name: &str, usual: u32| {
         std::env::var(name).map_or(usual, |text| text.parse().expect("a number"))
     };
@@ -382,7 +382,7 @@ fn many_jobs_on_many_nodes_in_many_clusters_with_failures() {
 /// What a cache takes beyond its size must not be what another one needs: five of 45 GB and one
 /// pipeline's volumes nearly fill 250 GB.
 #[test]
-fn batch_volumes_that_just_fit_together_all_find_their_room() {
+fn exactly_fitting_batch_volumes_all_find_room() {
     let run = simulate_strategy(
         "width=350,depth=5,batch=45GB,private=2.75GB,run=5000s,var=0.1",
         Strategy::AllBatch,
@@ -391,7 +391,7 @@ fn batch_volumes_that_just_fit_together_all_find_their_room() {
 }
 
 #[test]
-fn a_run_that_takes_longer_than_can_be_counted_fails_and_has_no_wrong_time() {
+fn run_beyond_the_simulated_clock_fails_cleanly() {
     let canonical = CanonicalWorkload::parse("width=1,depth=2,batch=0B,private=0B,run=1s").expect("it is");
     let workflow = build_canonical_workflow(&canonical);
     for seconds in [
@@ -412,7 +412,7 @@ fn a_run_that_takes_longer_than_can_be_counted_fails_and_has_no_wrong_time() {
 }
 
 #[test]
-fn data_that_cross_for_longer_than_can_be_counted_are_no_defect_of_the_simulator() {
+fn transfer_beyond_the_simulated_clock_fails_cleanly() {
     let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=8000TB,private=8000TB,run=1s");
     let workflow = build_canonical_workflow(&canonical.expect("it is"));
     let mut environment = thesis_nodes();
@@ -431,7 +431,7 @@ fn data_that_cross_for_longer_than_can_be_counted_are_no_defect_of_the_simulator
 /// One pipeline after the other with data of its own: what is not there any more, and how evenly it
 /// lay, must not be looked at one by one whenever the next comes. Else this takes hours.
 #[test]
-fn many_batch_volumes_one_after_the_other_are_simulated() {
+fn ten_thousand_successive_batch_volumes_are_simulated() {
     let canonical = CanonicalWorkload::parse("width=1,depth=10000,batch=1MB,private=1MB,run=5s");
     let workflow = build_canonical_workflow(&canonical.expect("it is"));
     let load = LoadModel::Declared { variability_ppm: 0 };
@@ -481,7 +481,7 @@ fn random_reader_workflow() -> Workflow {
 /// Caches of 8 GB in all on nodes of 50 GB: pipelines that filled the nodes, and caches that were
 /// whole on each of them, left no room for the others: 4.9 times as long as with a plan.
 #[test]
-fn without_a_plan_batch_data_that_are_read_at_once_find_room() {
+fn simultaneous_batch_data_find_room_without_a_plan() {
     let environment = Environment {
         nodes: vec![NodeClass::new(10, 1, 5 * GB)],
         home_bytes_per_s: 10 * MB,

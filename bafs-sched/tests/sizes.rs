@@ -57,7 +57,7 @@ fn cluster_for_seed(seed: u64, workflow: Workflow) -> SimulatedCluster {
 }
 
 #[test]
-fn a_probe_measures_what_the_others_reserve() {
+fn probe_job_measures_the_sizes_others_reserve() {
     for seed in 0..SEEDS {
         let mut rng = SeededRng::new(seed);
         let mut world = cluster_for_seed(seed, pair_workflow(30, "unknown"));
@@ -91,7 +91,7 @@ fn a_probe_measures_what_the_others_reserve() {
 }
 
 #[test]
-fn a_size_that_is_too_small_is_doubled_once_with_a_message() {
+fn too_small_size_is_doubled_with_a_warning() {
     for seed in 0..SEEDS {
         let mut world = cluster_for_seed(seed, pair_workflow(4, "10 MB"));
         world.needed_space.insert("y2".to_owned(), space_of_megabytes(15));
@@ -114,7 +114,7 @@ fn a_size_that_is_too_small_is_doubled_once_with_a_message() {
 
 /// One pipeline at a time: the first finds that out for all.
 #[test]
-fn what_proves_too_small_once_is_larger_for_all_of_its_like() {
+fn similar_volumes_grow_after_one_was_too_small() {
     for seed in 0..SEEDS {
         let node = NodeSpec {
             capacity: space_of_megabytes(50),
@@ -143,7 +143,7 @@ fn what_proves_too_small_once_is_larger_for_all_of_its_like() {
 }
 
 #[test]
-fn a_size_that_is_still_too_small_is_the_jobs_fault() {
+fn job_fails_when_a_doubled_size_is_exceeded() {
     let mut world = cluster_for_seed(1, pair_workflow(2, "10 MB"));
     world.needed_space.insert("x0".to_owned(), space_of_megabytes(50));
     let Outcome::Failed { jobs, .. } = world.run_to_end(10_000_000) else {
@@ -159,7 +159,7 @@ fn a_size_that_is_still_too_small_is_the_jobs_fault() {
 }
 
 #[test]
-fn what_is_measured_may_wait_for_a_job_of_another_pipeline() {
+fn measured_pipeline_may_depend_on_another_pipeline() {
     let pairs = "job p1 JOB\njob p2 JOB\njob q1 JOB\njob q2 JOB\nvolume vp scratch unknown\n\
                  volume vq scratch unknown\nmount vp p1 /v\nmount vp p2 /v\nmount vq q1 /v\n\
                  mount vq q2 /v\nparent p1 child p2\nparent q1 child q2\nparent q1 child p2\n";
@@ -193,7 +193,7 @@ fn single_job_workflow(width: u32) -> Workflow {
 }
 
 #[test]
-fn one_measurement_of_each_shape_is_enough_even_of_empty_volumes() {
+fn one_measurement_per_shape_suffices_for_empty_volumes() {
     for seed in 0..SEEDS {
         for bytes in [0, 5] {
             let mut world = cluster_for_seed(seed, single_job_workflow(60));
@@ -213,7 +213,7 @@ fn one_measurement_of_each_shape_is_enough_even_of_empty_volumes() {
 }
 
 #[test]
-fn sizes_are_not_doubled_beyond_what_fits() {
+fn sizes_are_not_doubled_beyond_the_node() {
     for seed in 0..SEEDS {
         let text = "job a JOB\njob b JOB\nvolume x scratch 80 MB\nvolume y scratch 80 MB\n\
                     volume z scratch 1 MB\nmount x a /x\nmount y a /y\nmount z b /z\n\
@@ -238,7 +238,7 @@ fn test_node(id: u64, megabytes_: u64) -> NodeInfo {
 }
 
 #[test]
-fn sizes_that_were_made_up_follow_the_nodes() {
+fn assumed_sizes_follow_the_largest_node() {
     let text = "job a JOB\njob b JOB\nvolume x scratch unknown\nvolume y scratch unknown\n\
                 mount x a /v\nmount y b /v\n";
     let mut scheduler = Scheduler::new(RunId(1), parse_text(text), Settings::default());
@@ -278,7 +278,7 @@ fn sizes_that_were_made_up_follow_the_nodes() {
 
 /// What nobody declared is made as large as space allows: beside the cache of a later job, too.
 #[test]
-fn sizes_that_are_made_up_leave_room_for_the_cache_of_a_later_job() {
+fn assumed_sizes_leave_room_for_later_caches() {
     let text = "volume first cache bafs://home/a 3450 kB files 9\n\
                 volume last cache bafs://home/b 4800 kB files 9\nvolume x scratch unknown\n\
                 job a JOB\njob b JOB\nparent a child b\nmount x a /x\nmount x b /x\n\
@@ -298,7 +298,7 @@ fn sizes_that_are_made_up_leave_room_for_the_cache_of_a_later_job() {
 
 /// A node that runs no jobs holds no scratch volumes.
 #[test]
-fn what_was_measured_is_made_no_larger_than_the_nodes_that_run_jobs() {
+fn measured_sizes_fit_nodes_with_slots() {
     let node = |megabytes: u64, slots| NodeSpec {
         capacity: Space {
             bytes: megabytes * 1_000_000,
@@ -337,7 +337,7 @@ fn gathering_workflow(width: u32) -> Workflow {
 }
 
 #[test]
-fn gathered_unknown_sizes_run_every_job_once() {
+fn gathering_with_unknown_sizes_runs_jobs_once() {
     for (seed, width, held) in [(1, 12, 13), (2, 12, 3), (3, 40, 3), (4, 3, 45)] {
         for nodes in [1, 4] {
             let node = NodeSpec {
@@ -363,7 +363,7 @@ fn gathered_unknown_sizes_run_every_job_once() {
 
 /// The one that is measured may need less than all others.
 #[test]
-fn gathered_sizes_grow_together_when_the_measured_one_was_small() {
+fn gathered_sizes_grow_together_after_a_small_measurement() {
     let node = NodeSpec {
         capacity: Space {
             bytes: 200_000_000,
@@ -407,7 +407,7 @@ fn undeclared_sizes_grow_until_they_fit() {
 }
 
 #[test]
-fn undeclared_sizes_beyond_all_nodes_fail_without_blaming_a_declaration() {
+fn undeclared_sizes_beyond_all_nodes_blame_no_declaration() {
     let mut world = cluster_for_seed(1, pair_workflow(2, "unknown"));
     world.needed_space.insert("x0".to_owned(), space_of_megabytes(500));
     let Outcome::Failed { jobs, .. } = world.run_to_end(10_000_000) else {
@@ -423,7 +423,7 @@ fn undeclared_sizes_beyond_all_nodes_fail_without_blaming_a_declaration() {
 
 /// What other runs hold at the moment says nothing of the node.
 #[test]
-fn made_up_sizes_follow_the_node_and_not_its_free_space() {
+fn assumed_sizes_ignore_space_held_by_other_runs() {
     let text = "job a JOB\nvolume x scratch unknown\nmount x a /v\n";
     let settings = Settings {
         user: Some("alice".to_owned()),

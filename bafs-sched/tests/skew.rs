@@ -106,32 +106,32 @@ fn imbalanced_cache_event(volume: VolumeId, server: ServerId, more: u64) -> Even
 }
 
 #[test]
-fn a_cache_gets_room_for_blocks_as_unevenly_spread_as_those_of_the_one_before() {
+fn next_cache_reserves_room_for_measured_imbalance() {
     assert_eq!(created_cache_bytes(Some(200)), [44 * MB, 48 * MB]);
 }
 
 #[test]
-fn evenly_spread_blocks_give_room_back() {
+fn even_blocks_shrink_the_next_cache() {
     assert_eq!(created_cache_bytes(Some(0)), [44 * MB, 408 * MB / 10]);
     assert_eq!(created_cache_bytes(Some(62)), [44 * MB, 42_480_000]);
 }
 
 /// The first cache must go before the second can be made, and goes node by node.
 #[test]
-fn a_cache_is_divided_evenly_when_all_nodes_have_given_up_the_one_before() {
+fn cache_is_divided_evenly_after_its_predecessor_left() {
     let parts = cache_parts(15 * MB, None, false);
     assert_eq!(parts[0], [11 * MB; 4]);
     assert_eq!(parts[1], [11 * MB; 4]);
 }
 
 #[test]
-fn a_node_that_does_not_say_what_it_keeps_changes_nothing() {
+fn node_without_a_block_report_changes_nothing() {
     assert_eq!(created_cache_bytes(None), [44 * MB, 44 * MB]);
 }
 
 /// What earlier parts keep of blocks that are the newcomer's now is not theirs.
 #[test]
-fn a_cache_to_which_a_part_was_added_tells_nothing() {
+fn extended_cache_is_not_used_for_imbalance() {
     let parts = cache_parts(25 * MB, Some(200), true);
     assert_eq!(parts[0].len(), 4, "the node that joined has a part");
     assert_eq!(sum_parts(&parts)[1], 44 * MB);
@@ -139,7 +139,7 @@ fn a_cache_to_which_a_part_was_added_tells_nothing() {
 
 /// Of sixteen pipelines each reads one cache, and when all have, another one.
 #[test]
-fn a_cache_takes_the_room_that_its_readers_have_taken_theirs_of() {
+fn cache_reserves_no_room_for_started_readers_twice() {
     let mut text = String::new();
     for cache in ["a", "b"] {
         text += &format!("volume {cache} cache bafs://home/{cache} 40 MB files 10\n");

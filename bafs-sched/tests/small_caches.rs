@@ -83,25 +83,25 @@ fn two_slot_nodes(ids: std::ops::RangeInclusive<u64>) -> Vec<NodeInfo> {
 /// The batch workload of Fig 3.4: were one of its pipelines left over, it would bring all batch
 /// data from home once more.
 #[test]
-fn a_node_that_comes_later_keeps_room_for_a_job_in_every_slot() {
+fn later_node_keeps_room_for_every_slot() {
     let listings = vec![two_slot_nodes(1..=3), two_slot_nodes(1..=4)];
     let started = start_nodes(cache_and_scratch_jobs(8, "48 MB", "130 kB"), listings).len();
     assert_eq!(started, 8, "one for each slot");
 }
 
 #[test]
-fn nodes_that_can_have_only_a_small_part_of_a_cache_run_its_readers() {
+fn nodes_with_small_cache_partitions_run_readers() {
     assert_eq!(count_used_nodes(&[NODES]), NODES);
 }
 
 #[test]
-fn so_do_those_that_come_later() {
+fn later_nodes_with_small_partitions_run_readers() {
     assert_eq!(count_used_nodes(&[2, NODES]), NODES);
 }
 
 /// Room for two jobs in three slots, beside a node that only stores and could have all of a cache.
 #[test]
-fn a_cache_lies_also_where_its_readers_run_and_not_only_where_storage_is() {
+fn cache_lies_on_reader_nodes_beside_storage_nodes() {
     let mut seen = test_nodes(2);
     seen[0].slots = 3;
     seen[1].slots = 0;

@@ -132,13 +132,13 @@ fn run_random_workflows(jobs_max: u64, seeds: u64) {
 
 /// Of up to nine jobs, so that every order and place is tried in thought.
 #[test]
-fn pipelines_larger_than_every_node_end_or_are_refused() {
+fn small_pipelines_across_nodes_complete_or_are_refused() {
     run_random_workflows(8, SEEDS);
 }
 
 /// So many jobs that only two ways are.
 #[test]
-fn large_pipelines_larger_than_every_node_end_or_are_refused() {
+fn large_pipelines_across_nodes_complete_or_are_refused() {
     run_random_workflows(25, SEEDS / 3);
 }
 
@@ -167,7 +167,7 @@ fn run_on_nodes(text: &str, megabytes: u64, slots: u32) -> (u64, u64) {
 
 /// Three first jobs fit, but then no room is left for what all second jobs read.
 #[test]
-fn what_batch_volumes_need_later_is_kept_for_them() {
+fn space_is_kept_for_later_batch_volumes() {
     let mut text = String::from("volume data cache bafs://home/data 50 MB files 5\n");
     for p in 0..4 {
         text += &(declare_job(&format!("a{p}")) + &declare_job(&format!("b{p}")));
@@ -183,7 +183,7 @@ fn what_batch_volumes_need_later_is_kept_for_them() {
 
 /// `p2` waits for `q1`, which finds no room beside `p1`: P begins when Q has its own.
 #[test]
-fn a_pipeline_that_waits_for_another_leaves_it_room() {
+fn dependent_pipeline_leaves_room_for_its_predecessor() {
     let mut text = ["p1", "p2", "q1", "q2"].map(declare_job).concat();
     text += "volume vp scratch 60 MB files 5\nvolume vq scratch 60 MB files 5\n\
              mount vp p1 /v\nmount vp p2 /v\nmount vq q1 /v\nmount vq q2 /v\n\

@@ -69,7 +69,7 @@ fn ended_jobs_of(world: &SimulatedCluster, workflow: &Workflow) -> Vec<String> {
 }
 
 #[test]
-fn a_preferred_pipeline_goes_first() {
+fn preferred_pipeline_runs_first() {
     for seed in 0..SEEDS {
         let mut world = cluster_for_seed(seed, 1);
         let wish = UserCommand::SetPriority {
@@ -86,7 +86,7 @@ fn a_preferred_pipeline_goes_first() {
 }
 
 #[test]
-fn the_workflow_says_which_pipelines_go_first() {
+fn workflow_priorities_order_the_pipelines() {
     for seed in 0..SEEDS {
         let mut preferred = pair_workflow();
         preferred.jobs[2 * (WIDTH as usize - 1) + 1].priority = 5;
@@ -101,7 +101,7 @@ fn the_workflow_says_which_pipelines_go_first() {
 }
 
 #[test]
-fn a_cancelled_pipeline_is_given_up_and_the_others_finish() {
+fn cancelling_a_pipeline_lets_the_others_finish() {
     for seed in 0..SEEDS {
         let mut world = cluster_for_seed(seed, 3);
         // One that runs, and one that waits.
@@ -125,7 +125,7 @@ fn a_cancelled_pipeline_is_given_up_and_the_others_finish() {
 }
 
 #[test]
-fn a_wish_for_a_job_that_is_not_there_does_nothing() {
+fn command_for_a_missing_job_does_nothing() {
     let mut world = cluster_for_seed(1, 2);
     let job = JobIndex(10_000);
     world.schedule_event(1_000, command_event(1, UserCommand::Cancel { job }));

@@ -219,7 +219,7 @@ fn replay_story(text: &str) -> String {
 }
 
 #[test]
-fn every_story_goes_as_it_is_told() {
+fn every_story_yields_the_recorded_actions() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stories");
     let mut stories = 0;
     for entry in std::fs::read_dir(directory).expect("stories") {

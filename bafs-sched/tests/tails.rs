@@ -42,21 +42,21 @@ fn count_rounds(run: &SimulationResult) -> u64 {
 
 /// One after the other it would run alone for three rounds after the eight others.
 #[test]
-fn a_ninth_pipeline_of_eight_slots_does_not_run_alone_at_the_end() {
+fn ninth_pipeline_on_eight_slots_starts_early() {
     let run = simulate_pipelines(9, 10 * GB);
     assert!(run.elapsed_us < 405_000_000, "{} rounds", count_rounds(&run));
 }
 
 /// Where nodes hold no more pipelines than they have slots, it must wait until one is through.
 #[test]
-fn where_there_is_no_room_the_ninth_waits_for_the_end_of_another() {
+fn ninth_pipeline_without_room_waits() {
     let run = simulate_pipelines(9, 21 * GB / 10);
     assert!(run.elapsed_us < 605_000_000, "{} rounds", count_rounds(&run));
 }
 
 /// While much is left, those that have begun go on, so that no more lies on nodes than must.
 #[test]
-fn while_much_is_left_pipelines_end_before_others_begin() {
+fn begun_pipelines_finish_before_others_start() {
     let run = simulate_pipelines(24, 10 * GB);
     assert!(run.elapsed_us < 905_000_000, "{} rounds", count_rounds(&run));
     assert!(

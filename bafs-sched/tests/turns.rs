@@ -184,13 +184,13 @@ fn blocked_run_of(text: &str, node_megabytes: u64, share_megabytes: u64) -> Shar
 const NEXT_REQUESTS: [&str; 4] = ["delete c0", "make c1", "make pv1", "start p1"];
 
 #[test]
-fn what_the_run_itself_holds_gives_way_at_once() {
+fn run_frees_its_own_volumes_at_once() {
     let mut run = blocked_run(11, 11);
     assert_eq!(run.end_job(), NEXT_REQUESTS, "others have nothing that it lacks");
 }
 
 #[test]
-fn a_cache_gives_way_after_as_long_as_it_takes_to_come_again() {
+fn cache_is_dropped_after_waiting_its_refetch_time() {
     let mut run = blocked_run(30, 11);
     assert_eq!(run.end_job(), [""; 0], "others may leave some");
     let (waited, asked) = run.wait_for_request();
@@ -202,7 +202,7 @@ fn a_cache_gives_way_after_as_long_as_it_takes_to_come_again() {
 }
 
 #[test]
-fn a_cache_that_takes_long_to_come_again_is_kept_no_longer_than_what_jobs_made() {
+fn costly_cache_is_kept_no_longer_than_scratch() {
     let text = TURNS_WORKFLOW.replace("3 MB", "300 MB").replace("7500 KB", "750 MB");
     let mut run = blocked_run_of(&text, 3_000, 1_100);
     assert_eq!(run.end_job(), [""; 0]);
@@ -212,7 +212,7 @@ fn a_cache_that_takes_long_to_come_again_is_kept_no_longer_than_what_jobs_made()
 }
 
 #[test]
-fn nothing_is_given_up_for_slots_that_others_have() {
+fn run_frees_nothing_while_others_hold_the_slots() {
     let mut run = blocked_run(30, 11);
     run.set_quota_with_slots(11, 0);
     assert_eq!(run.end_job(), [""; 0]);
@@ -229,7 +229,7 @@ fn nothing_is_given_up_for_slots_that_others_have() {
 }
 
 #[test]
-fn what_others_leave_meanwhile_is_used() {
+fn space_freed_by_other_runs_is_used() {
     let mut run = blocked_run(30, 11);
     assert_eq!(run.end_job(), [""; 0]);
     run.set_quota(13);
@@ -238,7 +238,7 @@ fn what_others_leave_meanwhile_is_used() {
 
 /// With less, another run would get the rest, and neither could go on.
 #[test]
-fn a_pipeline_keeps_room_for_the_cache_of_its_next_job() {
+fn pipeline_keeps_room_for_its_next_cache() {
     let run = blocked_run(30, 30);
     let keep = run.scheduler.node_demand(NODE).expect("it is there").committed;
     let megabytes = keep.bytes / MB;

@@ -146,7 +146,7 @@ fn own_failure_keeps_an_untouched_watched_volume() {
 }
 
 #[test]
-fn full_disk_below_a_watched_volume_is_not_the_jobs_fault() {
+fn full_disk_under_watched_volumes_blames_no_job() {
     let full = |free: u64| VolumeUse {
         disk_free_bytes: Some(free),
         ..uncounted_use(1)

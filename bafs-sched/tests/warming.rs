@@ -48,7 +48,7 @@ fn simulate_warming(option: &str, scratch: &str, node_bytes: u64) -> SimulationR
 /// 1000 s pass until the first volume is there, 1000 s while its readers compute: the half of the
 /// second volume comes meanwhile.
 #[test]
-fn batch_data_of_the_next_stage_come_while_this_one_computes_and_cross_the_link_once() {
+fn next_level_is_warmed_while_this_one_computes() {
     let (usual, warmed) = (simulate_warming("", "1 MB", 10 * GB), simulate_warming("warm", "1 MB", 10 * GB));
     let seconds = |run: &SimulationResult| run.elapsed_us / 1_000_000;
     assert!(
@@ -69,7 +69,7 @@ fn batch_data_of_the_next_stage_come_while_this_one_computes_and_cross_the_link_
 
 /// While the first volume comes, the second takes nothing of the link.
 #[test]
-fn what_comes_before_its_readers_keeps_nobody_waiting() {
+fn warming_delays_no_reader() {
     let ends = |run: &SimulationResult| {
         let spells = run.execution_spans.iter();
         spells
@@ -83,7 +83,7 @@ fn what_comes_before_its_readers_keeps_nobody_waiting() {
 
 /// Scratch volumes of all slots fill the nodes.
 #[test]
-fn batch_data_of_the_next_stage_take_no_room_of_this_one() {
+fn warming_takes_no_room_from_the_current_level() {
     let (usual, warmed) = (simulate_warming("", "0.7 GB", 2 * GB), simulate_warming("warm", "0.7 GB", 2 * GB));
     assert_eq!(usual.elapsed_us, warmed.elapsed_us);
     assert_eq!(warmed.home_bytes, u128::from(3 * GB));

@@ -7,7 +7,7 @@ use bafs_sched::replay::describe_status;
 use bafs_sched::workflow::{JobIndex, parse_workflow};
 
 #[test]
-fn a_job_that_waits_says_what_for_and_a_node_what_it_has_left() {
+fn status_names_missing_resources_and_node_usage() {
     let job = |name: &str| format!("job {name} {{\nexecutable = x\n}}\n");
     let text = ["a", "b", "c"].map(job).concat()
         + "parent a child b\nvolume v scratch 60 MB files 9\nvolume w scratch 60 MB files 9\n\
@@ -43,7 +43,7 @@ fn a_job_that_waits_says_what_for_and_a_node_what_it_has_left() {
 }
 
 #[test]
-fn a_job_whose_slots_another_run_has_says_so() {
+fn waiting_job_names_slots_of_other_runs() {
     let text = "job a {\nexecutable = x\nrequest_cpus = 2\n}\n";
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
@@ -79,7 +79,7 @@ fn a_job_whose_slots_another_run_has_says_so() {
 }
 
 #[test]
-fn a_job_that_never_had_its_turn_says_why_after_the_end() {
+fn unstarted_job_explains_itself_after_the_end() {
     let text = "job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\nparent a child b\n";
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");
@@ -101,7 +101,7 @@ fn a_job_that_never_had_its_turn_says_why_after_the_end() {
 
 /// Two jobs that write a volume one after the other: each is among the users of what the other has.
 #[test]
-fn a_cancelled_pipeline_says_so_and_names_no_job_that_comes_later() {
+fn cancelled_pipeline_names_only_the_cancelled_job() {
     let text = "job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\nparent a child b\n\
                 volume v scratch 1 MB\nmount v a /v\nmount v b /v\n";
     let none = |path: &str| Err(path.to_owned());
@@ -120,7 +120,7 @@ fn a_cancelled_pipeline_says_so_and_names_no_job_that_comes_later() {
 }
 
 #[test]
-fn after_a_cancelled_run_each_job_that_is_not_done_says_so() {
+fn unfinished_jobs_report_the_cancelled_run() {
     let text = "job a {\nexecutable = x\n}\n";
     let none = |path: &str| Err(path.to_owned());
     let parsed = parse_workflow("w.bafs", text, &none).expect("it is right");

@@ -35,7 +35,7 @@ fn shape_of_widths(cpus: &[u32]) -> Shape {
 }
 
 #[test]
-fn nodes_on_which_no_job_fits_do_not_shorten_its_time() {
+fn nodes_too_small_for_jobs_shorten_no_prediction() {
     let environment = mostly_narrow_nodes();
     let predicted = |cpus: &[u32]| predict_time(Strategy::All, &shape_of_widths(cpus), &environment).unwrap();
     assert_eq!(predicted(&[1]), 100.0);
@@ -46,7 +46,7 @@ fn nodes_on_which_no_job_fits_do_not_shorten_its_time() {
 }
 
 #[test]
-fn where_a_job_fits_on_no_node_that_is_there_no_time_is_predicted() {
+fn no_time_is_predicted_without_a_suitable_node() {
     let mut environment = mostly_narrow_nodes();
     environment.nodes[0].arrival_s = 7_200;
     for cpus in [&[2][..], &[1, 2]] {
@@ -62,7 +62,7 @@ fn where_a_job_fits_on_no_node_that_is_there_no_time_is_predicted() {
 }
 
 #[test]
-fn jobs_that_keep_four_processors_each_run_a_quarter_at_once() {
+fn four_processor_jobs_run_only_two_at_once() {
     let environment = Environment::parse(
         "home-rate = \"100 MB/s\"\nlocal-rate = \"100 MB/s\"\n\n\
          [[nodes]]\ncount = 2\ncpus = 6\nstorage = \"5 GB\"\n",

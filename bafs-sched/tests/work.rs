@@ -11,7 +11,7 @@ const GB: u64 = 1_000 * MB;
 /// The only node fails as soon as it is there, and is away for years: what happens is only that it
 /// fails again while it is away.
 #[test]
-fn a_run_in_which_nothing_comes_forward_is_given_up() {
+fn run_without_progress_is_abandoned() {
     let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=0B,private=1MB,run=1d");
     let environment = Environment {
         nodes: vec![NodeClass::new(1, 1, GB)],
@@ -35,7 +35,7 @@ fn a_run_in_which_nothing_comes_forward_is_given_up() {
 /// With ten times as many jobs on ten times as many nodes each job costs no more looks at records:
 /// so work grows as jobs do, times the depth of the maps in which the records are.
 #[test]
-fn work_grows_with_the_jobs_and_no_faster() {
+fn simulation_work_grows_linearly_with_jobs() {
     for policy in [Policy::Need, Policy::Strategy(Strategy::All)] {
         let each = [1_000u32, 10_000].map(|jobs| {
             let clusters = jobs / 1_000;
@@ -69,7 +69,7 @@ fn work_grows_with_the_jobs_and_no_faster() {
 /// Caches are shared by ten nodes, so that many go at once, in many clusters, and nodes fail often:
 /// what one of them costs grows with no other cluster.
 #[test]
-fn neither_failures_nor_caches_that_go_cost_more_in_many_clusters() {
+fn failures_and_deletions_cost_no_more_across_clusters() {
     let each = [100u32, 1_000].map(|nodes| {
         let class = |cluster| NodeClass {
             cluster: format!("c{cluster}"),
@@ -99,7 +99,7 @@ fn neither_failures_nor_caches_that_go_cost_more_in_many_clusters() {
 /// The next cache fits only when the one before has gone, and each time all pipelines wait for it:
 /// that it fits nowhere is seen at once, and not by each job at each node.
 #[test]
-fn a_cache_without_room_is_not_divided_by_each_job_at_each_node() {
+fn cache_without_room_is_rejected_cheaply() {
     let environment = Environment {
         nodes: vec![NodeClass::new(50, 1, 5 * GB)],
         home_bytes_per_s: MB,
@@ -124,7 +124,7 @@ fn a_cache_without_room_is_not_divided_by_each_job_at_each_node() {
 /// to a volume that leaves no room for the last one: those went on one after the other, for as long
 /// as all else takes, beside a cache that only the eighty needed.
 #[test]
-fn caches_for_later_make_room_for_what_has_begun() {
+fn caches_for_later_jobs_yield_to_begun_pipelines() {
     let (_, mixed) = baseline_workloads().into_iter().next_back().expect("three");
     let load = LoadModel::Declared {
         variability_ppm: 100_000,

@@ -103,7 +103,7 @@ fn a_watched_volume_has_its_margin_reserved() {
 }
 
 #[test]
-fn a_mount_says_whether_writes_may_be_collected() {
+fn mount_option_selects_write_back() {
     let text = "volume v scratch 1 MB\nvolume w scratch 1 MB\nvolume u scratch 1 MB from file:///a\n\
         job a {\nexecutable = x\n}\nmount v a /v Write-Back\nmount w a /w rw\nmount u a /u ro";
     let workflow = parse_text(text);
@@ -145,7 +145,7 @@ extract out w/log/stdout FILE:///results/./a
 "#;
 
 #[test]
-fn every_key_and_option() {
+fn every_key_and_option_is_parsed() {
     let workflow = parse_text(FULL_LANGUAGE_SAMPLE);
     let job = &workflow.jobs[0];
     assert_eq!(job.command.executable, "./blastp");
@@ -275,7 +275,7 @@ fn order_of_statements_does_not_matter() {
 }
 
 #[test]
-fn default_directories() {
+fn default_directory_is_the_jobs_scratch_volume() {
     let text = "
 volume c bafs://h/c 1 MB
 volume s scratch 1 MB from bafs://h/s
@@ -320,7 +320,7 @@ fn topological_order_prefers_declaration_order() {
 }
 
 #[test]
-fn a_workflow_survives_its_journal() {
+fn workflow_round_trips_through_json() {
     let workflow = parse_text(
         "volume v scratch 1 MB from bafs://h/x\nvolume c bafs://h/y 1 KiB mru\n\
          job a {\nexecutable = true\n}\nmount v a /v\nmount c a /c\nextract v x s3://b/x\n",
@@ -368,7 +368,7 @@ fn diagnostics_show_their_line() {
 }
 
 #[test]
-fn messages_do_not_obey_the_workflow() {
+fn diagnostics_escape_and_shorten_hostile_text() {
     let long = "x".repeat(10_000);
     let text = format!("'\u{1b}[31mred' a\n{long} b\n");
     let rejected = parse_workflow("t.bafs", &text, &reject_description_files).unwrap_err();
@@ -399,7 +399,7 @@ fn the_documented_and_the_shipped_example_are_valid() {
 }
 
 #[test]
-fn words_of_a_job_are_those_that_linux_takes() {
+fn job_argument_limits_match_linux() {
     let with = |arguments: &str, variable: &str| {
         let text = format!(
             "volume v scratch 1 MB\nmount v j /v\njob j {{\nexecutable = /bin/sh\n\

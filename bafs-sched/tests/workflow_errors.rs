@@ -76,7 +76,7 @@ fn describe_diagnostics(input: &str) -> String {
 }
 
 #[test]
-fn cases_say_what_is_expected() {
+fn diagnostics_match_the_recorded_cases() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/workflow");
     let mut paths: Vec<_> = std::fs::read_dir(&directory)
         .unwrap()

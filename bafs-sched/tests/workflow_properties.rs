@@ -166,7 +166,7 @@ proptest! {
     }
 
     #[test]
-    fn shared_volumes_agree_with_all_pairs(
+    fn shared_volume_check_agrees_with_pairwise_check(
         count in 2..9usize,
         edges in prop::collection::vec((0..9usize, 0..9usize), 0..16),
         // For each job: not used, read, written.
@@ -214,7 +214,7 @@ proptest! {
 }
 
 #[test]
-fn the_valid_text_is_valid() {
+fn reference_text_is_valid() {
     let checked = parse_text(VALID_WORKFLOW).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(
         (checked.workflow.jobs.len(), checked.workflow.volumes.len()),
@@ -223,7 +223,7 @@ fn the_valid_text_is_valid() {
 }
 
 #[test]
-fn deep_nesting_and_long_lines_end_well() {
+fn deep_nesting_and_long_lines_never_panic() {
     exercise_parser(&"for i in 1\n".repeat(20_000));
     exercise_parser(&format!(
         "{}{}",
@@ -240,7 +240,7 @@ fn deep_nesting_and_long_lines_end_well() {
 /// fills an index for all and a last one that waits for all: any check that looks at pairs of
 /// users, or walks through the fan, would take hours.
 #[test]
-fn two_hundred_thousand_jobs() {
+fn two_hundred_thousand_jobs_are_checked() {
     let text = "
 volume db bafs://home/db 10 GB
 volume index scratch 1 GB

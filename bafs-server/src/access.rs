@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remembered_answer_is_for_that_question_only() {
+    fn cached_decisions_apply_to_the_same_check_only() {
         let (access, token) = of_jobs();
         for _ in 0..2 {
             assert!(access.require(&token, Resource::Jobs, Right::Read).is_ok());

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_whole_counts_its_parts() {
+    fn a_parent_counter_sums_its_children() {
         let whole = Counters::default();
         let (one, two) = (whole.child(), whole.child());
         one.add("a", 2);

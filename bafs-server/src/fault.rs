@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_is_an_error_with_its_reason() {
+    async fn a_panic_becomes_an_error_with_its_message() {
         let fine = run_in_task("work", async { Ok(7) }).await;
         assert_eq!(fine, Ok(7));
         let nothing: Vec<u32> = Vec::new();
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_a_lack_of_space() {
+    fn enospc_maps_to_no_space_bytes() {
         let full = io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error());
         assert_eq!(disk_error("store", &full).code, ErrorCode::NoSpaceBytes);
         let broken = io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error());

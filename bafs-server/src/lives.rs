@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lives_are_counted_and_share_an_id() {
+    fn incarnations_are_numbered_and_share_a_server_id() {
         let directory = tempfile::tempdir().expect("directory");
         let first = Incarnation::begin(directory.path()).expect("first");
         let second = Incarnation::begin(directory.path()).expect("second");
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_begin_at_once_have_numbers_of_their_own_and_one_id() {
+    fn concurrent_starts_get_distinct_incarnation_numbers() {
         let directory = tempfile::tempdir().expect("directory");
         let begin = || Incarnation::begin(directory.path()).expect("a life");
         let lives: Vec<Incarnation> = std::thread::scope(|scope| {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_the_lock_is_not_waited_for_for_ever() {
+    fn begin_fails_while_another_process_holds_the_lock() {
         let directory = tempfile::tempdir().expect("directory");
         let held = lock_directory(directory.path()).expect("free").expect("a lock");
         let refused = Incarnation::begin(directory.path()).expect_err("locked");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_keeps_no_server_from_its_next_life() {
+    fn a_server_starts_although_the_disk_is_full() {
         let directory = tempfile::tempdir().expect("directory");
         Incarnation::begin(directory.path()).expect("first");
         let fresh = directory.path().join(COUNTER_FILE).with_extension("new");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_told_and_nothing_is_made_up() {
+    fn a_damaged_incarnation_file_is_reported() {
         for name in [SERVER_ID_FILE, COUNTER_FILE] {
             let directory = tempfile::tempdir().expect("directory");
             Incarnation::begin(directory.path()).expect("first");

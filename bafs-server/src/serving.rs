@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_told_to_connect_to_everywhere() {
+    fn an_unspecified_address_is_not_advertised() {
         let told = reachable_address(SocketAddr::from(([0, 0, 0, 0], 7)));
         assert!(
             told.ends_with(":7") && !told.starts_with("0.0.0.0"),

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_never_larger_than_it_is_counted() {
+    fn encoded_entries_never_exceed_their_size_estimate() {
         for kind in [
             SourceKind::File,
             SourceKind::Directory,

@@ -627,7 +627,7 @@ mod tests {
 
     #[tokio::test]
     #[expect(clippy::await_holding_lock, reason = "an operation that hangs does so")]
-    async fn a_writer_waits_for_one_that_hangs_although_its_lease_ran_out() {
+    async fn a_writer_waits_for_operations_of_expired_sessions() {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::open(directory.path(), None).unwrap();
         let sessions = TreeSessions::new(1, Counters::default());
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_hangs_in_ended_sessions_keeps_no_descriptors_from_others() {
+    async fn hanging_sessions_do_not_starve_others_of_descriptors() {
         let limit = rustix::process::Rlimit {
             current: Some(256),
             maximum: Some(256),

@@ -36,7 +36,7 @@ fn short_deadline() -> Deadline {
 }
 
 #[tokio::test]
-async fn servers_are_known_as_long_as_their_adverts_say() {
+async fn servers_are_listed_until_their_adverts_expire() {
     let authority = bafs_proto::identity::Authority::generate().expect("authority");
     let grant = |rights: &[Right]| {
         authority

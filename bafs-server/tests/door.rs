@@ -134,7 +134,7 @@ async fn receive_message(packets: &PacketSocket) -> (HandoffMessage, Vec<OwnedFd
 }
 
 #[tokio::test]
-async fn a_ticket_gets_the_files_once_and_the_end_gives_them_back() {
+async fn a_ticket_works_once_and_disconnecting_frees_files() {
     let world = HandoffFixture::new().await;
     let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
     let (packets, opening, mut files) = send_hello(&socket, ticket).await;
@@ -157,7 +157,7 @@ async fn a_ticket_gets_the_files_once_and_the_end_gives_them_back() {
 }
 
 #[tokio::test]
-async fn what_must_be_given_back_is_asked_for_and_calls_are_still_answered() {
+async fn a_recalled_client_still_gets_answers() {
     let world = HandoffFixture::new().await;
     let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
     let (packets, opening, _files) = send_hello(&socket, ticket).await;
@@ -169,7 +169,7 @@ async fn what_must_be_given_back_is_asked_for_and_calls_are_still_answered() {
 }
 
 #[tokio::test]
-async fn garbage_and_guesses_harm_nobody() {
+async fn malformed_packets_and_guessed_tickets_are_refused() {
     let world = HandoffFixture::new().await;
     let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
     for garbage in [&[0u8][..], &[0xff; 36], &[7; 60_000]] {
@@ -195,7 +195,7 @@ async fn garbage_and_guesses_harm_nobody() {
 }
 
 #[tokio::test]
-async fn tickets_are_bounded() {
+async fn the_number_of_tickets_is_bounded() {
     let world = HandoffFixture::new().await;
     let mut given = 0;
     let refused = loop {
@@ -209,7 +209,7 @@ async fn tickets_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_closed_door_gives_no_tickets() {
+async fn a_closed_handoff_socket_issues_no_tickets() {
     let directory = tempfile::tempdir().expect("directory");
     let door = HandoffServer::new(&directory.path().join("absent"), Counters::default());
     door.clone().serve().await;

@@ -102,7 +102,7 @@ async fn outcome(executor: &Executor, id: u128) -> JobOutcome {
 }
 
 #[tokio::test]
-async fn an_agent_gets_the_job_and_its_report_is_kept() {
+async fn an_agent_runs_once_and_its_report_stays() {
     let directory = tempfile::tempdir().expect("directory");
     let line = report(JobOutcome::Exited(3));
     let script = format!(
@@ -144,7 +144,7 @@ async fn an_agent_gets_the_job_and_its_report_is_kept() {
 }
 
 #[tokio::test]
-async fn an_agent_without_a_report_is_a_failed_environment() {
+async fn a_missing_report_is_an_environment_failure() {
     let scripts = [
         "exit 7",
         "kill -9 $$",
@@ -178,7 +178,7 @@ async fn an_agent_without_a_report_is_a_failed_environment() {
 }
 
 #[tokio::test]
-async fn a_kill_lets_the_agent_report_and_else_kills_it() {
+async fn a_kill_ends_even_unresponsive_agents() {
     let directory = tempfile::tempdir().expect("directory");
     let line = report(JobOutcome::Killed);
     // `cat` ends with the input: a well-behaved agent.
@@ -232,7 +232,7 @@ fn is_alive(pid: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn too_many_jobs_are_refused_and_a_stop_kills_all() {
+async fn surplus_jobs_are_refused_and_stopping_kills_all() {
     let directory = tempfile::tempdir().expect("directory");
     let pid = directory.path().join("pid");
     let script = format!("echo $$ > {}; exec sleep 600", pid.display());
@@ -281,7 +281,7 @@ async fn too_many_jobs_are_refused_and_a_stop_kills_all() {
 }
 
 #[tokio::test]
-async fn a_noisy_agent_neither_blocks_nor_fills_the_disk() {
+async fn agent_output_neither_blocks_nor_fills_the_disk() {
     let directory = tempfile::tempdir().expect("directory");
     let line = report(JobOutcome::Exited(0));
     let script = format!("read line; head -c 5000000 /dev/zero >&2; echo '{line}'");
@@ -297,7 +297,7 @@ async fn a_noisy_agent_neither_blocks_nor_fills_the_disk() {
 }
 
 #[tokio::test]
-async fn what_a_node_began_before_it_restarted_does_not_run_again() {
+async fn a_restarted_node_reruns_no_earlier_execution() {
     let directory = tempfile::tempdir().expect("directory");
     let line = report(JobOutcome::Exited(0));
     let script = format!(
@@ -326,7 +326,7 @@ async fn what_a_node_began_before_it_restarted_does_not_run_again() {
 }
 
 #[tokio::test]
-async fn output_is_told_once_its_job_ended() {
+async fn job_output_is_available_after_its_end() {
     let directory = tempfile::tempdir().expect("directory");
     let line = report(JobOutcome::Exited(1));
     // It is given the beginning of the files' names last.

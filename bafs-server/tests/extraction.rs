@@ -27,7 +27,7 @@ fn extract(id: u128, volume: u128, path: &str, target: &str, world: &NodeCluster
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_link_out_of_a_volume_is_no_file_to_send() {
+async fn a_link_leaving_the_volume_is_not_sent() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;
@@ -49,7 +49,7 @@ async fn a_link_out_of_a_volume_is_no_file_to_send() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_goes_home_exactly_once() {
+async fn a_file_is_sent_home_exactly_once() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let home = populated_home(&world);
     let node = world.node(A, world.config(store.path())).await;
@@ -126,7 +126,7 @@ async fn a_file_goes_home_exactly_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pieces_of_a_large_file_travel_together_and_a_small_one_takes_one_call() {
+async fn only_large_files_are_sent_in_parallel_chunks() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;
@@ -190,7 +190,7 @@ async fn many_small_files_go_home_in_packs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_extraction_waits_for_a_home_that_is_away() {
+async fn an_extraction_waits_for_an_unreachable_home() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;
@@ -217,7 +217,7 @@ async fn an_extraction_waits_for_a_home_that_is_away() {
 
 /// Neither reads nor writes go to whoever took the address of the home that is meant.
 #[tokio::test(flavor = "multi_thread")]
-async fn another_home_at_the_address_is_as_good_as_none() {
+async fn a_different_home_at_the_address_is_rejected() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let root = tempfile::tempdir().expect("root");
     let verifier = world.config(store.path()).identity.verifier;
@@ -266,7 +266,7 @@ async fn another_home_at_the_address_is_as_good_as_none() {
 
 /// Pieces travel together; those behind the refused one must not hide why it was refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_home_is_told_as_such_with_what_it_holds() {
+async fn a_full_home_is_reported_with_its_space() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let root = tempfile::tempdir().expect("root");
     let verifier = world.config(store.path()).identity.verifier;
@@ -293,7 +293,7 @@ async fn a_full_home_is_told_as_such_with_what_it_holds() {
 
 /// Who hears `NotFound` believes that the job did not write the file.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_home_does_not_find_is_not_a_file_that_is_missing_in_the_volume() {
+async fn a_missing_home_directory_is_no_missing_file() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;

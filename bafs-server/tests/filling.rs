@@ -15,7 +15,7 @@ const B: &str = "b:1";
 const C: &str = "c:1";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_filled_volume_takes_no_more_disk_than_it_reserved() {
+async fn filling_a_volume_respects_its_reserved_size() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let home = Arc::new(FaultyHome::default());
     home.add("in", SourceKind::Directory);
@@ -57,7 +57,7 @@ async fn a_filled_volume_takes_no_more_disk_than_it_reserved() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fill_with_too_few_files_copies_nothing() {
+async fn an_undersized_file_limit_copies_nothing() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let home = Arc::new(FaultyHome::default());
     home.add("in", SourceKind::Directory);
@@ -179,7 +179,7 @@ async fn small_files_of_a_home_come_in_packs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_of_one_file_are_names_of_one_file_in_a_copy() {
+async fn copies_of_a_volume_preserve_hard_links() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     // One that is read by ranges, and one that comes in a pack. Twice they would not fit, by bytes

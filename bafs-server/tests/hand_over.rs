@@ -125,7 +125,7 @@ impl ReceivedHandoff {
 }
 
 #[tokio::test]
-async fn a_writer_gets_the_directory_and_its_lock_and_the_server_keeps_the_lease() {
+async fn a_handed_off_writer_keeps_its_server_lease() {
     let served = NodeFixture::new().await;
     let epoch = served.open(true).await.expect("open");
     let handed = served.receive_tree(epoch).await.expect("ticket");
@@ -158,7 +158,7 @@ async fn a_writer_gets_the_directory_and_its_lock_and_the_server_keeps_the_lease
 }
 
 #[tokio::test]
-async fn rights_are_those_of_the_session() {
+async fn a_handoff_needs_the_rights_of_its_session() {
     let served = NodeFixture::new().await;
     let epoch = served.open(true).await.expect("open");
     let (tree, signer) = (TreeRef::Volume(V), served.world.authority.signer());
@@ -179,7 +179,7 @@ async fn rights_are_those_of_the_session() {
 }
 
 #[tokio::test]
-async fn a_writer_with_company_and_one_that_has_begun_stay_with_the_server() {
+async fn shared_or_active_writers_are_not_handed_off() {
     let served = NodeFixture::new().await;
     let reader = served.open(false).await.expect("open");
     let writer = served.open(true).await.expect("open");
@@ -201,7 +201,7 @@ async fn a_writer_with_company_and_one_that_has_begun_stay_with_the_server() {
 }
 
 #[tokio::test]
-async fn the_next_writer_waits_until_the_lock_is_free() {
+async fn the_next_writer_waits_for_the_lock() {
     let served = NodeFixture::new().await;
     let first = served.open(true).await.expect("open");
     let mut handed = served.receive_tree(first).await.expect("ticket");
@@ -227,7 +227,7 @@ async fn the_next_writer_waits_until_the_lock_is_free() {
 }
 
 #[tokio::test]
-async fn a_new_life_of_the_server_waits_for_writers_of_the_old_one() {
+async fn a_restarted_server_waits_for_earlier_writers() {
     let served = NodeFixture::new().await;
     let first = served.open(true).await.expect("open");
     let handed = served.receive_tree(first).await.expect("ticket");
@@ -265,7 +265,7 @@ async fn a_new_life_of_the_server_waits_for_writers_of_the_old_one() {
 }
 
 #[tokio::test]
-async fn a_deleted_volume_is_wanted_back_from_everybody() {
+async fn deleting_a_volume_recalls_all_handoffs() {
     let served = NodeFixture::new().await;
     let writer = served.open(true).await.expect("open");
     let writer = served.receive_tree(writer).await.expect("ticket");

@@ -17,7 +17,7 @@ use bafs_proto::token::{Right, Token};
 use bafs_server::home::HomeServer;
 
 #[tokio::test]
-async fn a_listing_is_in_path_order_and_follows_nothing() {
+async fn a_listing_is_sorted_and_follows_no_links() {
     let world = HomeFixture::new();
     for path in ["a/b", "a.txt", "a/c/d", "B", "z"] {
         world.file(path, b"x");
@@ -50,7 +50,7 @@ async fn a_listing_is_in_path_order_and_follows_nothing() {
 }
 
 #[tokio::test]
-async fn a_long_listing_comes_in_pages_without_gap_or_repetition() {
+async fn a_long_listing_has_no_gaps_or_repetitions() {
     let world = HomeFixture::new();
     let mut expected = vec![String::new()];
     for directory in 0..3 {
@@ -65,7 +65,7 @@ async fn a_long_listing_comes_in_pages_without_gap_or_repetition() {
 }
 
 #[tokio::test]
-async fn nothing_outside_and_nothing_private_is_reached() {
+async fn outside_and_private_paths_are_unreachable() {
     let world = HomeFixture::new();
     world.file("in/f", b"x");
     for (target, link) in [("/etc/passwd", "abs"), ("../..", "in/up"), (".", "loop")] {
@@ -122,7 +122,7 @@ async fn nothing_outside_and_nothing_private_is_reached() {
 }
 
 #[tokio::test]
-async fn counters_are_for_who_sees_the_catalog() {
+async fn counters_require_the_right_to_the_catalog() {
     let world = HomeFixture::new();
     let refused = world.call(ReadCounters).await;
     assert_eq!(error_code(refused), ErrorCode::RightMissing);
@@ -130,7 +130,7 @@ async fn counters_are_for_who_sees_the_catalog() {
 }
 
 #[tokio::test]
-async fn a_token_holds_where_links_lead_too() {
+async fn a_token_must_cover_link_targets_too() {
     let world = HomeFixture::new();
     world.file("mine/f", b"x");
     world.file("other/g", b"y");
@@ -247,7 +247,7 @@ async fn a_put_survives_restarts_and_happens_once() {
 }
 
 #[tokio::test]
-async fn pieces_that_overtake_each_other_are_put_in_order() {
+async fn out_of_order_chunks_are_stored_in_order() {
     let world = HomeFixture::new();
     let data: Vec<u8> = (0..800_000_u32).map(|n| (n / 7) as u8).collect();
     world.call(begin(6, "f")).await.expect("begin");
@@ -269,7 +269,7 @@ async fn pieces_that_overtake_each_other_are_put_in_order() {
 }
 
 #[tokio::test]
-async fn a_small_file_comes_with_one_call_and_stays_once() {
+async fn a_small_file_is_put_by_one_call() {
     let world = HomeFixture::new();
     let put = |id, path: &str, digest| PutFile {
         extraction: ExtractionId(id),
@@ -316,7 +316,7 @@ async fn a_small_file_comes_with_one_call_and_stays_once() {
 }
 
 #[tokio::test]
-async fn damaged_bytes_are_refused_and_the_last_commit_wins() {
+async fn damaged_bytes_are_refused_and_last_commits_win() {
     let world = HomeFixture::new();
     let mut commit = world.put(1, "f", b"one").await.expect("put");
     commit.digest = Digest::of(b"two");
@@ -338,7 +338,7 @@ async fn damaged_bytes_are_refused_and_the_last_commit_wins() {
 }
 
 #[tokio::test]
-async fn remote_files_are_read_and_written_in_a_tree() {
+async fn remote_trees_support_reading_and_writing() {
     let world = HomeFixture::new();
     let tree = TreeRef::Home("new/tree".to_owned());
     let open = |writable| OpenTree {
@@ -412,7 +412,7 @@ async fn remote_files_are_read_and_written_in_a_tree() {
 }
 
 #[tokio::test]
-async fn a_reader_gets_nothing_out_of_a_writers_session() {
+async fn a_reader_cannot_use_a_writers_session() {
     let world = HomeFixture::new();
     let tree = TreeRef::Home("new/tree".to_owned());
     let open = OpenTree {
@@ -453,7 +453,7 @@ async fn a_reader_gets_nothing_out_of_a_writers_session() {
 }
 
 #[tokio::test]
-async fn a_limit_refuses_what_cannot_pass_in_time() {
+async fn a_rate_limit_refuses_reads_beyond_their_deadline() {
     let world = HomeFixture::with_limit(Some(1000));
     world.file("f", &[1; 100_000]);
     let identity = world.identity("f").await;

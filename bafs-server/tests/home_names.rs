@@ -15,7 +15,7 @@ use bafs_proto::source_warning::WarningReason;
 use bafs_proto::token::Right;
 
 #[tokio::test]
-async fn absolute_links_that_stay_inside_are_followed() {
+async fn absolute_links_inside_the_home_are_followed() {
     let world = HomeFixture::new();
     world.file("in/f", b"x");
     let inside = world.root.path().join("in");
@@ -40,7 +40,7 @@ async fn absolute_links_that_stay_inside_are_followed() {
 }
 
 #[tokio::test]
-async fn bytes_in_names_are_listed_and_put() {
+async fn non_utf8_names_are_listed_and_put() {
     let world = HomeFixture::new();
     let bytes = |path: &[u8]| world.root.path().join(OsStr::from_bytes(path));
     fs::create_dir(bytes(b"d\xe9")).expect("mkdir");
@@ -66,7 +66,7 @@ async fn bytes_in_names_are_listed_and_put() {
 }
 
 #[tokio::test]
-async fn a_listing_tells_once_what_it_omits() {
+async fn a_listing_reports_each_omission_once() {
     let world = HomeFixture::new();
     let mut made = Vec::new();
     for number in 0..3_000 {
@@ -102,7 +102,7 @@ async fn a_listing_tells_once_what_it_omits() {
 }
 
 #[tokio::test]
-async fn results_that_steer_terminals_are_refused() {
+async fn result_paths_with_control_characters_are_refused() {
     let world = HomeFixture::new();
     for path in ["results/nl\n\u{1b}[31mx", "out/ok\u{202e}gnp", "\u{7}/f"] {
         assert_eq!(

@@ -15,7 +15,7 @@ use bafs_proto::token::Right;
 use bafs_server::home::HomeServer;
 
 #[tokio::test]
-async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {
+async fn range_reads_carry_digests_and_detect_changes() {
     let world = HomeFixture::new();
     let content: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
     world.file("d/f", &content);
@@ -42,7 +42,7 @@ async fn a_range_is_read_with_its_digests_and_a_change_is_noticed() {
 
 /// `cp -p`, `rsync -t` and `tar` do so, with files that were given one fixed time.
 #[tokio::test]
-async fn a_file_replaced_by_one_of_the_same_size_and_time_is_another_one() {
+async fn a_same_size_same_time_replacement_is_detected() {
     type Replace = fn(&Path, SystemTime);
     let over: Replace = |path, time| {
         let other = path.with_extension("new");
@@ -87,7 +87,7 @@ async fn a_file_replaced_by_one_of_the_same_size_and_time_is_another_one() {
 }
 
 #[tokio::test]
-async fn small_files_are_read_together_as_they_were_listed_and_within_the_token() {
+async fn packed_reads_check_identities_and_the_token() {
     let world = HomeFixture::new();
     for (path, content) in [
         ("d/a", &[1; 5_000][..]),
@@ -133,7 +133,7 @@ async fn small_files_are_read_together_as_they_were_listed_and_within_the_token(
 }
 
 #[tokio::test]
-async fn a_directory_that_goes_away_is_told_and_not_made_again() {
+async fn a_vanished_home_directory_is_reported_not_recreated() {
     let mut world = HomeFixture::new();
     let outer = std::mem::replace(&mut world.root, tempfile::tempdir().expect("directory"));
     let root = outer.path().join("home");
@@ -188,7 +188,7 @@ async fn a_directory_that_goes_away_is_told_and_not_made_again() {
 }
 
 #[tokio::test]
-async fn each_file_of_a_pack_has_its_own_right_and_its_own_answer() {
+async fn packed_files_have_individual_rights_and_results() {
     let world = HomeFixture::new();
     let elsewhere = grant(&world.signer, "elsewhere", &[Right::Read, Right::Write]);
     let pack = |contents: [&[u8]; 4], of_third: &[u8]| {

@@ -58,7 +58,7 @@ async fn volumes_expire_unless_renewed() {
 
 /// As on a disk that is full for a while.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_could_not_be_deleted_is_deleted_later_and_its_space_free_again() {
+async fn failed_deletions_are_retried_and_free_their_space() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let config = world.config(store.path());
     let all = config.capacity_bytes;
@@ -86,7 +86,7 @@ async fn what_could_not_be_deleted_is_deleted_later_and_its_space_free_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
+async fn results_extend_a_volumes_lifetime_across_restarts() {
     const RESULT_MS: u64 = 3 * 24 * 3_600_000;
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
@@ -151,7 +151,7 @@ async fn a_volume_lives_longer_once_it_holds_results_also_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_makes_no_volume_that_another_one_was_to_make() {
+async fn a_node_refuses_volumes_meant_for_another() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let node = world.node(A, world.config(store.path())).await;
     // Whoever was here before lost its store.

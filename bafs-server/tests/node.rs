@@ -354,7 +354,7 @@ async fn trees_serve_agents_until_the_volume_is_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_catalog_hears_of_changes_at_once() {
+async fn the_catalog_learns_of_changes_immediately() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let catalog = Arc::new(Catalog::new(world.authority.signer().verifier()));
     world.network.listen("c:1", catalog);
@@ -378,7 +378,7 @@ async fn the_catalog_hears_of_changes_at_once() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_given_no_group_is_in_that_of_its_subnet() {
+async fn a_nodes_group_defaults_to_its_subnet() {
     let world = NodeCluster::new();
     for (address, given, group) in [
         ("10.9.8.7:7002", "", "10.9.8.0/24"),

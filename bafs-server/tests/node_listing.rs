@@ -9,7 +9,7 @@ use bafs_proto::volume::VolumeSpec;
 use futures_util::future::join_all;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_listing_shows_what_the_token_may_see() {
+async fn listings_show_only_volumes_of_the_token() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let node = world.node("a:1", world.config(store.path())).await;
     for id in 1..=3 {
@@ -32,7 +32,7 @@ async fn a_listing_shows_what_the_token_may_see() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deleted_volume_hides_no_other_from_a_listing() {
+async fn concurrent_deletions_hide_no_other_volumes() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node("a:1", world.config(store.path())).await;
     let small = |id| VolumeSpec {

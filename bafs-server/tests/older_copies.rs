@@ -137,7 +137,7 @@ fn change_secretly(path: &Path, at: u64, content: &[u8]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_further_copy_only_what_changed_travels() {
+async fn further_copies_transfer_only_changed_chunks() {
     let stage = CopyFixture::new().await;
     let whole = (LARGE + 4 * 5_000) as u64;
     let first = stage.received_bytes(11, None).await;
@@ -173,7 +173,7 @@ async fn of_a_further_copy_only_what_changed_travels() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_older_copy_that_is_damaged_or_gone_costs_bytes_and_nothing_else() {
+async fn a_bad_older_copy_costs_only_extra_bytes() {
     let stage = CopyFixture::new().await;
     let whole = stage.received_bytes(11, None).await;
     change_secretly(&stage.copy(11).join("large"), 2 * CHUNK, b"rotten");
@@ -188,7 +188,7 @@ async fn an_older_copy_that_is_damaged_or_gone_costs_bytes_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_makes_a_copy_from_what_is_not_theirs() {
+async fn a_base_volume_needs_its_own_right() {
     let stage = CopyFixture::new().await;
     stage.received_bytes(11, None).await;
     let authority: &Authority = &stage.world.authority;

@@ -30,7 +30,7 @@ fn delete_volume(id: u128) -> DeleteVolume {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn creating_and_deleting_may_be_repeated() {
+async fn creation_and_deletion_are_idempotent() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     let first = world.create(A, spec(1, None)).await.expect("create");
@@ -87,7 +87,7 @@ async fn creating_and_deleting_may_be_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_keeps_what_was_ready_and_nothing_else() {
+async fn a_restart_keeps_only_ready_volumes() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let home = Arc::new(FaultyHome::default());
     home.file("slow", b"slow", 0o644);
@@ -156,7 +156,7 @@ async fn a_restart_keeps_what_was_ready_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_shown_to_one_node_is_of_no_use_at_another() {
+async fn a_narrowed_token_is_refused_by_other_nodes() {
     let world = NodeCluster::new();
     let stores = [A, B].map(|_| tempfile::tempdir().expect("store"));
     for (address, store) in [A, B].into_iter().zip(&stores) {
@@ -310,7 +310,7 @@ async fn a_volume_is_filled_from_home_and_replicated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fill_that_cannot_be_says_why() {
+async fn a_failed_fill_reports_its_reason() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let home = populated_home(&world);
     let _node = world.node(A, world.config(store.path())).await;
@@ -366,7 +366,7 @@ async fn a_fill_that_cannot_be_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hostile_source_does_not_leave_the_volume() {
+async fn a_hostile_source_cannot_escape_the_volume() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let outside = tempfile::tempdir().expect("outside");
     let home = Arc::new(FaultyHome::default());
@@ -412,7 +412,7 @@ async fn deleting_a_volume_stops_its_fill() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cache_volume_that_no_table_knows_is_removed_at_the_start() {
+async fn a_start_removes_unknown_cache_volumes() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     populated_home(&world);
     let Some(source) = from_home("in") else {
@@ -441,7 +441,7 @@ async fn a_cache_volume_that_no_table_knows_is_removed_at_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_that_deceive_readers_are_refused() {
+async fn names_with_deceptive_characters_are_refused() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let _node = world.node(A, world.config(store.path())).await;
     for bad in ["ok\u{202e}gnp", "a\u{200b}", "a\u{1b}[31m", "\u{2066}x"] {

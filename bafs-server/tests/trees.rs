@@ -152,7 +152,7 @@ async fn a_writer_fences_earlier_writers_and_no_reader() {
 }
 
 #[tokio::test]
-async fn nobody_goes_on_over_a_restart_of_the_machine() {
+async fn sessions_do_not_resume_after_machine_restarts() {
     let bench = SessionFixture::new();
     let open = |resumes| OpenTree {
         tree: VOLUME,
@@ -172,7 +172,7 @@ async fn nobody_goes_on_over_a_restart_of_the_machine() {
 }
 
 #[tokio::test]
-async fn writers_of_a_home_tree_live_side_by_side() {
+async fn writers_of_a_home_tree_coexist() {
     let bench = SessionFixture::new();
     let tree = TreeRef::Home("a".to_owned());
     let call = OpenTree {
@@ -206,7 +206,7 @@ async fn writers_of_a_home_tree_live_side_by_side() {
 }
 
 #[tokio::test]
-async fn a_deleted_volume_is_lost_for_good() {
+async fn a_deleted_volume_cannot_be_reopened() {
     let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     bench.sessions.drop_tree(&VOLUME).await;
@@ -223,7 +223,7 @@ async fn a_deleted_volume_is_lost_for_good() {
 }
 
 #[tokio::test]
-async fn a_silent_session_ends_and_a_renewed_one_does_not() {
+async fn a_silent_session_expires_unless_renewed() {
     let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     bench
@@ -251,7 +251,7 @@ async fn a_silent_session_ends_and_a_renewed_one_does_not() {
 }
 
 #[tokio::test]
-async fn a_repeated_batch_runs_once_also_at_the_same_time() {
+async fn a_concurrently_repeated_batch_runs_once() {
     let bench = Arc::new(SessionFixture::new());
     let epoch = bench.open(true).await;
     let handle = bench.create(epoch, "log").await;
@@ -281,7 +281,7 @@ async fn a_repeated_batch_runs_once_also_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn a_caller_that_gives_up_finds_the_answer_later() {
+async fn a_repeated_call_finds_the_earlier_answer() {
     let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     let handle = bench.create(epoch, "log").await;
@@ -299,7 +299,7 @@ async fn a_caller_that_gives_up_finds_the_answer_later() {
 }
 
 #[tokio::test]
-async fn a_batch_answers_each_operation_and_bounds_the_body() {
+async fn batches_answer_each_operation_within_size_bounds() {
     let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     let handle = bench.create(epoch, "f").await;
@@ -363,7 +363,7 @@ async fn every_answer_fits_a_header() {
 }
 
 #[tokio::test]
-async fn nothing_of_a_chain_runs_behind_what_failed() {
+async fn a_failure_stops_the_rest_of_its_chain() {
     let bench = SessionFixture::new();
     let epoch = bench.open(true).await;
     let make = |name: &str| FileOp::MakeDirectory {

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unlinked_file_counts_until_its_last_anchor_goes() {
+    fn an_unlinked_file_counts_until_its_anchors_drop() {
         let account = account();
         let (file, new) = account.register((1, 7), 30);
         assert!(new);

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_walk_counts_what_is_there_once() {
+    fn a_walk_counts_each_file_once() {
         let directory = tempfile::tempdir().expect("directory");
         let root = directory.path();
         std::fs::create_dir(root.join("d")).expect("directory");
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_tell_changes_and_not_reading() {
+    fn marks_reflect_changes_but_not_reads() {
         let directory = tempfile::tempdir().expect("directory");
         let root = directory.path();
         std::fs::create_dir(root.join("d")).expect("directory");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_without_descriptors_is_no_small_volume() {
+    fn a_walk_without_descriptors_fails() {
         let directory = tempfile::tempdir().expect("directory");
         std::fs::create_dir_all(directory.path().join("a/b/c")).expect("directory");
         let before = getrlimit(Resource::Nofile);

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn every_block_has_a_place_of_its_own() {
+    fn every_block_has_its_own_position() {
         let places = BlockLayout::new([2, 0, 3]).expect("places");
         let all: Vec<_> = (0..4)
             .flat_map(|file| (0..4).map(move |block| (file, block)))
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_reads_what_the_node_marks_and_nothing_else() {
+    fn an_agent_reads_only_blocks_marked_present() {
         let (node, agent) = pair(&[3, 1]);
         let digest = Digest::of(b"block");
         let right = |count| move || Some(vec![digest; count]);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn another_shape_is_refused() {
+    fn a_map_of_another_shape_is_refused() {
         let places = |blocks| BlockLayout::new([blocks]).expect("places");
         let (_node, [present, used]) = BlockMap::create(places(5)).expect("create");
         let fds = || [present.as_fd(), used.as_fd()];
@@ -327,7 +327,7 @@ mod tests {
 
     /// A node that overwrites a block again and again, and readers of it.
     #[test]
-    fn bytes_are_those_of_the_block_whatever_the_node_does_meanwhile() {
+    fn concurrent_overwrites_never_yield_wrong_bytes() {
         const BYTES: usize = 64 << 10;
         let file = tempfile::tempfile().expect("file");
         let (node, agent) = pair(&[1]);

@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_takes_what_is_free_and_passes_what_is_present() {
+    fn a_prefix_reserves_only_absent_blocks() {
         let blocks = 0..40;
         let prefix =
             |start, end, free| writable_prefix(&blocks, std::slice::from_ref(&(start..end)), free, 10);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_before_an_error_is_not_all_of_a_file() {
+    fn a_read_error_discards_the_partial_data() {
         use rustix::io::Errno as Host;
         let read = |told: &[rustix::io::Result<usize>]| {
             let (mut out, mut told) = (b"before".to_vec(), told.iter());

@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_jobs_one_by_one_leave_descriptors_for_others() {
+    fn successive_greedy_jobs_leave_descriptors_for_others() {
         let mut held = 0;
         for job in 0..15 {
             let more = openable_count(held, 0);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_closed_is_no_longer_held() {
+    fn closing_releases_held_descriptors() {
         let share = JobDescriptorUse::default();
         let (first, second) = (SynchronousOpen::new(&share, 7), SynchronousOpen::new(&share, 8));
         assert_eq!((share.counts(7), share.counts(9)), ((2, 1), (2, 0)));

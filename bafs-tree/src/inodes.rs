@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_files_without_names_hold_is_counted_right_whatever_happens() {
+    fn unnamed_files_are_always_counted_correctly() {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::open(directory.path(), None).unwrap();
         let mut table = Inodes::new(FileReference::root(&tree), tree.root_id());

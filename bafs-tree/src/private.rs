@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_is_made_for_the_owner_alone() {
+    fn missing_directories_are_created_for_the_owner_only() {
         let top = tempfile::tempdir().expect("directory");
         let asked = top.path().join("a/./b/../c");
         let made = private_directory(&asked).expect("made");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn links_in_it_are_refused_and_own_links_to_it_are_followed() {
+    fn inner_links_are_refused_own_links_are_followed() {
         let top = tempfile::tempdir().expect("directory");
         let store = private_directory(&top.path().join("store")).expect("made");
         symlink(&store, top.path().join("mine")).expect("link");
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_have_filled_is_refused() {
+    fn nonempty_directories_writable_by_others_are_refused() {
         let top = tempfile::tempdir().expect("directory");
         let store = top.path().join("store");
         fs::create_dir(&store).expect("directory");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_could_replace_it_must_be_trusted() {
+    fn untrusted_parent_directories_are_refused() {
         let top = tempfile::tempdir().expect("directory");
         let above = top.path().join("shared");
         fs::create_dir(&above).expect("directory");

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_removed_however_deep_it_is() {
+    fn arbitrarily_deep_trees_are_removed() {
         let parent = tempfile::tempdir().expect("directory");
         let top = parent.path().join("top");
         for levels in [0, 1, LEVELS_MAX, LEVELS_MAX + 1, LEVELS_MAX + 2, 14_000] {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_do_not_keep_it_and_links_are_not_followed() {
+    fn removal_ignores_permissions_and_follows_no_links() {
         let parent = tempfile::tempdir().expect("directory");
         let (top, other) = (parent.path().join("top"), parent.path().join("other"));
         for directory in ["other", "top", "top/a", "top/a/b"] {

@@ -594,7 +594,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_that_a_disk_refuses_is_no_write() {
+    fn a_failed_read_never_reports_erofs() {
         let read = FileOp::Read {
             handle: HandleId(1),
             offset: 0,

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_writes_the_other_reads_and_cannot_change() {
+    fn a_reader_sees_but_cannot_change_words() {
         let (made, file) = SharedWords::create(5000, SharedAccess::Read).expect("create");
         let seen = SharedWords::map(file.as_fd(), 5000, SharedAccess::Read).expect("map");
         made.words().expect("writable")[4999].store(7, Release);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn both_may_write_if_so_made() {
+    fn both_sides_may_write_if_created_so() {
         let (made, file) = SharedWords::create(2, SharedAccess::Write).expect("create");
         let seen = SharedWords::map(file.as_fd(), 2, SharedAccess::Write).expect("map");
         seen.words().expect("writable")[1].store(9, Release);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_and_other_lengths_are_refused() {
+    fn foreign_files_and_wrong_lengths_are_refused() {
         let (_made, file) = SharedWords::create(2, SharedAccess::Read).expect("create");
         assert!(SharedWords::map(file.as_fd(), 3, SharedAccess::Read).is_err());
         assert!(SharedWords::map(file.as_fd(), 1, SharedAccess::Read).is_err());

@@ -74,7 +74,7 @@ fn access_control_lists_are_refused_and_hidden() {
 }
 
 #[test]
-fn numbers_are_given_only_to_what_an_operation_makes() {
+fn client_numbers_apply_only_to_created_objects() {
     const GIVEN: u64 = 1 << 61;
     let fixture = TreeFixture::new(Some(ROOMY));
     let (ino, handle) = fixture.create(ROOT, "f", 0o640);
@@ -134,7 +134,7 @@ fn numbers_are_given_only_to_what_an_operation_makes() {
 }
 
 #[test]
-fn a_session_that_resumes_opens_what_was_shut_to_the_server_itself() {
+fn a_resuming_session_reopens_files_despite_their_modes() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (ino, handle) = fixture.create(ROOT, "object", 0o644);
     assert_eq!(fixture.write(handle, 0, b"hello"), Ok(5));
@@ -183,7 +183,7 @@ fn a_session_that_resumes_opens_what_was_shut_to_the_server_itself() {
 }
 
 #[test]
-fn a_directory_that_was_shut_while_it_is_open_is_synced() {
+fn an_open_directory_without_permission_is_synced() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let op = FileOp::MakeDirectory {
         parent: ROOT,
@@ -260,7 +260,7 @@ fn listed(fixture: &TreeFixture, between: impl FnOnce(&[String])) -> Vec<(String
 }
 
 #[test]
-fn a_listing_shows_the_file_that_has_a_name_now() {
+fn a_listing_shows_current_files_after_renames() {
     for fixture in [TreeFixture::new(Some(ROOMY)), TreeFixture::without_btimes(Some(ROOMY))] {
         let name = |number: usize| format!("file-{number:03}");
         for number in 0..200 {
@@ -303,7 +303,7 @@ fn a_listing_shows_the_file_that_has_a_name_now() {
 }
 
 #[test]
-fn an_owner_that_is_none_is_refused() {
+fn an_invalid_owner_id_is_refused() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (ino, _) = fixture.create(ROOT, "f", 0o600);
     for (uid, gid) in [(Some(u32::MAX), None), (None, Some(u32::MAX))] {
@@ -334,7 +334,7 @@ fn an_owner_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_capability_that_a_new_file_is_given_is_found() {
+fn a_new_capability_on_a_file_is_visible() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (ino, _) = fixture.create(ROOT, "f", 0o755);
     let name = b"security.capability".to_vec();
@@ -362,7 +362,7 @@ fn a_capability_that_a_new_file_is_given_is_found() {
 }
 
 #[test]
-fn a_read_appends_what_was_asked_for_however_much_room_there_is() {
+fn a_read_appends_regardless_of_buffer_capacity() {
     let fixture = TreeFixture::new(None);
     let (_, handle) = fixture.create(ROOT, "f", 0o600);
     let content: Vec<u8> = (0..200).collect();
@@ -397,7 +397,7 @@ fn a_read_appends_what_was_asked_for_however_much_room_there_is() {
 
 /// A writer promises its program the space that it is told is free.
 #[test]
-fn what_another_session_refers_to_is_not_told_to_be_free() {
+fn files_held_by_other_sessions_occupy_space() {
     let fixture = TreeFixture::new(Some(Limit {
         bytes: 8 * BLOCK,
         files: 10,
@@ -426,13 +426,13 @@ fn what_another_session_refers_to_is_not_told_to_be_free() {
 }
 
 #[test]
-fn without_space_an_attribute_takes_a_value_that_is_no_longer() {
+fn full_volumes_accept_attributes_of_equal_length() {
     let fixture = TreeFixture::new(Some(Limit {
         bytes: 4 * BLOCK,
         files: 3,
     }));
     if !rustix::fs::statfs(fixture.path("")).is_ok_and(|stat| stat.f_type == 0xef53) {
-        let test = "without_space_an_attribute_takes_a_value_that_is_no_longer";
+        let test = "full_volumes_accept_attributes_of_equal_length";
         return skip(test, "not on ext4");
     }
     let (ino, handle) = fixture.create(ROOT, "f", 0o600);

@@ -37,10 +37,10 @@ fn limit_descriptors() {
 }
 
 #[test]
-fn an_agent_may_refer_to_more_files_than_there_are_descriptors() {
+fn an_agent_may_use_more_files_than_descriptors() {
     let _alone = serialise_tests();
     if !geteuid().is_root() {
-        let test = "an_agent_may_refer_to_more_files_than_there_are_descriptors";
+        let test = "an_agent_may_use_more_files_than_descriptors";
         bench::skip(test, "only root may open files again by their handles");
         return;
     }
@@ -94,7 +94,7 @@ fn an_agent_may_refer_to_more_files_than_there_are_descriptors() {
 }
 
 #[test]
-fn what_is_opened_in_time_leaves_the_descriptors_that_are_kept_for_early_opens() {
+fn synchronous_opens_leave_descriptors_for_early_opens() {
     const KEPT: u32 = 20;
     let _alone = serialise_tests();
     limit_descriptors();
@@ -144,7 +144,7 @@ fn what_is_opened_in_time_leaves_the_descriptors_that_are_kept_for_early_opens()
 }
 
 #[test]
-fn a_listing_without_descriptors_fails_and_leaves_nothing_out() {
+fn a_listing_without_descriptors_fails_without_omissions() {
     const LISTED: usize = 40;
     let _alone = serialise_tests();
     limit_descriptors();
@@ -190,7 +190,7 @@ fn a_listing_without_descriptors_fails_and_leaves_nothing_out() {
 }
 
 #[test]
-fn what_cannot_be_made_for_want_of_descriptors_is_not_there() {
+fn failed_creation_without_descriptors_leaves_nothing() {
     let _alone = serialise_tests();
     limit_descriptors();
     let fixture = Bench::new(Some(ROOMY));

@@ -266,7 +266,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_tree_does_what_a_directory_does(
+    fn a_tree_behaves_like_a_plain_directory(
         steps in prop::collection::vec(step(), 1..60),
         is_alone in any::<bool>(),
     ) {

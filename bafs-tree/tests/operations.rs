@@ -10,7 +10,7 @@ use bafs_tree::Tree;
 use nix::libc;
 
 #[test]
-fn what_is_written_is_read_and_is_on_the_host() {
+fn written_data_is_readable_and_on_the_host() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (ino, handle) = fixture.create(ROOT, "f", 0o640);
     assert_eq!(fixture.write(handle, 0, b"hello world"), Ok(11));
@@ -94,7 +94,7 @@ fn links_that_lead_out_are_never_followed() {
 }
 
 #[test]
-fn name_lengths_are_those_of_the_host() {
+fn name_length_limits_match_the_host() {
     let fixture = TreeFixture::new(Some(ROOMY));
     fixture.create(ROOT, &"n".repeat(255), 0o600);
     let name = vec![b'n'; 256];
@@ -113,7 +113,7 @@ fn name_lengths_are_those_of_the_host() {
 }
 
 #[test]
-fn unknown_numbers_are_stale_and_foreign_kinds_are_not_opened() {
+fn unknown_inodes_are_stale_and_fifos_not_opened() {
     let fixture = TreeFixture::new(None);
     let ino = InodeNo(4711);
     assert_eq!(
@@ -153,7 +153,7 @@ fn unknown_numbers_are_stale_and_foreign_kinds_are_not_opened() {
 }
 
 #[test]
-fn a_session_for_reading_changes_nothing() {
+fn a_read_only_session_changes_nothing() {
     let fixture = TreeFixture::new(None);
     fs::write(fixture.path("f"), b"x").expect("write");
     let reader = fixture.tree.session(false);
@@ -192,7 +192,7 @@ fn a_session_for_reading_changes_nothing() {
 }
 
 #[test]
-fn rename_flags_are_those_of_the_host() {
+fn rename_flags_behave_as_on_the_host() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (a, _) = fixture.create(ROOT, "a", 0o600);
     let (b, _) = fixture.create(ROOT, "b", 0o600);
@@ -215,7 +215,7 @@ fn rename_flags_are_those_of_the_host() {
 }
 
 #[test]
-fn hard_links_are_one_file_that_counts_once() {
+fn hard_links_count_as_one_file() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (ino, handle) = fixture.create(ROOT, "a", 0o600);
     fixture.write(handle, 0, b"x").expect("write");
@@ -299,7 +299,7 @@ fn attributes_change_as_asked() {
 }
 
 #[test]
-fn extended_attributes_work_and_trusted_ones_do_not() {
+fn user_xattrs_work_and_trusted_ones_are_refused() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (ino, _) = fixture.create(ROOT, "f", 0o600);
     let set = |name: &str, flags| FileOp::SetXattr {
@@ -380,7 +380,7 @@ fn a_listing_stays_whole_while_the_directory_changes() {
 }
 
 #[test]
-fn the_hidden_name_is_not_there() {
+fn the_hidden_name_is_inaccessible() {
     let root = tempfile::tempdir().expect("directory");
     fs::create_dir(root.path().join("own")).expect("mkdir");
     let fd = fs::File::open(root.path()).expect("open").into();
@@ -407,7 +407,7 @@ fn the_hidden_name_is_not_there() {
 }
 
 #[test]
-fn new_files_belong_to_the_caller_when_the_server_may_do_that() {
+fn a_privileged_server_gives_files_to_the_caller() {
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -450,7 +450,7 @@ fn new_files_belong_to_the_caller_when_the_server_may_do_that() {
 }
 
 #[test]
-fn garbage_in_requests_is_an_error_and_no_more() {
+fn malformed_requests_return_errors_without_side_effects() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (_, handle) = fixture.create(ROOT, "f", 0o600);
     for (start, length) in [(0, 5), (5, 0), (u32::MAX, u32::MAX)] {

@@ -11,7 +11,7 @@ use bafs_tree::{Limit, Tree};
 use nix::libc;
 
 #[test]
-fn sparse_files_count_what_they_take_and_holes_are_found() {
+fn sparse_files_count_only_allocated_blocks() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (_, handle) = fixture.create(ROOT, "f", 0o600);
     fixture.write(handle, 1 << 30, b"x").expect("write");
@@ -69,7 +69,7 @@ fn copies_stay_within_the_limit() {
 }
 
 #[test]
-fn bytes_end_exactly_at_the_limit() {
+fn the_byte_limit_is_exact() {
     let fixture = TreeFixture::new(Some(Limit {
         bytes: 5 * BLOCK,
         files: 10,
@@ -127,7 +127,7 @@ fn bytes_end_exactly_at_the_limit() {
 }
 
 #[test]
-fn files_end_exactly_at_the_limit() {
+fn the_file_limit_is_exact() {
     let fixture = TreeFixture::new(Some(Limit {
         bytes: 64 << 20,
         files: 3,
@@ -158,7 +158,7 @@ fn files_end_exactly_at_the_limit() {
 }
 
 #[test]
-fn writers_at_once_never_pass_the_limit() {
+fn concurrent_writers_never_exceed_the_limit() {
     let limit = Limit {
         bytes: 100 * BLOCK,
         files: 40,
@@ -215,7 +215,7 @@ fn writers_at_once_never_pass_the_limit() {
 
 /// Whoever writes reserves as if nothing had space yet, while there seems to be enough.
 #[test]
-fn what_fits_is_written_beside_those_that_reserve_more_than_they_take() {
+fn fitting_writes_succeed_beside_large_reservations() {
     let (piece, writers) = (12 * BLOCK, 3);
     // One of them finds room to reserve a piece, and leaves none.
     let limit = Limit {
@@ -259,7 +259,7 @@ fn what_fits_is_written_beside_those_that_reserve_more_than_they_take() {
 }
 
 #[test]
-fn a_full_volume_in_memory_is_overwritten_in_place() {
+fn a_full_tmpfs_volume_is_overwritten_in_place() {
     let root = tempfile::tempdir_in("/dev/shm").ok();
     let is_in_memory = |root: &tempfile::TempDir| {
         rustix::fs::statfs(root.path()).is_ok_and(|stat| stat.f_type == 0x0102_1994)
@@ -304,7 +304,7 @@ fn a_full_volume_in_memory_is_overwritten_in_place() {
 }
 
 #[test]
-fn appends_at_once_lose_nothing() {
+fn concurrent_appends_lose_nothing() {
     for limit in [Some(ROOMY), None] {
         let fixture = Arc::new(TreeFixture::new(limit));
         let (_, handle) = fixture.create(ROOT, "log", 0o600);
@@ -341,7 +341,7 @@ fn appends_at_once_lose_nothing() {
 }
 
 #[test]
-fn an_unlinked_file_that_is_only_read_counts_until_it_is_closed() {
+fn an_unlinked_read_only_file_counts_until_closed() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (ino, handle) = fixture.create(ROOT, "f", 0o600);
     fixture.write(handle, 0, &[7; 10_000]).expect("write");
@@ -362,7 +362,7 @@ fn an_unlinked_file_that_is_only_read_counts_until_it_is_closed() {
 }
 
 #[test]
-fn an_unlinked_file_lives_and_counts_until_it_is_closed() {
+fn an_unlinked_file_stays_and_counts_until_closed() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (ino, handle) = fixture.create(ROOT, "f", 0o600);
     fixture.write(handle, 0, &[7; 10_000]).expect("write");
@@ -402,7 +402,7 @@ fn an_unlinked_file_lives_and_counts_until_it_is_closed() {
 }
 
 #[test]
-fn the_space_of_what_has_no_name_is_there_for_whoever_needs_it() {
+fn space_of_unnamed_files_is_reclaimed_on_demand() {
     let fixture = TreeFixture::new(Some(Limit {
         bytes: 8 * BLOCK,
         files: 2,
@@ -438,7 +438,7 @@ fn the_space_of_what_has_no_name_is_there_for_whoever_needs_it() {
 }
 
 #[test]
-fn rename_replaces_an_open_file_and_gives_its_space_back() {
+fn replacing_an_open_file_frees_space_on_close() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let (_, old) = fixture.create(ROOT, "old", 0o600);
     let (_, new) = fixture.create(ROOT, "new", 0o600);
@@ -454,7 +454,7 @@ fn rename_replaces_an_open_file_and_gives_its_space_back() {
 
 /// Says most when it runs without privilege: to root no directory is closed.
 #[test]
-fn a_directory_that_a_job_closed_counts_and_stays_closed() {
+fn closed_directories_are_counted_and_stay_closed() {
     let fixture = TreeFixture::new(Some(ROOMY));
     let closed = fixture.path("closed");
     fs::create_dir_all(closed.join("inner")).expect("mkdir");
@@ -472,7 +472,7 @@ fn a_directory_that_a_job_closed_counts_and_stays_closed() {
 }
 
 #[test]
-fn without_space_a_name_that_is_taken_says_so_and_can_be_replaced() {
+fn full_volumes_report_and_replace_existing_names() {
     for fixture in [
         TreeFixture::new(Some(Limit {
             bytes: 8 * BLOCK,

@@ -749,13 +749,13 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_an_example_and_every_option_is_documented() {
+    fn commands_have_examples_and_options_are_documented() {
         let untold = undocumented_words(&Cli::command(), "bafs", &read_documents());
         assert!(untold.is_empty(), "{}", untold.join("\n"));
     }
 
     #[test]
-    fn a_name_is_not_the_beginning_of_another() {
+    fn option_names_match_as_whole_words() {
         assert!(is_named("see `--plan`, or --planet", "--plan"));
         assert!(!is_named("--plan-b, --planet and --plan_c", "--plan"));
     }

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_home_is_found_whatever_capitals_its_name_has() {
+    fn home_names_ignore_upper_and_lower_case() {
         let home = |name: &str| test_advert(ServerKind::Home, name, "");
         let homes = vec![home("other"), home("MyData")];
         let url: Url = "bafs://MyData/out".parse().expect("a URL");
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_several_nodes_means_none_of_them() {
+    fn ambiguous_node_name_is_rejected() {
         let node = |name: &str, address: &str| test_advert(ServerKind::Node, name, address);
         let nodes = || vec![node("n1", "a:1"), node("n2", "b:2"), node("n1", "c:3")];
         let found = |wanted: &str| {
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_who_has_no_identity_that_may_ask() {
+    fn directory_without_scheduler_identity_belongs_to_a_node() {
         let cluster = tempfile::tempdir().expect("a directory");
         assert!(!is_node_identity(cluster.path()), "nothing is there");
         init::create_identities(cluster.path(), LATEST_TIME).expect("identities");

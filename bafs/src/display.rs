@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_done_before_this_start_says_nothing_of_the_time_left() {
+    fn time_left_ignores_jobs_done_before_this_start() {
         let progress = |jobs_done| Progress {
             jobs_total: 100,
             jobs_done,
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_moves_since_the_first_look_is_shown_and_it_is_not_forgotten() {
+    fn moved_bytes_count_from_the_first_observation() {
         let (home, node) = (ServerId::random(), ServerId::random());
         let mut moved = TrafficTotals::default();
         moved.record_counter(home, ServerKind::Home, 5_000);

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_read_is_said_before_what_to_name() {
+    fn unreadable_journal_error_precedes_the_advice() {
         let path = Path::new("/nowhere/nosuch");
         let said = format!("{:#}", find_journal(path).expect_err("it is not there"));
         let begin = "cannot read /nowhere/nosuch: No such file or directory";

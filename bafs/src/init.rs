@@ -87,7 +87,7 @@ mod tests {
 
     /// A node's machine has no authority, and must not lose what it has.
     #[test]
-    fn a_directory_with_any_identity_is_left_as_it_is() {
+    fn init_preserves_a_directory_with_an_identity() {
         for part in IDENTITY_DIRECTORIES {
             let directory = tempfile::tempdir().expect("a directory");
             let kept = directory.path().join(part);

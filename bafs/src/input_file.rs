@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_may_have_just_so_many_bytes() {
+    fn oversized_files_are_rejected() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         assert_eq!(read_text(file.path(), MIB).unwrap().len(), 1 << 20);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_named_by_its_line() {
+    fn non_utf8_text_is_named_by_its_line() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"fine\nfine\nna\xefve\n").unwrap();
         let said = open_error(file.path());

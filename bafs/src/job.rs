@@ -355,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_follows_the_path_of_a_mount_is_how_it_is_mounted() {
+    fn mount_argument_selects_the_access_mode() {
         let mount = |text: &str| parse_mount(text).map(|it| (it.volume, it.path, it.access));
         let v = |path: &str, access| ("v".to_owned(), path.to_owned(), access);
         assert_eq!(mount("v:/a").unwrap(), v("/a", MountAccess::ReadWrite));
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_volumes_are_refused_before_anything_is_looked_for() {
+    fn invalid_mount_points_are_usage_errors() {
         let refusal = |mounts: &[&str]| {
             let wanted = mounts.iter().map(|text| parse_mount(text).unwrap());
             check_mount_paths(&wanted.collect::<Vec<_>>()).err()
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_shown_in_a_directory_that_is_there() {
+    fn mount_point_must_be_an_existing_directory() {
         let directory = tempfile::tempdir().unwrap();
         assert!(check_mount_point(directory.path()).is_ok());
         let path = directory.path().join("it");

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_dead_owners_left_is_removed() {
+    fn only_directories_of_dead_owners_are_removed() {
         let place = tempfile::tempdir().expect("directory");
         let make = |name: &str| {
             let path = place.path().join(name);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_in_the_place_of_a_lock_holds_nobody_up() {
+    fn fifo_in_place_of_a_lock_blocks_nothing() {
         let place = tempfile::tempdir().expect("directory");
         for name in ["bafs-demo-1-a", "other-1-b"] {
             let path = place.path().join(name);

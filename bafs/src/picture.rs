@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn charts_hold_their_curves_and_no_markup_of_names() {
+    fn charts_draw_curves_and_escape_names() {
         let mut chart = Chart {
             title: "<script>alert(1)</script>\u{1b}".to_owned(),
             x: Axis::new("time, s"),
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gantt_chart_has_a_bar_for_each_and_says_what_it_leaves_out() {
+    fn gantt_chart_counts_omitted_bars() {
         let bar = |row| Bar {
             row,
             from: 1.0,

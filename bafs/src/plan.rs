@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_wider_than_every_node_is_refused_by_name() {
+    fn job_wider_than_every_node_is_named() {
         let text = include_str!("../../examples/environments/thesis.toml");
         let environment = Environment::parse(text).unwrap();
         let wide = parse_test_workflow("job wide {\nexecutable = x\nrequest_cpus = 2\n}\n");
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_described_or_asked_but_not_both() {
+    fn environment_file_excludes_cluster_options() {
         let check = |more: &[&str]| {
             let words = ["bafs", "plan", "w.bafs", "--environment", "e.toml"];
             let cli = Cli::try_parse_from(words.iter().chain(more)).unwrap();
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_sizes_are_told() {
+    fn plan_reports_unknown_sizes() {
         let text = "volume v scratch unknown\njob a {\nexecutable = x\nruntime = 9 s\n}\n\
                     mount v a /v\n";
         let told = unknown_sizes_remark(&parse_test_workflow(text)).unwrap();
@@ -451,14 +451,14 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_environment_is_not_read_to_its_end() {
+    fn environment_must_be_a_regular_file() {
         let error = read_environment(Path::new("/dev/zero")).unwrap_err();
         let error = format!("{error:#}");
         assert!(error.contains("is no regular file"), "{error}");
     }
 
     #[test]
-    fn a_candidate_that_failed_is_not_called_slow() {
+    fn failed_candidate_is_not_called_slow() {
         let tried = |failed: Option<&str>| TrialResult {
             strategy: Strategy::All,
             simulated_s: None,
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn remote_io_is_told_where_it_is_faster() {
+    fn faster_remote_io_is_suggested() {
         let thesis = include_str!("../../examples/environments/thesis.toml");
         let mut environment = Environment::parse(thesis).unwrap();
         let told = |environment: &Environment, text: &str| {
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_what_is_possible_and_what_is_missing() {
+    fn table_shows_possible_strategies_and_shortages() {
         let environment =
             Environment::parse(include_str!("../../examples/environments/thesis.toml"));
         let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";

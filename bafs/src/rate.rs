@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_of_nothing_is_refused_in_the_words_of_its_argument() {
+    fn zero_rate_error_names_its_argument() {
         let said = format!("{:#}", parse_rate("0MB/s").unwrap_err());
         assert!(
             said.contains("nothing would ever arrive") && !said.contains("--limit"),
@@ -62,14 +62,14 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_says_that_it_is_one_of_a_second() {
+    fn limit_requires_a_rate_per_second() {
         assert_eq!(parse_rate_limit(Some("5 MB/s")).unwrap(), Some(5_000_000));
         let said = format!("{:#}", parse_rate_limit(Some("5MB")).unwrap_err());
         assert!(said.contains("as 5MB/s"), "{said}");
     }
 
     #[test]
-    fn sizes_are_for_people() {
+    fn sizes_are_shown_in_readable_units() {
         for (bytes, text) in [
             (0, "0 B"),
             (999, "999 B"),

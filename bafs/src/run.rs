@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_for_nodes_for_space_and_for_results() {
+    fn timeout_option_covers_nodes_space_and_results() {
         let text = "job a {\nexecutable = x\n}\n";
         let none = |_: &str| Err("no files".to_owned());
         let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
@@ -504,19 +504,19 @@ mod tests {
 
     /// What README says, too.
     #[test]
-    fn a_run_that_was_left_goes_on_within_seven_minutes() {
+    fn abandoned_run_is_resumable_for_seven_minutes() {
         assert_eq!(volume_lifetime_left_ms(&Settings::default()) / 60_000, 7);
     }
 
     /// The environment may name a cluster while a throw-away one is asked for.
     #[test]
-    fn a_throw_away_cluster_may_be_asked_for_whatever_cluster_is_named() {
+    fn local_option_is_accepted_beside_a_cluster() {
         let args = parse_run_args(&["--local", "4", "--identity", "x", "--catalog", "y:1"]);
         assert_eq!(args.local, Some(4));
     }
 
     #[test]
-    fn a_report_shows_little_of_much_output_and_steers_no_terminal() {
+    fn report_shortens_output_and_escapes_control_characters() {
         let flood = "x".repeat(60_000);
         let output = format!("{}{flood}\n\u{1b}[2Jthe end\n", "line\n".repeat(1_000));
         let shown = last_lines(&output);

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_home_has_a_name_that_a_url_can_carry() {
+    fn home_name_must_be_valid_in_a_url() {
         for good in ["home", "My_Data-2.example", "10.0.0.1"] {
             assert!(check_home_name(good).is_ok(), "{good}");
         }
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_does_not_start_says_what_helps() {
+    fn startup_errors_suggest_a_remedy() {
         let taken = "cannot listen at 10.0.0.1:1 (TCP): Address already in use (os error 98)";
         assert!(start_error_remedy(taken).is_some_and(|it| it.contains("choose another --listen")));
         let file = start_error_remedy("store env.sh: Not a directory (os error 20)");
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_its_cluster_cannot_reach_is_refused() {
+    fn unreachable_listen_address_is_refused() {
         let is_fine = |listen, catalog| check_reachable(listen, catalog).is_ok();
         assert!(is_fine("127.0.0.1:0", None));
         assert!(is_fine("127.0.0.1:0", Some("127.0.0.1:7000")));

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_fits_on_no_node_is_not_a_lack_of_storage() {
+    fn oversized_volume_is_not_a_total_shortage() {
         let text = include_str!("../../examples/environments/thesis.toml");
         let environment = Environment::parse(text).unwrap();
         let large = CanonicalWorkload::parse("width=2,depth=1,batch=1GB,private=6GB,run=5s");
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_failed_has_no_time() {
+    fn failed_simulation_has_no_time() {
         let text = include_str!("../../examples/environments/thesis.toml");
         let mut environment = Environment::parse(text).unwrap();
         environment.mtbf_s = Some(10);
@@ -361,7 +361,7 @@ mod tests {
 
     /// Every node leaves before remote I/O is half done.
     #[test]
-    fn a_policy_without_an_end_does_not_hide_the_others() {
+    fn failed_policy_does_not_hide_the_others() {
         let text = "home-rate = \"1 MB/s\"\nlocal-rate = \"100 MB/s\"\n\n\
                     [[nodes]]\ncount = 4\ncpus = 1\nstorage = \"50 GB\"\nuntil = \"10 h\"\n";
         let environment = Environment::parse(text).unwrap();
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_of_every_run_and_of_the_choice_are_written() {
+    fn plot_writes_a_picture_of_every_run() {
         let text = include_str!("../../examples/environments/thesis.toml");
         let environment = Environment::parse(text).unwrap();
         let canonical = CanonicalWorkload::parse("width=20,depth=2,batch=45GB,private=0.5GB,run=50s");

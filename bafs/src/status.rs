@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_are_of_one_length() {
+    fn progress_bars_have_equal_length() {
         for (part, whole) in [(0, 0), (0, 3), (1, 3), (3, 3), (9, 3), (u64::MAX, u64::MAX)] {
             assert_eq!(format_bar(part, whole).len(), BAR_WIDTH + 2);
         }

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_steer_no_terminal() {
+    fn control_characters_in_names_are_replaced() {
         let bidi = "ok\u{202e}gnp\u{2066}.\u{2028}";
         assert_eq!(sanitize_lines(bidi), "ok\u{fffd}gnp\u{fffd}.\u{fffd}");
         let name = "n\u{1b}[31m1\n\t\u{7}\u{9b}größe";

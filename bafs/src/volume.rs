@@ -408,7 +408,7 @@ mod tests {
     use crate::args::Cli;
 
     #[test]
-    fn a_volume_is_told_with_the_time_until_when_it_is_kept() {
+    fn volume_description_names_its_expiry_time() {
         let node = Advert {
             id: ServerId::random(),
             kind: ServerKind::Node,
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn no_volume_is_made_that_would_be_deleted_at_once() {
+    fn volume_lifetime_must_be_within_bounds() {
         let understood = |hours: &str| {
             let words = [
                 "bafs", "volume", "create", "v", "--node", "n1", "--size", "1MB",

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_that_are_not_listed_are_counted() {
+    fn omitted_errors_are_counted() {
         let told = |lines: usize| {
             let text = "nonsense here\n".repeat(lines);
             let rejected = parse_workflow("w.bafs", &text, &read_description).expect_err("nonsense");

@@ -56,7 +56,7 @@ fn wait_until_recorded(stage: &CacheCluster, nodes: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn cluster_cache_survives_kill_9_of_a_node_and_spares_home() -> Result<()> {
+fn cluster_cache_survives_killed_nodes_without_refetching() -> Result<()> {
     let content = Content::new(1, 8 * MIB);
     let mut stage = CacheCluster::start(2, "100MB", None)?;
     stage.write_data_set("kept", &content)?;
@@ -118,14 +118,14 @@ fn cluster_cache_finds_damaged_blocks_after_a_restart() -> Result<()> {
 }
 
 #[test]
-fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
+fn cluster_cache_never_serves_damaged_blocks() -> Result<()> {
     let content = Content::new(3, 4 * MIB);
     let stage = CacheCluster::start(1, "100MB", None)?;
     stage.write_data_set("live", &content)?;
     let volumes = stage.create_caches(&stage.node_addresses(), &CacheSpec::new("live", 16 << 20))?;
     stage.check_scan(&volumes[0], &content)?;
     if let Some(reason) = mount_obstacle() {
-        report_skip("cluster_cache_never_shows_damage_of_a_live_node", &reason);
+        report_skip("cluster_cache_never_serves_damaged_blocks", &reason);
         return Ok(());
     }
     let (volume, script) = (&volumes[0], stage.compare_script("live"));
@@ -161,8 +161,8 @@ fn cluster_cache_never_shows_damage_of_a_live_node() -> Result<()> {
 }
 
 #[test]
-fn cluster_cache_repairs_what_is_damaged_under_an_open_file() -> Result<()> {
-    let name = "cluster_cache_repairs_what_is_damaged_under_an_open_file";
+fn cluster_cache_repairs_damage_under_an_open_file() -> Result<()> {
+    let name = "cluster_cache_repairs_damage_under_an_open_file";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());
@@ -336,7 +336,7 @@ fn cluster_cache_ends_jobs_whose_source_changed() -> Result<()> {
 }
 
 #[test]
-fn cluster_cache_is_right_again_after_invalidate() -> Result<()> {
+fn cluster_cache_serves_new_content_after_invalidation() -> Result<()> {
     let (old, new) = (Content::new(7, 2 * MIB), Content::new(8, 2 * MIB));
     let rest = Content::new(9, 3 * MIB);
     let stage = CacheCluster::start(2, "100MB", None)?;
@@ -382,9 +382,9 @@ fn cluster_cache_is_right_again_after_invalidate() -> Result<()> {
 }
 
 #[test]
-fn cluster_cache_jobs_and_readers_share_each_byte() -> Result<()> {
+fn cluster_cache_fetches_bytes_once_for_all_readers() -> Result<()> {
     if let Some(reason) = mount_obstacle() {
-        report_skip("cluster_cache_jobs_and_readers_share_each_byte", &reason);
+        report_skip("cluster_cache_fetches_bytes_once_for_all_readers", &reason);
         return Ok(());
     }
     let content = Arc::new(Content::new(10, 6 * MIB));
@@ -466,8 +466,8 @@ fn run_python(stage: &CacheCluster, volume: &CacheVolume, script: &str, original
 }
 
 #[test]
-fn cluster_cache_fetches_what_is_touched_in_mapped_memory() -> Result<()> {
-    let name = "cluster_cache_fetches_what_is_touched_in_mapped_memory";
+fn cluster_cache_fetches_only_touched_mapped_pages() -> Result<()> {
+    let name = "cluster_cache_fetches_only_touched_mapped_pages";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());

@@ -43,7 +43,7 @@ fn wait_for_home_bytes(stage: &CacheCluster, bytes: u64) -> Result<()> {
 }
 
 #[test]
-fn cluster_cache_waits_for_a_home_that_goes_away_and_reads_nothing_twice() -> Result<()> {
+fn cluster_cache_waits_for_home_without_refetching() -> Result<()> {
     let content = Arc::new(Content::new(41, 12 * MIB));
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(4, "100MB", Some("4MB/s"))?;
@@ -92,7 +92,7 @@ fn cache_files(stage: &CacheCluster, node: &str) -> Result<(PathBuf, Vec<PathBuf
 }
 
 #[test]
-fn cluster_cache_survives_the_end_of_all_nodes_and_tampering_with_what_is_left() -> Result<()> {
+fn cluster_cache_survives_node_losses_and_tampered_stores() -> Result<()> {
     let content = Arc::new(Content::new(42, 16 * MIB));
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(3, "100MB", Some("8MB/s"))?;
@@ -142,8 +142,8 @@ fn cluster_cache_survives_the_end_of_all_nodes_and_tampering_with_what_is_left()
 }
 
 #[test]
-fn cluster_cache_tells_jobs_that_their_state_of_the_source_is_over() -> Result<()> {
-    let name = "cluster_cache_tells_jobs_that_their_state_of_the_source_is_over";
+fn cluster_cache_ends_jobs_after_invalidation() -> Result<()> {
+    let name = "cluster_cache_ends_jobs_after_invalidation";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());

@@ -66,7 +66,7 @@ fn home_byte_reader(stage: &CacheCluster) -> Result<impl Fn() -> Result<u64> + u
 }
 
 #[test]
-fn cluster_cache_goes_on_when_a_primary_is_killed_during_cold_reads() -> Result<()> {
+fn cluster_cache_survives_a_primary_killed_during_reads() -> Result<()> {
     let content = Arc::new(Content::new(1, 12 * MIB));
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(4, "100MB", Some("4MB/s"))?;
@@ -97,7 +97,7 @@ fn cluster_cache_goes_on_when_a_primary_is_killed_during_cold_reads() -> Result<
 }
 
 #[test]
-fn cluster_cache_does_not_wait_for_a_stopped_peer() -> Result<()> {
+fn cluster_cache_readers_bypass_a_stopped_peer() -> Result<()> {
     let content = Arc::new(Content::new(2, 12 * MIB));
     let needed = content.bytes().len() as u64;
     let mut stage = CacheCluster::start(3, "100MB", Some("4MB/s"))?;
@@ -177,9 +177,9 @@ fn enter_private_network() -> Option<String> {
 }
 
 #[test]
-fn cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others() -> Result<()> {
+fn cluster_cache_peers_cut_off_pairwise_still_share() -> Result<()> {
     if let Some(reason) = enter_private_network() {
-        let name = "cluster_cache_peers_cut_off_from_each_other_stay_peers_of_others";
+        let name = "cluster_cache_peers_cut_off_pairwise_still_share";
         report_skip(name, &reason);
         return Ok(());
     }

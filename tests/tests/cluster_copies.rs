@@ -176,8 +176,8 @@ fn check_bytes(said: &str, expected: usize) -> Result<()> {
 }
 
 #[test]
-fn cluster_sends_of_a_further_copy_only_what_changed() -> Result<()> {
-    let name = "cluster_sends_of_a_further_copy_only_what_changed";
+fn cluster_sends_only_changes_in_further_copies() -> Result<()> {
+    let name = "cluster_sends_only_changes_in_further_copies";
     let Some(mut stages) = ReplicatedRun::start(name)? else {
         return Ok(());
     };
@@ -193,8 +193,8 @@ fn cluster_sends_of_a_further_copy_only_what_changed() -> Result<()> {
 }
 
 #[test]
-fn cluster_goes_on_from_the_older_copy_when_the_source_dies_while_it_is_copied() -> Result<()> {
-    let name = "cluster_goes_on_from_the_older_copy_when_the_source_dies_while_it_is_copied";
+fn cluster_resumes_from_older_copy_when_source_dies() -> Result<()> {
+    let name = "cluster_resumes_from_older_copy_when_source_dies";
     let Some(mut stages) = ReplicatedRun::start(name)? else {
         return Ok(());
     };
@@ -207,8 +207,8 @@ fn cluster_goes_on_from_the_older_copy_when_the_source_dies_while_it_is_copied()
 }
 
 #[test]
-fn cluster_takes_up_a_further_copy_when_its_target_restarts() -> Result<()> {
-    let name = "cluster_takes_up_a_further_copy_when_its_target_restarts";
+fn cluster_resumes_a_copy_after_target_restart() -> Result<()> {
+    let name = "cluster_resumes_a_copy_after_target_restart";
     let Some(mut stages) = ReplicatedRun::start(name)? else {
         return Ok(());
     };
@@ -223,8 +223,8 @@ fn cluster_takes_up_a_further_copy_when_its_target_restarts() -> Result<()> {
 }
 
 #[test]
-fn cluster_takes_up_a_further_copy_when_the_scheduler_restarts() -> Result<()> {
-    let name = "cluster_takes_up_a_further_copy_when_the_scheduler_restarts";
+fn cluster_resumes_a_copy_after_scheduler_restart() -> Result<()> {
+    let name = "cluster_resumes_a_copy_after_scheduler_restart";
     let Some(mut stages) = ReplicatedRun::start(name)? else {
         return Ok(());
     };

@@ -146,8 +146,8 @@ fn cut_links(cluster: &NamespaceCluster, seconds: u64) {
 }
 
 #[test]
-fn cluster_keeps_its_work_while_the_scheduler_is_cut_off() {
-    if is_skipped("cluster_keeps_its_work_while_the_scheduler_is_cut_off") {
+fn cluster_keeps_work_while_scheduler_is_cut_off() {
+    if is_skipped("cluster_keeps_work_while_scheduler_is_cut_off") {
         return;
     }
     let ended = run_workflow(&[], |cluster, _, _| cut_links(cluster, 14));
@@ -161,8 +161,8 @@ fn cluster_keeps_its_work_while_the_scheduler_is_cut_off() {
 }
 
 #[test]
-fn cluster_keeps_copies_while_the_scheduler_is_cut_off() {
-    if is_skipped("cluster_keeps_copies_while_the_scheduler_is_cut_off") {
+fn cluster_keeps_copies_while_scheduler_is_cut_off() {
+    if is_skipped("cluster_keeps_copies_while_scheduler_is_cut_off") {
         return;
     }
     let ended = run_workflow(&["--checkpoint", "always"], |cluster, _, _| {
@@ -219,8 +219,8 @@ fn cluster_keeps_its_work_over_one_way_cuts() {
 
 /// The catalog sees no node, which the scheduler does.
 #[test]
-fn cluster_keeps_its_work_while_the_catalog_is_cut_off() {
-    if is_skipped("cluster_keeps_its_work_while_the_catalog_is_cut_off") {
+fn cluster_keeps_work_while_catalog_is_cut_off() {
+    if is_skipped("cluster_keeps_work_while_catalog_is_cut_off") {
         return;
     }
     let nodes = ["n1", "n2", "n3", "n4", "n5"];
@@ -234,8 +234,8 @@ fn cluster_keeps_its_work_while_the_catalog_is_cut_off() {
 
 /// Two nodes are apart from all others, which go on without them; the run ends right.
 #[test]
-fn cluster_goes_on_without_a_group_that_is_cut_off() {
-    if is_skipped("cluster_goes_on_without_a_group_that_is_cut_off") {
+fn cluster_completes_without_a_cut_off_node_group() {
+    if is_skipped("cluster_completes_without_a_cut_off_node_group") {
         return;
     }
     let group = ["n1", "n2"];

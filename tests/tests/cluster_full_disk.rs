@@ -48,8 +48,8 @@ fn is_skipped(name: &str) -> bool {
 }
 
 #[test]
-fn cluster_runs_elsewhere_what_finds_a_full_disk() -> Result<()> {
-    if is_skipped("cluster_runs_elsewhere_what_finds_a_full_disk") {
+fn cluster_reruns_jobs_elsewhere_after_a_full_disk() -> Result<()> {
+    if is_skipped("cluster_reruns_jobs_elsewhere_after_a_full_disk") {
         return Ok(());
     }
     let world = TestCluster::start(&["20MB"])?;
@@ -101,17 +101,17 @@ const GREEDY_WORKFLOW: &str = "volume shared cache bafs://home/shared 60 MB\n\
 
 /// With three pipelines the second jobs run at the node whose disk is full.
 #[test]
-fn cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered() -> Result<()> {
+fn cluster_caches_yield_to_jobs_on_small_disks() -> Result<()> {
     check_cache_shrinks(
         3,
-        "cluster_caches_give_way_to_jobs_on_a_disk_smaller_than_what_is_offered",
+        "cluster_caches_yield_to_jobs_on_small_disks",
     )
 }
 
 /// With two they run at the other one, and write there from afar.
 #[test]
-fn cluster_caches_give_way_to_jobs_of_other_nodes() -> Result<()> {
-    check_cache_shrinks(2, "cluster_caches_give_way_to_jobs_of_other_nodes")
+fn cluster_caches_yield_to_jobs_of_other_nodes() -> Result<()> {
+    check_cache_shrinks(2, "cluster_caches_yield_to_jobs_of_other_nodes")
 }
 
 fn check_cache_shrinks(pipelines: u32, name: &str) -> Result<()> {

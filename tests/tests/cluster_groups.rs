@@ -71,7 +71,7 @@ fn count_peer_calls(stage: &CacheCluster, nodes: &[String]) -> Result<u64> {
 }
 
 #[test]
-fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> Result<()> {
+fn cluster_groups_fetch_once_each_and_share_nothing() -> Result<()> {
     let content = Content::new(51, 6 * MIB);
     let needed = content.bytes().len() as u64;
     let stage = start_cluster()?;
@@ -120,9 +120,9 @@ fn cluster_groups_of_one_subnet_read_from_home_once_each_and_share_nothing() -> 
 }
 
 #[test]
-fn cluster_groups_let_a_job_elsewhere_read_what_a_group_keeps() -> Result<()> {
+fn cluster_groups_serve_cached_data_to_outside_jobs() -> Result<()> {
     if let Some(reason) = mount_obstacle() {
-        let name = "cluster_groups_let_a_job_elsewhere_read_what_a_group_keeps";
+        let name = "cluster_groups_serve_cached_data_to_outside_jobs";
         report_skip(name, &reason);
         return Ok(());
     }

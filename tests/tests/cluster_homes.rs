@@ -10,10 +10,10 @@ use bafs_tests::foreign::{start_nginx, start_sshd};
 use bafs_tests::{mount_obstacle, processes_matching, bafs_program, printed_text, report_skip};
 
 #[test]
-fn cluster_runs_a_workflow_between_homes_of_other_kinds() -> Result<()> {
+fn cluster_runs_a_workflow_between_foreign_homes() -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(
-            "cluster_runs_a_workflow_between_homes_of_other_kinds",
+            "cluster_runs_a_workflow_between_foreign_homes",
             &reason,
         );
         return Ok(());

@@ -36,8 +36,8 @@ fn is_skipped(test: &str) -> bool {
 }
 
 #[test]
-fn cluster_brings_the_log_of_a_failed_job_home() -> Result<()> {
-    if is_skipped("cluster_brings_the_log_of_a_failed_job_home") {
+fn cluster_sends_logs_of_failed_jobs_home() -> Result<()> {
+    if is_skipped("cluster_sends_logs_of_failed_jobs_home") {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
@@ -75,8 +75,8 @@ fn cluster_brings_the_log_of_a_failed_job_home() -> Result<()> {
 }
 
 #[test]
-fn cluster_tells_the_last_lines_of_a_killed_job() -> Result<()> {
-    if is_skipped("cluster_tells_the_last_lines_of_a_killed_job") {
+fn cluster_reports_last_lines_of_killed_jobs() -> Result<()> {
+    if is_skipped("cluster_reports_last_lines_of_killed_jobs") {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
@@ -89,8 +89,8 @@ fn cluster_tells_the_last_lines_of_a_killed_job() -> Result<()> {
 }
 
 #[test]
-fn cluster_keeps_what_jobs_print() -> Result<()> {
-    if is_skipped("cluster_keeps_what_jobs_print") {
+fn cluster_keeps_the_output_of_jobs() -> Result<()> {
+    if is_skipped("cluster_keeps_the_output_of_jobs") {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;

@@ -41,7 +41,7 @@ fn planned_storage(plan: &Value) -> Result<Vec<(u64, u64)>> {
 }
 
 #[test]
-fn a_plan_for_a_cluster_counts_what_is_free_there_now() -> Result<()> {
+fn cluster_plan_counts_currently_free_space() -> Result<()> {
     let world = TestCluster::start(&["300 MB", "300 MB"])?;
     world.wait_for_servers(3)?;
     let plan_of = |world: &TestCluster| run_plan(world, &RATE_OPTIONS);
@@ -73,7 +73,7 @@ fn a_plan_for_a_cluster_counts_what_is_free_there_now() -> Result<()> {
 }
 
 #[test]
-fn a_plan_without_machines_or_rates_says_what_to_give() -> Result<()> {
+fn cluster_plan_names_missing_nodes_and_rates() -> Result<()> {
     let world = TestCluster::start(&[])?;
     let told = plan_error(&world, &[])?;
     ensure!(told.contains("--home-rate and --local-rate"), "{told}");

@@ -146,8 +146,8 @@ fn check_closed_output_is_silent(world: &TestCluster, workflow: &str) -> Result<
 }
 
 #[test]
-fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
-    let name = "cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost";
+fn cluster_reports_progress_and_cost_of_lost_nodes() -> Result<()> {
+    let name = "cluster_reports_progress_and_cost_of_lost_nodes";
     let Some(mut world) = start_cluster(name, &["30MB", "30MB", "30MB"], None)? else {
         return Ok(());
     };
@@ -199,8 +199,8 @@ fn cluster_tells_how_far_a_run_is_and_what_a_lost_node_cost() -> Result<()> {
 /// A cache of just the size of its source, whose files are no whole pieces of 4096 bytes: each of
 /// three jobs that read all in the same order finds nothing of it.
 #[test]
-fn cluster_tells_of_a_cache_that_is_too_small() -> Result<()> {
-    let name = "cluster_tells_of_a_cache_that_is_too_small";
+fn cluster_reports_a_too_small_cache() -> Result<()> {
+    let name = "cluster_reports_a_too_small_cache";
     let Some(world) = start_cluster(name, &["30MB"], None)? else {
         return Ok(());
     };
@@ -233,8 +233,8 @@ fn cluster_tells_of_a_cache_that_is_too_small() -> Result<()> {
 }
 
 #[test]
-fn cluster_simulates_a_finished_run_again() -> Result<()> {
-    let name = "cluster_simulates_a_finished_run_again";
+fn cluster_resimulates_a_finished_run() -> Result<()> {
+    let name = "cluster_resimulates_a_finished_run";
     let Some(world) = start_cluster(name, &["30MB", "30MB"], Some("1MB/s"))? else {
         return Ok(());
     };

@@ -128,8 +128,8 @@ fn cluster_runs_a_workflow() -> Result<()> {
 
 /// The first stage waits until the test has seen what the second one will read.
 #[test]
-fn cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs() -> Result<()> {
-    let name = "cluster_fetches_batch_data_of_the_next_stage_while_this_one_runs";
+fn cluster_warms_the_next_level_during_this_one() -> Result<()> {
+    let name = "cluster_warms_the_next_level_during_this_one";
     let Some(world) = start_cluster(name, &["60MB", "60MB"])? else {
         return Ok(());
     };
@@ -265,8 +265,8 @@ fn cluster_survives_a_killed_node() -> Result<()> {
 
 /// Somebody tidies up: what the jobs of that node do not find any more is not their fault.
 #[test]
-fn cluster_survives_a_store_that_is_removed_while_it_is_served() -> Result<()> {
-    let name = "cluster_survives_a_store_that_is_removed_while_it_is_served";
+fn cluster_survives_removal_of_a_served_store() -> Result<()> {
+    let name = "cluster_survives_removal_of_a_served_store";
     let Some(world) = start_cluster(name, &["20MB", "20MB", "20MB"])? else {
         return Ok(());
     };
@@ -301,8 +301,8 @@ fn cluster_survives_a_store_that_is_removed_while_it_is_served() -> Result<()> {
 }
 
 #[test]
-fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
-    let name = "cluster_reports_failed_jobs_and_keeps_what_is_done";
+fn cluster_reports_failed_jobs_and_keeps_finished_work() -> Result<()> {
+    let name = "cluster_reports_failed_jobs_and_keeps_finished_work";
     let Some(world) = start_cluster(name, &["20MB"])? else {
         return Ok(());
     };
@@ -344,8 +344,8 @@ fn cluster_reports_failed_jobs_and_keeps_what_is_done() -> Result<()> {
 }
 
 #[test]
-fn cluster_says_what_is_wrong_with_a_workflow() -> Result<()> {
-    let name = "cluster_says_what_is_wrong_with_a_workflow";
+fn cluster_names_the_errors_of_a_workflow() -> Result<()> {
+    let name = "cluster_names_the_errors_of_a_workflow";
     let Some(world) = start_cluster(name, &["20MB"])? else {
         return Ok(());
     };
@@ -398,8 +398,8 @@ fn cluster_says_what_is_wrong_with_a_workflow() -> Result<()> {
 }
 
 #[test]
-fn cluster_runs_a_job_again_that_found_its_volume_too_small() -> Result<()> {
-    let name = "cluster_runs_a_job_again_that_found_its_volume_too_small";
+fn cluster_reruns_jobs_with_larger_volumes() -> Result<()> {
+    let name = "cluster_reruns_jobs_with_larger_volumes";
     let Some(world) = start_cluster(name, &["100MB"])? else {
         return Ok(());
     };
@@ -425,8 +425,8 @@ fn cluster_runs_a_job_again_that_found_its_volume_too_small() -> Result<()> {
 }
 
 #[test]
-fn cluster_keeps_a_result_that_home_refuses_until_it_takes_it() -> Result<()> {
-    let name = "cluster_keeps_a_result_that_home_refuses_until_it_takes_it";
+fn cluster_keeps_refused_results_until_home_accepts() -> Result<()> {
+    let name = "cluster_keeps_refused_results_until_home_accepts";
     let Some(world) = start_cluster(name, &["20MB"])? else {
         return Ok(());
     };

@@ -59,8 +59,8 @@ fn cluster_measures_gathered_unknown_sizes_once() -> Result<()> {
 }
 
 #[test]
-fn cluster_unknown_sizes_wait_beside_another_run() -> Result<()> {
-    let name = "cluster_unknown_sizes_wait_beside_another_run";
+fn cluster_jobs_of_unknown_size_await_other_runs() -> Result<()> {
+    let name = "cluster_jobs_of_unknown_size_await_other_runs";
     let Some(world) = start_cluster(name, &["70MB", "70MB"])? else {
         return Ok(());
     };
@@ -99,8 +99,8 @@ fn wait_until(is_so: impl Fn() -> bool) -> Result<()> {
 }
 
 #[test]
-fn cluster_refuses_gathering_that_never_fits() -> Result<()> {
-    let name = "cluster_refuses_gathering_that_never_fits";
+fn cluster_refuses_impossible_gathering_jobs() -> Result<()> {
+    let name = "cluster_refuses_impossible_gathering_jobs";
     let Some(world) = start_cluster(name, &["100MB"])? else {
         return Ok(());
     };
@@ -168,8 +168,8 @@ fn cluster_own_failure_keeps_an_untouched_watched_volume() -> Result<()> {
 }
 
 #[test]
-fn cluster_full_disk_below_a_watched_volume_is_no_fault_of_its_job() -> Result<()> {
-    let name = "cluster_full_disk_below_a_watched_volume_is_no_fault_of_its_job";
+fn cluster_blames_no_job_for_a_full_disk() -> Result<()> {
+    let name = "cluster_blames_no_job_for_a_full_disk";
     let Some(world) = start_cluster(name, &["1MB"])? else {
         return Ok(());
     };
@@ -213,8 +213,8 @@ fn cluster_full_disk_below_a_watched_volume_is_no_fault_of_its_job() -> Result<(
 }
 
 #[test]
-fn cluster_refuses_a_watched_volume_with_its_margin() -> Result<()> {
-    let name = "cluster_refuses_a_watched_volume_with_its_margin";
+fn cluster_refuses_watched_volumes_without_margin_space() -> Result<()> {
+    let name = "cluster_refuses_watched_volumes_without_margin_space";
     let Some(world) = start_cluster(name, &["100MB"])? else {
         return Ok(());
     };

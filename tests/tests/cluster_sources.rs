@@ -88,8 +88,8 @@ fn create_directory(name: &str) -> Result<Option<TempDir>> {
 }
 
 #[test]
-fn cluster_shows_jobs_all_names_as_they_are() -> Result<()> {
-    let Some(home) = create_directory("cluster_shows_jobs_all_names_as_they_are")? else {
+fn cluster_shows_source_names_to_jobs_unchanged() -> Result<()> {
+    let Some(home) = create_directory("cluster_shows_source_names_to_jobs_unchanged")? else {
         return Ok(());
     };
     let home = home.path();
@@ -199,8 +199,8 @@ fn cluster_copies_and_sends_files_whatever_their_names() -> Result<()> {
 }
 
 #[test]
-fn cluster_warns_of_files_it_leaves_out() -> Result<()> {
-    let Some(home) = create_directory("cluster_warns_of_files_it_leaves_out")? else {
+fn cluster_warns_of_omitted_files() -> Result<()> {
+    let Some(home) = create_directory("cluster_warns_of_omitted_files")? else {
         return Ok(());
     };
     let home = home.path();
@@ -291,8 +291,8 @@ fn cluster_runs_jobs_beside_unreadable_directories() -> Result<()> {
 }
 
 #[test]
-fn cluster_shows_cache_tops_as_their_sources() -> Result<()> {
-    let Some(home) = create_directory("cluster_shows_cache_tops_as_their_sources")? else {
+fn cluster_cache_root_has_its_sources_attributes() -> Result<()> {
+    let Some(home) = create_directory("cluster_cache_root_has_its_sources_attributes")? else {
         return Ok(());
     };
     let home = home.path();
@@ -330,8 +330,8 @@ fn cluster_shows_cache_tops_as_their_sources() -> Result<()> {
 }
 
 #[test]
-fn cluster_keeps_cache_tops_over_invalidate_and_restart() -> Result<()> {
-    let name = "cluster_keeps_cache_tops_over_invalidate_and_restart";
+fn cluster_cache_root_survives_invalidation_and_restart() -> Result<()> {
+    let name = "cluster_cache_root_survives_invalidation_and_restart";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());

@@ -60,8 +60,8 @@ const NAMED_BY_PID_SCRIPT: &str = "echo $(i) > /tmp/bafs-trial.$$; sleep 1; \
     cat /tmp/bafs-trial.$$ > out; rm -f /tmp/bafs-trial.$$";
 
 #[test]
-fn cluster_jobs_at_once_keep_temporary_files_apart() -> Result<()> {
-    if is_skipped("cluster_jobs_at_once_keep_temporary_files_apart") {
+fn cluster_concurrent_jobs_keep_temporary_files_apart() -> Result<()> {
+    if is_skipped("cluster_concurrent_jobs_keep_temporary_files_apart") {
         return Ok(());
     }
     for more in ["", "share /tmp j$(i)"] {
@@ -77,8 +77,8 @@ fn cluster_jobs_at_once_keep_temporary_files_apart() -> Result<()> {
 }
 
 #[test]
-fn cluster_runs_at_once_have_different_process_ids() -> Result<()> {
-    if is_skipped("cluster_runs_at_once_have_different_process_ids") {
+fn cluster_concurrent_runs_have_different_process_ids() -> Result<()> {
+    if is_skipped("cluster_concurrent_runs_have_different_process_ids") {
         return Ok(());
     }
     let script = "echo $$ > out; sh -c \"echo \\$\\$\" >> out; sleep 1";
@@ -150,8 +150,8 @@ fn cluster_runs_three_mpi_jobs_at_once() -> Result<()> {
 }
 
 #[test]
-fn cluster_jobs_have_an_empty_tmp_named_by_tmpdir() -> Result<()> {
-    if is_skipped("cluster_jobs_have_an_empty_tmp_named_by_tmpdir") {
+fn cluster_jobs_start_with_an_empty_tmpdir() -> Result<()> {
+    if is_skipped("cluster_jobs_start_with_an_empty_tmpdir") {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
@@ -174,8 +174,8 @@ fn cluster_jobs_have_an_empty_tmp_named_by_tmpdir() -> Result<()> {
 }
 
 #[test]
-fn cluster_ends_a_job_past_its_share_of_tmp() -> Result<()> {
-    if is_skipped("cluster_ends_a_job_past_its_share_of_tmp") {
+fn cluster_ends_jobs_past_their_tmp_quota() -> Result<()> {
+    if is_skipped("cluster_ends_jobs_past_their_tmp_quota") {
         return Ok(());
     }
     let mut world = TestCluster::start(&[])?;
@@ -198,8 +198,8 @@ fn cluster_ends_a_job_past_its_share_of_tmp() -> Result<()> {
 }
 
 #[test]
-fn cluster_node_removes_temporary_files_of_killed_lives() -> Result<()> {
-    if is_skipped("cluster_node_removes_temporary_files_of_killed_lives") {
+fn cluster_node_removes_temporary_files_of_killed_incarnations() -> Result<()> {
+    if is_skipped("cluster_node_removes_temporary_files_of_killed_incarnations") {
         return Ok(());
     }
     let mut world = TestCluster::start(&["100MB"])?;
@@ -260,8 +260,8 @@ fn cluster_shares_a_parent_with_its_mount_point() -> Result<()> {
 }
 
 #[test]
-fn cluster_exec_twice_at_once_shares_nothing_by_chance() -> Result<()> {
-    let name = "cluster_exec_twice_at_once_shares_nothing_by_chance";
+fn cluster_concurrent_execs_share_nothing() -> Result<()> {
+    let name = "cluster_concurrent_execs_share_nothing";
     let Some(world) = exec::start_cluster(name, "20MB")? else {
         return Ok(());
     };

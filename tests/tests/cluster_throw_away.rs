@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 #[test]
-fn cluster_leaves_the_directory_of_another_home_of_its_export() -> Result<()> {
+fn cluster_leaves_another_homes_directory_untouched() -> Result<()> {
     for has_other in [false, true] {
         let world = TestCluster::start(&["20MB"])?;
         let own = world.home.path().join(".bafs-put");
@@ -80,8 +80,8 @@ fn check_result_path(told: &str) -> Result<()> {
 }
 
 #[test]
-fn cluster_that_goes_says_where_its_results_are_and_what_its_disk_lacks() -> Result<()> {
-    let name = "cluster_that_goes_says_where_its_results_are_and_what_its_disk_lacks";
+fn cluster_reports_result_locations_and_missing_disk_space() -> Result<()> {
+    let name = "cluster_reports_result_locations_and_missing_disk_space";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());
@@ -103,8 +103,8 @@ fn cluster_that_goes_says_where_its_results_are_and_what_its_disk_lacks() -> Res
 
 /// Also a run whose terminal has gone, where nobody reads what it says.
 #[test]
-fn cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted() -> Result<()> {
-    let name = "cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted";
+fn cluster_keeps_refused_results_after_an_interrupt() -> Result<()> {
+    let name = "cluster_keeps_refused_results_after_an_interrupt";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());
@@ -138,8 +138,8 @@ fn cluster_keeps_results_that_home_refuses_when_its_run_is_interrupted() -> Resu
 }
 
 #[test]
-fn cluster_that_holds_no_results_goes_with_a_run_that_fails() -> Result<()> {
-    let name = "cluster_that_holds_no_results_goes_with_a_run_that_fails";
+fn cluster_without_results_is_removed_after_failure() -> Result<()> {
+    let name = "cluster_without_results_is_removed_after_failure";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());

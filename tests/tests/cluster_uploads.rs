@@ -184,7 +184,7 @@ fn cluster_uploads_to_a_directory_outlive_kill_9() -> Result<()> {
 }
 
 #[test]
-fn cluster_uploads_to_a_home_server_outlive_kill_9() -> Result<()> {
+fn cluster_uploads_to_home_servers_outlive_kill_9() -> Result<()> {
     let own = tempfile::tempdir()?;
     let mut sender = UploadNode::start("", own.path())?;
     let (home, root) = (

@@ -149,14 +149,14 @@ fn check_fair_share(name: &str, nodes: &[&str], slots: u32, sizes: (&str, &str),
 }
 
 #[test]
-fn cluster_users_get_alike_and_keep_what_they_were_promised() -> Result<()> {
-    let name = "cluster_users_get_alike_and_keep_what_they_were_promised";
+fn cluster_users_get_equal_and_guaranteed_shares() -> Result<()> {
+    let name = "cluster_users_get_equal_and_guaranteed_shares";
     check_fair_share(name, &["20MB", "20MB"], 2, ("3 MB", "6 MB"), 3)
 }
 
 /// One slot, and space for one pipeline at a time; both have work for more than one turn.
 #[test]
-fn cluster_users_take_turns_where_half_is_of_no_use() -> Result<()> {
-    let name = "cluster_users_take_turns_where_half_is_of_no_use";
+fn cluster_users_take_turns_on_an_indivisible_node() -> Result<()> {
+    let name = "cluster_users_take_turns_on_an_indivisible_node";
     check_fair_share(name, &["20MB"], 1, ("5 MB", "10 MB"), 12)
 }

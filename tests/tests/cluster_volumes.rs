@@ -15,7 +15,7 @@ fn start_cluster(nodes: &[&str]) -> Result<TestCluster> {
 }
 
 #[test]
-fn cluster_volumes_live_and_die() -> Result<()> {
+fn cluster_volumes_are_created_used_and_deleted() -> Result<()> {
     let world = start_cluster(&["10MB", "10MB"])?;
     world.write_home("in/a.txt", b"hello\n")?;
     let create = ["volume", "create", "v", "--node", "n1", "--size", "1MB"];
@@ -125,12 +125,12 @@ fn extract_finds_its_home_at_another_port() -> Result<()> {
 }
 
 #[test]
-fn extract_looks_for_a_home_that_its_node_gave_up() -> Result<()> {
+fn extract_retries_a_home_abandoned_by_its_node() -> Result<()> {
     extract_to_moved_home("looking for the home").map(drop)
 }
 
 #[test]
-fn create_says_which_silent_home_it_waits_for_and_how_long() -> Result<()> {
+fn create_names_the_silent_home_and_waiting_time() -> Result<()> {
     let world = start_with_dead_home()?;
     let create = ["volume", "create", "w", "--node", "n1", "--size", "10MB"];
     let mut create = world.bafs_command(&[&create[..], &["--from", "bafs://home/in"]].concat());
@@ -148,7 +148,7 @@ fn create_says_which_silent_home_it_waits_for_and_how_long() -> Result<()> {
 }
 
 #[test]
-fn extract_ends_when_its_home_stays_away() -> Result<()> {
+fn extract_fails_when_its_home_stays_unreachable() -> Result<()> {
     let world = start_with_dead_home()?;
     let extract = ["volume", "extract", "v", "big", "bafs://home/out"];
     let output = world.bafs_command(&extract).output()?;
@@ -161,7 +161,7 @@ fn extract_ends_when_its_home_stays_away() -> Result<()> {
 }
 
 #[test]
-fn cluster_volume_whose_home_does_not_answer_says_what_it_waits_for() -> Result<()> {
+fn cluster_volume_names_its_unresponsive_home() -> Result<()> {
     let world = start_cluster(&["10MB"])?;
     // It takes connections and says nothing.
     let home = TcpListener::bind("127.0.0.1:0")?;
@@ -190,7 +190,7 @@ fn cluster_volume_whose_home_does_not_answer_says_what_it_waits_for() -> Result<
 }
 
 #[test]
-fn cluster_volumes_that_cannot_be_made_leave_nothing() -> Result<()> {
+fn cluster_volumes_leave_nothing_after_failed_creation() -> Result<()> {
     let world = start_cluster(&["10MB"])?;
     world.write_home("in/a.txt", b"hello\n")?;
     let wrong = |name: &str, size: &str, source: &str, why: &str| -> Result<()> {

@@ -35,8 +35,8 @@ fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
 }
 
 #[test]
-fn cluster_runs_a_job_with_as_many_words_as_linux_takes() -> Result<()> {
-    let name = "cluster_runs_a_job_with_as_many_words_as_linux_takes";
+fn cluster_runs_jobs_with_the_most_arguments() -> Result<()> {
+    let name = "cluster_runs_jobs_with_the_most_arguments";
     let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
@@ -52,8 +52,8 @@ fn cluster_runs_a_job_with_as_many_words_as_linux_takes() -> Result<()> {
 const STACK_BYTES: u64 = 8 << 20;
 
 #[test]
-fn cluster_fails_a_job_with_more_words_than_its_node_takes_at_once() -> Result<()> {
-    let name = "cluster_fails_a_job_with_more_words_than_its_node_takes_at_once";
+fn cluster_fails_jobs_with_too_many_arguments() -> Result<()> {
+    let name = "cluster_fails_jobs_with_too_many_arguments";
     let (_, hard) = getrlimit(Resource::RLIMIT_STACK)?;
     setrlimit(Resource::RLIMIT_STACK, STACK_BYTES.min(hard), hard)?;
     let Some(world) = start_cluster(name)? else {
@@ -73,7 +73,7 @@ fn cluster_fails_a_job_with_more_words_than_its_node_takes_at_once() -> Result<(
 
 /// One word that is longer than Linux takes, and words that no message carries.
 #[test]
-fn check_refuses_words_that_no_node_takes() -> Result<()> {
+fn check_refuses_arguments_beyond_every_node() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("test.bafs");
     for (words, bytes, says) in [

@@ -18,8 +18,8 @@ const ERROR_DELAY_MAX: Duration = Duration::from_secs(5);
 const WORKFLOW: &str = "volume v scratch 1 MB\njob j {\nexecutable = /bin/true\n}\nmount v j /v\n";
 
 #[test]
-fn demo_and_run_say_at_once_what_the_machine_lacks() -> Result<()> {
-    let name = "demo_and_run_say_at_once_what_the_machine_lacks";
+fn demo_and_run_name_missing_requirements_at_once() -> Result<()> {
+    let name = "demo_and_run_name_missing_requirements_at_once";
     let is_root = nix::unistd::geteuid().is_root();
     let device = std::fs::metadata("/dev/fuse").map(|found| found.permissions().mode() & 0o7);
     if !is_root || device.is_ok_and(|others| others == 6) {
@@ -60,7 +60,7 @@ fn demo_and_run_say_at_once_what_the_machine_lacks() -> Result<()> {
 }
 
 #[test]
-fn an_error_in_a_job_description_file_shows_that_files_line() -> Result<()> {
+fn description_errors_show_the_line_of_their_file() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let workflow = directory.path().join("test.bafs");
     std::fs::write(&workflow, "job j one.submit\n")?;
@@ -100,7 +100,7 @@ fn cluster_refuses_a_foreign_identity_at_once() -> Result<()> {
 }
 
 #[test]
-fn cluster_refuses_names_that_would_steer_a_terminal_and_shows_none() -> Result<()> {
+fn cluster_refuses_and_hides_terminal_control_names() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let at = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     let trace = at("\u{1b}[2Jtrace.csv");
@@ -133,7 +133,7 @@ fn cluster_refuses_names_that_would_steer_a_terminal_and_shows_none() -> Result<
 }
 
 #[test]
-fn cluster_lists_one_home_of_a_name_and_the_other_says_so() -> Result<()> {
+fn cluster_lists_only_the_first_home_per_name() -> Result<()> {
     let world = TestCluster::start(&["20MB"])?;
     world.wait_for_servers(2)?;
     let export = tempfile::tempdir()?;
@@ -162,7 +162,7 @@ fn cluster_lists_one_home_of_a_name_and_the_other_says_so() -> Result<()> {
 }
 
 #[test]
-fn cluster_commands_with_wrong_words_end_with_another_code_than_those_that_fail() -> Result<()> {
+fn cluster_commands_distinguish_usage_errors_by_exit_code() -> Result<()> {
     let world = TestCluster::start(&["20MB"])?;
     let workflow = world.write_workflow("job j {\nexecutable = /bin/true\n}\n")?;
     let workflow = workflow.to_string_lossy();

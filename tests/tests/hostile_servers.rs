@@ -16,10 +16,10 @@ use bafs_tests::stage::{DATA_FILE, CacheCluster};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 #[test]
-fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
+fn cluster_node_recovers_after_its_disk_was_full() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         report_skip(
-            "cluster_node_recovers_when_its_disk_has_space_again",
+            "cluster_node_recovers_after_its_disk_was_full",
             "it needs root to mount a small file system",
         );
         return Ok(());
@@ -52,8 +52,8 @@ fn cluster_node_recovers_when_its_disk_has_space_again() -> Result<()> {
 }
 
 #[test]
-fn cluster_node_with_a_full_disk_deletes_volumes_and_starts_again() -> Result<()> {
-    let name = "cluster_node_with_a_full_disk_deletes_volumes_and_starts_again";
+fn cluster_node_deletes_and_restarts_on_full_disk() -> Result<()> {
+    let name = "cluster_node_deletes_and_restarts_on_full_disk";
     if !nix::unistd::geteuid().is_root() {
         report_skip(name, "it needs root to mount a small file system");
         return Ok(());
@@ -128,8 +128,8 @@ impl Drop for FrozenFileSystem {
 }
 
 #[test]
-fn cluster_waits_for_a_disk_that_is_slower_than_the_deadline() -> Result<()> {
-    let name = "cluster_waits_for_a_disk_that_is_slower_than_the_deadline";
+fn cluster_waits_for_disks_slower_than_the_deadline() -> Result<()> {
+    let name = "cluster_waits_for_disks_slower_than_the_deadline";
     let Some(world) = exec::start_cluster(name, "20MB")? else {
         return Ok(());
     };
@@ -169,10 +169,10 @@ fn cluster_waits_for_a_disk_that_is_slower_than_the_deadline() -> Result<()> {
 }
 
 #[test]
-fn cluster_waits_for_a_home_that_is_slower_than_the_deadline() -> Result<()> {
+fn cluster_waits_for_homes_slower_than_the_deadline() -> Result<()> {
     if let Some(reason) = mount_obstacle() {
         report_skip(
-            "cluster_waits_for_a_home_that_is_slower_than_the_deadline",
+            "cluster_waits_for_homes_slower_than_the_deadline",
             &reason,
         );
         return Ok(());
@@ -203,7 +203,7 @@ fn cluster_waits_for_a_home_that_is_slower_than_the_deadline() -> Result<()> {
 }
 
 #[test]
-fn cluster_does_not_mind_garbage_at_its_ports() -> Result<()> {
+fn cluster_survives_garbage_at_its_ports() -> Result<()> {
     let world = TestCluster::start(&["20MB"])?;
     world.wait_for_servers(2)?;
     let socket = UdpSocket::bind("127.0.0.1:0")?;

@@ -54,8 +54,8 @@ fn wait_until_gone(temporary: &Path) -> Result<()> {
 }
 
 #[test]
-fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
-    let name = "cluster_is_gone_after_a_signal_at_any_moment";
+fn cluster_ends_completely_after_any_signal() -> Result<()> {
+    let name = "cluster_ends_completely_after_any_signal";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());
@@ -96,7 +96,7 @@ fn cluster_is_gone_after_a_signal_at_any_moment() -> Result<()> {
 
 /// A server ends in order when its terminal goes, unless whoever started it has that ignored.
 #[test]
-fn cluster_server_ends_with_its_terminal_unless_it_shall_stay() -> Result<()> {
+fn cluster_server_ends_with_its_terminal_by_default() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let identity = directory.path().join("identity");
     let made = Command::new(bafs_program())
@@ -135,8 +135,8 @@ fn cluster_server_ends_with_its_terminal_unless_it_shall_stay() -> Result<()> {
 /// `bafs exec` passes SIGTERM on to its job, and ends as the job does: by its own code where it has
 /// one, else as shells say of a program that a signal ended.
 #[test]
-fn cluster_exec_passes_a_signal_on_and_keeps_what_the_job_then_writes() -> Result<()> {
-    let name = "cluster_exec_passes_a_signal_on_and_keeps_what_the_job_then_writes";
+fn cluster_exec_forwards_signals_and_keeps_later_writes() -> Result<()> {
+    let name = "cluster_exec_forwards_signals_and_keeps_later_writes";
     let Some(world) = start_cluster(name, "20MB")? else {
         return Ok(());
     };
@@ -244,8 +244,8 @@ fn check_keyboard_signals(world: &TestCluster) -> Result<()> {
     clippy::disallowed_methods,
     reason = "the promise is about real seconds"
 )]
-fn cluster_ends_an_agent_that_is_stuck() -> Result<()> {
-    let name = "cluster_ends_an_agent_that_is_stuck";
+fn cluster_ends_a_stuck_agent() -> Result<()> {
+    let name = "cluster_ends_a_stuck_agent";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());
@@ -285,8 +285,8 @@ fn cluster_ends_an_agent_that_is_stuck() -> Result<()> {
 }
 
 #[test]
-fn cluster_completes_from_a_journal_that_lost_its_end() -> Result<()> {
-    let name = "cluster_completes_from_a_journal_that_lost_its_end";
+fn cluster_completes_from_a_truncated_journal() -> Result<()> {
+    let name = "cluster_completes_from_a_truncated_journal";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());

@@ -48,7 +48,7 @@ fn start_with_store(world: &TestCluster, store: &Path) -> Result<Output> {
 }
 
 #[test]
-fn cluster_node_refuses_a_store_that_others_prepared() -> Result<()> {
+fn cluster_node_refuses_stores_prepared_by_others() -> Result<()> {
     let world = TestCluster::start(&["10MB"])?;
     let place = tempfile::tempdir()?;
     let (store, elsewhere) = (place.path().join("store"), place.path().join("elsewhere"));
@@ -78,7 +78,7 @@ fn cluster_node_refuses_a_store_that_others_prepared() -> Result<()> {
         chown(place.path(), Some(0), None)?;
     } else {
         report_skip(
-            "cluster_node_refuses_a_store_that_others_prepared",
+            "cluster_node_refuses_stores_prepared_by_others",
             "it needs root for owners",
         );
         std::fs::remove_file(store.join("starts"))?;
@@ -173,7 +173,7 @@ fn check_other_users(world: &TestCluster) -> Result<()> {
 }
 
 #[test]
-fn cluster_grant_tells_when_it_really_expires() -> Result<()> {
+fn cluster_grant_states_its_true_expiry() -> Result<()> {
     let world = TestCluster::start(&["10MB"])?;
     world.wait_for_servers(2)?;
     world.run_json(&["volume", "create", "v", "--node", "n1", "--size", "1MB"])?;
@@ -205,8 +205,8 @@ fn cluster_grant_tells_when_it_really_expires() -> Result<()> {
 }
 
 #[test]
-fn cluster_node_offers_no_more_files_than_its_disk() -> Result<()> {
-    let name = "cluster_node_offers_no_more_files_than_its_disk";
+fn cluster_node_limits_files_to_its_disk() -> Result<()> {
+    let name = "cluster_node_limits_files_to_its_disk";
     if !is_root() {
         report_skip(name, "it needs root to mount a small file system");
         return Ok(());

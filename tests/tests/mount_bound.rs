@@ -38,8 +38,8 @@ fn check_job_is_ended(world: &TestCluster, script: &str, reason: &str) -> Result
 }
 
 #[test]
-fn mount_bound_shows_the_directory_itself() -> Result<()> {
-    let Some(world) = start_cluster("mount_bound_shows_the_directory_itself")? else {
+fn mount_bind_shows_the_directory_itself() -> Result<()> {
+    let Some(world) = start_cluster("mount_bind_shows_the_directory_itself")? else {
         return Ok(());
     };
     // The kernel serves it, and set-user-id has no effect.
@@ -68,8 +68,8 @@ fn mount_bound_shows_the_directory_itself() -> Result<()> {
 }
 
 #[test]
-fn mount_bound_ends_a_job_past_the_limit() -> Result<()> {
-    let Some(world) = start_cluster("mount_bound_ends_a_job_past_the_limit")? else {
+fn mount_bind_ends_jobs_past_the_limit() -> Result<()> {
+    let Some(world) = start_cluster("mount_bind_ends_jobs_past_the_limit")? else {
         return Ok(());
     };
     let fill = "cd /vol; while :; do cat /bin/sh >> f; done";
@@ -84,8 +84,8 @@ fn mount_bound_ends_a_job_past_the_limit() -> Result<()> {
 }
 
 #[test]
-fn mount_bound_reserves_a_margin() -> Result<()> {
-    let Some(world) = start_cluster("mount_bound_reserves_a_margin")? else {
+fn mount_bind_reserves_a_margin() -> Result<()> {
+    let Some(world) = start_cluster("mount_bind_reserves_a_margin")? else {
         return Ok(());
     };
     // 1 GB less twice 20 MB and 256 MiB: a third one has no room for its margin.
@@ -96,8 +96,8 @@ fn mount_bound_reserves_a_margin() -> Result<()> {
 }
 
 #[test]
-fn mount_bound_loses_nothing_with_its_agent() -> Result<()> {
-    let Some(world) = start_cluster("mount_bound_loses_nothing_with_its_agent")? else {
+fn mount_bind_loses_nothing_with_its_agent() -> Result<()> {
+    let Some(world) = start_cluster("mount_bind_loses_nothing_with_its_agent")? else {
         return Ok(());
     };
     let script = "echo one > /vol/f; mkdir /vol/d; echo 0 > /vol/last; echo ready; \
@@ -111,8 +111,8 @@ fn mount_bound_loses_nothing_with_its_agent() -> Result<()> {
 }
 
 #[test]
-fn mount_bound_writer_is_cut_off_by_the_next() -> Result<()> {
-    let Some(world) = start_cluster("mount_bound_writer_is_cut_off_by_the_next")? else {
+fn mount_bind_writer_is_fenced_by_the_next() -> Result<()> {
+    let Some(world) = start_cluster("mount_bind_writer_is_fenced_by_the_next")? else {
         return Ok(());
     };
     let script = "echo 0 > /vol/first; echo ready; i=0; \
@@ -127,8 +127,8 @@ fn mount_bound_writer_is_cut_off_by_the_next() -> Result<()> {
 }
 
 #[test]
-fn mount_bound_job_ends_with_its_volume() -> Result<()> {
-    let Some(world) = start_cluster("mount_bound_job_ends_with_its_volume")? else {
+fn mount_bind_job_ends_with_its_volume() -> Result<()> {
+    let Some(world) = start_cluster("mount_bind_job_ends_with_its_volume")? else {
         return Ok(());
     };
     let busy = ExecJob::start(
@@ -146,8 +146,8 @@ fn mount_bound_job_ends_with_its_volume() -> Result<()> {
 }
 
 #[test]
-fn mount_bound_job_ends_with_its_server() -> Result<()> {
-    let Some(mut world) = start_cluster("mount_bound_job_ends_with_its_server")? else {
+fn mount_bind_job_ends_with_its_server() -> Result<()> {
+    let Some(mut world) = start_cluster("mount_bind_job_ends_with_its_server")? else {
         return Ok(());
     };
     let script = "echo kept > /vol/f; echo ready; while :; do echo x > /vol/g; done";
@@ -161,8 +161,8 @@ fn mount_bound_job_ends_with_its_server() -> Result<()> {
 }
 
 #[test]
-fn mount_bound_is_for_jobs_and_not_for_the_host() -> Result<()> {
-    let Some(world) = start_cluster("mount_bound_is_for_jobs_and_not_for_the_host")? else {
+fn mount_bind_serves_jobs_but_not_the_host() -> Result<()> {
+    let Some(world) = start_cluster("mount_bind_serves_jobs_but_not_the_host")? else {
         return Ok(());
     };
     check_job(&world, "echo x > /vol/f", "")?;

@@ -19,7 +19,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const TEST_NAME: &str = "mount_reads_by_every_path_what_each_path_has_written";
+const TEST_NAME: &str = "mount_paths_read_each_others_writes_exactly";
 
 /// The volume that all ways to write go over, one after the other.
 const SHARED_VOLUME: &str = "turns";
@@ -521,7 +521,7 @@ fn check_remote_io(world: &TestCluster, written: &WrittenVolumes, expected: &str
 }
 
 #[test]
-fn mount_reads_by_every_path_what_each_path_has_written() -> Result<()> {
+fn mount_paths_read_each_others_writes_exactly() -> Result<()> {
     let no_python = Command::new("python3").arg("-V").output().is_err();
     let missing = mount_obstacle().or_else(|| no_python.then(|| "no python3".to_owned()));
     if let Some(reason) = missing {

@@ -71,8 +71,8 @@ fn start_mounted_volumes(test: &str) -> Result<Vec<MountedVolume>> {
 }
 
 #[test]
-fn mount_collected_writes_come_with_fsync_and_close_and_not_before() -> Result<()> {
-    for stand in start_mounted_volumes("mount_collected_writes_come_with_fsync_and_close_and_not_before")? {
+fn mount_write_back_flushes_at_fsync_and_close() -> Result<()> {
+    for stand in start_mounted_volumes("mount_write_back_flushes_at_fsync_and_close")? {
         let mounted = stand.in_process_mount().context("it is served here")?;
         let written = || mounted.volume().usage().written_bytes;
         let path = stand.path().join("f");
@@ -97,8 +97,8 @@ fn mount_collected_writes_come_with_fsync_and_close_and_not_before() -> Result<(
 }
 
 #[test]
-fn mount_collected_writes_keep_names_sizes_and_times() -> Result<()> {
-    for stand in start_mounted_volumes("mount_collected_writes_keep_names_sizes_and_times")? {
+fn mount_write_back_keeps_names_sizes_and_times() -> Result<()> {
+    for stand in start_mounted_volumes("mount_write_back_keeps_names_sizes_and_times")? {
         let (old, new) = (stand.path().join("old"), stand.path().join("new"));
         let mut file = File::create(&old)?;
         file.write_all(&[1; 10_000])?;
@@ -134,8 +134,8 @@ fn mount_collected_writes_keep_names_sizes_and_times() -> Result<()> {
 }
 
 #[test]
-fn mount_collected_single_bytes_arrive() -> Result<()> {
-    for ready in WriteBackCluster::start_each("mount_collected_single_bytes_arrive")? {
+fn mount_write_back_delivers_single_bytes() -> Result<()> {
+    for ready in WriteBackCluster::start_each("mount_write_back_delivers_single_bytes")? {
         let script = "head -c 400000 /dev/urandom > /vol/a; \
             dd if=/vol/a of=/vol/b bs=1 2>/dev/null; cmp /vol/a /vol/b; echo same";
         ready.check_write_back(script, "same")?;
@@ -145,8 +145,8 @@ fn mount_collected_single_bytes_arrive() -> Result<()> {
 }
 
 #[test]
-fn mount_collected_says_so() -> Result<()> {
-    for ready in WriteBackCluster::start_each("mount_collected_says_so")? {
+fn mount_write_back_is_announced() -> Result<()> {
+    for ready in WriteBackCluster::start_each("mount_write_back_is_announced")? {
         let output = ready.job_command("true").output()?;
         ensure!(printed_text(&output).contains(WRITE_BACK_MESSAGE), printed_text(&output));
         let without = exec::job_command(&ready.world, &[], "true").output()?;
@@ -156,8 +156,8 @@ fn mount_collected_says_so() -> Result<()> {
 }
 
 #[test]
-fn mount_collected_appends_do_not_overwrite_each_other() -> Result<()> {
-    for ready in WriteBackCluster::start_each("mount_collected_appends_do_not_overwrite_each_other")? {
+fn mount_write_back_appends_never_overwrite_each_other() -> Result<()> {
+    for ready in WriteBackCluster::start_each("mount_write_back_appends_never_overwrite_each_other")? {
         let script = "cd /vol; \
             write() { i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $1; done >> f; }; \
             write one & write other & wait; sort f | uniq -c | tr -s ' '";
@@ -168,8 +168,8 @@ fn mount_collected_appends_do_not_overwrite_each_other() -> Result<()> {
 }
 
 #[test]
-fn mount_collected_past_the_limit_ends_its_job() -> Result<()> {
-    for ready in WriteBackCluster::start_each("mount_collected_past_the_limit_ends_its_job")? {
+fn mount_write_back_past_the_limit_ends_jobs() -> Result<()> {
+    for ready in WriteBackCluster::start_each("mount_write_back_past_the_limit_ends_jobs")? {
         // It would go on for ever.
         let script = "cd /vol; echo kept > first; sync first; \
             dd if=/dev/zero of=f bs=1M count=80 || true; sleep 1000";
@@ -191,8 +191,8 @@ fn mount_collected_past_the_limit_ends_its_job() -> Result<()> {
 }
 
 #[test]
-fn mount_collected_beyond_the_largest_file_is_told_to_its_program() -> Result<()> {
-    let test = "mount_collected_beyond_the_largest_file_is_told_to_its_program";
+fn mount_write_back_reports_too_large_files() -> Result<()> {
+    let test = "mount_write_back_reports_too_large_files";
     for ready in WriteBackCluster::start_each(test)? {
         let kind = rustix::fs::statfs(ready.world.cluster.directory())?.f_type;
         if kind != EXT4_MAGIC {
@@ -211,8 +211,8 @@ fn mount_collected_beyond_the_largest_file_is_told_to_its_program() -> Result<()
 }
 
 #[test]
-fn mount_collected_of_a_killed_program_arrives() -> Result<()> {
-    for ready in WriteBackCluster::start_each("mount_collected_of_a_killed_program_arrives")? {
+fn mount_write_back_delivers_a_killed_programs_data() -> Result<()> {
+    for ready in WriteBackCluster::start_each("mount_write_back_delivers_a_killed_programs_data")? {
         let script = "cd /vol; (while :; do printf abcdefgh; done > f) & \
             until [ \"$(stat -c %s f 2>/dev/null || echo 0)\" -gt 80000 ]; do sleep 0.05; done; \
             kill -9 $!; wait || true; stat -c %s f > size; \
@@ -227,8 +227,8 @@ fn mount_collected_of_a_killed_program_arrives() -> Result<()> {
 }
 
 #[test]
-fn mount_collected_of_a_killed_job_arrives() -> Result<()> {
-    for ready in WriteBackCluster::start_each("mount_collected_of_a_killed_job_arrives")? {
+fn mount_write_back_delivers_a_killed_jobs_data() -> Result<()> {
+    for ready in WriteBackCluster::start_each("mount_write_back_delivers_a_killed_jobs_data")? {
         // Open, and not synced: nobody but the kernel has all of it.
         let script = "exec 3> /vol/f; head -c 20M /dev/zero | tr '\\0' x >&3; echo ready; \
             while :; do sleep 1; done";
@@ -242,8 +242,8 @@ fn mount_collected_of_a_killed_job_arrives() -> Result<()> {
 }
 
 #[test]
-fn mount_collected_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()> {
-    let test = "mount_collected_keeps_what_was_synced_when_its_agent_is_killed";
+fn mount_write_back_keeps_synced_data_after_kill() -> Result<()> {
+    let test = "mount_write_back_keeps_synced_data_after_kill";
     for ready in WriteBackCluster::start_each(test)? {
         let script = "cd /vol; echo kept > f; sync f; mkdir d; sync d; exec 3> g; echo lost >&3; \
             echo ready; while :; do sleep 1; done";
@@ -259,8 +259,8 @@ fn mount_collected_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()
 }
 
 #[test]
-fn mount_collected_on_the_host_arrives_when_it_is_asked_to_end() -> Result<()> {
-    for ready in WriteBackCluster::start_each("mount_collected_on_the_host_arrives_when_it_is_asked_to_end")? {
+fn mount_write_back_on_host_flushes_at_end() -> Result<()> {
+    for ready in WriteBackCluster::start_each("mount_write_back_on_host_flushes_at_end")? {
         let point = tempfile::tempdir()?;
         let at = point.path().to_str().context("text")?.to_owned();
         let mut agent = ready

@@ -53,8 +53,8 @@ fn mount_ends_when_its_server_is_killed() -> Result<()> {
 }
 
 #[test]
-fn mount_goes_on_when_its_server_restarts() -> Result<()> {
-    let name = "mount_goes_on_when_its_server_restarts";
+fn mount_continues_when_its_server_restarts() -> Result<()> {
+    let name = "mount_continues_when_its_server_restarts";
     match run_scenario(name, FaultScenario::ServerRestart)? {
         Some(verdict) => check_observation(&verdict, "", "went on"),
         None => Ok(()),
@@ -71,8 +71,8 @@ fn mount_ends_when_its_link_is_cut() -> Result<()> {
 }
 
 #[test]
-fn mount_tells_of_a_full_disk() -> Result<()> {
-    let name = "mount_tells_of_a_full_disk";
+fn mount_reports_a_full_disk() -> Result<()> {
+    let name = "mount_reports_a_full_disk";
     match run_scenario(name, FaultScenario::DiskFull)? {
         Some(verdict) => {
             check_observation(&verdict, "cache", "went on")?;

@@ -15,8 +15,8 @@ const WRITE_METHODS: [[&str; 4]; 5] = [
 /// On a volume through the node's door, and on one over the network.
 #[test]
 #[ignore = "some GiB"]
-fn mount_verifies_what_fio_wrote() -> Result<()> {
-    let name = "mount_verifies_what_fio_wrote";
+fn mount_returns_data_written_by_fio() -> Result<()> {
+    let name = "mount_returns_data_written_by_fio";
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(());

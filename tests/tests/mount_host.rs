@@ -98,8 +98,8 @@ impl Drop for HostMount {
 }
 
 #[test]
-fn mount_on_the_host_comes_and_goes() -> Result<()> {
-    let Some(world) = start_cluster("mount_on_the_host_comes_and_goes")? else {
+fn mount_on_the_host_ends_cleanly_on_signals() -> Result<()> {
+    let Some(world) = start_cluster("mount_on_the_host_ends_cleanly_on_signals")? else {
         return Ok(());
     };
     for asked in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
@@ -139,8 +139,8 @@ fn mount_volume(world: &TestCluster, point: &Path, options: &[&str]) -> Result<C
 }
 
 #[test]
-fn mount_that_was_unmounted_ends_well_before_the_next() -> Result<()> {
-    let name = "mount_that_was_unmounted_ends_well_before_the_next";
+fn mount_ends_cleanly_before_its_successor() -> Result<()> {
+    let name = "mount_ends_cleanly_before_its_successor";
     for (way, options, has_door) in MOUNT_METHODS {
         let Some(world) = start_cluster_with_path(name, has_door)? else {
             return Ok(());
@@ -167,8 +167,8 @@ fn mount_that_was_unmounted_ends_well_before_the_next() -> Result<()> {
 }
 
 #[test]
-fn mount_asked_to_end_is_waited_for_by_the_next() -> Result<()> {
-    let name = "mount_asked_to_end_is_waited_for_by_the_next";
+fn mount_waits_until_its_predecessor_has_ended() -> Result<()> {
+    let name = "mount_waits_until_its_predecessor_has_ended";
     for (way, options, has_door) in MOUNT_METHODS {
         let Some(world) = start_cluster(name)? else {
             return Ok(());
@@ -214,8 +214,8 @@ fn mount_with_an_open_file_is_busy() -> Result<()> {
 }
 
 #[test]
-fn mount_detached_goes_on_until_its_last_close() -> Result<()> {
-    let name = "mount_detached_goes_on_until_its_last_close";
+fn mount_detached_serves_until_its_last_close() -> Result<()> {
+    let name = "mount_detached_serves_until_its_last_close";
     for (way, options, has_door) in MOUNT_METHODS {
         let Some(world) = start_cluster_with_path(name, has_door)? else {
             return Ok(());
@@ -241,8 +241,8 @@ fn mount_detached_goes_on_until_its_last_close() -> Result<()> {
 }
 
 #[test]
-fn mounts_of_one_volume_end_at_once() -> Result<()> {
-    let name = "mounts_of_one_volume_end_at_once";
+fn mounts_of_one_volume_end_together() -> Result<()> {
+    let name = "mounts_of_one_volume_end_together";
     for (way, options, has_door) in MOUNT_METHODS {
         let Some(world) = start_cluster_with_path(name, has_door)? else {
             return Ok(());
@@ -263,8 +263,8 @@ fn mounts_of_one_volume_end_at_once() -> Result<()> {
 }
 
 #[test]
-fn mount_whose_files_are_open_is_still_fenced() -> Result<()> {
-    let name = "mount_whose_files_are_open_is_still_fenced";
+fn mount_with_open_files_is_still_fenced() -> Result<()> {
+    let name = "mount_with_open_files_is_still_fenced";
     let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
@@ -286,8 +286,8 @@ fn mount_whose_files_are_open_is_still_fenced() -> Result<()> {
 }
 
 #[test]
-fn mount_on_the_host_outlives_its_terminal_when_asked_to() -> Result<()> {
-    let Some(world) = start_cluster("mount_on_the_host_outlives_its_terminal_when_asked_to")? else {
+fn mount_on_the_host_can_outlive_its_terminal() -> Result<()> {
+    let Some(world) = start_cluster("mount_on_the_host_can_outlive_its_terminal")? else {
         return Ok(());
     };
     let mut shown = HostMount::start(&world, &["nohup"])?;
@@ -304,8 +304,8 @@ fn mount_on_the_host_outlives_its_terminal_when_asked_to() -> Result<()> {
 }
 
 #[test]
-fn mount_on_the_host_goes_with_its_process() -> Result<()> {
-    let name = "mount_on_the_host_goes_with_its_process";
+fn mount_on_the_host_ends_with_its_process() -> Result<()> {
+    let name = "mount_on_the_host_ends_with_its_process";
     let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
@@ -321,8 +321,8 @@ fn mount_on_the_host_goes_with_its_process() -> Result<()> {
 }
 
 #[test]
-fn mount_on_the_host_is_not_left_dead_when_its_connection_is_aborted() -> Result<()> {
-    let name = "mount_on_the_host_is_not_left_dead_when_its_connection_is_aborted";
+fn mount_is_removed_when_its_connection_is_aborted() -> Result<()> {
+    let name = "mount_is_removed_when_its_connection_is_aborted";
     let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
@@ -346,8 +346,8 @@ fn mount_on_the_host_is_not_left_dead_when_its_connection_is_aborted() -> Result
 }
 
 #[test]
-fn mount_on_the_host_gets_another_keeper_when_its_own_is_killed() -> Result<()> {
-    let name = "mount_on_the_host_gets_another_keeper_when_its_own_is_killed";
+fn mount_watchdog_is_replaced_when_killed() -> Result<()> {
+    let name = "mount_watchdog_is_replaced_when_killed";
     let Some(world) = start_cluster(name)? else {
         return Ok(());
     };

@@ -69,16 +69,16 @@ fn mount_inline_keeps_the_limit_exactly() -> Result<()> {
 }
 
 #[test]
-fn mount_inline_keeps_pieces_of_direct_appends_in_order() -> Result<()> {
-    let Some(world) = start_cluster("mount_inline_keeps_pieces_of_direct_appends_in_order")? else {
+fn mount_inline_keeps_direct_appends_in_order() -> Result<()> {
+    let Some(world) = start_cluster("mount_inline_keeps_direct_appends_in_order")? else {
         return Ok(());
     };
     exec::check_direct_appends(&world, INLINE_MESSAGE)
 }
 
 #[test]
-fn mount_inline_opens_what_others_remove_at_that_moment() -> Result<()> {
-    let Some(world) = start_cluster("mount_inline_opens_what_others_remove_at_that_moment")? else {
+fn mount_inline_opens_concurrently_removed_files() -> Result<()> {
+    let Some(world) = start_cluster("mount_inline_opens_concurrently_removed_files")? else {
         return Ok(());
     };
     exec::check_name_races(&world, INLINE_MESSAGE)
@@ -102,8 +102,8 @@ fn mount_inline_loses_nothing_with_its_agent() -> Result<()> {
 }
 
 #[test]
-fn mount_inline_writer_is_cut_off_by_the_next() -> Result<()> {
-    let Some(world) = start_cluster("mount_inline_writer_is_cut_off_by_the_next")? else {
+fn mount_inline_writer_is_fenced_by_the_next() -> Result<()> {
+    let Some(world) = start_cluster("mount_inline_writer_is_fenced_by_the_next")? else {
         return Ok(());
     };
     let script = "echo 0 > /vol/first; echo ready; i=0; \
@@ -119,8 +119,8 @@ fn mount_inline_writer_is_cut_off_by_the_next() -> Result<()> {
 }
 
 #[test]
-fn mount_inline_writer_that_hangs_keeps_others_out() -> Result<()> {
-    let Some(world) = start_cluster("mount_inline_writer_that_hangs_keeps_others_out")? else {
+fn mount_inline_hanging_writer_excludes_others() -> Result<()> {
+    let Some(world) = start_cluster("mount_inline_hanging_writer_excludes_others")? else {
         return Ok(());
     };
     let first = ExecJob::start(&world, &[], "echo ready; sleep 1000")?;
@@ -151,8 +151,8 @@ fn mount_inline_job_ends_with_its_server() -> Result<()> {
 }
 
 #[test]
-fn mount_inline_writer_goes_on_over_a_restarted_server() -> Result<()> {
-    let name = "mount_inline_writer_goes_on_over_a_restarted_server";
+fn mount_inline_writer_survives_a_server_restart() -> Result<()> {
+    let name = "mount_inline_writer_survives_a_server_restart";
     let Some(mut world) = start_cluster(name)? else {
         return Ok(());
     };
@@ -182,8 +182,8 @@ fn mount_inline_writer_goes_on_over_a_restarted_server() -> Result<()> {
 }
 
 #[test]
-fn mount_inline_job_may_end_while_its_server_is_away() -> Result<()> {
-    let name = "mount_inline_job_may_end_while_its_server_is_away";
+fn mount_inline_job_completes_without_its_server() -> Result<()> {
+    let name = "mount_inline_job_completes_without_its_server";
     let Some(mut world) = start_cluster(name)? else {
         return Ok(());
     };
@@ -210,8 +210,8 @@ fn mount_inline_job_may_end_while_its_server_is_away() -> Result<()> {
 }
 
 #[test]
-fn mount_inline_reader_beside_a_writer() -> Result<()> {
-    let Some(world) = start_cluster("mount_inline_reader_beside_a_writer")? else {
+fn mount_inline_reader_works_beside_a_writer() -> Result<()> {
+    let Some(world) = start_cluster("mount_inline_reader_works_beside_a_writer")? else {
         return Ok(());
     };
     let script = "echo here > /vol/f; echo ready; read end || true; \
@@ -241,8 +241,8 @@ fn mount_inline_reader_beside_a_writer() -> Result<()> {
 }
 
 #[test]
-fn mount_inline_shows_a_reader_what_is_written_over_a_large_file() -> Result<()> {
-    let name = "mount_inline_shows_a_reader_what_is_written_over_a_large_file";
+fn mount_inline_reader_sees_overwrites_of_large_files() -> Result<()> {
+    let name = "mount_inline_reader_sees_overwrites_of_large_files";
     let point = tempfile::tempdir()?;
     if let Some(reason) = passthrough_obstacle(point.path()) {
         report_skip(name, reason);
@@ -288,8 +288,8 @@ fn mount_inline_shows_a_reader_what_is_written_over_a_large_file() -> Result<()>
 }
 
 #[test]
-fn mount_inline_says_over_what_the_node_is_reached() -> Result<()> {
-    let Some(world) = start_cluster("mount_inline_says_over_what_the_node_is_reached")? else {
+fn mount_inline_names_the_channel_to_its_node() -> Result<()> {
+    let Some(world) = start_cluster("mount_inline_names_the_channel_to_its_node")? else {
         return Ok(());
     };
     for (channel, name) in [("quic", "QUIC"), ("tcp", "TCP")] {
@@ -300,8 +300,8 @@ fn mount_inline_says_over_what_the_node_is_reached() -> Result<()> {
 }
 
 #[test]
-fn mount_inline_leaves_a_writer_with_company_to_the_server() -> Result<()> {
-    let name = "mount_inline_leaves_a_writer_with_company_to_the_server";
+fn mount_inline_writer_with_readers_uses_the_server() -> Result<()> {
+    let name = "mount_inline_writer_with_readers_uses_the_server";
     let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
@@ -321,8 +321,8 @@ fn mount_inline_leaves_a_writer_with_company_to_the_server() -> Result<()> {
 }
 
 #[test]
-fn mount_inline_leaves_the_number_of_open_files_alone() -> Result<()> {
-    let name = "mount_inline_leaves_the_number_of_open_files_alone";
+fn mount_inline_keeps_the_open_file_limit() -> Result<()> {
+    let name = "mount_inline_keeps_the_open_file_limit";
     let Some(world) = start_cluster(name)? else {
         return Ok(());
     };

@@ -93,18 +93,18 @@ fn check_directory_semantics(name: &str, has_door: bool, mode: &str) -> Result<(
 }
 
 #[test]
-fn mount_of_shared_readers_is_a_directory_inline() -> Result<()> {
-    check_directory_semantics("mount_of_shared_readers_is_a_directory_inline", true, "")
+fn mount_of_shared_readers_matches_directories_inline() -> Result<()> {
+    check_directory_semantics("mount_of_shared_readers_matches_directories_inline", true, "")
 }
 
 #[test]
-fn mount_of_shared_readers_is_a_directory_by_calls() -> Result<()> {
-    let name = "mount_of_shared_readers_is_a_directory_by_calls";
+fn mount_of_shared_readers_matches_directories_by_calls() -> Result<()> {
+    let name = "mount_of_shared_readers_matches_directories_by_calls";
     check_directory_semantics(name, false, "")
 }
 
 #[test]
-fn mount_of_shared_readers_collects_writes() -> Result<()> {
-    let name = "mount_of_shared_readers_collects_writes";
+fn mount_of_shared_readers_supports_write_back() -> Result<()> {
+    let name = "mount_of_shared_readers_supports_write_back";
     check_directory_semantics(name, false, WRITE_BACK)
 }

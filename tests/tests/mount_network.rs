@@ -59,24 +59,24 @@ fn mount_network_keeps_the_limit_exactly() -> Result<()> {
 }
 
 #[test]
-fn mount_network_keeps_pieces_of_direct_appends_in_order() -> Result<()> {
-    let Some(world) = start_cluster("mount_network_keeps_pieces_of_direct_appends_in_order")? else {
+fn mount_network_keeps_direct_appends_in_order() -> Result<()> {
+    let Some(world) = start_cluster("mount_network_keeps_direct_appends_in_order")? else {
         return Ok(());
     };
     exec::check_direct_appends(&world, CALLS_MESSAGE)
 }
 
 #[test]
-fn mount_network_opens_what_others_remove_at_that_moment() -> Result<()> {
-    let Some(world) = start_cluster("mount_network_opens_what_others_remove_at_that_moment")? else {
+fn mount_network_opens_concurrently_removed_files() -> Result<()> {
+    let Some(world) = start_cluster("mount_network_opens_concurrently_removed_files")? else {
         return Ok(());
     };
     exec::check_name_races(&world, CALLS_MESSAGE)
 }
 
 #[test]
-fn mount_network_keeps_what_was_synced_when_its_agent_is_killed() -> Result<()> {
-    let Some(world) = start_cluster("mount_network_keeps_what_was_synced_when_its_agent_is_killed")? else {
+fn mount_network_keeps_synced_data_after_agent_kill() -> Result<()> {
+    let Some(world) = start_cluster("mount_network_keeps_synced_data_after_agent_kill")? else {
         return Ok(());
     };
     let script = "cd /vol; mkdir d; for i in 1 2 3 4 5 6 7 8 9; do echo $i > d/$i; done; \
@@ -151,8 +151,8 @@ impl Drop for RemoteMount {
 }
 
 #[test]
-fn mount_network_keeps_what_was_closed_on_the_host_when_its_agent_is_killed() -> Result<()> {
-    let name = "mount_network_keeps_what_was_closed_on_the_host_when_its_agent_is_killed";
+fn mount_network_keeps_closed_host_files_after_kill() -> Result<()> {
+    let name = "mount_network_keeps_closed_host_files_after_kill";
     let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
@@ -177,8 +177,8 @@ fn mount_network_keeps_what_was_closed_on_the_host_when_its_agent_is_killed() ->
 }
 
 #[test]
-fn mount_network_closes_on_the_host_only_what_the_server_has_run() -> Result<()> {
-    let name = "mount_network_closes_on_the_host_only_what_the_server_has_run";
+fn mount_network_close_waits_for_the_server() -> Result<()> {
+    let name = "mount_network_close_waits_for_the_server";
     let Some(world) = start_cluster(name)? else {
         return Ok(());
     };
@@ -201,8 +201,8 @@ fn mount_network_closes_on_the_host_only_what_the_server_has_run() -> Result<()>
 }
 
 #[test]
-fn mount_network_brings_all_to_the_server_before_its_job_has_ended() -> Result<()> {
-    let Some(world) = start_cluster("mount_network_brings_all_to_the_server_before_its_job_has_ended")?
+fn mount_network_flushes_before_its_job_ends() -> Result<()> {
+    let Some(world) = start_cluster("mount_network_flushes_before_its_job_ends")?
     else {
         return Ok(());
     };
@@ -213,8 +213,8 @@ fn mount_network_brings_all_to_the_server_before_its_job_has_ended() -> Result<(
 }
 
 #[test]
-fn mount_network_leaves_alone_what_others_mount_on_its_directory() -> Result<()> {
-    let name = "mount_network_leaves_alone_what_others_mount_on_its_directory";
+fn mount_network_leaves_foreign_mounts_alone() -> Result<()> {
+    let name = "mount_network_leaves_foreign_mounts_alone";
     if !nix::unistd::geteuid().is_root() {
         report_skip(name, "it needs root to mount on a directory of the host");
         return Ok(());
@@ -242,8 +242,8 @@ fn mount_network_leaves_alone_what_others_mount_on_its_directory() -> Result<()>
 }
 
 #[test]
-fn mount_network_goes_on_over_a_killed_server() -> Result<()> {
-    let Some(mut world) = start_cluster("mount_network_goes_on_over_a_killed_server")? else {
+fn mount_network_survives_a_killed_server() -> Result<()> {
+    let Some(mut world) = start_cluster("mount_network_survives_a_killed_server")? else {
         return Ok(());
     };
     let script = "cd /vol; mkdir d; echo ready; i=0; while [ $i -lt 3000 ]; do \

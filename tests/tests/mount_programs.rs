@@ -205,8 +205,8 @@ fn mount_shows_a_cache_read_only() -> Result<()> {
 }
 
 #[test]
-fn mount_passes_on_how_the_program_ended() -> Result<()> {
-    let Some(world) = start_cluster("mount_passes_on_how_the_program_ended")? else {
+fn mount_passes_on_the_exit_status() -> Result<()> {
+    let Some(world) = start_cluster("mount_passes_on_the_exit_status")? else {
         return Ok(());
     };
     for (script, code) in [
@@ -250,8 +250,8 @@ fn mount_passes_on_how_the_program_ended() -> Result<()> {
     clippy::disallowed_methods,
     reason = "the promise is about real seconds"
 )]
-fn mount_ends_a_job_whose_volume_is_lost() -> Result<()> {
-    let Some(world) = start_cluster("mount_ends_a_job_whose_volume_is_lost")? else {
+fn mount_ends_jobs_of_a_lost_volume() -> Result<()> {
+    let Some(world) = start_cluster("mount_ends_jobs_of_a_lost_volume")? else {
         return Ok(());
     };
     let marker = format!("{}", 86_400 + std::process::id());

@@ -103,8 +103,8 @@ fn mount_by_ring_ends_while_programs_use_it() -> Result<()> {
 }
 
 #[test]
-fn mount_by_ring_ends_when_its_connection_is_aborted() -> Result<()> {
-    if !ring::can_use_rings("mount_by_ring_ends_when_its_connection_is_aborted") {
+fn mount_by_ring_ends_with_its_aborted_connection() -> Result<()> {
+    if !ring::can_use_rings("mount_by_ring_ends_with_its_aborted_connection") {
         return Ok(());
     }
     let (stand, programs) = start_busy_volume()?;
@@ -125,8 +125,8 @@ fn start_busy_job(world: &bafs_tests::TestCluster) -> Result<ExecJob> {
 }
 
 #[test]
-fn mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent() -> Result<()> {
-    let name = "mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent";
+fn mount_by_ring_ends_with_its_killed_agent() -> Result<()> {
+    let name = "mount_by_ring_ends_with_its_killed_agent";
     if !ring::can_use_rings(name) {
         return Ok(());
     }
@@ -155,8 +155,8 @@ fn mount_by_ring_of_a_job_is_said_and_goes_with_its_killed_agent() -> Result<()>
 }
 
 #[test]
-fn mount_by_ring_of_the_host_goes_with_its_killed_process() -> Result<()> {
-    let name = "mount_by_ring_of_the_host_goes_with_its_killed_process";
+fn mount_by_ring_ends_with_its_killed_process() -> Result<()> {
+    let name = "mount_by_ring_ends_with_its_killed_process";
     if !ring::can_use_rings(name) {
         return Ok(());
     }
@@ -193,8 +193,8 @@ fn start_request_loop(at: &Path, number: u32) -> Result<Child> {
 }
 
 #[test]
-fn mount_without_rings_works_and_says_why() -> Result<()> {
-    let name = "mount_without_rings_works_and_says_why";
+fn mount_without_rings_works_and_explains_why() -> Result<()> {
+    let name = "mount_without_rings_works_and_explains_why";
     if !ring::can_use_rings(name) {
         return Ok(());
     }

@@ -516,21 +516,21 @@ fn compare_directories(test: &str, ways: &[DataPath], rounds: u64, steps: u64) -
 }
 
 #[test]
-fn mount_does_what_a_directory_does() -> Result<()> {
-    compare_directories("mount_does_what_a_directory_does", &DataPath::ALL, 20, 300)
+fn mount_behaves_like_a_directory() -> Result<()> {
+    compare_directories("mount_behaves_like_a_directory", &DataPath::ALL, 20, 300)
 }
 
 #[test]
-fn mount_that_collects_writes_does_what_a_directory_does() -> Result<()> {
-    let name = "mount_that_collects_writes_does_what_a_directory_does";
+fn mount_with_write_back_behaves_like_a_directory() -> Result<()> {
+    let name = "mount_with_write_back_behaves_like_a_directory";
     compare_directories(name, &DataPath::WRITE_BACK, 20, 300)
 }
 
 #[test]
 #[ignore = "long: `cargo xtask soak` runs it"]
-fn mount_does_what_a_directory_does_for_long() -> Result<()> {
+fn mount_behaves_like_a_directory_for_long() -> Result<()> {
     compare_directories(
-        "mount_does_what_a_directory_does_for_long",
+        "mount_behaves_like_a_directory_for_long",
         &DataPath::ALL,
         500,
         1_000,

@@ -69,8 +69,8 @@ fn mount_passes_pjdfstest() -> Result<()> {
 }
 
 #[test]
-fn mount_that_collects_writes_passes_pjdfstest() -> Result<()> {
-    let name = "mount_that_collects_writes_passes_pjdfstest";
+fn mount_with_write_back_passes_pjdfstest() -> Result<()> {
+    let name = "mount_with_write_back_passes_pjdfstest";
     match find_suite(name, "pjdfstest") {
         Some(pjdfstest) => check_pjdfstest(&pjdfstest, &DataPath::WRITE_BACK),
         None => Ok(()),
@@ -193,8 +193,8 @@ fn mount_by_ring_survives_fsx() -> Result<()> {
 }
 
 #[test]
-fn mount_that_collects_writes_survives_fsx() -> Result<()> {
-    let name = "mount_that_collects_writes_survives_fsx";
+fn mount_with_write_back_survives_fsx() -> Result<()> {
+    let name = "mount_with_write_back_survives_fsx";
     check_fsx(name, &DataPath::WRITE_BACK, 1, 1_500)?;
     match ring::can_use_rings(name) {
         true => check_fsx(name, &[DataPath::WriteBackRing], 1, 1_500),

@@ -67,9 +67,9 @@ fn mount_protects_a_running_program() -> Result<()> {
 }
 
 #[test]
-fn mount_lets_a_program_stay_in_a_removed_directory() -> Result<()> {
+fn mount_lets_programs_stay_in_removed_directories() -> Result<()> {
     check_on_every_path(
-        "mount_lets_a_program_stay_in_a_removed_directory",
+        "mount_lets_programs_stay_in_removed_directories",
         |stand| {
             let script =
                 "mkdir d; cd d; rmdir ../d; ls; stat -c %h .; (: > x) 2>/dev/null || echo no";
@@ -81,9 +81,9 @@ fn mount_lets_a_program_stay_in_a_removed_directory() -> Result<()> {
 }
 
 #[test]
-fn mount_takes_privileges_from_files_that_others_write() -> Result<()> {
+fn mount_clears_privileges_of_files_on_foreign_writes() -> Result<()> {
     check_on_every_path(
-        "mount_takes_privileges_from_files_that_others_write",
+        "mount_clears_privileges_of_files_on_foreign_writes",
         |stand| {
             let (file, other) = (
                 stand.path().join("f"),
@@ -142,8 +142,8 @@ const SET_GROUP_ID_CASES: [(&str, &str, &str); 12] = [
 ];
 
 #[test]
-fn mount_takes_set_group_id_from_files_of_groups_that_one_is_not_in() -> Result<()> {
-    let test = "mount_takes_set_group_id_from_files_of_groups_that_one_is_not_in";
+fn mount_clears_set_group_id_for_non_members() -> Result<()> {
+    let test = "mount_clears_set_group_id_for_non_members";
     let script = |(groups, change, _): (&str, &str, &str)| {
         format!(
             "rm -f f; echo content > f; chown 1000:2000 f; chmod 2745 f; stat f > /dev/null; \
@@ -160,8 +160,8 @@ fn mount_takes_set_group_id_from_files_of_groups_that_one_is_not_in() -> Result<
 }
 
 #[test]
-fn mount_refuses_what_it_cannot_keep() -> Result<()> {
-    check_on_every_path("mount_refuses_what_it_cannot_keep", |stand| {
+fn mount_refuses_unsupported_features() -> Result<()> {
+    check_on_every_path("mount_refuses_unsupported_features", |stand| {
         let file = stand.path().join("f");
         fs::write(&file, "x")?;
         // Owner, user 1, group, mask, others: each a tag, bits and an id.
@@ -196,8 +196,8 @@ fn mount_refuses_what_it_cannot_keep() -> Result<()> {
 }
 
 #[test]
-fn mount_keeps_places_in_a_directory_that_changes() -> Result<()> {
-    check_on_every_path("mount_keeps_places_in_a_directory_that_changes", |stand| {
+fn mount_keeps_offsets_in_a_changing_directory() -> Result<()> {
+    check_on_every_path("mount_keeps_offsets_in_a_changing_directory", |stand| {
         let directory = stand.create_directory("d")?;
         let name = |number| format!("{number:04}{}", "n".repeat(60));
         for number in 0..1_500 {
@@ -306,8 +306,8 @@ fn mount_locks_as_a_local_file_system() -> Result<()> {
 }
 
 #[test]
-fn mount_tells_watchers_of_changes() -> Result<()> {
-    check_on_every_path("mount_tells_watchers_of_changes", |stand| {
+fn mount_notifies_watchers_of_changes() -> Result<()> {
+    check_on_every_path("mount_notifies_watchers_of_changes", |stand| {
         use sys::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
         let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
         inotify::add_watch(&watch, stand.path(), WatchFlags::ALL_EVENTS)?;
@@ -415,8 +415,8 @@ fn mount_refuses_every_change_of_a_cache() -> Result<()> {
 }
 
 #[test]
-fn mount_ends_a_job_whose_mapped_pages_do_not_fit() -> Result<()> {
-    let test = "mount_ends_a_job_whose_mapped_pages_do_not_fit";
+fn mount_ends_jobs_with_overflowing_mapped_pages() -> Result<()> {
+    let test = "mount_ends_jobs_with_overflowing_mapped_pages";
     let no_python = Command::new("python3").arg("-V").output().is_err();
     if let Some(reason) = mount_obstacle().or_else(|| no_python.then(|| "no python3".to_owned())) {
         report_skip(test, &reason);

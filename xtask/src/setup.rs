@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_package_without_a_version_is_not_known() {
+    fn package_without_a_candidate_is_unknown() {
         assert!(has_candidate(
             "fuse3:\n  Installed: (none)\n  Candidate: 3.14.0-4\n"
         ));
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_to_type_names_the_packages() {
+    fn install_command_names_the_packages() {
         let line = manual_command(&["attr", "fuse3"]);
         assert!(
             line.starts_with("sudo apt-get update && sudo apt-get install "),
@@ -398,12 +398,12 @@ mod tests {
     }
 
     #[test]
-    fn slim_images_keep_the_sequences() {
+    fn install_command_keeps_sequences_in_slim_images() {
         assert!(manual_command(&["hmmer-examples"]).contains("path-include=/usr/share/doc/hmmer/*"));
     }
 
     #[test]
-    fn the_demo_needs_less_than_the_tests() {
+    fn demo_needs_fewer_packages_than_the_tests() {
         let demo = PACKAGES
             .iter()
             .filter(|p| p.first_needed_by == Purpose::Demo)

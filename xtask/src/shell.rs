@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn only_variables_that_describe_a_package_are_removed() {
+    fn only_package_variables_are_removed() {
         assert!(is_package_variable("CARGO_PKG_NAME"));
         assert!(is_package_variable("CARGO_MANIFEST_DIR"));
         assert!(!is_package_variable("CARGO_TARGET_DIR"));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn command_lines_are_shown_so_that_they_can_be_pasted() {
+    fn command_lines_are_quoted_for_pasting() {
         let mut command = Command::new("/usr/bin/env");
         assert_eq!(format_command(command.args(["a", "b c", ""])), "env a 'b c' ''");
     }

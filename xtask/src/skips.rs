@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_is_read_once_per_test_and_in_order() {
+    fn skip_log_is_deduplicated_and_sorted() {
         let log = "SKIPPED: mount::rename: no /dev/fuse\nnoise\n\
                    SKIPPED: cluster: no root: none at all\nSKIPPED: mount::rename: no /dev/fuse\n";
         let expected = [
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_allowed_is_unexpected() {
+    fn unlisted_skips_are_unexpected() {
         let skips = [test_skip("a", "x"), test_skip("b", "y")];
         let allowed = BTreeSet::from(["a".to_owned()]);
         assert_eq!(find_unexpected(&skips, &allowed), ["b"]);

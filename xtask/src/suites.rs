@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_version_that_is_asked_for_counts() {
+    fn only_the_requested_version_counts() {
         let list = "[v1]\n\"fsx 0.3.2 (registry+https://example.org)\" = [\"fsx\"]\n";
         assert!(has_entry(list, "fsx", "0.3.2"));
         assert!(!has_entry(list, "fsx", "0.3.1") && !has_entry(list, "sx", "0.3.2"));

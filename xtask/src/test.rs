@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_choice_of_crates_is_recognised() {
+    fn package_selection_is_recognised() {
         let check = |line: &str| {
             has_package_argument(
                 &line

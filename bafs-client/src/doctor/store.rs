@@ -246,7 +246,7 @@ mod tests {
     use crate::sandbox::CheckStatus;
 
     #[test]
-    fn a_full_disk_is_told_with_what_takes_it() {
+    fn a_full_disk_report_names_its_consumers() {
         let store = tempfile::tempdir().unwrap();
         fs::create_dir_all(store.path().join("volumes/1/tree")).unwrap();
         fs::write(store.path().join("volumes/1/tree/x"), [1; 5_000]).unwrap();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_disk_is_not_full_for_its_size() {
+    fn the_free_space_threshold_scales_with_the_disk() {
         let check = |free_bytes| {
             let room = DiskSpace {
                 bytes: 50_000_000,
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_deleted_and_stays_is_told_and_removed_when_no_node_does_it() {
+    fn stale_trash_is_reported_and_repaired_offline() {
         let store = tempfile::tempdir().unwrap();
         let left = store.path().join("trash/7-0/tree");
         let now = clock::time_of_day().seconds;

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_waited_for_when_no_file_is_open() {
+    fn write_back_waits_only_for_open_files() {
         let (collected, fate) = (
             WriteBackTracker::default(),
             VolumeHealth::new("v", mpsc::unbounded_channel().0),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_under_way_is_waited_for_and_a_lost_volume_is_not() {
+    fn pending_writes_are_awaited_unless_data_is_lost() {
         let (collected, fate) = (
             WriteBackTracker::default(),
             VolumeHealth::new("v", mpsc::unbounded_channel().0),

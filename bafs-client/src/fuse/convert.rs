@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_before_the_epoch_are_told_right() {
+    fn times_before_the_epoch_are_converted() {
         // For times to set see the mount test `attributes_are_kept`.
         let told = to_system_time(FileTime {
             seconds: -2,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_the_local_kernel_do_not_travel() {
+    fn local_open_flags_are_not_sent() {
         let flags = libc::O_RDWR | libc::O_APPEND | libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL;
         assert_eq!(open_flags(flags), libc::O_RDWR);
         let made = libc::O_RDWR | libc::O_TRUNC | libc::O_EXCL;

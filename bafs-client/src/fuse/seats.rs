@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_processor_serves_a_volume_up_to_a_bound() {
+    fn reader_threads_scale_with_processors_within_bounds() {
         for (processors, threads) in [(1, 2), (2, 2), (8, 8), (64, 16)] {
             assert_eq!(threads_per_volume(NonZeroUsize::new(processors), 1), threads);
         }
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_are_given_up_to_the_bound_and_again() {
+    fn seats_are_bounded_and_reusable() {
         let seats: Vec<_> = std::iter::from_fn(ReaderSlot::acquire).take(READER_SLOTS_MAX + 1).collect();
         assert!(seats.len() <= READER_SLOTS_MAX);
         assert!(ReaderSlot::acquire().is_none());

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_on_behind_what_was_here_is_refused_nothing() {
+    fn reads_continuing_cached_pages_are_not_refused() {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert_eq!(purpose(&mut around, first, WINDOW, true), ReadPurpose::Demand);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_around_a_page_that_nobody_read_up_to_is_refused() {
+    fn windows_around_random_pages_are_refused() {
         let mut around = ReadAheadFilter::default();
         for page in [10_001, 70_001, 20_003] {
             let start = page * PAGE - WINDOW / 2;
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_in_order_is_refused_nothing() {
+    fn sequential_reads_are_never_refused() {
         let mut around = ReadAheadFilter::default();
         assert!(!is_refused(&mut around, 0, 128 << 10));
         let mut at = 128 << 10;
@@ -179,7 +179,7 @@ mod tests {
     /// As the kernel asks: for the next window when three quarters of the first were read, then
     /// when the first page of each was.
     #[test]
-    fn who_goes_through_mapped_memory_is_refused_once() {
+    fn sequential_mapped_reads_are_refused_once() {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert!(is_refused(&mut around, first - WINDOW / 2, WINDOW));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_from_any_place_on_gets_all_of_the_window_that_was_refused() {
+    fn a_sequential_reader_gets_a_refused_window_back() {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert!(is_refused(&mut around, first, WINDOW));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_of_whole_pieces_and_of_other_lengths_are_wanted() {
+    fn aligned_and_unusual_read_lengths_are_accepted() {
         let mut around = ReadAheadFilter::default();
         assert!(!is_refused(&mut around, 50 * WINDOW, WINDOW));
         assert!(!is_refused(&mut around, 9 * WINDOW + 3 * BLOCK, WINDOW));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_window_beside_refused_ones_is_refused() {
+    fn remainders_beside_refused_windows_are_refused() {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert!(is_refused(&mut around, first, WINDOW));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_must_have_is_never_refused() {
+    fn mandatory_kernel_reads_are_never_refused() {
         let mut around = ReadAheadFilter::default();
         let first = 70_001 * PAGE;
         assert!(is_refused(&mut around, first, WINDOW));

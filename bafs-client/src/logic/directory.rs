@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn one_file_is_a_tree_too() {
+    fn a_single_file_forms_a_tree() {
         let tree = build(vec![entry("", SourceKind::File, 3)]).unwrap();
         assert!(tree.is_single_file());
         let file = tree
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tree_is_refused() {
+    fn inconsistent_manifests_are_refused() {
         for bad in ["/a", "a/../b", "a//b", "."] {
             let error = build(vec![entry(bad, SourceKind::File, 1)]).unwrap_err();
             assert_eq!(error.code, ErrorCode::BadPath, "{bad}");

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn space_is_known_until_a_write_leaves_a_hole() {
+    fn block_counts_are_known_until_a_sparse_write() {
         let mut image = MetadataCache::default();
         let ino = InodeNo(5);
         image.record_creation(&attr(5, S_IFREG));
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_names_are_known_than_may_be() {
+    fn the_number_of_cached_names_is_bounded() {
         let mut image = MetadataCache {
             names_max: 3,
             ..MetadataCache::default()
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_counts_unless_its_directory_changed_meanwhile() {
+    fn a_listing_is_cached_unless_its_directory_changed() {
         let mut image = MetadataCache::default();
         let (root, other, a) = (InodeNo::ROOT, InodeNo(9), b"a".to_vec());
         let names = BTreeSet::from([a.clone()]);

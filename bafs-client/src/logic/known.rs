@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_files_are_opened_early_as_the_session_keeps_descriptors_for() {
+    fn early_opens_are_bounded_by_kept_descriptors() {
         let mut known = new_map();
         known.set_early_handles_max(2);
         let opening = OpenParameters {
@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_found_again_by_the_name_that_it_has_now() {
+    fn renamed_files_are_found_by_their_current_name() {
         let mut known = new_map();
         let directory = known.record_lookup(InodeNo::ROOT, &name("d"), &attr(10, 1));
         let file = known.record_lookup(directory, &name("a"), &attr(11, 2));
@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_of_the_same_number_is_refused() {
+    fn a_reused_inode_number_is_refused() {
         let mut known = new_map();
         let file = known.record_lookup(InodeNo::ROOT, &name("a"), &attr(11, 2));
         known.begin_session(Epoch(2));
@@ -673,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_does_not_take_the_place_of_a_removed_one() {
+    fn a_new_file_never_replaces_a_removed_one() {
         let mut known = new_map();
         let gone = known.record_lookup(InodeNo::ROOT, &name("a"), &attr(11, 2));
         known.remove_name(InodeNo::ROOT, &name("a"));
@@ -689,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_we_numbered_is_the_same_under_the_number_of_a_new_session() {
+    fn client_numbered_files_keep_their_identity_across_sessions() {
         let mut known = new_map();
         let file = known.create_inode(InodeNo::ROOT, &name("a"));
         known.set_birth(file, 5);
@@ -703,7 +703,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_made_again_is_known_by_its_new_number_only() {
+    fn a_recreated_file_has_only_its_new_number() {
         let mut known = new_map();
         let file = known.create_inode(InodeNo::ROOT, &name("a"));
         known.begin_session(Epoch(2));
@@ -722,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn handles_that_a_restart_made_forget_are_as_unseen_as_untold_ones() {
+    fn stale_handles_count_as_unseen_after_restarts() {
         let mut known = new_map();
         let ino = known.record_lookup(InodeNo::ROOT, &name("a"), &attr(11, 1));
         let opening = OpenParameters {
@@ -745,7 +745,7 @@ mod tests {
     }
 
     #[test]
-    fn exchanged_names_change_places_and_replaced_ones_go() {
+    fn exchanged_names_swap_and_replaced_names_vanish() {
         let mut known = new_map();
         let (a, b) = (name("a"), name("b"));
         let one = known.record_lookup(InodeNo::ROOT, &a, &attr(11, 1));
@@ -782,7 +782,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_left_after_many_links_still_lead_there() {
+    fn remaining_names_still_resolve_after_many_links() {
         let mut known = new_map();
         let mut file = InodeNo(0);
         for number in 0..20 {

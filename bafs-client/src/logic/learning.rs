@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_that_were_asked_for_before_a_change_are_not_learned() {
+    fn attributes_requested_before_a_change_are_ignored() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
         assert!(is_answered(&writer.decide(&write(handle, 100))));
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_a_program_was_told_stays_when_the_server_tells_its_own() {
+    fn a_reported_mtime_overrides_the_servers_later_time() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
         assert!(is_answered(&writer.decide(&write(handle, 100))));
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_handle_stays_known_until_what_was_written_with_it_has_run() {
+    fn a_stale_handle_stays_until_its_writes_ran() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
         assert!(is_answered(&writer.decide(&write(handle, 100))));
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_unseen_keeps_a_file_from_being_shut_and_removed_early() {
+    fn unseen_opens_prevent_early_chmod_and_unlink() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
         assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_several_names_is_not_opened_unseen() {
+    fn files_with_several_names_are_not_opened_early() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
         assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_opens_unseen_what_is_being_removed() {
+    fn files_being_removed_are_not_opened_early() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
         assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_gets_a_free_name_early_and_keeps_it() {
+    fn a_file_is_renamed_early_to_free_names() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
         assert!(is_answered(&writer.decide(&rename("a", "b"))));
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renaming_asks_for_nothing_that_a_file_system_may_lack() {
+    fn early_renames_are_sent_without_flags() {
         let mut writer = Writer::new();
         writer.make("a");
         let mut op = rename("a", "b");
@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_a_file_that_a_new_session_lacks_are_changed_by_the_server() {
+    fn unresolved_files_are_renamed_by_the_server() {
         let mut writer = Writer::new();
         let (ino, handle) = writer.make("a");
         assert!(is_answered(&writer.decide(&FileOp::Release { handle })));
@@ -650,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_several_names_or_unknown_is_renamed_by_the_server() {
+    fn unknown_or_linked_files_are_renamed_by_server() {
         let mut writer = Writer::new();
         let (ino, _) = writer.make("a");
         writer.acknowledge_all();
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_that_their_owner_may_not_change_are_left_to_the_server() {
+    fn operations_in_closed_directories_go_to_server() {
         for mode in [0o500, 0o600, 0o055] {
             let mut writer = Writer::new();
             assert!(is_answered(&writer.decide(&chmod(ROOT, mode))));
@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_not_remembered_may_be_any_linked_files() {
+    fn unlinking_unknown_names_invalidates_linked_files() {
         let mut writer = Writer::new();
         let linked = InodeNo(50);
         writer.delegation.metadata.store_attr(&attr(linked, 0o100_644, 12));
@@ -708,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn space_that_was_told_before_a_direct_change_is_not_promised_twice() {
+    fn outdated_free_space_is_not_promised_twice() {
         let mut writer = Writer::new();
         let ((_, other), (_, handle)) = (writer.make("a"), writer.make("b"));
         let op = FileOp::Allocate {

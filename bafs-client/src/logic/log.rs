@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_have_one_caller_and_a_size() {
+    fn batches_have_one_caller_and_bounded_size() {
         let mut log = OperationLog::default();
         for (uid, bytes) in [(1, 600), (1, 600), (1, 10), (2, 10), (2, 10)] {
             log.append(entry(uid, FileOp::StatFs, bytes));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_remembered_until_its_entry_has_run() {
+    fn names_are_remembered_until_their_entries_ran() {
         let (parent, name) = (InodeNo::ROOT, b"a".to_vec());
         let mut log = OperationLog::default();
         log.append(entry(
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renamed_name_is_remembered_until_the_renaming_has_run() {
+    fn renamed_names_are_remembered_until_the_rename_ran() {
         let parent = InodeNo::ROOT;
         let (name, new_name) = (b"a".to_vec(), b"b".to_vec());
         let mut log = OperationLog::default();

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_understood() {
+    fn the_mount_table_is_parsed() {
         let table = b"1 0 0:1 / / rw,relatime shared:1 master:2 - ext4 /dev/vda rw\n\
             22 1 0:47 / /a\\040b rw,nosuid - fuse.bafs bafs:work rw,user_id=0\n\
             nonsense\n";

@@ -109,14 +109,14 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_number_range_is_no_trap() {
+    fn page_ranges_at_u64_max_do_not_overflow() {
         let mut pages = PageSet::default();
         pages.touch(u64::MAX - 1, u64::MAX);
         assert_eq!(pages.runs(), [(u64::MAX / 4096, 1)]);
     }
 
     #[test]
-    fn joining_keeps_every_page_and_fills_small_gaps_first() {
+    fn joining_runs_fills_small_gaps_first() {
         let runs = vec![(0, 1), (2, 1), (100, 5), (107, 1), (1000, 1)];
         assert_eq!(join_runs(runs.clone(), 5), runs);
         assert_eq!(join_runs(runs.clone(), 3), [(0, 3), (100, 8), (1000, 1)]);

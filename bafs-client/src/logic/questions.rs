@@ -140,7 +140,7 @@ mod tests {
     const TWO: InodeNo = InodeNo(2);
 
     #[test]
-    fn an_answer_is_true_unless_its_file_changed_meanwhile() {
+    fn an_answer_is_valid_unless_its_file_changed() {
         let mut questions = InflightQueries::default();
         questions.record_change(ONE);
         let question = questions.begin_query(Vec::new(), false);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_question_changes_is_known_to_none_but_it() {
+    fn concurrent_changes_invalidate_answers_of_others() {
         let mut questions = InflightQueries::default();
         let reads = questions.begin_query(Vec::new(), false);
         let changes = questions.begin_query(vec![ONE, ONE], false);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_changes_are_taken_for_changes_of_all() {
+    fn too_many_changes_invalidate_all_answers() {
         let mut questions = InflightQueries::default();
         let question = questions.begin_query(Vec::new(), false);
         for ino in 0..=REMEMBERED_CHANGES_MAX as u64 {

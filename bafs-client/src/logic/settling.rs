@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_looks_tell_how_many_ran() {
+    fn few_lookups_reveal_the_number_of_run_operations() {
         for seed in 0..2_000 {
             let mut dice = SeededNumbers(seed);
             let length = 1 + dice.below(200);

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_and_the_end_arrive() {
+    fn messages_and_end_of_stream_are_received() {
         let (one, other) = UnixStream::pair().unwrap();
         send_message(&one, &ControlRequest::Signal(15)).unwrap();
         send_message(&one, &ControlRequest::Kill).unwrap();

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_apart() {
+    fn start_refusals_are_distinguished() {
         check(None, 0, Reason::ExecutableMissing, "does not exist");
         check(
             Some("#!/bin/sh\n"),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_are_told_from_foreign_programs() {
+    fn scripts_are_distinguished_from_foreign_programs() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         for (content, expected) in [
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_looked_up() {
+    fn executable_names_are_resolved_on_the_path() {
         assert_eq!(find_executable(OsStr::new("./x"), None).unwrap(), Path::new("./x"));
         let found = find_executable(OsStr::new("sh"), Some(OsStr::new("/none:/bin"))).unwrap();
         assert_eq!(found, Path::new("/bin/sh"));

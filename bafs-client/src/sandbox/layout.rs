@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn places() {
+    fn mount_paths_split_at_existing_directories() {
         check("/mydata", "/", &["mydata"]);
         check("/data/in", "/", &["data", "in"]);
         check("/tmp", "/tmp", &[]);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn shadows_come_parents_first_and_merge() {
+    fn shadows_are_merged_and_ordered_parents_first() {
         let paths = ["/usr/share/a", "/usr/b", "/data/in", "/data/out", "/tmp"];
         let places: Vec<_> = paths
             .iter()

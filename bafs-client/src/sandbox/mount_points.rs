@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn next_job_removes_what_a_killed_agent_left() {
+    fn the_next_job_removes_a_killed_agents_leftovers() {
         let host = tempfile::tempdir().unwrap();
         let point = host.path().join("a/b");
         let mut killed = make(host.path(), &point);
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_at_once_never_lose_their_mount_point() {
+    fn concurrent_jobs_never_lose_their_mount_point() {
         let host = tempfile::tempdir().unwrap();
         let point = host.path().join("a/b");
         thread::scope(|scope| {

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_table_is_understood() {
+    fn mount_flags_are_read_from_the_table() {
         let table = b"1 0 0:1 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
             2 1 0:2 / /a\\040b rw,nosuid,nodev,noexec,noatime - fuse x rw\n\
             3 2 0:3 / /a\\040b/c ro - tmpfs x rw\n\

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn good_paths_pass() {
+    fn valid_paths_are_accepted() {
         for paths in [
             &["/mydata"][..],
             &["/tmp"],
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_paths_fail() {
+    fn invalid_paths_are_refused() {
         for path in ["", "/", "//", "data", "/a/../b", "/a/./b", "/a/..", "/a\0b"] {
             let answer = plan(&[path]).check();
             assert!(
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_fail_in_any_order() {
+    fn overlapping_paths_are_refused_in_any_order() {
         for paths in [
             ["/a", "/a"],
             ["/a", "/a/b/c"],
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_not_text_survive_the_journey() {
+    fn non_utf8_names_survive_serialisation() {
         let mut plan = plan(&["/x"]);
         plan.volumes[0].source = OsString::from_vec(b"/tmp/\xff\xfe".to_vec()).into();
         let text = serde_json::to_string(&plan).unwrap();

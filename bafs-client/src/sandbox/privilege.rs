@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_switch_that_is_off_is_named() {
+    fn the_disabled_kernel_switch_is_named() {
         let on = NamespaceSwitches {
             namespaces_max: Some(9),
             debian_clone: Some(1),

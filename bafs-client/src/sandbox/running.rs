@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_apart() {
+    fn job_ends_are_distinguished() {
         let killed = || SandboxOutcome::Killed("why".to_owned());
         check(Some(ProcessEnd::Exited(3)), None, SandboxOutcome::Exited(3));
         check(

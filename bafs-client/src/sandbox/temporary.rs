@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn words_name_paths_below_tmp() {
+    fn arguments_name_paths_below_tmp() {
         assert_eq!(named("/tmp/a/tool.sh"), ["/tmp/a/tool.sh"]);
         assert_eq!(named("--in=/tmp/a.fa"), ["/tmp/a.fa"]);
         assert_eq!(named("/bin:/tmp/venv/bin"), ["/tmp/venv/bin"]);

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_bound_volume_holds_is_counted() {
+    fn contents_of_a_bind_mounted_volume_are_counted() {
         let directory = tempfile::tempdir().expect("directory");
         std::fs::write(directory.path().join("a"), [1; 8192]).expect("write");
         std::fs::create_dir(directory.path().join("d")).expect("directory");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_is_told_as_it_was_at_the_least() {
+    fn the_least_free_space_is_reported() {
         let directory = tempfile::tempdir().expect("directory");
         let least = MinimumFreeSpace::new();
         assert_eq!(MinimumFreeSpace::sampled(&least.bytes), None);

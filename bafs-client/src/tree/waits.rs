@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn synchronous_writes_wait_for_the_disk_and_others_do_not() {
+    fn only_synchronous_writes_wait_for_the_disk() {
         let waits = BlockingOperations::default();
         let write = |number| FileOp::Write {
             handle: HandleId(number),

@@ -13,41 +13,41 @@ use crate::agent::JobAction;
 use crate::world::{AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
-    ("exit_codes_are_the_jobs_own", exit_codes_are_the_jobs_own),
-    ("a_signal_is_told", a_signal_is_told),
+    ("exit_codes_are_passed_through", exit_codes_are_passed_through),
+    ("a_fatal_signal_is_reported", a_fatal_signal_is_reported),
     (
-        "signals_are_at_their_defaults",
-        signals_are_at_their_defaults,
+        "signal_dispositions_are_reset_to_defaults",
+        signal_dispositions_are_reset_to_defaults,
     ),
     (
         "a_forwarded_signal_reaches_the_job",
         a_forwarded_signal_reaches_the_job,
     ),
-    ("missing_executables_are_told", missing_executables_are_told),
+    ("missing_executables_are_reported", missing_executables_are_reported),
     (
-        "unusable_executables_are_told",
-        unusable_executables_are_told,
+        "unusable_executables_are_reported",
+        unusable_executables_are_reported,
     ),
     (
-        "scripts_without_a_first_line_run_in_the_shell",
-        scripts_without_a_first_line_run_in_the_shell,
+        "scripts_without_shebang_run_in_the_shell",
+        scripts_without_shebang_run_in_the_shell,
     ),
     (
-        "what_the_job_leaves_running_is_ended",
-        what_the_job_leaves_running_is_ended,
+        "leftover_processes_are_killed",
+        leftover_processes_are_killed,
     ),
-    ("use_is_measured", use_is_measured),
-    ("streams_go_where_they_should", streams_go_where_they_should),
+    ("resource_usage_is_measured", resource_usage_is_measured),
+    ("streams_are_redirected_as_requested", streams_are_redirected_as_requested),
     (
-        "a_stream_that_cannot_be_opened_is_told",
-        a_stream_that_cannot_be_opened_is_told,
+        "an_unusable_stream_is_reported",
+        an_unusable_stream_is_reported,
     ),
     ("long_commands_arrive_whole", long_commands_arrive_whole),
 ];
 
-pub(crate) const ROOT_CASES: &[Case] = &[("foreign_programs_are_told", foreign_programs_are_told)];
+pub(crate) const ROOT_CASES: &[Case] = &[("foreign_programs_are_reported", foreign_programs_are_reported)];
 
-fn exit_codes_are_the_jobs_own(user: AgentUser) {
+fn exit_codes_are_passed_through(user: AgentUser) {
     for code in [0, 3, 75, 126, 127, 255] {
         let answer = SandboxFixture::new(user, &format!("exit {code}")).run();
         assert_eq!(answer.report.outcome, SandboxOutcome::Exited(code));
@@ -56,14 +56,14 @@ fn exit_codes_are_the_jobs_own(user: AgentUser) {
     assert_eq!(answer.report.outcome, SandboxOutcome::Exited(127));
 }
 
-fn a_signal_is_told(user: AgentUser) {
+fn a_fatal_signal_is_reported(user: AgentUser) {
     for signal in [6, 9, 11, 15] {
         let answer = SandboxFixture::new(user, &format!("ulimit -c 0; kill -{signal} $$; sleep 9")).run();
         assert_eq!(answer.report.outcome, SandboxOutcome::Signaled(signal));
     }
 }
 
-fn signals_are_at_their_defaults(user: AgentUser) {
+fn signal_dispositions_are_reset_to_defaults(user: AgentUser) {
     let mut world = SandboxFixture::new(user, "");
     world.task.plan.program = "grep".into();
     world.task.plan.arguments = ["-E", "Sig(Blk|Ign)", "/proc/self/status"]
@@ -104,7 +104,7 @@ fn refusal(world: &SandboxFixture) -> NotStarted {
     }
 }
 
-fn missing_executables_are_told(user: AgentUser) {
+fn missing_executables_are_reported(user: AgentUser) {
     for program in [
         "no-such-program",
         "/no/such/program",
@@ -134,7 +134,7 @@ fn check_unusable(user: AgentUser, content: &[u8], mode: u32, reason: Reason, er
     );
 }
 
-fn unusable_executables_are_told(user: AgentUser) {
+fn unusable_executables_are_reported(user: AgentUser) {
     let script = b"#!/bin/sh\n";
     check_unusable(
         user,
@@ -167,7 +167,7 @@ fn unusable_executables_are_told(user: AgentUser) {
     assert_eq!(refusal(&world).reason, Reason::CommandTooLong);
 }
 
-fn scripts_without_a_first_line_run_in_the_shell(user: AgentUser) {
+fn scripts_without_shebang_run_in_the_shell(user: AgentUser) {
     let mut world = SandboxFixture::new(user, "");
     let program = world.path("script");
     fs::write(&program, "echo \"$1\"; exit 6\n").unwrap();
@@ -179,7 +179,7 @@ fn scripts_without_a_first_line_run_in_the_shell(user: AgentUser) {
     assert_eq!(world.read("out"), "plain words\n");
 }
 
-fn foreign_programs_are_told(user: AgentUser) {
+fn foreign_programs_are_reported(user: AgentUser) {
     // The header of a program for another machine: EM_S390.
     let mut head = *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x16\0\x01\0\0\0";
     check_unusable(
@@ -199,7 +199,7 @@ fn foreign_programs_are_told(user: AgentUser) {
     );
 }
 
-fn what_the_job_leaves_running_is_ended(user: AgentUser) {
+fn leftover_processes_are_killed(user: AgentUser) {
     // `run` itself checks that no process is left.
     let script = "setsid sleep 600 & (setsid sh -c 'trap \"\" TERM; sleep 600' &) ; exit 4";
     assert_eq!(
@@ -208,7 +208,7 @@ fn what_the_job_leaves_running_is_ended(user: AgentUser) {
     );
 }
 
-fn use_is_measured(user: AgentUser) {
+fn resource_usage_is_measured(user: AgentUser) {
     // 64 MiB in one piece, half a second of computing, a fifth of sleeping.
     let script = "dd if=/dev/zero of=/dev/null bs=64M count=1 2>/dev/null; sleep 0.2; \
                   timeout 0.5 sh -c 'while :; do :; done'; true";
@@ -221,7 +221,7 @@ fn use_is_measured(user: AgentUser) {
     assert!(report.notes.is_empty(), "{report:?}");
 }
 
-fn streams_go_where_they_should(user: AgentUser) {
+fn streams_are_redirected_as_requested(user: AgentUser) {
     let mut world = SandboxFixture::new(user, "cat; echo more; echo oops >&2; echo last").with_agent_directory();
     fs::write(world.path("input"), "from the file\n").unwrap();
     world.task.input = Some(world.path("input"));
@@ -233,7 +233,7 @@ fn streams_go_where_they_should(user: AgentUser) {
     assert_eq!(SandboxFixture::new(user, "wc -c").expect_output().trim(), "0");
 }
 
-fn a_stream_that_cannot_be_opened_is_told(user: AgentUser) {
+fn an_unusable_stream_is_reported(user: AgentUser) {
     let mut world = SandboxFixture::new(user, "true");
     world.task.outputs = Some(("/no/such/out".into(), "/dev/null".into()));
     let refusal = refusal(&world);

@@ -15,11 +15,11 @@ use crate::world::{HostSnapshot, UNUSED_USER_ID, AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
     ("a_stubborn_job_is_killed", a_stubborn_job_is_killed),
-    ("a_job_that_hides_is_killed", a_job_that_hides_is_killed),
+    ("a_daemonising_job_is_killed", a_daemonising_job_is_killed),
     ("a_stopped_job_is_killed", a_stopped_job_is_killed),
     (
-        "a_job_that_forks_madly_is_killed",
-        a_job_that_forks_madly_is_killed,
+        "a_rapidly_forking_job_is_killed",
+        a_rapidly_forking_job_is_killed,
     ),
     (
         "a_job_is_killed_before_it_starts",
@@ -35,27 +35,27 @@ pub(crate) const CASES: &[Case] = &[
         an_agent_killed_early_leaves_nothing,
     ),
     (
-        "a_killed_agent_with_a_stopped_init",
-        a_killed_agent_with_a_stopped_init,
+        "a_killed_agent_ends_its_stopped_init",
+        a_killed_agent_ends_its_stopped_init,
     ),
     (
-        "a_killed_outer_stage_is_noticed",
-        a_killed_outer_stage_is_noticed,
+        "a_killed_outer_stage_is_detected",
+        a_killed_outer_stage_is_detected,
     ),
-    ("a_killed_init_is_noticed", a_killed_init_is_noticed),
+    ("a_killed_init_is_detected", a_killed_init_is_detected),
     (
-        "ctrl_c_on_a_shared_terminal_reaches_the_job",
-        ctrl_c_on_a_shared_terminal_reaches_the_job,
+        "ctrl_c_on_shared_terminals_reaches_the_job",
+        ctrl_c_on_shared_terminals_reaches_the_job,
     ),
     (
-        "polite_signals_to_the_stages_change_nothing",
-        polite_signals_to_the_stages_change_nothing,
+        "the_stages_ignore_polite_signals",
+        the_stages_ignore_polite_signals,
     ),
 ];
 
 pub(crate) const ROOT_CASES: &[Case] = &[(
-    "a_killed_agent_and_a_stopped_init_of_another_user",
-    a_killed_agent_and_a_stopped_init_of_another_user,
+    "a_killed_agent_ends_another_users_stopped_init",
+    a_killed_agent_ends_another_users_stopped_init,
 )];
 
 /// Escapes in every usual way: daemons, sessions, ignored signals.
@@ -83,7 +83,7 @@ fn a_stubborn_job_is_killed(user: AgentUser) {
     assert!(answer.report.usage.is_some(), "{answer:?}");
 }
 
-fn a_job_that_hides_is_killed(user: AgentUser) {
+fn a_daemonising_job_is_killed(user: AgentUser) {
     let script = format!("{ESCAPE_SCRIPT} sleep 0.1; touch /bafs-t/ready; sleep 600");
     check_killed(&SandboxFixture::new(user, &script).with_agent_directory().with_action(JobAction::Kill));
 }
@@ -93,7 +93,7 @@ fn a_stopped_job_is_killed(user: AgentUser) {
     check_killed(&SandboxFixture::new(user, script).with_agent_directory().with_action(JobAction::Kill));
 }
 
-fn a_job_that_forks_madly_is_killed(user: AgentUser) {
+fn a_rapidly_forking_job_is_killed(user: AgentUser) {
     // Every process is gone before its number could be used.
     let script = "spin() { while :; do (:) & wait; done; }; \
                   spin & spin & touch /bafs-t/ready; spin";
@@ -177,7 +177,7 @@ fn an_agent_killed_early_leaves_nothing(user: AgentUser) {
     before.assert_unchanged();
 }
 
-fn a_killed_agent_with_a_stopped_init(user: AgentUser) {
+fn a_killed_agent_ends_its_stopped_init(user: AgentUser) {
     check_nothing_left(user, |world| {
         signal(world, "job-init inner", Signal::SIGSTOP);
         signal(world, "job-init outer", Signal::SIGSTOP);
@@ -185,7 +185,7 @@ fn a_killed_agent_with_a_stopped_init(user: AgentUser) {
     });
 }
 
-fn a_killed_agent_and_a_stopped_init_of_another_user(user: AgentUser) {
+fn a_killed_agent_ends_another_users_stopped_init(user: AgentUser) {
     let identity = JobUser::OtherUser {
         uid: UNUSED_USER_ID,
         gid: UNUSED_USER_ID,
@@ -207,17 +207,17 @@ fn check_interrupted(world: &SandboxFixture) {
     );
 }
 
-fn a_killed_outer_stage_is_noticed(user: AgentUser) {
+fn a_killed_outer_stage_is_detected(user: AgentUser) {
     let kill_it = |world: &SandboxFixture| signal(world, "job-init outer", Signal::SIGKILL);
     check_interrupted(&check_nothing_left(user, kill_it));
 }
 
-fn a_killed_init_is_noticed(user: AgentUser) {
+fn a_killed_init_is_detected(user: AgentUser) {
     let kill_it = |world: &SandboxFixture| signal(world, "job-init inner", Signal::SIGKILL);
     check_interrupted(&check_nothing_left(user, kill_it));
 }
 
-fn polite_signals_to_the_stages_change_nothing(user: AgentUser) {
+fn the_stages_ignore_polite_signals(user: AgentUser) {
     let script = "touch /bafs-t/started; while ! test -e /bafs-t/go; do sleep 0.01; done; exit 6";
     let world = SandboxFixture::new(user, script).with_agent_directory();
     let mut agent = world.spawn();
@@ -237,7 +237,7 @@ fn polite_signals_to_the_stages_change_nothing(user: AgentUser) {
     assert_eq!(answer.report.outcome, SandboxOutcome::Exited(6));
 }
 
-fn ctrl_c_on_a_shared_terminal_reaches_the_job(user: AgentUser) {
+fn ctrl_c_on_shared_terminals_reaches_the_job(user: AgentUser) {
     let script = "trap 'exit 8' INT; touch /bafs-t/started; while :; do sleep 0.01; done";
     let mut world = SandboxFixture::new(user, script).with_agent_directory();
     world.task.plan.session = JobSession::SharedTerminal;

@@ -24,28 +24,28 @@ pub(crate) const CASES: &[Case] = &[
         a_path_inside_tmp_leaves_tmp_usable,
     ),
     (
-        "a_path_below_a_host_directory",
-        a_path_below_a_host_directory,
+        "volumes_appear_inside_host_directories",
+        volumes_appear_inside_host_directories,
     ),
     ("a_file_can_be_a_volume", a_file_can_be_a_volume),
     (
         "a_read_only_volume_refuses_writes",
         a_read_only_volume_refuses_writes,
     ),
-    ("the_rest_is_the_host", the_rest_is_the_host),
-    ("nothing_is_lost_silently", nothing_is_lost_silently),
+    ("other_paths_are_the_hosts", other_paths_are_the_hosts),
+    ("writes_outside_volumes_fail", writes_outside_volumes_fail),
     (
         "the_agents_mount_points_are_hidden",
         the_agents_mount_points_are_hidden,
     ),
-    ("many_volumes", many_volumes),
+    ("many_volumes_can_be_mounted", many_volumes),
     (
-        "one_place_under_two_names_is_refused",
-        one_place_under_two_names_is_refused,
+        "one_location_under_two_names_is_refused",
+        one_location_under_two_names_is_refused,
     ),
     (
-        "a_source_that_is_missing_is_reported",
-        a_source_that_is_missing_is_reported,
+        "a_missing_source_is_reported",
+        a_missing_source_is_reported,
     ),
     (
         "the_job_has_the_users_identity",
@@ -56,19 +56,19 @@ pub(crate) const CASES: &[Case] = &[
         the_job_sees_only_its_processes,
     ),
     (
-        "the_environment_is_what_was_planned",
-        the_environment_is_what_was_planned,
+        "the_job_gets_the_planned_environment",
+        the_job_gets_the_planned_environment,
     ),
-    ("no_descriptor_leaks", no_descriptor_leaks),
-    ("odd_working_directories", odd_working_directories),
-    ("the_check_is_content", the_check_is_content),
+    ("the_job_inherits_no_descriptors", the_job_inherits_no_descriptors),
+    ("unusual_working_directories_are_handled", unusual_working_directories_are_handled),
+    ("the_sandbox_check_passes", the_sandbox_check_passes),
 ];
 
 pub(crate) const ROOT_CASES: &[Case] = &[
     ("root_becomes_another_user", root_becomes_another_user),
     (
-        "no_rights_at_all_are_explained",
-        no_rights_at_all_are_explained,
+        "missing_privileges_are_explained",
+        missing_privileges_are_explained,
     ),
 ];
 
@@ -103,7 +103,7 @@ fn a_path_inside_tmp_leaves_tmp_usable(user: AgentUser) {
     assert!(!Path::new("/tmp/bafs-note").exists());
 }
 
-fn a_path_below_a_host_directory(user: AgentUser) {
+fn volumes_appear_inside_host_directories(user: AgentUser) {
     let world = SandboxFixture::new(
         user,
         "cat data/name sub/deep/file plain; cat link; echo new >sub/new",
@@ -152,14 +152,14 @@ fn a_read_only_volume_refuses_writes(user: AgentUser) {
     );
 }
 
-fn the_rest_is_the_host(user: AgentUser) {
+fn other_paths_are_the_hosts(user: AgentUser) {
     let list = "ls -A / && ls -A /usr && ls -A /etc | wc -l && readlink -f /bin/sh";
     let world = SandboxFixture::new(user, list);
     let here = Command::new("sh").args(["-c", list]).output().unwrap();
     assert_eq!(world.expect_output(), String::from_utf8_lossy(&here.stdout));
 }
 
-fn nothing_is_lost_silently(user: AgentUser) {
+fn writes_outside_volumes_fail(user: AgentUser) {
     let script = "! mkdir /made && ! mkdir /data/made";
     SandboxFixture::new(user, script).with_volume("/data/in").expect_output();
 }
@@ -179,14 +179,14 @@ fn the_agents_mount_points_are_hidden(user: AgentUser) {
     );
 }
 
-fn many_volumes(user: AgentUser) {
+fn many_volumes_can_be_mounted(user: AgentUser) {
     let paths = (0..32).map(|number| format!("/many/{}/v{number}", number % 5));
     let script = "cat /many/*/*/name | sort -u | wc -l";
     let world = paths.fold(SandboxFixture::new(user, script), SandboxFixture::with_volume);
     assert_eq!(world.expect_output().trim(), "32");
 }
 
-fn one_place_under_two_names_is_refused(user: AgentUser) {
+fn one_location_under_two_names_is_refused(user: AgentUser) {
     let mut world = SandboxFixture::new(user, "true");
     fs::create_dir(world.path("real")).unwrap();
     std::os::unix::fs::symlink("real", world.path("link")).unwrap();
@@ -199,7 +199,7 @@ fn one_place_under_two_names_is_refused(user: AgentUser) {
     assert!(refusal.message.contains("real/in"), "{refusal}");
 }
 
-fn a_source_that_is_missing_is_reported(user: AgentUser) {
+fn a_missing_source_is_reported(user: AgentUser) {
     let mut world = SandboxFixture::new(user, "true");
     world.add_volume("/no/such/source", "/in", Access::ReadWrite);
     let SandboxOutcome::NotStarted(refusal) = world.run().report.outcome else {
@@ -245,7 +245,7 @@ fn the_job_sees_only_its_processes(user: AgentUser) {
     }
 }
 
-fn the_environment_is_what_was_planned(user: AgentUser) {
+fn the_job_gets_the_planned_environment(user: AgentUser) {
     let mut world = SandboxFixture::new(user, "env | grep -v '^_=\\|SHLVL'").with_volume("/my data");
     world.task.plan.environment = job_environment(
         [
@@ -265,13 +265,13 @@ fn the_environment_is_what_was_planned(user: AgentUser) {
     );
 }
 
-fn no_descriptor_leaks(user: AgentUser) {
+fn the_job_inherits_no_descriptors(user: AgentUser) {
     let output = SandboxFixture::new(user, "ls -l /proc/self/fd | awk 'NF > 8 {print $9}'").expect_output();
     // The fourth is the one with which `ls` reads the directory.
     assert_eq!(output, "0\n1\n2\n3\n");
 }
 
-fn odd_working_directories(user: AgentUser) {
+fn unusual_working_directories_are_handled(user: AgentUser) {
     let mut world = SandboxFixture::new(user, "pwd").with_volume("/data/in");
     world.task.plan.working_directory = "/data/in".into();
     assert_eq!(world.expect_output(), "/data/in\n");
@@ -297,7 +297,7 @@ fn odd_working_directories(user: AgentUser) {
     assert_eq!(refusal.errno, Some(nix::errno::Errno::ENOENT as i32));
 }
 
-fn the_check_is_content(user: AgentUser) {
+fn the_sandbox_check_passes(user: AgentUser) {
     let world = SandboxFixture::new(user, "true");
     let mut command = Command::new(env::current_exe().unwrap());
     if user == AgentUser::User {
@@ -366,7 +366,7 @@ fn root_becomes_another_user(user: AgentUser) {
     );
 }
 
-fn no_rights_at_all_are_explained(who: AgentUser) {
+fn missing_privileges_are_explained(who: AgentUser) {
     // A user name space of its own lets the limit be changed for this agent alone.
     let world = SandboxFixture::new(who, "true");
     fs::write(world.path("task"), serde_json::to_vec(&world.task).unwrap()).unwrap();

@@ -13,8 +13,8 @@ use crate::world::{AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
     (
-        "jobs_at_once_have_distant_process_ids",
-        jobs_at_once_have_distant_process_ids,
+        "concurrent_jobs_have_distant_process_ids",
+        concurrent_jobs_have_distant_process_ids,
     ),
     (
         "private_tmp_is_empty_at_start",
@@ -39,12 +39,12 @@ pub(crate) const CASES: &[Case] = &[
         killed_jobs_leave_no_mount_point,
     ),
     (
-        "unwritable_parents_are_warned_of",
-        unwritable_parents_are_warned_of,
+        "unwritable_parents_cause_a_warning",
+        unwritable_parents_cause_a_warning,
     ),
 ];
 
-fn jobs_at_once_have_distant_process_ids(user: AgentUser) {
+fn concurrent_jobs_have_distant_process_ids(user: AgentUser) {
     // All live at once, and each gives out ids for a while.
     let script = "for i in 1 2 3 4 5 6 7 8; do sh -c 'echo $$'; done; sleep 0.3";
     let ids = thread::scope(|scope| {
@@ -176,7 +176,7 @@ fn killed_jobs_leave_no_mount_point(user: AgentUser) {
     panic!("{} is left", point.display());
 }
 
-fn unwritable_parents_are_warned_of(user: AgentUser) {
+fn unwritable_parents_cause_a_warning(user: AgentUser) {
     let world = SandboxFixture::new(user, "true");
     let closed = world.path("closed");
     fs::create_dir(&closed).unwrap();

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_caller_has_gone_when_its_half_is_dropped() {
+    async fn dropping_the_waiting_half_ends_the_wait() {
         let (waiting, awaited) = Cancellation::new();
         let over = tokio::spawn(awaited.clone().cancelled());
         tokio::task::yield_now().await;

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn for_one_too_many_the_oldest_goes() {
+    async fn excess_handshakes_evict_older_ones() {
         let mut handshakes = Handshakes::default();
         let never = || std::future::pending::<Result<()>>();
         for _ in 0..2 * HANDSHAKES_MAX {

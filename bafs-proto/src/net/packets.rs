@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn files_travel_with_packets_through_a_socket_with_a_long_path() {
+    async fn files_pass_through_long_socket_paths() {
         let directory = tempfile::tempdir().expect("directory");
         let deep = directory.path().join("d".repeat(200));
         std::fs::create_dir(&deep).expect("directory");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn packets_keep_their_bounds() {
+    async fn oversized_packets_are_refused() {
         let (one, other) = PacketSocket::pair().expect("pair");
         assert!(one.send(&[], &[]).await.is_err());
         assert!(one.send(&vec![0; HANDOFF_MESSAGE_BYTES_MAX + 1], &[]).await.is_err());

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_the_attempts_of_others() {
+    async fn callers_do_not_wait_for_foreign_dial_attempts() {
         let pool = Pool::new(Arc::new(SilentDialer));
         let patient = pool.clone();
         let first =
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_runs_out_of_time_hears_why_it_was_tried_again() {
+    async fn a_timeout_reports_the_earlier_refusal() {
         let pool = Pool::new(Arc::new(RefusingThenSilentDialer::default()));
         let (token, call) = (Token::none(), ListVolumes::default());
         let deadline = Deadline::after_ms(500);

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_connections_share_one_bound() {
+    fn connections_share_one_memory_budget() {
         let all = ProcessBudget::new(10 << 10);
         let budgets = [(); 8].map(|()| ConnectionBudget::with_budgets(CONNECTION_BUDGET_KIB, &all));
         let permits = budgets.each_ref().map(|budget| budget.try_reserve(4 << 20));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waits_for_room_keeps_no_small_request_out() {
+    async fn waiting_requests_do_not_block_small_ones() {
         let all = ProcessBudget::new(10 << 10);
         let budgets = [(); 4].map(|()| ConnectionBudget::with_budgets(CONNECTION_BUDGET_KIB, &all));
         let mut permits = Vec::new();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_connection_takes_no_more_than_its_part() {
+    async fn a_connection_is_limited_to_its_share() {
         let all = ProcessBudget::new(10 << 10);
         let budget = ConnectionBudget::with_budgets(1 << 10, &all);
         let permit = budget.reserve(1 << 20).await;

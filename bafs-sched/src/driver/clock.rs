@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_is_set_back_stops_no_timer() {
+    fn timers_continue_when_the_clock_is_set_back() {
         let mut clock = RunClock::new(Time(5_000), Time(0));
         assert_eq!(clock.adjusted_time(Time(9_000), Time(10)), Time(9_000));
         assert_eq!(clock.adjusted_time(Time(9_100), Time(110)), Time(9_100));

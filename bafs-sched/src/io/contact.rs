@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_of_all_nodes_is_a_cut_off_scheduler() {
+    fn silence_of_all_nodes_cuts_the_scheduler_off() {
         for catalog in [None, Some(&[][..])] {
             let mut cluster = ConnectivityFixture::with_nodes(5);
             cluster.pass_seconds(2, &[1, 2, 3, 4, 5], Some(&[1, 2, 3, 4, 5]));
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_silent_node_is_waited_for() {
+    fn lone_silent_node_counts_as_a_cut() {
         let mut cluster = ConnectivityFixture::with_nodes(1);
         cluster.pass_seconds(2, &[1], Some(&[1]));
         let told = cluster.pass_seconds(60, &[], Some(&[]));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_back_after_a_cut_is_lost() {
+    fn node_still_silent_after_a_cut_is_lost() {
         let mut cluster = ConnectivityFixture::with_nodes(3);
         cluster.pass_seconds(2, &[1, 2, 3], Some(&[1, 2, 3]));
         cluster.pass_seconds(30, &[], None);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_node_that_is_silent_is_given_up_later() {
+    fn silent_listed_node_is_lost_later() {
         let mut cluster = ConnectivityFixture::with_nodes(2);
         cluster.pass_seconds(2, &[1, 2], Some(&[1, 2]));
         assert_eq!(cluster.pass_seconds(50, &[2], Some(&[1, 2])), []);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_that_outlasts_the_volumes_ends_with_their_loss() {
+    fn cut_beyond_the_volume_lifetime_loses_all_nodes() {
         let mut cluster = ConnectivityFixture::with_nodes(2);
         cluster.pass_seconds(2, &[1, 2], None);
         let seconds = Settings::default().volume_lifetime_ms / 1_000;
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unlisted_node_that_answers_is_heard() {
+    fn unlisted_node_is_heard_while_it_answers() {
         let mut cluster = ConnectivityFixture::with_nodes(2);
         cluster.pass_seconds(2, &[1, 2], Some(&[1, 2]));
         let missed = Event::NodesListed {

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_means_one_home_for_the_whole_run() {
+    fn home_name_keeps_its_server_throughout_a_run() {
         let mut homes = Homes::default();
         assert!(homes.update_from_listing(&[home_advert(1, "a:1")]).is_empty());
         let told = homes.update_from_listing(&[home_advert(2, "b:1")]);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_means_one_home_also_after_a_restart() {
+    fn home_name_keeps_its_server_after_a_restart() {
         let text = "volume d cache bafs://home/d 1 MB\nvolume s scratch 1 MB files 2\n\
             job j {\nexecutable = x\n}\nmount d j /d\nmount s j /s\n\
             extract s x bafs://Other/x\n";
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_home_that_is_away_is_told_once_and_once_that_it_is_back() {
+    fn home_outage_and_return_are_each_reported_once() {
         let mut homes = Homes::default();
         let learn = |homes: &mut Homes, listed: &[Advert], times: usize| -> Vec<String> {
             (0..times).flat_map(|_| homes.update_from_listing(listed)).collect()
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn names_addresses_and_files() {
+    fn urls_resolve_by_name_address_or_file_path() {
         let file_home = FileHome {
             address: "f:1".to_owned(),
             root: "/srv/data".to_owned(),

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_of_successful_jobs_go_first() {
+    fn logs_of_successful_jobs_are_deleted_first() {
         let directory = tempfile::tempdir().expect("directory");
         let mut logs = JobLogs::open(directory.path(), RunId(1)).expect("open");
         logs.bytes_max = 30;

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_nodes_only_those_are_told_of_that_came_changed_or_went() {
+    fn list_reports_only_new_changed_and_missing_nodes() {
         let mut told = ListingFixture::new();
         let all = || (0..NODES).map(|id| test_node(id, 1)).collect::<Vec<_>>();
         let everybody = (0..NODES).map(ServerId).collect();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_given_up_but_is_listed_is_told_of_again_now_and_then() {
+    fn listed_lost_node_gets_a_second_chance_periodically() {
         let mut told = ListingFixture::new();
         told.changes_in(vec![test_node(1, 1)]);
         let silent = Event::ServerSilent {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_at_the_address_of_another_is_there_in_its_place() {
+    fn new_node_replaces_another_at_its_address() {
         let mut told = ListingFixture::new();
         told.changes_in(vec![test_node(1, 1), test_node(2, 1)]);
         let successor = NodeInfo {
@@ -218,7 +218,7 @@ mod tests {
 
     /// One list does not tell who came later; and nodes may have exchanged their addresses.
     #[test]
-    fn of_two_that_are_told_together_at_one_address_none_is_given_up() {
+    fn simultaneous_listing_at_one_address_loses_no_node() {
         let at = |id: u64, place: u64| NodeInfo {
             address: test_node(place, 1).address,
             ..test_node(id, 1)
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn that_there_is_no_node_is_said_once() {
+    fn empty_list_is_reported_once() {
         let mut told = ListingFixture::new();
         assert_eq!(told.changes_in(vec![]), Some((vec![], vec![])));
         assert_eq!(told.changes_in(vec![]), None);

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_home_that_is_not_found_is_not_taken_for_a_file_that_a_job_did_not_write() {
+    fn missing_home_is_not_taken_for_missing_output() {
         let told = |code| as_environment_error(Error::new(code, "why")).code;
         assert_eq!(told(ErrorCode::NotFound), ErrorCode::Unreachable);
         assert_eq!(told(ErrorCode::BadPath), ErrorCode::Unsupported);

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_stops_no_asking() {
+    fn setting_the_clock_back_delays_no_quota_request() {
         let (scheduler, mut shares) = (scheduler(&[NODE]), test_quotas());
         let mut ask = |now, tick| {
             let moment = ClockReading {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_come_right_after_a_look_are_asked_at_once() {
+    fn new_nodes_are_asked_for_quotas_at_once() {
         let (mut shares, at) = (test_quotas(), Time(1));
         let moment = ClockReading { wall_time: at, monotonic_time: at };
         let asked = |shares: &mut NodeQuotas, nodes: &[ServerId]| {
@@ -329,7 +329,7 @@ mod tests {
     /// What others wait for is held by what has begun: in their turn too it goes on, or nobody
     /// would.
     #[test]
-    fn what_has_begun_goes_on_in_the_turn_of_those_whom_it_leaves_nothing() {
+    fn begun_pipeline_continues_in_turns_of_blocked_users() {
         let told_in_turn_of_others = |mb: u64| {
             let text = format!(
                 "volume v scratch {mb} MB files 9\njob a {{\nexecutable = x\n}}\n\
@@ -371,7 +371,7 @@ mod tests {
 
     /// The only job that is left needs more than one slot.
     #[test]
-    fn slots_are_asked_for_as_many_as_the_jobs_that_are_left_keep() {
+    fn slot_demand_covers_jobs_with_several_cpus() {
         for cpus in [1, 2] {
             let text = format!("job a {{\nexecutable = x\nrequest_cpus = {cpus}\n}}\n");
             let scheduler = scheduler_for(&text, &[NODE]);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_full_of_runs_is_waited_for_and_one_that_refuses_is_told_once() {
+    fn busy_node_is_retried_and_refusal_reported_once() {
         let (scheduler, mut shares) = (scheduler(&[NODE]), test_quotas());
         let moment = |tick| ClockReading {
             wall_time: Time(tick),
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_answers_are_told_together_and_later_ones_at_once() {
+    fn quotas_are_reported_together_first_then_singly() {
         let ids: Vec<_> = (1..=4).map(ServerId).collect();
         let (scheduler, mut shares) = (scheduler(&ids), test_quotas());
         let moment = ClockReading {

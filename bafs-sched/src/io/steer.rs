@@ -120,7 +120,7 @@ mod tests {
     const CANCEL_COMMAND: UserCommand = UserCommand::Cancel { job: JobIndex(0) };
 
     #[test]
-    fn wishes_are_read_once_and_in_order() {
+    fn commands_are_read_once_and_in_order() {
         let directory = tempfile::tempdir().expect("a directory");
         let journal = directory.path().join("journal");
         let header = test_header();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn wishes_for_another_run_of_that_name_are_only_counted() {
+    fn commands_for_another_run_are_counted_but_ignored() {
         let directory = tempfile::tempdir().expect("a directory");
         let journal = directory.path().join("journal");
         let header = test_header();

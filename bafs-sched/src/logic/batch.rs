@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_stage_of_a_pipeline_reads_is_one_set() {
+    fn caches_read_in_one_level_form_one_set() {
         let mut text = String::from(
             "volume a cache bafs://h/a 3 GB\nvolume b cache bafs://h/b 2 GB\n\
              volume c cache bafs://h/c 4 GB\n",

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_as_long_as_its_longest_way_to_the_end() {
+    fn path_length_counts_the_longest_descendant_chain() {
         let chains = chains(
             "job a {\nJOBjob b {\nJOBjob c {\nJOBjob d {\nrequest_cpus = 3\nJOB\
              parent a child b c\nparent c child d\n",
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn who_declares_no_run_time_counts_as_the_others_on_average() {
+    fn undeclared_run_times_count_as_the_average() {
         let chains = chains(
             "job a {\nruntime = 10\nJOBjob b {\nruntime = 30\nJOBjob c {\nJOBparent a child c\n",
         );
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_urgent_when_its_chain_takes_as_long_as_all_that_is_left() {
+    fn path_as_long_as_remaining_work_is_critical() {
         let text = "job a {\nJOBjob b {\nJOBjob c {\nJOBparent a child b\nparent b child c\n";
         let chains = chains(text);
         assert_eq!(chains.urgent_from(1), 3, "three jobs are left");
@@ -242,13 +242,13 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_are_nearly_alike_are_alike() {
+    fn similar_path_lengths_count_as_equal() {
         let lengths = [0, 3, 15, 16, 17, 18, 3_601, 3_670, u32::MAX].map(rounded);
         assert_eq!(lengths, [0, 3, 15, 16, 16, 18, 3_584, 3_584, 15 << 28]);
     }
 
     #[test]
-    fn jobs_without_children_that_count_alike_are_in_no_order() {
+    fn equal_independent_jobs_have_no_order() {
         assert!(chains("job a {\nJOBjob b {\nJOB").is_flat);
     }
 }

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn short_jobs_that_are_done_first_say_nothing_about_long_ones() {
+    fn short_jobs_leave_estimates_of_long_jobs_unchanged() {
         let mut computing = unlike();
         learn(&mut computing, 10, SHORT, 100);
         assert_eq!(instead(&computing, 0), None);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_take_twice_what_they_declare_are_expected_to_go_on_so() {
+    fn run_time_estimate_follows_enough_slow_jobs() {
         let mut computing = unlike();
         learn(&mut computing, MEASURED_MIN - 1, SHORT, 200);
         assert_eq!(instead(&computing, 0), None, "too few");
@@ -168,7 +168,7 @@ mod tests {
 
     /// Of jobs of one declared time some take a tenth of it, and they end first.
     #[test]
-    fn jobs_that_end_first_say_nothing_while_others_run() {
+    fn early_endings_are_ignored_while_others_run() {
         let mut computing = unlike();
         learn(&mut computing, 8, LONG, 10);
         let others_ms = 80 * LONG * 10 * 10;

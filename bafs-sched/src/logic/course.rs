@@ -427,7 +427,7 @@ mod tests {
         mount y c /y ro\nmount z c /z\n";
 
     #[test]
-    fn a_chain_needs_ever_less_beyond_what_it_has() {
+    fn remaining_need_of_a_chain_decreases() {
         let workflow = workflow(CHAIN);
         let courses = courses(&workflow);
         let megabytes: Vec<u64> = courses
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_begun_is_not_needed_again_until_it_is_undone() {
+    fn started_jobs_need_space_again_only_when_undone() {
         let workflow = workflow(CHAIN);
         let mut courses = courses(&workflow);
         courses.moved(0, JobIndex(0), |job| job.0 == 0);
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_needed_in_its_least_part_or_as_a_whole() {
+    fn need_counts_both_least_part_and_whole_cache() {
         let text = "volume d cache bafs://h/d 40 MB files 9\nmount d c /d\n";
         let workflow = workflow(&(CHAIN.to_owned() + text));
         let courses = courses(&workflow);
@@ -466,7 +466,7 @@ mod tests {
 
     /// Two branches that each need much at once and leave little: one after the other.
     #[test]
-    fn branches_go_one_after_the_other() {
+    fn job_order_runs_branches_one_by_one() {
         let mut text = String::from("job end JOB\n");
         for branch in 0..4 {
             text += &format!(

@@ -84,7 +84,7 @@ mod tests {
     use crate::workflow::parse_workflow;
 
     #[test]
-    fn who_waits_and_who_is_awaited() {
+    fn cross_pipeline_dependencies_end_when_jobs_are_done() {
         let text = "job a JOB\njob b JOB\njob c JOB\nparent a child c\nparent b child c\n\
             volume x scratch 1 MB\nvolume y scratch 1 MB\nmount x a /x\nmount y c /y\n";
         let text = text.replace("JOB", "{\n  executable = x\n}");

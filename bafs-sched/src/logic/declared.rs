@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_that_became_read_only_is_not_blamed_on_the_job() {
+    fn read_only_disk_is_no_fault_of_jobs() {
         let mount = |volume, path: &str, writable| Mount {
             volume: VolumeIndex(volume),
             path: path.to_owned(),

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn users_get_alike_however_many_runs_they_have() {
+    fn users_get_equal_shares_however_many_runs() {
         let all = share(100, 8);
         let unit = share(10, 1);
         let claims = [
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_does_not_want_goes_to_the_others() {
+    fn unwanted_share_goes_to_other_claims() {
         let (all, unit) = (share(100, 8), share(5, 1));
         let claims = [
             claim("a", 1, share(10, 1), unit),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn who_can_do_nothing_with_half_gets_what_it_needs_in_its_turn() {
+    fn claim_larger_than_half_is_served_in_turn() {
         let all = share(100, 2);
         let claims = [
             claim("a", 1, all, share(80, 1)),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_so_much_that_others_cannot_begin_leaves_them_nothing() {
+    fn run_holding_too_much_leaves_others_nothing() {
         let all = share(100, 1);
         let [small, large] = [30, 80].map(|unit| claim("b", 1, all, share(unit, 1)));
         let leaves_nothing = |keep, other: &QuotaClaim| {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn one_slot_goes_from_one_to_the_other() {
+    fn single_slot_alternates_between_two_claims() {
         let one = share(100, 1);
         let claims = [
             claim("a", 1, one, share(1, 1)),
@@ -243,7 +243,7 @@ mod tests {
 
     /// Whoever wants something gets its unit sooner or later, and no more is divided than there is.
     #[test]
-    fn nobody_starves_and_nothing_is_given_twice() {
+    fn every_claim_is_served_and_nothing_given_twice() {
         let mut rng = crate::dice::SeededRng::new(1);
         for _ in 0..2_000 {
             let slots = 1 + u32::try_from(rng.next_below(8)).expect("it is small");

@@ -530,7 +530,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_with_odd_file_names_can_be_pasted() {
+    fn odd_file_names_are_quoted_for_the_shell() {
         assert_eq!(shell_word("bafs://home/res/out.1"), "bafs://home/res/out.1");
         assert_eq!(shell_word("a b"), "'a b'");
         assert_eq!(shell_word("it's"), r"'it'\''s'");

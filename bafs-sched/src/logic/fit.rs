@@ -581,7 +581,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nodes_offer_is_told_with_what_stays_free() {
+    fn node_sizes_are_described_with_their_slack() {
         let sizes = [98, 98, 49].map(|mb| bytes_only(mb * 1_000_000));
         let told = describe_sizes(&sizes, 25);
         let kinds = "2 with 98.0 MB and 0 files, 1 with 49.0 MB and 0 files";
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_read_well() {
+    fn space_is_described_in_readable_units() {
         assert_eq!(
             describe(Space {
                 bytes: 1_250_000_000,

@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_prefer_free_slots_and_leave_out_who_takes_no_work() {
+    fn candidates_prefer_free_slots_and_skip_unavailable_nodes() {
         let mut fleet = Fleet::new(0);
         assert!(fleet.see(node(1, 1, 100)));
         assert!(!fleet.see(node(1, 1, 100)));
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn slack_and_foreign_space_are_left_alone() {
+    fn available_space_excludes_slack_and_foreign_data() {
         let mut fleet = Fleet::new(100);
         fleet.see(NodeInfo {
             foreign_space: Space {
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_set_aside_only_if_others_are_fine() {
+    fn node_is_quarantined_only_if_others_succeed() {
         let mut fleet = Fleet::new(0);
         fleet.see(node(1, 1, 100));
         assert!(!fleet.count_fault(ServerId(1), 1), "there is no other");
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_blamed_only_by_what_succeeds_elsewhere_and_not_after_a_success() {
+    fn success_elsewhere_blames_a_node_without_successes() {
         let mut fleet = Fleet::new(0);
         for id in 1..=8 {
             fleet.see(node(id, 1, 100));
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_a_quarter_of_the_slots_is_set_aside() {
+    fn at_most_a_quarter_of_slots_is_quarantined() {
         let mut fleet = Fleet::new(0);
         for id in 1..=8 {
             fleet.see(node(id, 1, 100));

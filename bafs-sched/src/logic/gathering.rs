@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_node_is_waited_for_from_the_first_on() {
+    fn waiting_time_restarts_when_the_first_node_comes() {
         let mut scheduler = scheduler(5_000);
         scheduler.step(Time(0), Event::Tick, &mut Vec::new());
         comes(&mut scheduler, 58_000, 1);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_long_for_further_nodes_says_so() {
+    fn scheduler_warns_while_waiting_for_further_nodes() {
         let mut scheduler = scheduler(50_000);
         comes(&mut scheduler, 0, 1);
         let told = scheduler.warnings()[0].text.clone();

@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_pipeline_with_wide_stages_is_not_many_pipelines() {
+    fn begun_wide_pipeline_counts_as_one() {
         let mut scheduler = unlike();
         scheduler.graph.set_state(JobIndex(0), JobState::Done);
         let rest = scheduler.rest();
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_shared_node_only_the_part_of_this_run_is_planned_with() {
+    fn plan_uses_only_the_quota_of_shared_nodes() {
         let mut scheduler = unlike();
         let space = Space {
             bytes: 1_000,
@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn not_each_of_many_sizes_that_are_measured_is_reason_to_plan_again() {
+    fn few_new_measurements_do_not_trigger_replanning() {
         assert!(is_much_learned(0, 1, 10_000), "the first one");
         assert!(!is_much_learned(1_000, 1_001, 10_000));
         assert!(is_much_learned(1_000, 1_630, 10_000));
@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_nobody_declared_are_planned_with_as_they_were_simulated() {
+    fn undeclared_sizes_are_planned_as_simulated() {
         assert!(held_of_unknown(None) > 0, "made up");
         let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=1MB,private=1MB,run=5s").unwrap();
         let environment = Environment {

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_found_in_the_group_in_which_their_node_is() {
+    fn deletions_in_progress_are_found_by_group() {
         let mut leaving = Leaving::default();
         let (one, other) = (ServerId(1), ServerId(2));
         leaving.insert(VolumeId(1), one, "a");

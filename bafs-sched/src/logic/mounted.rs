@@ -113,7 +113,7 @@ mod tests {
 
     /// However many there are.
     #[test]
-    fn each_volume_of_a_job_counts_once_and_may_be_written_if_one_mount_may() {
+    fn repeated_mounts_of_a_volume_are_merged() {
         for count in [3, 40] {
             let mut text = String::from("job i {\nexecutable = x\n}\njob j {\nexecutable = x\n}\n");
             for volume in 0..count {

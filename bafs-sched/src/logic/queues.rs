@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn least_need_then_pipelines_under_way_then_declaration() {
+    fn queue_orders_by_need_then_progress_then_declaration() {
         let mut queues = Queues::default();
         for key in [
             key(9, false, 1),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn only_awake_queues_are_looked_at() {
+    fn sleeping_queues_are_skipped() {
         let mut queues = Queues::default();
         let server = Some(ServerId(1));
         queues.put(None, key(5, true, 1));

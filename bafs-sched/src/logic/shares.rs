@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_whole_where_it_fits_and_shared_where_not() {
+    fn cache_is_whole_where_it_fits_else_partitioned() {
         assert_eq!(
             bytes(50, &[room(1, 100, 10, 2), room(2, 80, 10, 2)]),
             Some(vec![50, 50])
@@ -653,13 +653,13 @@ mod tests {
     }
 
     #[test]
-    fn a_small_cache_is_whole_on_each_node_however_many_there_are() {
+    fn small_cache_is_whole_on_every_node() {
         let rooms: Vec<Room> = (1..=100).map(|id| room(id, 1_000, 300, 4)).collect();
         assert_eq!(bytes(20, &rooms), Some(vec![20; 100]));
     }
 
     #[test]
-    fn a_cache_is_whole_on_each_node_only_beside_a_pipeline_and_what_is_read_with_it() {
+    fn cache_is_partitioned_where_pipelines_need_the_room() {
         let of = |pipeline: u64, to_end: u64, others: u64| {
             let rooms: Vec<Room> = (1..=4)
                 .map(|id| Room {
@@ -697,7 +697,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_keeps_all_for_its_jobs_has_a_little_of_a_cache_that_it_reads() {
+    fn fully_used_node_still_gets_a_small_partition() {
         let rooms = [
             room(1, 100, 50, 3),
             room(2, 200, 50, 0),
@@ -707,7 +707,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cache_takes_beyond_its_size_leaves_room_for_all_its_readers() {
+    fn extra_cache_space_leaves_room_for_all_readers() {
         let rooms: Vec<Room> = (1..=4).map(|id| room(id, 1_000, 10, 2)).collect();
         let taken = |readers| {
             let size = Space {
@@ -728,7 +728,7 @@ mod tests {
 
     /// The thesis' environment: 50 nodes of 5 GB (in MB here).
     #[test]
-    fn tight_shares_leave_room_for_as_many_scratch_volumes_as_fit_at_all() {
+    fn tight_partitions_fit_the_most_scratch_volumes() {
         let rooms: Vec<Room> = (0..50).map(|id| room(id, 5_000, 0, 1)).collect();
         for (size, unit, volumes) in [(45_000, 500, 410), (225_000, 500, 50), (150_000, 2_500, 40)]
         {
@@ -764,7 +764,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_not_spread_evenly_get_what_nobody_else_wants() {
+    fn uneven_blocks_get_only_otherwise_unwanted_space() {
         let rooms: Vec<Room> = (1..=4).map(|id| room(id, 1_000, 10, 1)).collect();
         let taken = |beside| {
             let size = Space {
@@ -779,7 +779,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_always_hold_the_whole() {
+    fn partitions_always_hold_the_whole_cache() {
         for size in 1..=300 {
             for (a, b, c) in [(100, 100, 100), (1, 2, 297), (0, 150, 150)] {
                 let shares = bytes(

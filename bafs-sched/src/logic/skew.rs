@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_uneven_cache_counts_as_it_was_seen_last() {
+    fn load_imbalance_follows_the_most_uneven_cache() {
         let mut skew = Skew::default();
         assert_eq!(skew.permille(), SKEW_PERMILLE_FIRST);
         for (volume, found, expected) in [(1, 50, 50), (2, 90, 90), (2, 40, 50), (1, 0, 40)] {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fullest_part_decides_measured_by_its_size() {
+    fn imbalance_is_that_of_the_fullest_partition() {
         assert_eq!(unevenness(&[(50, 50), (50, 50)], 100), Some(0));
         assert_eq!(unevenness(&[(50, 60), (50, 40)], 100), Some(200));
         // As its part is larger, more is its share.
@@ -207,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_is_still_coming_tells_nothing() {
+    fn partly_filled_cache_has_no_imbalance() {
         assert_eq!(unevenness(&[(50, 30), (50, 19)], 100), None);
         assert_eq!(unevenness(&[(50, 50), (50, 50), (50, 0)], 100), None);
         assert_eq!(unevenness(&[], 0), None);
     }
 
     #[test]
-    fn what_is_learned_has_bounds() {
+    fn learned_imbalance_is_bounded() {
         let permille = |found: &[u64]| {
             let mut skew = Skew::default();
             for (at, found) in (0..).zip(found) {

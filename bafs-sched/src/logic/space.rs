@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_respects_must_hold() {
+    fn space_holds_only_if_bytes_and_files_do() {
         let have = Space {
             bytes: 10,
             files: 1,

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_none_until_some_is_noted() {
+    fn failure_history_is_empty_until_one_is_noted() {
         let mut troubles = Troubles::default();
         assert!(!troubles.are_any() && !troubles.avoids_any() && troubles.own_faults == 0);
         troubles.full_on.insert(ServerId(7));

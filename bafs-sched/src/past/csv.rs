@@ -121,7 +121,7 @@ mod tests {
         b,1 h,4,a1 a2,,,,30 MB\n";
 
     #[test]
-    fn data_are_shared_private_and_results() {
+    fn table_columns_become_shared_private_and_result_data() {
         let past = from_csv("jobs", CSV_TEXT).unwrap();
         let (workflow, measured) = (&past.workflow, &past.measured);
         let sizes: Vec<(&str, u64)> = workflow
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line() {
+    fn errors_name_their_line() {
         let slips = r"
             runtime => time => line 1: 'time' is no column
             a2,60 => a1,60 => line 3: job 'a1' is there already, on line 2

@@ -398,7 +398,7 @@ mod tests {
     use crate::timeline::{ExecutionOutcome, VolumeRole, VolumeRecord, ExtractAttempt};
 
     #[test]
-    fn who_came_in_the_place_of_others_is_not_counted_beside_them() {
+    fn replacement_nodes_do_not_count_twice() {
         assert_eq!(
             concurrent_nodes_max(vec![(0, 7), (0, 7), (7, u64::MAX), (8, u64::MAX)]),
             2
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_clusters_and_what_others_hold_is_not_there() {
+    fn groups_become_clusters_without_foreign_space() {
         let (workflow, timeline) = two_group_run();
         let part = |group: &str| group_timeline(&build_timeline, &workflow, group);
         let (east, west) = (part("east"), part("west"));
@@ -509,7 +509,7 @@ mod tests {
 
     /// `a` runs first, writes 5 GB into what home filled with 1 GB, and `z` only reads.
     #[test]
-    fn a_volume_was_filled_with_what_its_first_user_to_run_found() {
+    fn fill_size_is_measured_by_the_first_user() {
         let job = |name: &str| format!("job {name} {{\nexecutable = x\n}}\n");
         let rest = "parent a child z\nvolume v scratch 9 GB from bafs://home/v\n\
                     mount v a /v\nmount v z /v\n";
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_read_whole_counts_as_long_as_it_is() {
+    fn file_read_whole_counts_with_its_length() {
         let read = |size, runs: &[(u64, u64)]| {
             let runs = runs.to_vec();
             touched_bytes(&TouchedPages {

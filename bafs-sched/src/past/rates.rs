@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_read_at_once_share_their_nodes_link() {
+    fn simultaneous_readers_share_their_nodes_link() {
         let readings = vec![cache_read(0, 900, 48), cache_read(10, 990, 48)];
         // Three quarters of 96 MB in a second.
         let moved = transfers_to_node(readings.clone(), 4, None);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_two_read_is_counted_once() {
+    fn overlapping_reads_count_their_time_once() {
         let moved = transfers_to_node(vec![cache_read(0, 1_000, 45), cache_read(600, 900, 45)], 1, None);
         assert_eq!(moved, [(45 * MB, 1_000), (45 * MB, 500)]);
         assert_eq!(mean_rate(&moved), Some(60 * MB));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_have_waited_for_home_tells_nothing_of_the_nodes() {
+    fn reads_waiting_for_home_reveal_no_node_rate() {
         let (cold, warm) = (cache_read(0, 3_000, 48), cache_read(4_000, 1_000, 48));
         let moved = transfers_to_node(vec![cold, warm], 4, cache_origin(None));
         assert_eq!(moved, [(36 * MB, 1_000)]);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_when_a_cache_is_there_tells_of_slow_links_too() {
+    fn reads_after_the_cache_filled_reveal_slow_links() {
         let (cold, warm) = (cache_read(0, 1_000, 16), cache_read(1_100, 600, 16));
         let of = |came_ms| transfers_to_node(vec![cold, warm], 4, cache_origin(came_ms));
         assert_eq!(of(Some(1_000)), [(12 * MB, 600)]);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn who_did_not_wait_at_all_read_as_fast_as_can_be_told() {
+    fn reads_without_waiting_count_as_fastest_measurable() {
         let readings = vec![cache_read(0, 0, 8)];
         let moved = transfers_to_node(readings, 2, cache_origin(None));
         assert_eq!(moved, [(4 * MB, 20)]);

@@ -379,7 +379,7 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
 ";
 
     #[test]
-    fn completed_jobs_with_their_steps() {
+    fn completed_jobs_include_their_steps() {
         let past = from_slurm("jobs", SACCT, 800).unwrap();
         assert_eq!(past.workflow.jobs.len(), 2);
         assert_eq!(past.duration_s, Some(86_400.0 + 630.0));
@@ -413,7 +413,7 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
     }
 
     #[test]
-    fn sums_on_the_row_of_a_job_are_those_of_its_steps() {
+    fn job_row_totals_do_not_count_twice() {
         let summed = SACCT.replace("2026-03-01T01:00:00|||", "2026-03-01T01:00:00|1|2.50G|100M");
         assert_ne!(summed, SACCT);
         let measured = |text| from_slurm("jobs", text, 800).unwrap().measured;
@@ -429,7 +429,7 @@ JobID|JobName|State|AllocCPUS|Elapsed|TotalCPU|Start|End|NTasks|AveDiskRead|AveD
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line() {
+    fn errors_name_their_line() {
         let slips = r"
             |Elapsed| => |Time| => line 1: there is no column ElapsedRaw nor Elapsed; use `sacct
             JobID| => Job| => line 1: there is no column JobID

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fraction_is_of_seconds_only() {
+    fn only_seconds_may_have_fractions() {
         for (text, expected) in [("2.5", Some(2_500_000)), ("2 min", Some(120_000_000))] {
             assert_eq!(parse_duration_us(text).ok(), expected);
         }

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn every_job_does_what_its_rows_tell() {
+    fn jobs_follow_their_trace_rows() {
         let measured = from_trace(&traced_workflow(), TRACE_TEXT).unwrap();
         let load = |read_bytes, written_bytes| MountLoad {
             read_bytes,
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn results_have_what_the_trace_says_was_written() {
+    fn result_sizes_follow_the_trace() {
         let text = "volume v scratch 6 MB\nvolume q scratch 1 MB from bafs://home/q\n\
             job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\nparent a child b\n\
             mount v a /v\nmount v b /v\nmount q b /q\nextract v r bafs://home/r\n\
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_does_not_match_is_refused_with_its_line() {
+    fn mismatched_trace_is_rejected_with_its_line() {
         let slips = r"
             a,1.5 => c,1.5 => line 2: job 'c': the workflow has no such job
             a,1.5 => a,fast => line 2: compute 'fast'

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_simulated_corrects_the_model() {
+    fn simulation_corrects_the_model() {
         let plan = mixed_plan();
         let slice_s = predicted_s(&plan_workload, Strategy::Slice);
         let advice = SimulatedPlan::new(&plan_workload, &test_environment(), |strategy| match strategy {
@@ -148,12 +148,12 @@ mod tests {
     }
 
     #[test]
-    fn without_a_simulation_there_is_no_advice() {
+    fn simulated_plan_requires_a_simulation() {
         assert_eq!(SimulatedPlan::new(&mixed_plan(), &test_environment(), |_| None), None);
     }
 
     #[test]
-    fn advice_is_for_about_the_nodes_that_were_simulated() {
+    fn simulated_plan_applies_to_similar_nodes_only() {
         let advice = SimulatedPlan::new(&mixed_plan(), &test_environment(), |_| Some(1.0)).unwrap();
         let bytes = u128::from(250 * GB);
         assert!(advice.is_valid_for(50, bytes));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_come_and_leave_as_simulated_are_those_of_the_simulation() {
+    fn simulated_plan_applies_while_nodes_change_as_simulated() {
         let mut changing = test_environment();
         changing.nodes[0].departure_s = Some(9_000);
         let (mut late, mut early) = (changing.nodes[0].clone(), changing.nodes[0].clone());

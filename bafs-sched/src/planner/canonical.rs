@@ -426,7 +426,7 @@ mod tests {
         end";
 
     #[test]
-    fn words_are_read_or_refused_with_the_key() {
+    fn parser_rejects_bad_values_with_their_key() {
         let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1";
         let canonical = CanonicalWorkload::parse(text).unwrap();
         assert_eq!((canonical.width, canonical.depth), (350, 5));
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn one_scratch_volume_per_pipeline_is_held_from_first_to_last() {
+    fn pipeline_holds_its_shared_volume_throughout() {
         let text = CHAIN
             .replace("volume in$(i) scratch 1 GB from bafs://home/in$(i)", "")
             .replace("volume out$(i) scratch 1 GB", "")
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_for_all_beside_others_is_no_chain() {
+    fn shared_volume_beside_private_ones_is_not_canonical() {
         let text = "
             volume all scratch 1 GB
             for i in 1..3
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipeline_without_scratch_volumes_is_no_chain_of_them() {
+    fn pipeline_without_scratch_volumes_is_not_canonical() {
         let text = "job a {\nexecutable = x\nruntime = 1 s\n}";
         let error = CanonicalWorkload::recognise(&workflow_from_text(text), 0.0).unwrap_err();
         let error = error.to_string();
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_canonical_says_why() {
+    fn non_canonical_workflows_are_rejected_with_reasons() {
         for (wrong, right, expected) in [
             (
                 "b2 cache bafs://home/b2 45",

@@ -606,7 +606,7 @@ mod tests {
                           count = 50\ncpus = 1\nstorage = \"5 GB\"\n";
 
     #[test]
-    fn the_thesis_environment() {
+    fn thesis_environment_is_parsed() {
         let environment = Environment::parse(THESIS_TEXT).unwrap();
         assert_eq!(environment.cpus(), 50);
         assert_eq!(environment.storage_bytes(), 250_000_000_000);
@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_for_all_nodes_is_said_once() {
+    fn global_settings_are_defaults_for_all_nodes() {
         let own = "cluster = \"b\"\nhome-rate = \"9 MB/s\"\nhome-latency = \"1 s\"\n";
         let other = format!("[[nodes]]\ncount = 1\ncpus = 1\nstorage = \"5 GB\"\n{own}");
         let text = format!("home-latency = \"20 ms\"\nhash-skew = true\n{THESIS_TEXT}{other}");
@@ -635,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn other_rates_are_those_of_all_nodes() {
+    fn overriding_rates_apply_to_all_nodes() {
         let own = "home-rate = \"9 MB/s\"\nlocal-rate = \"7 MB/s\"\n";
         let environment = Environment::parse(&format!("{THESIS_TEXT}{own}")).unwrap();
         let usual = Environment::parse(THESIS_TEXT).unwrap();
@@ -655,13 +655,13 @@ mod tests {
     }
 
     #[test]
-    fn nodes_may_come_at_the_beginning() {
+    fn node_arriving_at_zero_is_accepted() {
         let text = THESIS_TEXT.replace("cpus = 1", "cpus = 1\nfrom = \"0 s\"");
         assert_eq!(Environment::parse(&text).unwrap().cpus(), 50);
     }
 
     #[test]
-    fn the_equations_describe_one_cluster_of_equal_nodes_that_stay() {
+    fn only_equal_permanent_nodes_count_as_even() {
         let is_even = |more: &str| {
             let other = "[[nodes]]\ncount = 1\ncpus = 4\nstorage = \"9 GB\"\n";
             let text = format!("{THESIS_TEXT}{other}{more}");

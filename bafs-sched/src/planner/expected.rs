@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maxima_of_normals_are_those_of_the_tables() {
+    fn expected_normal_maxima_match_published_tables() {
         // Expected largest order statistics (H. Harter, Biometrika 48, 1961).
         for (count, exact) in [
             (1, 0.0),
@@ -209,13 +209,13 @@ mod tests {
     }
 
     #[test]
-    fn rests_of_even_jobs_are_uniform() {
+    fn remaining_times_of_equal_jobs_are_uniform() {
         let even = ComputeTimes::truncated_at_zero(100.0, 0.0);
         assert!((even.longest_remaining_s(9) - 90.0).abs() < 1e-6);
     }
 
     #[test]
-    fn a_link_is_idle_shared_or_saturated() {
+    fn link_response_time_grows_with_its_load() {
         assert_eq!(expected_response_s(1, 10.0, 100.0), 10.0);
         assert_eq!(expected_response_s(50, 0.0, 100.0), 0.0);
         assert!(

@@ -225,7 +225,7 @@ mod tests {
     /// Each of ten nodes has room for three of 31 volumes, and a thousand others, all unlike, for
     /// none. Every compare of two nodes was for nothing, and took minutes.
     #[test]
-    fn a_search_among_unlike_nodes_looks_at_no_more_than_it_may() {
+    fn search_among_unlike_nodes_is_bounded() {
         let small = (0..990).map(|at| NodeClass::new(1, 1, 1_000 + at));
         let large = (0..10).map(|at| NodeClass::new(1, 1, 100_000 + at));
         let pieces: Vec<(u64, u64)> = (0..31).map(|at| (33_100 + at, 1)).collect();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_that_could_all_hold_the_batch_data_count_for_each() {
+    fn candidate_clusters_count_towards_the_search_bound() {
         let class = |at: u64| NodeClass {
             cluster: format!("c{at}"),
             ..NodeClass::new(1, 1, 100)

@@ -475,7 +475,7 @@ mod tests {
         extract small out bafs://home/out";
 
     #[test]
-    fn the_largest_stage_stands_for_all() {
+    fn shape_is_that_of_the_largest_level() {
         let (shape, notes) = Shape::from_largest_levels(&workflow_from_text(UNEQUAL_VOLUMES), 0.5);
         let gb = |bytes: u128| bytes / 1_000_000_000;
         assert_eq!((shape.width, shape.depth), (2, 3));

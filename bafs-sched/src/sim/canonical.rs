@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_built_is_recognised_again() {
+    fn generated_workflow_is_recognised_as_canonical() {
         for layout in [PrivateLayout::Chain, PrivateLayout::Shared] {
             let text = "width=7,depth=3,batch=2GB,private=100MB,run=50s,var=0.1";
             let canonical = CanonicalWorkload {

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn each_byte_crosses_once_while_there_is_space() {
+    fn bytes_cross_once_while_the_cache_has_space() {
         let mut cache = test_cache(CachePolicy::Lru, &[50, 50]);
         assert_eq!(cache.bytes_to_fetch(100, 0), 100);
         assert_eq!(
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_holds_all_asks_its_peers_once() {
+    fn node_holding_the_whole_cache_asks_peers_once() {
         let mut cache = test_cache(CachePolicy::Lru, &[100, 60]);
         cache.placement_seed = Some(1);
         cache.note_read(0, 80);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waited_for_less_than_it_reads_fetches_the_rest() {
+    fn reader_fetches_the_rest_after_a_shorter_transfer() {
         let mut cache = test_cache(CachePolicy::Lru, &[100, 100]);
         assert_eq!(cache.bytes_to_fetch(10, 0), 10);
         let passed = cache.end_transfer();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_held_that_was_lost_during_a_transfer_is_fetched_again() {
+    fn data_lost_during_a_transfer_is_refetched() {
         let mut cache = test_cache(CachePolicy::Lru, &[50, 50]);
         cache.bytes_to_fetch(100, 0);
         cache.remove_instance(1, 50, 1);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_longer_than_the_cache_falls_off_under_lru_and_degrades_under_mru() {
+    fn long_scans_thrash_lru_but_only_degrade_mru() {
         let mb = |mb: [u64; 2]| mb.map(|mb| mb * 1_000_000);
         let mut lru = test_cache(CachePolicy::Lru, &mb([40, 40]));
         let scans = [(); 2].map(|()| scan_cache(&mut lru, 100_000_000));
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_scan_under_lru_that_nearly_fits_finds_most_of_it_again() {
+    fn nearly_fitting_scan_under_lru_refetches_little() {
         const MB: u64 = 1_000_000;
         let mut lru = test_cache(CachePolicy::Lru, &[50 * MB, 49_700_000]);
         assert_eq!(scan_cache(&mut lru, 100 * MB), 100 * MB);

@@ -239,7 +239,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn seeds_are_tried_until_the_best_is_clear_from_their_scatter() {
+    fn best_strategy_is_clear_only_beyond_the_scatter() {
         let slice = timed_candidate(Strategy::Slice, &[100.0, 120.0, 110.0]);
         let is_clear_from =
             |other_s: &[f64]| is_clear(&[slice.clone(), timed_candidate(Strategy::Minimal, other_s)]);
@@ -263,7 +263,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_was_tried_before_the_fastest_is_left_behind_as_those_after_it_are() {
+    fn hopeless_candidates_are_dropped_whatever_their_order() {
         let mut trials = [
             timed_candidate(Strategy::AllBatch, &[130.0]),
             timed_candidate(Strategy::Slice, &[100.0]),
@@ -276,7 +276,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_is_clearly_slower_leaves_the_seeds_to_the_others() {
+    fn clearly_slower_candidates_are_dropped_after_enough_seeds() {
         let mut trials = [
             timed_candidate(Strategy::AllBatch, &[103.0, 122.5, 113.5]),
             timed_candidate(Strategy::Slice, &[100.0, 120.0, 110.0]),
@@ -292,7 +292,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_seed_with_bad_luck_for_all_stops_nobody() {
+    fn unlucky_seed_raises_the_time_limit_for_all() {
         let mut trials = [
             timed_candidate(Strategy::Slice, &[100.0]),
             timed_candidate(Strategy::Minimal, &[110.0]),
@@ -305,7 +305,7 @@ pub(super) mod tests {
 
     /// In seconds some numbers of microseconds came back as one less.
     #[test]
-    fn who_is_as_fast_as_the_best_is_waited_for() {
+    fn time_limit_allows_a_tie_with_the_best() {
         let mut trials = candidates_of(&[Strategy::All, Strategy::AllPrivate]);
         for us in [1_090_061_256_103, 4, 9_007_199_254_740_993] {
             trials[0].times_us = vec![us];
@@ -314,7 +314,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_did_the_same_with_six_seeds_is_a_twin_of_the_one_before_it() {
+    fn candidates_equal_over_six_seeds_are_twins() {
         let times = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         let mut trials = [
             timed_candidate(Strategy::Slice, &times),
@@ -333,14 +333,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn one_that_was_given_up_is_not_waited_for() {
+    fn dropped_candidate_is_not_waited_for() {
         let mut slow = timed_candidate(Strategy::Minimal, &[]);
         slow.is_dropped = true;
         assert!(is_clear(&[timed_candidate(Strategy::Slice, &[100.0]), slow]));
     }
 
     #[test]
-    fn a_seed_that_is_too_much_for_one_counts_for_none() {
+    fn seed_exceeding_the_budget_counts_for_no_candidate() {
         let mut trials = [
             timed_candidate(Strategy::Slice, &[100.0, 90.0]),
             timed_candidate(Strategy::Minimal, &[110.0]),
@@ -356,7 +356,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_fails_with_a_seed_that_counts_for_none_is_not_out() {
+    fn failure_with_a_discarded_seed_is_forgiven() {
         let mut trials = [
             failed_candidate(Strategy::Slice, &[100.0], "bad luck"),
             failed_candidate(Strategy::Minimal, &[110.0], "too much"),

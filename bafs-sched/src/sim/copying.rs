@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_takes_what_the_volume_holds_and_then_what_was_written_since() {
+    fn further_copy_moves_only_later_writes() {
         let [volume, copy, newer] = [1, 2, 3].map(VolumeId);
         let mut copying = VolumeContents::default();
         copying.note_created(volume, 0, 100);

@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_nobody_wait_is_tried_whatever_the_model_says() {
+    fn barrier_free_strategies_are_tried_despite_the_model() {
         let canonical = CanonicalWorkload::parse(HARD_WORKLOAD).expect("a workload");
         let text = include_str!("../../../examples/environments/thesis.toml");
         let environment = Environment::parse(text).expect("the example is right");
@@ -538,7 +538,7 @@ mod tests {
 
     /// Nodes live for an hour and jobs take longer: each strategy would be tried a thousand times.
     #[test]
-    fn a_plan_for_nodes_that_fail_all_the_time_looks_at_no_more_than_it_may() {
+    fn planning_for_failing_nodes_is_bounded() {
         let environment = failing_environment(360);
         let few = 300_000;
         let (all, _) = run_first_seed(&environment, u64::MAX);
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_to_its_end_is_chosen_before_who_is_too_much_to_simulate() {
+    fn finished_strategy_is_chosen_before_a_cut_one() {
         let environment = failing_environment(7_200);
         // Some end sooner than others, so that with some number of records only these do.
         for records in (1..100).map(|count| 100_000 * count) {
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ended_with_some_seeds_is_chosen_before_nobody_is() {
+    fn strategy_ending_with_some_seeds_may_be_chosen() {
         let mut slow = timed_candidate(Strategy::AllBatch, &[]);
         slow.is_dropped = true;
         let plan = choose_from(&[
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn no_plan_is_chosen_when_it_is_surely_faster() {
+    fn need_is_chosen_only_when_surely_faster() {
         let slice = timed_candidate(Strategy::Slice, &[100.0, 120.0, 110.0]);
         let choice = |need: &[f64]| {
             let plan = choose_from(&[slice.clone(), timed_candidate(Strategy::Need, need)]);
@@ -616,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_names_those_that_were_too_much_to_simulate() {
+    fn choice_names_strategies_too_costly_to_simulate() {
         let mut cut = failed_candidate(Strategy::Minimal, &[], "too much");
         cut.is_over_budget = true;
         let plan = choose_from(&[timed_candidate(Strategy::Slice, &[100.0]), cut]);

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_share_equally() {
+    fn flows_share_the_link_equally() {
         let mut link = Link::new(100, 100);
         link.start_flow(0, 100, 1);
         link.start_flow(0, 300, 2);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_flows_on_a_slow_link_have_its_rate_together() {
+    fn many_flows_share_the_rate_of_slow_links() {
         for rate in [7, 19_000] {
             let mut link = Link::new(rate, 100);
             for at in 0..100 {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn one_flow_has_a_limit_of_its_own() {
+    fn single_flow_has_its_own_limit() {
         let mut link = Link::new(100, 10);
         link.start_flow(0, 100, 1);
         link.start_flow(5 * SECOND_US, 100, 2);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_crossed_arrives_later_and_leaves_the_link_to_others() {
+    fn latency_delays_arrival_but_frees_the_link() {
         let mut link = Link::new(100, 100).with_latency(500_000);
         link.start_flow(0, 100, 1);
         link.start_flow(0, 300, 2);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_rested_carries_at_once_what_it_saved() {
+    fn idle_link_saves_a_bounded_burst() {
         // Half a second's bytes at most.
         let mut link = Link::new(100, 100).with_burst(500_000);
         link.start_flow(0, 100, 1);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rested_link_saved_is_for_all_that_come_however_late_they_arrive() {
+    fn concurrent_flows_share_the_burst_despite_latency() {
         let mut link = Link::new(100, 100)
             .with_burst(500_000)
             .with_latency(200_000);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_is_cut_leaves_its_part_to_the_others() {
+    fn cut_flow_leaves_its_rate_to_others() {
         let mut link = Link::new(100, 100);
         let first = link.start_flow(0, 1_000, 1);
         link.start_flow(0, 200, 2);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_has_crossed_and_one_that_has_not_are_cut() {
+    fn cut_flow_returns_its_uncrossed_bytes() {
         let mut link = Link::new(10, 10).with_latency(SECOND_US);
         let (short, long) = (link.start_flow(0, 10, 1), link.start_flow(0, 30, 2));
         // Each has five bytes in a second.

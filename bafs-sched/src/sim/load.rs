@@ -199,7 +199,7 @@ mod tests {
     use crate::workflow::parse_workflow;
 
     #[test]
-    fn who_runs_first_writes_whoever_was_declared_first() {
+    fn first_running_job_writes_whatever_the_declaration_order() {
         let job = |name: &str| format!("job {name} {{\nexecutable = x\nruntime = 9 s\n}}\n");
         let rest = "parent a child z\nvolume v scratch 8 MB\nmount v a /v\nmount v z /v ro\n";
         for (jobs, writer) in [([job("a"), job("z")], 0), ([job("z"), job("a")], 1)] {

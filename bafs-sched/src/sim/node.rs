@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_what_was_read_and_no_more() {
+    fn memory_holds_exactly_the_read_data() {
         let mut node = test_node(100);
         node.cache_scan(&test_scan(0, 10));
         assert_eq!(node.cached_bytes(&test_scan(0, 10)), 10);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_of_no_use_when_the_cache_was_deleted_and_made_anew() {
+    fn recreated_cache_finds_nothing_in_memory() {
         let mut node = test_node(100);
         node.cache_scan(&test_scan(0, 10));
         assert_eq!(node.cached_bytes(&test_scan(1, 10)), 0);

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_job_gives_up_a_server_that_refuses_before_the_catalog_would() {
+    fn waiting_scheduler_loses_a_refusing_server_early() {
         let canonical = CanonicalWorkload::parse("width=1,depth=1,batch=0B,private=0B,run=9s").unwrap();
         let took_s = |node: u32, restart_s: u64| {
             let environment = Environment {

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_the_mean_and_the_deviation_asked_for() {
+    fn random_times_have_the_requested_mean_and_deviation() {
         let mut rng = SeededRng::new(1);
         let (count, mean) = (20_000, 5_000_000u64);
         let found: Vec<f64> = (0..count)

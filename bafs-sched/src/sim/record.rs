@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_very_many_moments_some_are_kept_all_over_the_run() {
+    fn long_runs_keep_evenly_spaced_moments() {
         let moment = |at_us| UsageSample {
             at_us,
             running: 0,

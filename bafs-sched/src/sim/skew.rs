@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_scan_fetches_again_is_what_block_by_block_comes_out() {
+    fn refetch_formula_matches_a_block_by_block_scan() {
         for (blocks, over) in [
             (245, 1),
             (930, 4),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lacks_more_than_is_asked_for_at_once_finds_nothing_again() {
+    fn large_shortages_refetch_everything() {
         assert_eq!(refetch_bytes(100_000, BLOCK_BYTES, MB), BLOCK_BYTES);
         assert_eq!(refetch_bytes(500_000, 0, MB), 0);
         for (over, part) in [(2 * MB, 100_000), (10 * MB, 100 * MB), (50 * MB, 100 * MB)] {
@@ -237,7 +237,7 @@ mod tests {
 
     /// As real nodes do: four in one process fetched 0.10 to 0.11 of 48 MB again.
     #[test]
-    fn caches_of_just_their_size_fetch_a_good_part_again() {
+    fn exactly_sized_caches_refetch_about_a_tenth() {
         let parts = |parts: [u64; 4]| parts.into_iter().zip(0..).map(|(part, node)| (node, part));
         let again = |bytes: u64, of: [u64; 4]| {
             let of = |seed| ScanDistribution::hashed(&parts(of).collect(), bytes, seed).refetched_bytes;
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_are_all_that_there_is_and_within_their_bounds() {
+    fn hashed_loads_are_complete_and_bounded() {
         for (count, part, bytes) in [
             (4, 4 * MB, 16 * MB),
             (16, 40 * MB, 600 * MB),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_of_just_its_size_loses_what_hashing_puts_on_full_nodes_and_a_larger_one_nothing() {
+    fn only_exactly_sized_caches_lose_hashed_blocks() {
         let lost = |part: u64| -> Vec<u64> {
             let of = |seed| ScanDistribution::hashed(&equal_parts(4, part), 16 * MB, seed);
             (0..20).map(|seed| 16 * MB - of(seed).retained_bytes).collect()
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn many_extents_spread_as_much_as_chance_does() {
+    fn many_extents_spread_by_chance() {
         // 10⁶ extents on 100 nodes: a deviation of 99.5 for each.
         let loads = hashed_loads(&equal_parts(100, 20 << 30), 1_000_000 << 20, 3);
         let off = |load: &u64| ((*load >> 20) as f64 - 10_000.0).powi(2);

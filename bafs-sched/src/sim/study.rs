@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_picture_what_cannot_be_done_is_a_missing_point() {
+    fn sketch_shows_impossible_points_as_missing() {
         let strict = compare_strategies(&leaving_nodes_point(), 1);
         assert!(strict.is_err(), "a benchmark wants to know: {strict:?}");
         let timed = sketch_point(&leaving_nodes_point()).expect("a picture");
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn widths_are_those_of_the_thesis_for_each_processor() {
+    fn study_widths_scale_with_the_processors() {
         let (_, base) = &baseline_workloads()[0];
         let mut large = thesis_environment();
         large.nodes[0].count = 400;
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_without_a_choice_counts_as_long_as_another_strategy_ends() {
+    fn point_without_a_choice_has_infinite_regret() {
         let timed = |strategy, simulated_s| StrategyTime {
             strategy,
             predicted_s: None,

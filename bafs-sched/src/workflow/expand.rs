@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_too_much_memory_is_told_and_ends() {
+    fn expansion_stops_at_the_memory_limit() {
         let none = |path: &str| Err(path.to_owned());
         let text = "for i in 1..5\njob a$(i) {\nexecutable = x\n}\nend\n";
         for (bytes, jobs) in [(0, 5), (DECLARED_BYTES_MAX - 1, 1)] {

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_as_a_shell_does() {
+    fn lexer_splits_words_like_a_shell() {
         assert_eq!(words("a 'b c' \"d 'e'\"f"), ["a", "b c", "d 'e'f"]);
         assert_eq!(
             words(r#"a\ b "c\"d\e" 'f\g' "" ''"#),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_places_across_continuations() {
+    fn lexer_keeps_positions_across_continuations() {
         let mut diagnostics = Diagnostics::new("test");
         let words = Lexer::new(0, "ä b \\\n  c").words(&mut diagnostics);
         let places: Vec<_> = words

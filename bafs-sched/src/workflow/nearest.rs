@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_slips_and_refuses_strangers() {
+    fn nearest_name_corrects_slips_but_not_strangers() {
         let names = ["job", "volume", "extract", "mount"];
         assert_eq!(find_nearest("jbo", names), Some("job"));
         assert_eq!(find_nearest("volumes", names), Some("volume"));
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_by_alphabet_of_equals_wins() {
+    fn alphabetical_order_breaks_ties_between_names() {
         assert_eq!(find_nearest("p9", ["p2", "p1", "p3"]), Some("p1"));
     }
 }

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths() {
+    fn paths_are_normalised_or_rejected() {
         assert_eq!(parse_mount_point("//data/x/"), Ok("/data/x".to_owned()));
         assert_eq!(parse_mount_point("data"), Err(PathError::NotAbsolute));
         assert_eq!(parse_mount_point("//"), Err(PathError::Root));

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_sizes_say_what_to_write() {
+    fn size_errors_suggest_a_valid_form() {
         for (text, expected) in [
             (
                 "50",
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_bytes_and_no_bits() {
+    fn rates_accept_bytes_and_reject_bits() {
         for (text, rate) in [
             ("1 MB/s", 1_000_000),
             ("1.5 KiB/s", 1_536),
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
+    fn durations_are_parsed_in_whole_seconds() {
         for (text, seconds) in [
             ("60 s", 60),
             ("5 min", 300),

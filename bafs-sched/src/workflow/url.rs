@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn normalises() {
+    fn urls_are_normalised() {
         for (text, normal) in [
             (
                 "bafs://Home.Example:9000//a/./b/",
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_places_are_host_and_path() {
+    fn foreign_urls_split_into_host_and_path() {
         let place = |text: &str| text.parse::<Url>().unwrap().foreign_location();
         let is = |address: &str, path: &str| Ok((address.to_owned(), path.to_owned()));
         assert_eq!(place("s3://b/a%20b/c"), is("s3://b", "a%20b/c"));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses() {
+    fn invalid_urls_are_rejected() {
         for (text, expected) in [
             ("/data", "is not a URL"),
             ("gopher://h/x", "unknown scheme 'gopher'"),

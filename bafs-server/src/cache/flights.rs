@@ -270,7 +270,7 @@ mod tests {
     /// Two servers that take themselves for the primary of a block: exactly one reads it from home,
     /// whoever asks first and whoever is undecided.
     #[test]
-    fn of_two_that_would_ask_home_one_waits_for_the_other() {
+    fn only_one_of_two_primaries_reads_from_home() {
         for first in [SMALL, LARGE] {
             let second = if first == SMALL { LARGE } else { SMALL };
             // Who was asked before it had a flight asks back before it goes home.
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_nobody_hears_of_it_who_comes_later() {
+    fn later_readers_do_not_see_an_earlier_failure() {
         let flights = Flights::default();
         let urgency = Urgency::new(true);
         let failed = start(&flights);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn flights_that_began_together_turn_home_together() {
+    fn fetches_started_together_decide_for_home_together() {
         let flights = Flights::default();
         let other = BlockKey {
             file: FileIndex(0),
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_flies_and_all_arrive() {
+    async fn one_fetch_serves_all_waiters() {
         let flights = Flights::default();
         let urgent = Urgency::new(true);
         let Boarding::Started(first, pilot) = flights.board(KEY, &Urgency::new(false), || false)
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lost_pilot_is_an_error_and_the_next_reader_tries_anew() {
+    async fn a_dropped_fetch_owner_fails_its_waiters() {
         let flights = Flights::default();
         let Boarding::Started(mut passenger, pilot) =
             flights.board(KEY, &Urgency::new(false), || false)

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn background_work_waits_until_the_urgent_is_done() {
+    async fn background_requests_wait_for_urgent_requests() {
         let gate = Gate::new();
         let (urgent, idle) = (Urgency::new(true), Urgency::new(false));
         let mut passes = Vec::new();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn background_work_leaves_room_and_turns_urgent_when_somebody_waits_for_it() {
+    async fn a_background_request_proceeds_once_it_becomes_urgent() {
         let gate = Gate::new();
         let idle = Urgency::new(false);
         let mut passes = Vec::new();

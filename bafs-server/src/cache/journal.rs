@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_is_never_believed() {
+    fn a_record_with_a_flipped_bit_is_rejected() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("journal");
         let whole = encode(&[keep(1), keep(2)]).expect("encode");
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn compaction_keeps_what_matters_and_goes_on() {
+    fn compaction_keeps_live_entries_and_later_appends() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("journal");
         let (journal, _) = Journal::open(path.clone()).expect("open");

@@ -334,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_are_written_together() {
+    fn adjacent_blocks_are_written_together() {
         let found: Vec<_> = neighbours(&[0, 1, 2, 5, 7, 8]).collect();
         assert_eq!(found, [0..3, 5..6, 7..9]);
         assert_eq!(neighbours(&[]).count(), 0);

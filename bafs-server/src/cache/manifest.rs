@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_the_longest_entries_fit_a_header_and_join_to_the_whole() {
+    fn manifest_pages_fit_a_header_and_join_losslessly() {
         let kind = SourceKind::Symlink(vec![b'x'; 4000]);
         let path = |n: u32| format!("{n:05}{}", "y".repeat(4000));
         let entries: Vec<_> = (0..1_000)
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_not_loaded() {
+    fn a_damaged_manifest_is_not_loaded() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("manifest");
         let entries = vec![
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn the_digest_covers_all_that_blocks_depend_on() {
+    fn the_digest_covers_source_block_size_and_entries() {
         let entries = vec![entry("a", SourceKind::File, 9)];
         let digest = |source: HomeSource, block_bytes, entries: &[SourceEntry]| {
             Manifest::of(source, block_bytes, listed(entries))
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn the_top_has_the_attributes_of_the_source() {
+    fn the_root_entry_has_the_source_attributes() {
         let mut top = entry("", SourceKind::Directory, 4096);
         (top.mode, top.identity.mtime_ns) = (0o1750, 77);
         let of = |listed| Manifest::of(source("d/f"), 4096, listed).expect("manifest");
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_at_the_end_are_right() {
+    fn the_last_block_has_the_remaining_length() {
         for (size, blocks, last) in [(0, 0, 0), (1, 1, 1), (4096, 1, 4096), (4097, 2, 1)] {
             let listed = listed(&[entry("f", SourceKind::File, size)]);
             let manifest = Manifest::of(source(""), 4096, listed).expect("manifest");

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_new_once() {
+    fn a_block_set_inserts_each_block_once() {
         let set = BlockSet::default();
         for block in [0, 63, 64, 1000] {
             let key = BlockKey {

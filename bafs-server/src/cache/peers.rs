@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_same_state_of_the_source_is_shared() {
+    fn only_peers_with_the_same_manifest_share() {
         let mut peers = Peers::new(ServerId(1));
         peers.set(
             vec![advert(1, &[7]), advert(2, &[7]), advert(3, &[8])],
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_a_catalog_does_not_name_yet_stay_as_long_as_their_adverts_are_good() {
+    fn peers_stay_until_their_adverts_expire() {
         let mut peers = Peers::new(ServerId(1));
         peers.set(vec![advert(2, &[7]), advert(3, &[7])], Time(0));
         // It started again, and one of them has told it since.
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn an_introduction_counts_until_adverts_must_know() {
+    fn an_introduced_peer_stays_until_its_introduction_expires() {
         let mut peers = Peers::new(ServerId(1));
         let name = (NAME.to_owned(), Digest([7; 32]));
         let member = CacheMember {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_a_cache_no_more_is_no_suspect_for_others() {
+    fn a_peer_leaving_one_cache_stays_in_others() {
         let mut peers = Peers::new(ServerId(1));
         peers.set(vec![advert(2, &[7, 8])], Time(0));
         peers.forget(&(NAME.to_owned(), Digest([7; 32])), ServerId(2));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_without_home_is_waited_for_but_not_for_ever() {
+    fn waiting_for_a_peer_without_home_is_bounded() {
         let mut peers = Peers::new(ServerId(1));
         let peer = ServerId(2);
         for second in 0..15 {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn suspicion_grows_and_ends() {
+    fn suspicion_periods_grow_to_a_maximum() {
         let mut peers = Peers::new(ServerId(1));
         let peer = ServerId(2);
         peers.suspect(peer, Time(0));

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pins_are_kept_and_joined() {
+    fn pins_are_persistent_and_merged() {
         let directory = tempfile::tempdir().expect("directory");
         let pins = Pins::open(directory.path());
         let version = pins.version();

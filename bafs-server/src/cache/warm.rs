@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_while_warming_goes_on_is_warmed_as_well() {
+    fn warming_includes_paths_requested_while_it_runs() {
         let warmer = Warmer::default();
         let begin = |path: &str| warmer.begin(vec![path.to_owned()]);
         let owned = |paths: &[&str]| paths.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>();

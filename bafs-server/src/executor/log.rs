@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn old_logs_go() {
+    fn the_number_of_logs_is_bounded() {
         let directory = tempfile::tempdir().expect("directory");
         for number in 0..LOGS_MAX + 5 {
             fs::write(directory.path().join(format!("{number}.log")), b"").expect("write");
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_take_no_more_than_their_bytes() {
+    fn oldest_logs_are_removed_beyond_the_byte_limit() {
         let half = LOGS_BYTES_MAX / 2;
         let soon = Duration::from_secs(60);
         assert_eq!(remaining_logs(&[half, half], soon), ["0.log", "1.log"]);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_that_nobody_adds_to_go_after_their_time() {
+    fn idle_logs_are_removed_after_their_maximum_age() {
         let before = LOG_AGE_MAX;
         let after = LOG_AGE_MAX + Duration::from_millis(500);
         assert_eq!(remaining_logs(&[1, 1], before), ["0.log", "1.log"]);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_was_removed_while_it_was_silent_goes_on() {
+    fn a_removed_log_is_created_anew() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("1.log");
         let mut log = AgentLog::open(path.clone()).expect("open");

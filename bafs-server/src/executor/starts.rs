@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_begun_is_known_to_later_lives_also_behind_a_line_that_was_cut() {
+    fn a_restart_recalls_executions_despite_a_torn_line() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("starts");
         let mut first = StartedExecutions::open(&path).expect("open");
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_notes_stay_within_bounds() {
+    fn the_record_of_starts_is_bounded() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("starts");
         let mut starts = StartedExecutions::open(&path).expect("open");

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_share_what_volumes_leave() {
+    fn slots_share_the_disk_space_beside_volumes() {
         const GB: u64 = 1_000_000_000;
         let share = TemporaryQuota::beside_volumes_quota(disk(100 * GB, 80 * GB), 40 * GB, 40 * GB, 4);
         assert_eq!((share.bytes, share.files), (5 * GB, 125_000));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn overflow_names_tmp_and_its_limit() {
+    async fn the_overflow_error_names_tmp_and_its_limit() {
         let parent = tempfile::tempdir().unwrap();
         let limit = TemporaryQuota {
             bytes: 1_000_000,

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn among_many_uploads_those_that_pieces_wait_for_are_kept_in_mind() {
+    async fn uploads_with_waiting_chunks_are_not_evicted() {
         let arrivals = Arc::new(Arrivals::default());
         let begin = |number: u128| {
             let begun = arrivals.locked(ExtractionId(number), |slot| {

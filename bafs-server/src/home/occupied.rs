@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn link_in_place_of_the_own_directory_is_refused() {
+    fn a_link_as_own_directory_is_refused() {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let (export, elsewhere) = (tempfile::tempdir(), tempfile::tempdir());
         let (export, elsewhere) = (export.expect("directory"), elsewhere.expect("directory"));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_goes_when_the_last_one_that_uses_it_has_left() {
+    fn an_occupied_directory_is_not_removed() {
         let export = tempfile::tempdir().expect("directory");
         let own = export.path().join(OWN_DIRECTORY);
         let remove = || remove_unused_directory(export.path()).expect("removed or not");
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_while_it_is_removed_has_one_of_its_own() {
+    fn an_entry_during_removal_creates_a_new_directory() {
         let export = tempfile::tempdir().expect("directory");
         let own = export.path().join(OWN_DIRECTORY);
         fs::create_dir(&own).expect("mkdir");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_not_followed_when_it_is_removed() {
+    fn removal_does_not_follow_links() {
         let export = tempfile::tempdir().expect("directory");
         let elsewhere = tempfile::tempdir().expect("directory");
         fs::write(elsewhere.path().join("kept"), b"mine").expect("write");

@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_its_owner_may_not_read_is_made_durable_all_the_same() {
+    fn a_file_unreadable_to_its_owner_becomes_durable() {
         let root = tempfile::tempdir().expect("directory");
         let path = root.path().join("t");
         let temporary = Temporary {
@@ -607,7 +607,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_kill_leaves_without_a_record_goes_and_the_file_comes_again() {
+    async fn a_restart_removes_temporaries_without_a_record() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         staged(&puts, small(1, "out/f", b"one"));
@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_kill_leaves_with_a_record_gets_its_name_at_the_next_start_and_only_then() {
+    async fn a_restart_places_recorded_files_exactly_once() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         decided(&puts, small(1, "out/f", b"first"));
@@ -649,7 +649,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_lost_its_bytes_before_a_start_is_not_taken_for_what_has_its_name() {
+    async fn a_recorded_file_without_bytes_is_requested_again() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let lost = decided(&puts, small(1, "out/f", b"one"));
@@ -664,7 +664,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_that_was_half_written_is_none() {
+    async fn a_torn_record_is_ignored() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         put_one(&puts, small(1, "out/f", b"one"))
@@ -687,7 +687,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_decided_is_named_when_it_is_asked_for_again() {
+    async fn a_repeated_put_places_the_recorded_file() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let record = decided(&puts, small(1, "out/d/f", b"one"));
@@ -715,7 +715,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pack_that_comes_twice_at_once_is_put_once() {
+    async fn concurrent_copies_of_a_pack_are_stored_once() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let pack = || -> Vec<_> {
@@ -734,7 +734,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_refused_is_not_decided_and_harms_no_other() {
+    async fn refused_files_do_not_affect_their_pack() {
         let root = tempfile::tempdir().expect("directory");
         fs::create_dir_all(root.path().join("out/directory")).expect("mkdir");
         fs::create_dir(root.path().join("secret")).expect("mkdir");
@@ -786,7 +786,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_link_that_came_since_is_not_followed_without_a_right() {
+    async fn a_later_link_is_followed_only_with_rights() {
         let root = tempfile::tempdir().expect("directory");
         fs::create_dir(root.path().join("secret")).expect("mkdir");
         let puts = open(root.path());
@@ -805,7 +805,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_disk_fails_the_pack_and_the_next_one_is_fine() {
+    async fn a_full_disk_fails_only_the_current_pack() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let pack = || vec![small(1, "out/f", b"one"), small(2, "out/g", b"two")];
@@ -827,7 +827,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_began_in_pieces_or_under_an_older_version_goes_on_so() {
+    async fn packs_continue_uploads_begun_by_other_calls() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let call = small(1, "out/old", b"old").call;
@@ -850,7 +850,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_in_pieces_while_it_is_made_durable_goes_on_so() {
+    fn a_chunked_upload_begun_meanwhile_is_completed() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let under_way = staged(&puts, small(1, "out/f", b"one"));
@@ -869,7 +869,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_homes_of_one_directory_do_not_harm_each_other() {
+    async fn two_homes_share_one_directory_safely() {
         let root = tempfile::tempdir().expect("directory");
         let (one, two) = (open(root.path()), open(root.path()));
         let under_way = staged(&one, small(1, "out/f", b"one"));
@@ -890,7 +890,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_removes_the_log_loses_receipts_and_no_file() {
+    async fn removing_the_log_loses_receipts_but_no_files() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         put_one(&puts, small(1, "out/f", b"one"))
@@ -912,7 +912,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_behind_too_many_is_told_that_home_is_busy() {
+    async fn a_put_behind_too_many_gets_busy() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let all = puts

@@ -583,7 +583,7 @@ mod tests {
 
     /// Who sends would try it for an hour, and the user would hear nothing.
     #[test]
-    fn a_full_disk_is_a_refusal_and_no_passing_fault() {
+    fn a_full_disk_is_a_permanent_refusal() {
         let refused = |errno: Errno| fault(Path::new("f"), errno);
         let full = refused(Errno::NOSPC);
         assert_eq!(full.code, ErrorCode::NoSpaceBytes);
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_exported_so_is_told_with_what_it_needs() {
+    fn export_refusals_say_what_is_needed() {
         let root = tempfile::tempdir().expect("directory");
         let refused = open(root.path()).not_entered(Errno::ACCESS.into());
         assert_eq!(refused.code, ErrorCode::RightMissing);
@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_cut_before_the_rename_is_finished_later() {
+    fn a_commit_interrupted_before_renaming_finishes_later() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let commit = receive(&puts, "a/b", b"content");
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_cut_after_the_rename_does_not_undo_a_later_one() {
+    fn a_finished_rename_is_not_repeated_after_restart() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let commit = receive(&puts, "f", b"first");
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_went_before_they_had_their_name_are_asked_for_again() {
+    fn bytes_lost_before_the_rename_are_requested_again() {
         for earlier in [None, Some(b"an earlier result")] {
             let root = tempfile::tempdir().expect("directory");
             let puts = open(root.path());
@@ -691,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hashed_as_it_comes_is_read_again_only_after_a_restart() {
+    fn received_bytes_are_rehashed_only_after_a_restart() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let commit = receive(&puts, "f", b"content");
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_cut_after_the_bits_were_given_goes_on_without_the_right_to_write() {
+    fn a_commit_resumes_on_a_read_only_file() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let commit = receive(&puts, "f", b"content");
@@ -740,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_directory_that_went_is_no_success() {
+    fn a_commit_fails_if_its_directory_vanishes() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let commit = receive(&puts, "d/f", b"x");
@@ -758,7 +758,7 @@ mod tests {
     }
 
     #[test]
-    fn old_uploads_go_and_receipts_stay_longer() {
+    fn receipts_are_kept_longer_than_idle_uploads() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let commit = receive(&puts, "f", b"x");
@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_receipts_the_oldest_go_but_none_that_is_young() {
+    fn surplus_receipts_are_removed_except_recent_ones() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let now = clock::now();

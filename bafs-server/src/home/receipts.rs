@@ -688,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_back_is_no_damage() {
+    fn revoked_receipts_do_not_count_as_damage() {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         (1..=2).for_each(|number| made(&receipts, number));
@@ -699,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_whole_is_passed_over_and_the_others_count() {
+    fn damaged_lines_are_skipped_and_others_count() {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         (1..=3).for_each(|number| made(&receipts, number));
@@ -730,7 +730,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_leaves_nothing_half_decided() {
+    fn a_full_disk_leaves_no_partial_record() {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         made(&receipts, 1);
@@ -754,7 +754,7 @@ mod tests {
     }
 
     #[test]
-    fn old_receipts_go_and_young_ones_stay_in_their_order() {
+    fn old_receipts_expire_and_others_keep_their_order() {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         let now = Time(2 * RECEIPT_MS_MAX);
@@ -790,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_stays_so_and_may_be_decided_again() {
+    fn a_revoked_receipt_can_be_recorded_again() {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         (1..=2).for_each(|number| made(&receipts, number));
@@ -811,7 +811,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_receipt_is_forgotten_and_holds_up_nobody() {
+    fn the_sweep_drops_damaged_receipts() {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         (1..=4).for_each(|number| made(&receipts, number));
@@ -834,7 +834,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_come_together_are_decided_once() {
+    fn concurrent_writers_record_each_receipt_once() {
         let root = tempfile::tempdir().expect("directory");
         let (receipts, _) = open(root.path());
         let decided: Vec<_> = std::thread::scope(|scope| {

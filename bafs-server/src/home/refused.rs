@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_that_would_fit_in_turn_as_many_come_as_fit() {
+    fn competing_uploads_complete_as_far_as_they_fit() {
         assert_eq!(ended(arrive(&[5; 10], 52)), 10);
         assert_eq!(ended(arrive(&[5; 10], 12)), 2);
         assert_eq!(ended(arrive(&[7; 14], 30)), 4);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_keeps_no_other_away_and_is_not_sent_again_for_ever() {
+    fn an_oversized_upload_does_not_starve_others() {
         let (ended, _) = arrive(&[100, 5, 5, 5], 20);
         assert_eq!(ended, [false, true, true, true]);
         let (ended, sent) = arrive(&[100, 100, 5, 100], 20);

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_nobody_waits_for_holds_up_nobody() {
+    async fn abandoned_calls_do_not_delay_others() {
         const LARGE: usize = 1 << 20;
         // All of the dead would take half a minute.
         let throttle = Throttle::new(Some(4 << 20));

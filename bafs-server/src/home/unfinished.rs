@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waits_behind_refused_bytes_hears_why_and_at_once() {
+    async fn chunks_waiting_behind_a_refused_one_fail_immediately() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         begin_full(&puts, 1, "f");
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn who_begins_anew_at_a_place_takes_what_the_disk_refused_there_before() {
+    fn new_uploads_replace_refused_data_of_their_path() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         for (number, path) in [(1, "f"), (2, "g")] {
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn of_uploads_that_hold_a_part_each_the_disk_keeps_the_one_that_holds_most() {
+    fn a_full_disk_keeps_the_largest_partial_upload() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         let held = |number: u128| {
@@ -403,7 +403,7 @@ mod tests {
 
     /// Else an empty file would have its name.
     #[test]
-    fn what_was_begun_again_or_decided_since_it_was_refused_stays() {
+    fn resumed_or_committed_uploads_are_not_dropped() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         for number in [1, 2] {
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_and_not_asked_for_again_makes_room_after_a_minute() {
+    fn refused_uploads_make_room_after_a_minute() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         begin(&puts, 1, "f1");
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_never_follow_on_what_another_server_has_dropped() {
+    fn a_write_after_dropped_bytes_is_refused() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         begin(&puts, 1, "f1");
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_another_length_than_was_decided_gets_no_name() {
+    fn a_commit_refuses_data_of_another_length() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         begin(&puts, 1, "d/f");
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn who_begins_anew_takes_what_a_former_server_left_at_the_place() {
+    fn a_new_upload_removes_leftovers_of_its_path() {
         let root = tempfile::tempdir().expect("directory");
         let former = open(root.path());
         for number in [1, 2, 3] {
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_takes_back_what_nobody_continues() {
+    fn a_full_disk_removes_stale_uploads() {
         let root = tempfile::tempdir().expect("directory");
         let puts = open(root.path());
         for (number, idle_ms) in [(1, STALE_MS + 60_000), (2, 0)] {

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn long_paths_are_left_out_and_named() {
+    fn long_paths_are_skipped_with_a_warning() {
         let long = ["x"; 2_500].join("/");
         let page = only(vec![named("a"), named(&long)]).expect("a tree");
         let paths: Vec<_> = page.entries.iter().map(|e| e.path.as_str()).collect();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_made_up_and_components_are_compared_one_by_one() {
+    fn a_listing_adds_parent_directories_in_path_order() {
         let page = only(vec![named("a/c"), named("a.b"), named("a/b/d")]).expect("a tree");
         let paths: Vec<_> = page.entries.iter().map(|e| e.path.as_str()).collect();
         assert_eq!(paths, ["", "a", "a/b", "a/b/d", "a/c", "a.b"]);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tree_is_refused() {
+    fn inconsistent_listings_are_refused() {
         for (entries, code) in [
             (vec![named("a"), named("a/b")], ErrorCode::Malformed),
             (vec![named("a/b"), named("a")], ErrorCode::Malformed),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_file_stays_one() {
+    fn a_single_file_is_listed_as_itself() {
         let page = only(vec![named("")]).expect("a file");
         assert_eq!(page.entries, [named("")]);
     }

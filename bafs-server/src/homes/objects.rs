@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn etags_differ_in_the_fraction_whatever_their_quotes() {
+    fn etags_map_to_fractions_regardless_of_quotes() {
         assert_eq!(etag_fraction("\"a\""), etag_fraction("a"));
         assert_ne!(etag_fraction("a"), etag_fraction("b"));
         assert!((0..NANOSECONDS).contains(&etag_fraction("a")));

@@ -262,7 +262,7 @@ mod tests {
 
     // One thread: all files wait before the first sender runs.
     #[tokio::test]
-    async fn what_waits_goes_together_and_each_file_has_its_own_answer() {
+    async fn waiting_files_share_packs_with_individual_results() {
         let (_network, home, packs) = sender_fixture();
         let names = (0..130).map(|n| if n == 70 { "refused" } else { "f" });
         let sent = names.zip(0..).map(|(name, n)| put(&packs, n, name, 10));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pack_is_no_longer_than_a_piece_unless_it_is_one_file() {
+    async fn a_pack_is_bounded_except_for_single_files() {
         let (_network, home, packs) = sender_fixture();
         let sizes = [PACK_BYTES_MAX, 600_000, 400_000, 100_000];
         let sent = sizes.iter().zip(0..);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_gives_up_takes_its_file_back_and_a_failure_is_everyones() {
+    async fn cancelled_files_are_removed_from_their_pack() {
         let (network, home, packs) = sender_fixture();
         network.kill(HOME);
         let told = join_all((0..3).map(|number| put(&packs, number, "f", 10))).await;

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_and_secrets_are_not() {
+    fn errors_name_the_mistake_but_no_secret() {
         for (text, expected) in [
             ("[[home]]\nurl = \"results\"", "is no URL"),
             ("[[home]]\nurl = \"gopher://h\"", "unknown scheme"),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_may_read_is_refused() {
+    fn a_file_readable_by_others_is_refused() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("homes.toml");
         assert_eq!(

@@ -500,7 +500,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_host_becomes_an_option_of_ssh() {
+    fn host_names_never_become_ssh_options() {
         let of = |address: &str| ssh_arguments(address, &HomeSetting::default());
         let plain = of("sftp://h.example:22").expect("a host");
         assert_eq!(

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_home_is_found_where_it_is_now_and_no_other_is_taken_for_it() {
+    fn a_home_is_found_at_its_current_address() {
         let known = HomeLocations::default();
         assert_eq!(known.current_address(at(Some(1))), "a:1", "never heard of");
         // Another one of the same name, elsewhere.
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn not_everything_is_remembered() {
+    fn the_table_of_addresses_is_bounded() {
         let known = HomeLocations::default();
         for n in 0..2_000 {
             known.update(&[home(n, &format!("a:{n}")), home(9_999, "kept:1")]);

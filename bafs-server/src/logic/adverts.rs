@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_advert_lives_exactly_as_long_as_it_says() {
+    fn an_advert_expires_after_its_ttl() {
         let mut adverts = Adverts::default();
         assert_eq!(adverts.advertise(Time(1_000), advert(2)), Ok(1));
         assert_eq!(adverts.advertise(Time(2_000), advert(1)), Ok(2));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_remembered_for_ever() {
+    fn the_ttl_of_adverts_is_bounded() {
         let mut adverts = Adverts::default();
         let eternal = Advert {
             ttl_ms: u64::MAX,
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_catalog_refuses_strangers_only_and_long_texts_always() {
+    fn a_full_catalog_refuses_only_new_servers() {
         let mut adverts = Adverts::default();
         for id in 0..ADVERTS_MAX as u64 {
             adverts.advertise(Time(0), advert(id)).expect("room");
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_steer_terminals_are_refused() {
+    fn names_with_control_characters_are_refused() {
         let mut adverts = Adverts::default();
         for text in ["x\ny", "\u{1b}[31mred", "\u{9b}2J"] {
             let mut named = advert(1);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_homes_of_one_name_the_first_is_listed_while_it_lives() {
+    fn the_first_home_of_a_name_is_listed() {
         let mut adverts = Adverts::default();
         let home = |id, name: &str| Advert {
             kind: ServerKind::Home,
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_homes_of_one_directory_the_first_is_listed_while_it_lives() {
+    fn the_first_home_of_a_directory_is_listed() {
         let mut adverts = Adverts::default();
         let home = |name: &str, address: &str| Advert {
             kind: ServerKind::Home,
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_known_fits_one_reply() {
+    fn the_whole_catalog_fits_one_reply() {
         let cache = |n: u64| CacheAdvert {
             cooperative: format!("{n:0>255}"),
             volume: VolumeId(1),

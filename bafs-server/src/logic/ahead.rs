@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_is_followed_ever_further_and_each_block_asked_for_once() {
+    fn readahead_grows_and_requests_each_block_once() {
         let mut readers = SequentialReaders::default();
         let asked = go(&mut readers, (0..4_000).step_by(2), 2);
         assert!(
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ahead_is_at_most_a_quarter_of_what_was_read() {
+    fn readahead_stays_within_a_quarter_of_reads() {
         for length in 1..600 {
             let mut readers = SequentialReaders::default();
             let asked = go(&mut readers, 0..length, 1);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_waits_for_a_reader_than_stays_until_it_comes() {
+    fn readahead_never_exceeds_the_ahead_limit() {
         for ahead_max in [0, 1, 3, 16] {
             let (mut readers, mut beyond) = (SequentialReaders::default(), 0);
             for first in 0..600 {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_stay_is_told_once_and_within_its_bound_whatever_is_fetched() {
+    fn retained_blocks_are_reported_once_within_bounds() {
         for keep_max in [0, 5, 64] {
             let (mut readers, mut beyond) = (SequentialReaders::default(), 0);
             for first in 0..600 {
@@ -268,7 +268,7 @@ mod tests {
     /// As a kernel does that asks for two windows at once: pieces of both come by turns, and a
     /// quarter of all blocks is read without asking.
     #[test]
-    fn what_is_to_stay_is_known_of_a_reader_whose_windows_overtake_each_other() {
+    fn retention_recognises_readers_with_interleaved_windows() {
         let (mut readers, mut longest) = (SequentialReaders::default(), 0);
         for window in (0..960).step_by(32) {
             for piece in (0..16).step_by(4) {
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_here_and_there_has_hardly_anything_stay() {
+    fn random_readers_retain_few_blocks() {
         for blocks in [700, 9_000] {
             let mut readers = SequentialReaders::default();
             let places =
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_the_rest_without_asking_is_still_known() {
+    fn a_reader_skipping_prefetched_blocks_stays_recognised() {
         let mut readers = SequentialReaders::default();
         let (mut next, mut asked) = (0, Vec::new());
         while next < 3_000 {
@@ -320,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn random_reads_cost_nothing() {
+    fn random_reads_trigger_no_readahead() {
         let mut readers = SequentialReaders::default();
         let places = (0..5_000u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 7);
         assert_eq!(go(&mut readers, places.map(|place| place % 9_000), 1), []);
     }
 
     #[test]
-    fn the_end_of_the_file_is_the_end() {
+    fn readahead_stops_at_the_end_of_file() {
         let mut readers = SequentialReaders::default();
         let asked: Vec<_> = (0..40)
             .filter_map(|first| readers.note_read(step(first, 1, 41), PLENTY).fetch)
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_side_by_side_and_overtaking_pieces_are_told_apart() {
+    fn interleaved_readers_are_tracked_separately() {
         let mut readers = SequentialReaders::default();
         let mut asked = Vec::new();
         for n in 0..200 {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_is_kept_and_memory_bounded() {
+    fn readahead_respects_its_budget_and_memory_bound() {
         let mut readers = SequentialReaders::default();
         for first in 0..1_000 {
             let asked = readers.note_read(step(first, 1, 10_000), 3).fetch;

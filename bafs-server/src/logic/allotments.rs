@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_is_not_given_again_until_it_is_given_back() {
+    fn granted_quota_is_exclusive_until_released() {
         let mut allotted = QuotaLedger::default();
         let none = |_: &str| Amount::default();
         let mut ask = |now, owner, ask, keep| {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_late_changes_nothing() {
+    fn outdated_quota_calls_change_nothing() {
         let mut allotted = QuotaLedger::default();
         let none = |_: &str| Amount::default();
         let mut ask = |serial, owner, ask| {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_lie_in_what_their_owner_was_given() {
+    fn volumes_count_against_their_owners_quota() {
         let mut allotted = QuotaLedger::default();
         let held = |owner: &str| amount(if owner == "a" { 20 } else { 0 });
         let call = call(1, "a", share(70, 1), share(40, 1));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_a_run_is_there_whatever_people_took() {
+    fn the_reserved_quota_survives_manual_allocations() {
         let mut allotted = QuotaLedger::default();
         let by_hand = |hand| move |owner: &str| amount(if owner == "by hand" { hand } else { 0 });
         for (serial, owner) in [(1, "a"), (2, "b")] {
@@ -292,7 +292,7 @@ mod tests {
         /// exceeds the capacity; nor does what runs were given. Whoever holds less than is kept
         /// can make the difference, and less than was given unless people made something.
         #[test]
-        fn what_is_given_can_be_used(steps in prop::collection::vec(
+        fn granted_quota_is_always_usable(steps in prop::collection::vec(
             (0..RUNS + 1, any::<bool>(), 0u64..60, 0u64..60, 0u64..700), 0..60,
         )) {
             let mut allotted = QuotaLedger::default();

@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn secondary_copies_go_first_and_drive_out_no_primary() {
+    fn secondary_copies_are_evicted_before_primary_ones() {
         let mut table = table(3, ReplacementPolicy::Lru);
         assert_eq!(put(&mut table, 0, CopyClass::Primary), Ok(vec![]));
         assert_eq!(put(&mut table, 1, CopyClass::Secondary), Ok(vec![]));
@@ -675,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_drives_out_few_copies_where_they_have_little_room() {
+    fn a_scan_evicts_few_copies_in_small_caches() {
         let replaced = |source: u64| {
             let mut table = table(4, ReplacementPolicy::Lru).with_source_bytes(source * u64::from(BLOCK));
             for block in 0..2 {
@@ -690,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn pinned_blocks_stay_and_are_let_go_when_they_are_pinned_no_more() {
+    fn pinned_blocks_are_evictable_only_after_unpinning() {
         for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
             let mut table = table(3, replacement);
             assert_eq!(put(&mut table, 0, CopyClass::Pinned), Ok(vec![]));
@@ -709,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_way_to_a_full_disk_stays_charged_until_it_is_off() {
+    fn an_evicted_block_is_charged_until_freed() {
         let mut table = table(4, ReplacementPolicy::Lru);
         for (block, class) in [(0, CopyClass::Primary), (1, CopyClass::Secondary)] {
             assert_eq!(put(&mut table, block, class), Ok(vec![]));
@@ -724,7 +724,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_on_its_way_is_left_alone() {
+    fn blocks_in_transit_cannot_be_reserved() {
         let mut table = table(1, ReplacementPolicy::Lru);
         assert_eq!(put(&mut table, 0, CopyClass::Primary), Ok(vec![]));
         let victims = table
@@ -749,7 +749,7 @@ mod tests {
     }
 
     #[test]
-    fn a_victim_that_stays_on_disk_stays_charged() {
+    fn an_undeletable_victim_stays_charged() {
         let mut table = table(2, ReplacementPolicy::Lru);
         for block in 0..2 {
             assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
@@ -767,7 +767,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stuck_beyond_the_capacity_is_no_room_until_it_is_freed() {
+    fn stuck_blocks_take_space_until_they_are_freed() {
         let mut table = table(2, ReplacementPolicy::Lru);
         for block in 0..2 {
             assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
@@ -788,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_file_with_damage_is_given_to_nobody_else() {
+    fn a_damaged_held_file_gets_no_new_holders() {
         let mut table = table(4, ReplacementPolicy::Lru);
         for block in 0..2 {
             assert_eq!(put(&mut table, block, CopyClass::Primary), Ok(vec![]));
@@ -802,7 +802,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_blocks_go_once_and_their_digest_is_remembered() {
+    fn bad_blocks_are_removed_but_their_digests_kept() {
         let mut table = table(2, ReplacementPolicy::Lru);
         assert_eq!(put(&mut table, 7, CopyClass::Secondary), Ok(vec![]));
         let held = table.find(key(7)).expect("is held");
@@ -816,7 +816,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_limited_too() {
+    fn the_number_of_files_is_limited() {
         let mut table = table(8, ReplacementPolicy::Lru);
         assert_eq!(put(&mut table, 0, CopyClass::Primary), Ok(vec![]));
         let other = BlockKey {
@@ -851,7 +851,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_blocks_gives_its_place_to_another_once_it_is_off_the_disk() {
+    fn an_empty_file_frees_its_slot_once_deleted() {
         let mut table = BlockTable::new(9 * u64::from(BLOCK), 1, ReplacementPolicy::Lru);
         assert_eq!(put_file(&mut table, 0, CopyClass::Primary), Ok(vec![]));
         let victims = table.evict_file(CopyClass::Primary);
@@ -870,7 +870,7 @@ mod tests {
     }
 
     #[test]
-    fn with_too_many_files_the_one_goes_that_is_next_and_may_go_as_a_whole() {
+    fn the_file_limit_evicts_the_next_evictable_file() {
         for (replacement, first) in [(ReplacementPolicy::Lru, 1), (ReplacementPolicy::Mru, 4)] {
             let mut table = BlockTable::new(99 * u64::from(BLOCK), 5, replacement);
             assert_eq!(put_file(&mut table, 0, CopyClass::Pinned), Ok(vec![]));
@@ -895,7 +895,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_open_as_a_whole_counts_as_used_when_it_is_closed() {
+    fn closing_a_file_counts_as_its_use() {
         let mut table = BlockTable::new(3 * u64::from(BLOCK), 9, ReplacementPolicy::Lru);
         for file in 0..3 {
             assert_eq!(put_file(&mut table, file, CopyClass::Primary), Ok(vec![]));
@@ -907,7 +907,7 @@ mod tests {
     }
 
     #[test]
-    fn the_blocks_of_a_held_file_stay() {
+    fn blocks_of_a_held_file_are_not_evicted() {
         for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
             let mut table = BlockTable::new(4 * u64::from(BLOCK), 9, replacement);
             let other = |block| BlockKey {
@@ -953,7 +953,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unchecked_block_is_not_held() {
+    fn an_unverified_block_cannot_be_held() {
         let mut table = table(2, ReplacementPolicy::Lru);
         let restored = table.restore(key(0), BLOCK, Digest([0; 32]), CopyClass::Primary);
         assert_eq!(restored, Ok(()));
@@ -964,7 +964,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_that_were_not_told_count_once_they_are() {
+    fn deferred_uses_count_once_reported() {
         let mut table = table(3, ReplacementPolicy::Lru);
         for block in 0..3 {
             assert!(!table.is_use_import_due(BLOCK));
@@ -985,7 +985,7 @@ mod tests {
         /// Who follows the changes knows at any time which blocks may be read, and never takes
         /// one copy of a block for another.
         #[test]
-        fn changes_tell_what_is_here(
+        fn the_change_log_matches_the_readable_blocks(
             steps in prop::collection::vec((0u64..12, any::<bool>(), 0u8..6), 1..200),
         ) {
             let mut table = table(6, ReplacementPolicy::Lru);
@@ -1025,7 +1025,7 @@ mod tests {
         }
 
         #[test]
-        fn the_sums_are_right_and_the_capacity_is_kept(
+        fn byte_sums_are_exact_and_within_capacity(
             steps in prop::collection::vec((0u64..20, 1u32..20_000, 0usize..3, 0u8..6), 1..200),
             mru in any::<bool>(),
         ) {

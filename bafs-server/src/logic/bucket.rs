@@ -48,7 +48,7 @@ mod tests {
     const START_NS: u64 = 1_000 * SECOND_NS;
 
     #[test]
-    fn a_rested_bucket_gives_one_burst_and_then_its_rate() {
+    fn an_idle_bucket_allows_exactly_one_burst() {
         let mut bucket = TokenBucket::new(1000);
         assert_eq!(bucket.take(START_NS, 200, u64::MAX), Some(0));
         assert_eq!(bucket.take(START_NS, 1000, u64::MAX), Some(SECOND_NS));
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_wait_takes_nothing() {
+    fn a_refused_request_takes_no_tokens() {
         let mut bucket = TokenBucket::new(1000);
         assert_eq!(bucket.take(START_NS, 5000, SECOND_NS), None);
         assert_eq!(bucket.take(START_NS, 200, 0), Some(0));
@@ -69,7 +69,7 @@ mod tests {
     proptest! {
         /// Whatever is asked when, no stretch of time lets more flow than its length and one burst.
         #[test]
-        fn never_more_than_rate_and_burst(
+        fn the_flow_never_exceeds_rate_plus_burst(
             rate in 1u64..1 << 32,
             asks in proptest::collection::vec((0u64..SECOND_NS, 0u64..1 << 22), 1..60),
         ) {

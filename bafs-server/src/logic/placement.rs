@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_all_servers_together_overflows_none() {
+    fn a_fitting_source_overflows_no_server() {
         for (sizes, weights) in [
             (vec![("a", 249 * MIB)], vec![16 * MIB; 16]),
             (
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_nowhere_overflows_all_alike() {
+    fn an_oversized_source_overflows_all_servers_equally() {
         let places = places(&[("a", 96 * MIB)]);
         let all = candidates(&[16 * MIB, 16 * MIB, 32 * MIB]);
         let owners = owners(&places, &Placement::compute(&places, all.clone()));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn who_joins_moves_little_more_than_its_share() {
+    fn a_joining_server_moves_little_beyond_its_share() {
         let places = places(&[("nr.psq", 256 * MIB)]);
         for servers in [4usize, 8, 15] {
             let more = candidates(&vec![64 * MIB; servers + 1]);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_are_whole_blocks_of_a_size_that_the_source_decides() {
+    fn extents_are_whole_blocks_scaled_with_the_source() {
         let kib = 1 << 10;
         assert_eq!(extent_bytes(0, 65_536), 64 * kib);
         assert_eq!(extent_bytes(64 * MIB, 65_536), 256 * kib);

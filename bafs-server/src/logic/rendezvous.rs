@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn logarithm_is_right() {
+    fn the_logarithm_matches_floating_point() {
         for score in [
             1,
             2,
@@ -142,7 +142,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn who_joins_or_leaves_moves_only_its_share(
+        fn a_departing_server_moves_only_its_share(
             weights in prop::collection::vec(1u64..1 << 40, 2..10),
             pick in any::<prop::sample::Index>(),
         ) {

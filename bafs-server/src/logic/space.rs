@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_capacity_refuses_but_keeps() {
+    fn a_shrunk_capacity_refuses_but_keeps_reservations() {
         let mut space = SpaceLedger::new(amount(10, 1));
         space.restore_reservation(amount(25, 3));
         assert_eq!(space.free(), amount(0, 0));
@@ -114,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn promises_never_exceed_the_capacity(steps in prop::collection::vec(
+        fn reservations_never_exceed_the_capacity(steps in prop::collection::vec(
             (any::<bool>(), 0u64..60, 0u64..6), 0..200,
         )) {
             let mut space = SpaceLedger::new(amount(100, 10));

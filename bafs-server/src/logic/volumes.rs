@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn creating_again_is_harmless_and_another_meaning_is_a_conflict() {
+    fn repeated_creation_succeeds_unless_the_spec_differs() {
         let mut table = table();
         assert_eq!(table.create(Time(0), &spec(1, 60)), Ok(Creation::Start));
         assert_eq!(table.create(Time(1), &spec(1, 60)), Ok(Creation::AlreadyPresent));
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_id_stays_dead() {
+    fn a_deleted_volume_id_is_never_reused() {
         let mut table = table();
         table.create(Time(0), &spec(1, 1)).expect("room");
         assert!(table.delete(Time(1), VolumeId(1)).row.is_some());
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn space_is_free_only_when_the_bytes_are_gone() {
+    fn space_is_freed_once_the_bytes_are_removed() {
         let mut table = table();
         table.create(Time(0), &spec(1, 100)).expect("room");
         let short = SpaceShortage::Bytes(0);
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_expire_unless_someone_shows_interest() {
+    fn volumes_expire_unless_renewed() {
         let mut table = table();
         table.create(Time(0), &spec(1, 1)).expect("room");
         assert!(
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_the_dead_is_bounded() {
+    fn the_number_of_tombstones_is_bounded() {
         let mut table = table();
         for id in 0..TOMBSTONES_MAX as u128 {
             assert_eq!(table.delete(Time(id as u64), VolumeId(id)).evicted_tombstone, None);
@@ -485,7 +485,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reserved_is_what_lives_and_leaves(steps in prop::collection::vec(
+        fn reserved_space_covers_volumes_and_pending_deletions(steps in prop::collection::vec(
             (0u8..5, 0u128..8, 0u64..60), 0..200,
         )) {
             let mut table = table();

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_its_owner_may_not_read_is_opened_and_stays_as_it_is() {
+    fn unreadable_files_are_opened_without_changing_modes() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("f");
         std::fs::write(&path, "x").expect("write");
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_directories_are_read_and_stay_closed() {
+    fn closed_directories_are_read_without_changing_modes() {
         let root = tempfile::tempdir().expect("directory");
         let at = |path: &str| root.path().join(path);
         std::fs::create_dir_all(at("a/b")).expect("directories");
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_bytes() {
+    fn non_utf8_names_are_preserved() {
         let directory = tempfile::tempdir().expect("directory");
         let root = ConfinedDirectory::open(directory.path()).expect("root");
         let name = from_bytes(b"\xe9");

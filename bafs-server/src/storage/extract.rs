@@ -442,7 +442,7 @@ mod tests {
     use crate::homes::slow::{COMMIT_MS, slow_homes};
 
     #[tokio::test]
-    async fn a_home_may_take_longer_for_a_commit_than_for_a_piece() {
+    async fn a_commit_may_outlast_the_chunk_timeout() {
         let root = tempfile::tempdir().expect("directory");
         std::fs::write(
             root.path().join("result"),

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_disk_refuses_is_told_at_the_end() {
+    async fn flush_errors_are_reported_at_the_end() {
         let mut flush = refusing();
         flush.note_written(FLUSH_BYTES).unwrap();
         let told = flush.end().await.unwrap_err();
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_small_file_is_not_flushed_on_its_way() {
+    async fn small_files_are_not_flushed_while_written() {
         let mut flush = refusing();
         flush.note_written(FLUSH_BYTES - 1).unwrap();
         flush.end().await.unwrap();

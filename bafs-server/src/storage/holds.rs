@@ -432,7 +432,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_is_bound_is_found_in_a_table() {
+    fn writable_bind_mounts_are_found_in_mount_tables() {
         let line = |root: &str, options: &str| {
             format!("36 35 98:0 {root} /mnt {options},noatime master:1 - ext4 /dev/x rw")
         };

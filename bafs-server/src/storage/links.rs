@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_copied_once_and_gets_its_other_names() {
+    fn a_hard_linked_file_is_copied_once() {
         let directory = tempfile::tempdir().expect("directory");
         let root = ConfinedDirectory::open(directory.path()).expect("root");
         let mut links = HardLinks::default();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_count_by_their_length() {
+    fn the_link_table_is_bounded_by_name_length() {
         let mut links = HardLinks::default();
         let long = "x".repeat(200);
         let path = |number: usize| format!("{}/{number}", [&*long; 18].join("/"));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_source_says_that_cannot_be_makes_no_link() {
+    fn contradictory_link_claims_are_refused() {
         let mut links = HardLinks::default();
         assert_eq!(links.is_first(&entry("a", 5), 70), Ok(true));
         let code = |made: Result<bool>| made.expect_err("refused").code;

@@ -304,7 +304,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_order_is_by_component_and_every_place_resumes() {
+    fn listings_are_in_component_order_and_resumable() {
         let root = tree();
         let paths = |after: Option<&str>| -> Vec<String> {
             let TreePage { page, .. } = list_tree(root.path(), after).expect("list");
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn special_files_are_told_once() {
+    fn special_files_are_reported_once() {
         let root = tree();
         for name in ["a/fifo", "zfifo"] {
             let mode = rustix::fs::Mode::RUSR;
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_carry_digests_and_notice_change() {
+    fn reads_carry_digests_and_detect_changed_sources() {
         let root = tree();
         let content: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
         fs::write(root.path().join("big"), &content).expect("write");

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_does_not_travel_and_the_file_is_whole() {
+    fn known_chunks_are_not_transferred() {
         let (source, older) = source_and_older();
         for (own, travels) in [(known(&[]), source.len()), (known(&older), PIECE * 3 / 2)] {
             let ranges = [(source.len(), own.digests.as_slice())];
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_source_sends_that_does_not_fit_makes_no_file() {
+    fn mismatched_replies_are_rejected() {
         let (source, older) = source_and_older();
         let (own, length) = (known(&older), source.len() as u64);
         let ranges = [(source.len(), own.digests.as_slice())];
@@ -206,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn a_known_piece_that_is_too_long_for_its_place_makes_no_file() {
+    fn an_overlong_known_chunk_is_rejected() {
         let own = known(&[7; PIECE]);
         let joined = join_ranges([(10, &own)].into_iter(), &own.digests, &Bytes::new());
         assert_eq!(joined, None);
     }
 
     #[test]
-    fn more_digests_than_there_are_pieces_are_of_no_use() {
+    fn surplus_digests_are_ignored() {
         let garbage = vec![Digest::of(b"garbage"); 9];
         let ranges = [(10, garbage.as_slice())];
         let (digests, unknown) = split_unknown(vec![1; 10], ranges.into_iter());

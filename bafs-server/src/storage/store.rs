@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_store_has_one_node_and_keeps_its_id() {
+    fn stores_admit_one_node_and_keep_their_id() {
         let directory = tempfile::tempdir().expect("directory");
         let store = Store::open(directory.path()).expect("open");
         let id = store.id();
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_begin_far_from_each_other_where_the_disk_does_that() {
+    fn volume_directories_are_spread_over_the_disk() {
         let directory = tempfile::tempdir().expect("directory");
         let able = spread_on_disk(directory.path()).is_ok();
         let store = Store::open(directory.path()).expect("open");
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_come_into_place_whole_and_leave_whole() {
+    fn volumes_appear_and_disappear_atomically() {
         let directory = tempfile::tempdir().expect("directory");
         let store = Store::open(directory.path()).expect("open");
         let id = VolumeId(7);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sweep_keeps_known_volumes_and_a_start_nothing_half_made() {
+    fn the_sweep_removes_unknown_and_unfinished_volumes() {
         let directory = tempfile::tempdir().expect("directory");
         let store = Store::open(directory.path()).expect("open");
         for id in [VolumeId(1), VolumeId(2)] {

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_written_is_there_after_opening_again() {
+    async fn records_survive_reopening_the_table() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("table.redb");
         let (extract, proof) = receipt(5);
@@ -453,7 +453,7 @@ mod tests {
         assert!(decode::<VolumeRecord>(&[]).is_err());
     }
     #[tokio::test]
-    async fn a_damaged_table_is_told_or_mended_but_never_a_panic() {
+    async fn a_damaged_table_never_causes_a_panic() {
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("table.redb");
         {

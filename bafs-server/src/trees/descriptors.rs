@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_never_have_more_descriptors_kept_than_there_are() {
+    fn kept_descriptors_never_exceed_half_the_limit() {
         for limit in [0, 20, 1_024, 20_000, u64::MAX] {
             let mut kept = 0;
             for _ in 0..4_096 {
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_leave_free_descriptors_for_opens_in_time() {
+    fn sessions_leave_descriptors_free_for_synchronous_opens() {
         // What one greedy job leaves, and many sessions after it.
         let mut free = 200;
         for _ in 0..10 {

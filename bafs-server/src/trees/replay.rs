@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_found_while_it_is_kept_and_never_run_twice() {
+    fn kept_answers_are_replayed_and_never_rerun() {
         let mut replay = BatchReplay::default();
         for sequence in 1..=4_140 {
             run(&mut replay, sequence, &WRITE, 10);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn large_reads_run_again_and_large_mixtures_are_kept() {
+    fn large_reads_rerun_and_large_writes_are_kept() {
         let mut replay = BatchReplay::default();
         run(&mut replay, 1, &READ, CACHED_BODY_BYTES_MAX + 1);
         run(&mut replay, 1, &READ, CACHED_BODY_BYTES_MAX + 1);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gapped_numbering_cannot_grow_without_bound() {
+    fn gaps_in_the_numbering_are_bounded() {
         let mut replay = BatchReplay::default();
         for step in 0..GAPS_MAX + 100 {
             replay.note_begun(2 + 2 * step);

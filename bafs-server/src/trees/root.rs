@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_not_there_where_all_is_gone() {
+    fn a_missing_root_means_a_lost_store() {
         let directory = tempfile::tempdir().unwrap();
         let root = TreeDirectory(Some(directory.path().to_owned()));
         let missing = Err(Errno(nix::errno::Errno::ENOENT as i32));

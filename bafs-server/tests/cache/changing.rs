@@ -44,7 +44,7 @@ async fn create_on(node: &CacheNode) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_starts_again_is_known_at_once_and_costs_home_nothing() {
+async fn a_restarted_node_rejoins_without_home_reads() {
     let (mut world, bytes) = cluster(3).await;
     scan(&world.nodes[0], &bytes).await;
     assert_eq!(world.home_bytes(), bytes.len() as u64);
@@ -72,7 +72,7 @@ async fn a_node_that_starts_again_is_known_at_once_and_costs_home_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn copies_change_their_class_with_the_peers() {
+async fn membership_changes_reclassify_copies() {
     let (mut world, bytes) = cluster(1).await;
     scan(&world.nodes[0], &bytes).await;
     world.wait_for_blocks(ID, BLOCKS).await;
@@ -126,7 +126,7 @@ async fn copies_change_their_class_with_the_peers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_catalog_that_starts_again_costs_home_nothing() {
+async fn a_restarted_catalog_causes_no_home_reads() {
     let (mut world, bytes) = cluster(4).await;
     world.ttl_ms = 4_000;
     world.announce_nodes();
@@ -143,7 +143,7 @@ async fn a_catalog_that_starts_again_costs_home_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_read_before_many_changes_of_peers_is_not_read_from_home_again() {
+async fn repeated_membership_changes_cause_no_refetches() {
     let (mut world, bytes) = cluster(2).await;
     scan(&world.nodes[0], &bytes).await;
     for number in 3..=6 {
@@ -182,7 +182,7 @@ async fn what_was_read_before_many_changes_of_peers_is_not_read_from_home_again(
 /// Nobody reads while four come, one after the other: the last one knows only who was there just
 /// before it, unless it is told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_that_join_while_nobody_reads_cost_home_nothing() {
+async fn nodes_joining_idle_caches_cause_no_refetches() {
     let (mut world, bytes) = cluster(2).await;
     scan(&world.nodes[0], &bytes).await;
     for number in 3..=6 {
@@ -201,7 +201,7 @@ async fn several_that_join_while_nobody_reads_cost_home_nothing() {
 
 /// Who comes last is told nothing by those who could, and knows most of them only by their adverts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_has_a_block_is_found_through_another_who_knows() {
+async fn a_holder_is_found_through_intermediate_peers() {
     let (mut world, bytes) = cluster(1).await;
     scan(&world.nodes[0], &bytes).await;
     world.wait_for_blocks(ID, BLOCKS).await;
@@ -225,7 +225,7 @@ async fn who_has_a_block_is_found_through_another_who_knows() {
 /// Of twelve nodes one asks another for a block in vain, and may have it since. Whoever asks the
 /// same node after it is told of it, though the block was never placed there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asked_in_vain_is_named_to_who_asks_next() {
+async fn an_unsuccessful_reader_is_named_to_later_readers() {
     let (world, _) = cluster(12).await;
     let asked = &world.nodes[0];
     let named = async |heir: &CacheNode| {
@@ -265,7 +265,7 @@ async fn who_asked_in_vain_is_named_to_who_asks_next() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_joins_while_all_read_and_one_hangs_makes_nobody_read_from_home_twice() {
+async fn joining_during_reads_and_hangs_causes_no_refetch() {
     let (mut world, bytes) = cluster(3).await;
     world.home.read_ms.store(20, Ordering::Relaxed);
     for number in [1, 2, 4] {
@@ -301,7 +301,7 @@ async fn who_joins_while_all_read_and_one_hangs_makes_nobody_read_from_home_twic
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_joins_nearly_full_caches_takes_over_without_home() {
+async fn a_node_joining_full_caches_avoids_home_reads() {
     let mut world = CacheCluster::new(2);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/large", bytes.clone(), 1);
@@ -327,7 +327,7 @@ async fn who_joins_nearly_full_caches_takes_over_without_home() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_joins_a_pinned_cache_pins_its_share() {
+async fn a_joining_node_pins_its_share() {
     let (mut world, bytes) = cluster(2).await;
     for node in &world.nodes {
         assert_eq!(node.warm(ID, "large", Pinning::Pin).await, WarmingState::Done);
@@ -355,7 +355,7 @@ async fn who_joins_a_pinned_cache_pins_its_share() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_read_from_home_again_by_another_primary_shows_in_the_ratio() {
+async fn refetches_by_another_primary_count_in_the_ratio() {
     let mut world = CacheCluster::new(1);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
     world.home.put("db/large", bytes.clone(), 1);
@@ -373,7 +373,7 @@ async fn what_is_read_from_home_again_by_another_primary_shows_in_the_ratio() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_node_had_before_it_started_and_reads_from_home_again_shows_in_the_ratio() {
+async fn refetches_after_a_restart_count_in_the_ratio() {
     let mut world = CacheCluster::new(1);
     let part = 12 * u64::from(BLOCK);
     for (name, seed) in [("db/first", 1), ("db/second", 2)] {
@@ -402,7 +402,7 @@ async fn what_a_node_had_before_it_started_and_reads_from_home_again_shows_in_th
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_byte_is_wrong_while_nodes_come_and_go() {
+async fn reads_stay_correct_while_nodes_join_and_leave() {
     let (mut world, bytes) = cluster(4).await;
     world.home.read_ms.store(1, Ordering::Relaxed);
     let (done, scans) = (

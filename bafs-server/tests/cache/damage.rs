@@ -23,7 +23,7 @@ fn damage(node: &CacheNode) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_got_damaged_blocks_says_so_and_gets_good_ones() {
+async fn a_doubted_read_returns_good_blocks() {
     let (world, bytes) = cluster(1).await;
     let node = &world.nodes[0];
     assert!(read_all(&world, 0).await == bytes);
@@ -48,7 +48,7 @@ async fn who_got_damaged_blocks_says_so_and_gets_good_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_whose_disk_is_damaged_brings_good_blocks_all_the_same() {
+async fn a_peer_with_disk_damage_serves_good_blocks() {
     let (world, bytes) = cluster(2).await;
     let [one, two] = [&world.nodes[0], &world.nodes[1]];
     assert!(read_all(&world, 1).await == bytes);
@@ -66,7 +66,7 @@ async fn a_peer_whose_disk_is_damaged_brings_good_blocks_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_read_or_written_through_a_link_in_place_of_blocks() {
+async fn block_files_replaced_by_links_are_not_followed() {
     let (world, bytes) = cluster(1).await;
     let node = &world.nodes[0];
     assert!(read_all(&world, 0).await == bytes);
@@ -86,7 +86,7 @@ async fn nothing_is_read_or_written_through_a_link_in_place_of_blocks() {
 
 /// Whatever becomes of the file of blocks, what lies in a hole of the next one is never served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blocks_whose_file_is_gone_are_not_served_as_zeros_once_there_is_another() {
+async fn lost_block_files_are_never_read_as_zeros() {
     let (world, bytes) = cluster(1).await;
     let node = &world.nodes[0];
     let path = node.directory.join(ID.to_string()).join("1/blocks/0");

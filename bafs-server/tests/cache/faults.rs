@@ -55,7 +55,7 @@ pub(crate) async fn read_all(world: &CacheCluster, index: usize) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_that_dies_costs_only_its_blocks() {
+async fn a_dead_peer_costs_only_its_blocks() {
     let (mut world, bytes) = cluster(4).await;
     assert!(read_all(&world, 0).await == bytes);
     assert_eq!(world.home_bytes(), bytes.len() as u64);
@@ -78,7 +78,7 @@ async fn a_peer_that_dies_costs_only_its_blocks() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outage_of_home_costs_home_nothing_and_makes_no_peer_suspect() {
+async fn a_home_outage_makes_no_peer_suspect() {
     let (world, bytes) = cluster(4).await;
     world.network.kill(HOME);
     let failures = Arc::new(AtomicU64::new(0));
@@ -114,7 +114,7 @@ async fn an_outage_of_home_costs_home_nothing_and_makes_no_peer_suspect() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_gives_up_one_cache_is_asked_for_others_all_the_same() {
+async fn a_peer_leaving_one_cache_still_serves_others() {
     let (world, bytes) = cluster(2).await;
     let mut other = cache(2, LARGE, ReplacementPolicy::Lru);
     if let VolumeKind::Cache { cooperative, .. } = &mut other.kind {
@@ -134,7 +134,7 @@ async fn who_gives_up_one_cache_is_asked_for_others_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_that_is_unreachable_from_one_other_is_passed_over() {
+async fn a_partially_unreachable_peer_is_skipped() {
     let (world, bytes) = cluster(3).await;
     let (one, two) = (
         world.nodes[0].address.clone(),
@@ -159,7 +159,7 @@ async fn a_peer_that_is_unreachable_from_one_other_is_passed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_home_is_no_reason_to_leave_the_primary() {
+async fn a_slow_home_causes_no_fallback() {
     let (world, bytes) = cluster(3).await;
     world.home.read_ms.store(1_500, Ordering::Relaxed);
     let read = world.nodes[0].read(ID, 0, 0, 20).await.expect("read");
@@ -169,7 +169,7 @@ async fn a_slow_home_is_no_reason_to_leave_the_primary() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_home_keeps_nobody_from_another_one() {
+async fn a_slow_home_does_not_block_another_home() {
     let (world, bytes) = cluster(1).await;
     let other = Arc::new(MemoryHome::default());
     other.put("db/large", bytes.clone(), 1);
@@ -200,7 +200,7 @@ async fn a_slow_home_keeps_nobody_from_another_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_gives_up_leaves_the_fetch_to_the_next() {
+async fn an_abandoned_fetch_serves_the_next_reader() {
     let (world, bytes) = cluster(2).await;
     world.home.read_ms.store(400, Ordering::Relaxed);
     let node = &world.nodes[0];
@@ -214,7 +214,7 @@ async fn a_reader_that_gives_up_leaves_the_fetch_to_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_home_that_is_away_is_a_passing_error() {
+async fn an_unreachable_home_is_a_transient_error() {
     let (world, bytes) = cluster(2).await;
     world.network.kill(HOME);
     let away = world.nodes[0]
@@ -230,7 +230,7 @@ async fn a_home_that_is_away_is_a_passing_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_damaged_between_home_and_here_are_fetched_again() {
+async fn bytes_damaged_in_transit_are_fetched_again() {
     let (world, bytes) = cluster(1).await;
     world.home.damaged_replies.store(1, Ordering::Relaxed);
     assert!(read_all(&world, 0).await == bytes);
@@ -249,7 +249,7 @@ async fn bytes_damaged_between_home_and_here_are_fetched_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lying_peer_is_found_out_where_the_digest_is_known() {
+async fn a_known_digest_exposes_a_lying_peer() {
     let world = CacheCluster::new(2);
     let bytes = content(1, 40 * BLOCK as usize);
     world.home.put("db/large", bytes.clone(), 1);
@@ -278,7 +278,7 @@ async fn a_lying_peer_is_found_out_where_the_digest_is_known() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_changed_source_is_never_mixed() {
+async fn old_and_new_source_states_are_never_mixed() {
     let (world, bytes) = cluster(2).await;
     let node = &world.nodes[0];
     let half = node.read(ID, 0, 0, 30).await.expect("read");
@@ -320,7 +320,7 @@ async fn a_changed_source_is_never_mixed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_questions_are_refused() {
+async fn malformed_block_requests_are_refused() {
     let (world, _) = cluster(2).await;
     let node = &world.nodes[0];
     let page = node
@@ -390,7 +390,7 @@ async fn wrong_questions_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_home_that_says_nothing_is_told_so_in_time() {
+async fn readers_of_a_silent_home_fail_in_time() {
     let (world, _) = cluster(1).await;
     let node = &world.nodes[0];
     world.home.read_ms.store(60_000, Ordering::Relaxed);
@@ -415,7 +415,7 @@ async fn who_waits_for_a_home_that_says_nothing_is_told_so_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_home_that_is_slow_is_told_that_its_blocks_come() {
+async fn reads_from_a_slow_home_answer_in_progress() {
     let (world, bytes) = cluster(1).await;
     let node = &world.nodes[0];
     node.read(ID, 0, 0, 1).await.expect("read");
@@ -451,7 +451,7 @@ async fn remote_primary_cluster() -> (CacheCluster, Vec<u8>, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_primary_whose_home_is_slow_is_told_that_its_blocks_come() {
+async fn reads_through_a_slow_primary_answer_in_progress() {
     let (world, bytes, wanted) = remote_primary_cluster().await;
     let [one, two] = [&world.nodes[0], &world.nodes[1]];
     // Slower than the agent's deadline.

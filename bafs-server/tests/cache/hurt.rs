@@ -57,7 +57,7 @@ impl DamagedFile {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_closed_a_damaged_whole_file_before_it_was_told_is_told_all_the_same() {
+async fn former_holders_of_a_damaged_file_are_recalled() {
     let hurt = DamagedFile::make().await;
     let (node, mut holder) = (&hurt.world.nodes[0], hurt.holder);
     drop(hurt.opened);
@@ -75,7 +75,7 @@ async fn who_closed_a_damaged_whole_file_before_it_was_told_is_told_all_the_same
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn damage_in_an_open_whole_file_ends_its_readers_and_is_given_to_nobody_else() {
+async fn damage_recalls_readers_of_an_open_file() {
     let DamagedFile {
         world,
         bytes,

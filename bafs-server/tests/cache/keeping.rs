@@ -61,7 +61,7 @@ async fn a_restarted_node_serves_its_blocks_at_once() {
 }
 
 #[tokio::test]
-async fn a_block_damaged_on_disk_is_found_dropped_and_fetched() {
+async fn a_block_damaged_on_disk_is_refetched() {
     let (mut world, bytes) = cluster(20, LARGE).await;
     world.nodes[0].read(ID, 0, 0, 20).await.expect("read");
     world.wait_for_blocks(ID, 20).await;
@@ -95,7 +95,7 @@ async fn a_block_damaged_on_disk_is_found_dropped_and_fetched() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_now_is_not_taken_for_damaged() {
+async fn unreadable_blocks_are_not_treated_as_damaged() {
     let (world, bytes) = cluster(8, LARGE).await;
     let node = &world.nodes[0];
     node.read(ID, 0, 0, 8).await.expect("read");
@@ -115,7 +115,7 @@ async fn what_cannot_be_read_now_is_not_taken_for_damaged() {
 }
 
 #[tokio::test]
-async fn whatever_a_crash_leaves_no_wrong_byte_is_read_and_no_space_is_lost() {
+async fn a_crash_causes_no_wrong_bytes_or_leaks() {
     let (mut world, bytes) = cluster(8, LARGE).await;
     world.nodes[0].read(ID, 0, 0, 8).await.expect("read");
     world.wait_for_blocks(ID, 8).await;
@@ -203,7 +203,7 @@ async fn the_limit_holds_under_many_readers() {
 }
 
 #[tokio::test]
-async fn too_little_room_passes_through_and_says_so() {
+async fn a_tiny_cache_passes_blocks_through() {
     let (world, bytes) = cluster(8, 100).await;
     assert!(world.nodes[0].read(ID, 0, 0, 8).await.expect("read") == bytes);
     // They are counted after the reader has them.
@@ -215,7 +215,7 @@ async fn too_little_room_passes_through_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_source_of_more_files_than_may_be_kept_is_kept_as_far_as_they_go() {
+async fn the_file_limit_bounds_the_cached_files() {
     let world = CacheCluster::new(1);
     let files: Vec<_> = (0..10).map(|n| content(n, 2 * BLOCK as usize)).collect();
     for (n, bytes) in files.iter().enumerate() {
@@ -245,7 +245,7 @@ async fn a_source_of_more_files_than_may_be_kept_is_kept_as_far_as_they_go() {
 }
 
 #[tokio::test]
-async fn lru_forgets_a_scan_and_mru_keeps_its_beginning() {
+async fn mru_keeps_part_of_a_scan_unlike_lru() {
     for (replacement, home_blocks) in [(ReplacementPolicy::Lru, 24), (ReplacementPolicy::Mru, 14)] {
         let world = CacheCluster::new(1);
         world
@@ -272,7 +272,7 @@ async fn lru_forgets_a_scan_and_mru_keeps_its_beginning() {
 }
 
 #[tokio::test]
-async fn invalidation_keeps_what_did_not_change_and_survives_restarts() {
+async fn invalidation_keeps_unchanged_files_and_survives_restarts() {
     let mut world = CacheCluster::new(1);
     for (n, path) in ["db/a", "db/b", "db/c"].into_iter().enumerate() {
         world
@@ -322,7 +322,7 @@ async fn invalidation_keeps_what_did_not_change_and_survives_restarts() {
 }
 
 #[tokio::test]
-async fn creating_again_is_harmless_and_removing_is_final() {
+async fn cache_creation_is_idempotent_and_removal_final() {
     let (world, _) = cluster(4, LARGE).await;
     let node = &world.nodes[0];
     let deadline = Deadline::after_ms(9_000);

@@ -12,7 +12,7 @@ const ID: VolumeId = VolumeId(1);
 const TRIES_MAX: u32 = 10_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_file_is_compared_as_soon_as_it_is_here_and_given_to_the_first_who_opens_it() {
+async fn a_large_file_is_verified_once_complete() {
     const BLOCKS: u64 = (32 << 20) / BLOCK as u64;
     let world = CacheCluster::new(1);
     let bytes = content(1, BLOCKS as usize * BLOCK as usize);
@@ -34,7 +34,7 @@ async fn a_large_file_is_compared_as_soon_as_it_is_here_and_given_to_the_first_w
 
 /// A cache a little too small: some blocks of the file are driven out, and come back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_file_is_not_compared_again_whenever_a_block_of_it_comes_back() {
+async fn a_verified_file_is_not_reverified_per_block() {
     const BLOCKS: u64 = (32 << 20) / BLOCK as u64;
     const OTHERS: u32 = 16;
     let world = CacheCluster::new(1);

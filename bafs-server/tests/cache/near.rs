@@ -119,7 +119,7 @@ pub(crate) async fn wait_until(what: impl Fn() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_byte_is_right_while_blocks_come_and_go() {
+async fn local_reads_stay_correct_under_eviction() {
     const BLOCKS: u64 = 120;
     for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
         let world = CacheCluster::new(1);
@@ -178,7 +178,7 @@ async fn every_byte_is_right_while_blocks_come_and_go() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_agents_use_without_asking_stays_longer() {
+async fn locally_used_blocks_stay_longer() {
     let world = CacheCluster::new(1);
     let bytes = content(1, 40 * BLOCK as usize);
     world.home.put("db/file", bytes.clone(), 1);
@@ -198,7 +198,7 @@ async fn what_agents_use_without_asking_stays_longer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restored_block_is_told_of_only_after_it_was_checked() {
+async fn restored_blocks_are_published_only_after_verification() {
     let mut world = CacheCluster::new(1);
     let bytes = content(1, 10 * BLOCK as usize);
     world.home.put("db/file", bytes.clone(), 1);
@@ -233,7 +233,7 @@ async fn a_restored_block_is_told_of_only_after_it_was_checked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
+async fn disk_damage_is_detected_before_readers_see_it() {
     let world = CacheCluster::new(1);
     let bytes = content(1, 10 * BLOCK as usize);
     world.home.put("db/file", bytes.clone(), 1);
@@ -271,7 +271,7 @@ async fn damage_under_a_live_node_is_found_before_anybody_sees_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blocks_that_are_asked_for_at_the_door_are_kept_or_come_along() {
+async fn blocks_requested_over_fd_passing_are_always_delivered() {
     let world = CacheCluster::new(2);
     let bytes = content(1, 10 * BLOCK as usize - 7);
     world.home.put("db/file", bytes.clone(), 1);
@@ -345,7 +345,7 @@ pub(crate) fn read_whole(file: &File, length: usize) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_whole_file_stays_for_as_long_as_somebody_has_it_open() {
+async fn an_open_whole_file_is_not_evicted() {
     let (world, [small, large]) = two_files().await;
     let node = &world.nodes[0];
     let (mut agent, mut other) = (LocalAgent::new(node).await, LocalAgent::new(node).await);
@@ -382,7 +382,7 @@ async fn a_whole_file_stays_for_as_long_as_somebody_has_it_open() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_whole_file_that_is_given_back_before_it_came_is_held_for_nobody() {
+async fn a_file_released_before_arrival_is_not_held() {
     let (world, [small, large]) = two_files().await;
     let node = &world.nodes[0];
     let mut agent = LocalAgent::new(node).await;
@@ -404,7 +404,7 @@ async fn a_whole_file_that_is_given_back_before_it_came_is_held_for_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cache_of_nothing_but_open_files_passes_the_others_through() {
+async fn a_cache_full_of_open_files_passes_through() {
     let (world, [small, large]) = two_files().await;
     let node = &world.nodes[0];
     node.caches.remove(ID).await;
@@ -420,7 +420,7 @@ async fn a_cache_of_nothing_but_open_files_passes_the_others_through() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn agents_of_an_old_state_are_told_and_read_nothing_of_the_new_one() {
+async fn agents_of_an_old_source_state_are_recalled() {
     let (world, [small, large]) = two_files().await;
     let node = &world.nodes[0];
     scan(node, 0, &small).await;
@@ -465,7 +465,7 @@ async fn agents_of_an_old_state_are_told_and_read_nothing_of_the_new_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_later_life_changes_nothing_that_survivors_read() {
+async fn a_restarted_node_leaves_surviving_readers_unaffected() {
     let (mut world, [small, large]) = two_files().await;
     let mut agent = LocalAgent::new(&world.nodes[0]).await;
     scan(&world.nodes[0], 0, &small).await;

@@ -29,7 +29,7 @@ fn fill(world: &CacheCluster) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_cold_readers_cost_home_each_byte_once() {
+async fn a_thousand_cold_readers_fetch_each_byte_once() {
     let mut world = CacheCluster::new(8);
     let files = Arc::new(fill(&world));
     let spec = cache(1, LARGE, ReplacementPolicy::Lru);
@@ -102,7 +102,7 @@ async fn a_second_read_is_local() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn newcomers_are_known_before_the_catalog_says_so() {
+async fn new_peers_are_known_before_their_adverts() {
     let world = CacheCluster::new(4);
     fill(&world);
     let spec = cache(1, LARGE, ReplacementPolicy::Lru);
@@ -127,7 +127,7 @@ async fn newcomers_are_known_before_the_catalog_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_joins_late_takes_over_without_home() {
+async fn late_joiners_take_over_without_home_reads() {
     let mut world = CacheCluster::new(2);
     let files = fill(&world);
     let spec = cache(1, LARGE, ReplacementPolicy::Lru);
@@ -148,7 +148,7 @@ async fn who_joins_late_takes_over_without_home() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn equal_nodes_fill_evenly_and_a_large_one_takes_more() {
+async fn blocks_are_spread_in_proportion_to_capacity() {
     let world = CacheCluster::new(4);
     world
         .home

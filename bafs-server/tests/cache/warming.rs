@@ -19,7 +19,7 @@ fn bytes_of(blocks: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scan_is_read_ahead_and_costs_home_each_byte_once() {
+async fn a_prefetched_scan_fetches_each_byte_once() {
     let world = CacheCluster::new(3);
     let bytes = content(1, 700 * BLOCK as usize + 5);
     world.home.put("db/scan", bytes.clone(), 1);
@@ -40,7 +40,7 @@ async fn a_scan_is_read_ahead_and_costs_home_each_byte_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_several_readers_want_ahead_at_once_is_counted_once() {
+async fn concurrent_readahead_is_counted_once() {
     let world = CacheCluster::new(1);
     let bytes = content(1, 700 * BLOCK as usize);
     world.home.put("db/scan", bytes.clone(), 1);
@@ -74,7 +74,7 @@ async fn what_several_readers_want_ahead_at_once_is_counted_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scan_of_caches_that_hold_just_all_brings_each_block_from_peers_once() {
+async fn tight_caches_transfer_each_peer_block_once() {
     let world = CacheCluster::new(4);
     let bytes = content(1, 2_048 * BLOCK as usize);
     world.home.put("db/tight", bytes.clone(), 1);
@@ -102,7 +102,7 @@ async fn a_scan_of_caches_that_hold_just_all_brings_each_block_from_peers_once()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn random_reads_fetch_what_they_read_and_nothing_else() {
+async fn random_reads_fetch_only_the_requested_blocks() {
     let world = CacheCluster::new(3);
     let bytes = content(1, 3_000 * BLOCK as usize);
     world.home.put("db/random", bytes.clone(), 1);
@@ -121,7 +121,7 @@ async fn random_reads_fetch_what_they_read_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_node_warms_its_share_and_home_is_not_needed_any_more() {
+async fn warming_makes_home_unnecessary_for_reads() {
     let world = CacheCluster::new(4);
     let files = [
         content(1, 300 * BLOCK as usize),
@@ -165,7 +165,7 @@ async fn each_node_warms_its_share_and_home_is_not_needed_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pinned_blocks_stay_over_scans_and_restarts_until_they_are_unpinned() {
+async fn pinned_blocks_survive_scans_and_restarts() {
     for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
         let mut world = CacheCluster::new(1);
         let pinned = content(1, 10 * BLOCK as usize);
@@ -214,7 +214,7 @@ async fn pinned_blocks_stay_over_scans_and_restarts_until_they_are_unpinned() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_that_is_all_pinned_passes_through_and_warming_ends_where_room_ends() {
+async fn warming_stops_when_the_volume_is_full() {
     let world = CacheCluster::new(1);
     let bytes = content(1, 30 * BLOCK as usize);
     world.home.put("db/a", bytes.clone(), 1);
@@ -254,7 +254,7 @@ async fn scan(world: &CacheCluster, file: u32, bytes: &[u8]) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_passes_through_a_full_volume_comes_once_for_a_reader_in_order() {
+async fn a_full_volume_fetches_sequential_reads_once() {
     let world = CacheCluster::new(1);
     let bytes = content(1, 1_000 * BLOCK as usize);
     world.home.put("db/a", content(2, 40 * BLOCK as usize), 1);
@@ -270,7 +270,7 @@ async fn what_passes_through_a_full_volume_comes_once_for_a_reader_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_small_volume_is_read_ahead_no_further_than_blocks_stay() {
+async fn readahead_is_bounded_in_small_volumes() {
     for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Mru] {
         let world = CacheCluster::new(1);
         let bytes = content(1, 1_000 * BLOCK as usize);
@@ -286,7 +286,7 @@ async fn a_small_volume_is_read_ahead_no_further_than_blocks_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scan_of_lru_caches_that_lack_a_little_finds_most_of_what_the_one_before_left() {
+async fn a_repeated_lru_scan_finds_many_blocks() {
     for nodes in [1, 4] {
         let world = CacheCluster::new(nodes);
         let bytes = content(1, 1_640 * BLOCK as usize);
@@ -349,9 +349,9 @@ fn print_skip(test: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn warming_ends_as_full_where_the_disk_is() {
+async fn warming_reports_a_full_disk_as_full() {
     for pinning in [Pinning::FetchOnly, Pinning::Pin] {
-        let test = "warming_ends_as_full_where_the_disk_is";
+        let test = "warming_reports_a_full_disk_as_full";
         let Some((world, _disk, bytes)) = node_on_small_disk(test).await else {
             return;
         };

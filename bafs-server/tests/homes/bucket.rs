@@ -40,13 +40,13 @@ fn store_object(root: &Path, path: &str, content: &[u8]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bucket_fills_volumes_and_is_cached_and_takes_results() {
+async fn a_bucket_supports_fills_caches_and_results() {
     let root = tempfile::tempdir().expect("root");
     let (large, small) = (random_bytes(2_500_000, 2), random_bytes(1_000, 3));
     store_object(root.path(), "in/large", &large);
     store_object(root.path(), "in/sub-1/small", &small);
     store_object(root.path(), "in/sub/empty", b"");
-    let test = "a_bucket_fills_volumes_and_is_cached_and_takes_results";
+    let test = "a_bucket_supports_fills_caches_and_results";
     let Some(server) = s3(test, root.path(), LOGIN) else {
         return;
     };
@@ -83,10 +83,10 @@ async fn a_bucket_fills_volumes_and_is_cached_and_takes_results() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bucket_says_what_is_wrong() {
+async fn bucket_errors_explain_the_cause() {
     let root = tempfile::tempdir().expect("root");
     store_object(root.path(), "a", b"a");
-    let Some(server) = s3("a_bucket_says_what_is_wrong", root.path(), LOGIN) else {
+    let Some(server) = s3("bucket_errors_explain_the_cause", root.path(), LOGIN) else {
         return;
     };
     let stage = HomesFixture::new(&settings(&server, "wrong")).await;
@@ -103,11 +103,11 @@ async fn a_bucket_says_what_is_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_open_bucket_needs_no_key_and_a_closed_one_refuses_who_has_none() {
+async fn anonymous_access_works_for_open_buckets_only() {
     let root = tempfile::tempdir().expect("root");
     let content = random_bytes(300_000, 6);
     store_object(root.path(), "in/a", &content);
-    let test = "an_open_bucket_needs_no_key_and_a_closed_one_refuses_who_has_none";
+    let test = "anonymous_access_works_for_open_buckets_only";
     let Some(open) = s3(test, root.path(), None) else {
         return;
     };
@@ -129,10 +129,10 @@ async fn an_open_bucket_needs_no_key_and_a_closed_one_refuses_who_has_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_gives_up_while_a_bucket_puts_a_result_together_finds_it_later() {
+async fn a_timed_out_upload_completes_on_retry() {
     let root = tempfile::tempdir().expect("root");
     std::fs::create_dir(root.path().join("bucket")).expect("bucket");
-    let test = "who_gives_up_while_a_bucket_puts_a_result_together_finds_it_later";
+    let test = "a_timed_out_upload_completes_on_retry";
     let Some(server) = s3(test, root.path(), None) else {
         return;
     };

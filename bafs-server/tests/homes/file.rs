@@ -12,7 +12,7 @@ use crate::storage_world::random_bytes;
 const HOME: &str = "file://";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_directory_is_a_home_as_far_as_it_is_permitted() {
+async fn a_permitted_directory_serves_as_a_home() {
     let root = tempfile::tempdir().expect("root");
     let root = root.path().canonicalize().expect("root");
     let content = random_bytes(300_000, 1);
@@ -54,7 +54,7 @@ async fn a_directory_is_a_home_as_far_as_it_is_permitted() {
 
 /// The directory that a node may use is of all; Alice has a token for a part of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn links_lead_no_further_than_the_token() {
+async fn links_cannot_leave_the_token_scope() {
     let root = tempfile::tempdir().expect("root");
     let root = root.path().canonicalize().expect("root");
     for path in ["alice", "bob"] {
@@ -90,7 +90,7 @@ async fn links_lead_no_further_than_the_token() {
 
 /// Whoever writes where a shared file system was mounted before writes to a local disk.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_goes_where_the_directory_was_before() {
+async fn a_replaced_home_directory_receives_no_results() {
     let base = tempfile::tempdir().expect("base");
     let base = base.path().canonicalize().expect("base");
     let (root, away) = (base.join("shared"), base.join("away"));

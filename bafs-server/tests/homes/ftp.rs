@@ -52,7 +52,7 @@ async fn check_reads(stage: &HomesFixture, root: &Path, address: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_with_the_newer_commands_is_read_and_written() {
+async fn modern_ftp_servers_are_read_and_written() {
     let root = tempfile::tempdir().expect("root");
     let server = pyftpdlib(root.path());
     let address = format!("ftp://127.0.0.1:{}", server.port);
@@ -93,7 +93,7 @@ async fn a_server_with_the_newer_commands_is_read_and_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_the_newer_commands_is_read() {
+async fn basic_ftp_servers_are_read() {
     let root = tempfile::tempdir().expect("root");
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(root.path(), all).expect("mode");
@@ -110,7 +110,7 @@ async fn a_server_without_the_newer_commands_is_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ftp_shows_bytes_in_names_and_closed_directories() {
+async fn ftp_lists_non_utf8_names_and_closed_directories() {
     let root = tempfile::tempdir().expect("root");
     let mode = |path: &Path, bits| {
         let bits = std::os::unix::fs::PermissionsExt::from_mode(bits);
@@ -159,7 +159,7 @@ async fn ftp_shows_bytes_in_names_and_closed_directories() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_died_unheard_is_replaced() {
+async fn a_silently_dead_connection_is_replaced() {
     let root = tempfile::tempdir().expect("root");
     std::fs::write(root.path().join("a"), random_bytes(1_000, 1)).expect("file");
     let server = pyftpdlib(root.path());
@@ -184,7 +184,7 @@ async fn a_connection_that_died_unheard_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_restarts_no_upload_is_written() {
+async fn servers_without_upload_restart_are_written_to() {
     let root = tempfile::tempdir().expect("root");
     let server = pyftpdlib_without_restart(root.path());
     let address = format!("ftp://127.0.0.1:{}", server.port);

@@ -24,7 +24,7 @@ fn path(root: &Path, below: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sftp_shows_and_takes_bytes_in_names() {
+async fn sftp_reads_and_writes_non_utf8_names() {
     let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
     let root = root.path();
     let at = |path: &[u8]| root.join(OsStr::from_bytes(path));
@@ -59,7 +59,7 @@ async fn sftp_shows_and_takes_bytes_in_names() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_behind_ssh_fills_volumes_and_is_cached_and_takes_results() {
+async fn an_ssh_host_supports_fills_caches_and_results() {
     let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
     let root = root.path();
     let (large, small) = (random_bytes(3_000_000, 2), random_bytes(1_000, 3));
@@ -121,7 +121,7 @@ async fn a_host_behind_ssh_fills_volumes_and_is_cached_and_takes_results() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_behind_ssh_says_what_is_wrong() {
+async fn ssh_errors_explain_the_cause() {
     let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
     let address = format!("sftp://127.0.0.1:{}", ssh.server.port);
     let stage = HomesFixture::new(&ssh.settings("other")).await;
@@ -149,7 +149,7 @@ fn open_files(root: &Path) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_gives_up_leaves_no_file_open_behind_ssh() {
+async fn abandoned_calls_leave_no_open_ssh_files() {
     let (ssh, root) = (sshd(), tempfile::tempdir().expect("root"));
     let is_slow: Arc<AtomicBool> = Arc::default();
     let slow = is_slow.clone();

@@ -10,7 +10,7 @@ use super::stage::{HomesFixture, check_error};
 use crate::storage_world::random_bytes;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_of_a_web_server_fill_volumes_and_are_cached() {
+async fn a_web_server_supports_fills_and_caches() {
     let root = tempfile::tempdir().expect("root");
     let (large, small) = (random_bytes(700_001, 1), random_bytes(1_000, 2));
     let put = |path: &str, content: &[u8]| {
@@ -54,7 +54,7 @@ async fn files_of_a_web_server_fill_volumes_and_are_cached() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_web_server_says_what_is_wrong() {
+async fn web_server_errors_explain_the_cause() {
     let root = tempfile::tempdir().expect("root");
     for directory in ["private", "d"] {
         std::fs::create_dir(root.path().join(directory)).expect("directory");
@@ -91,7 +91,7 @@ async fn a_web_server_says_what_is_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bearer_token_opens_what_asks_for_it_and_is_never_told() {
+async fn a_bearer_token_is_used_but_never_disclosed() {
     let root = tempfile::tempdir().expect("root");
     std::fs::create_dir(root.path().join("bearer")).expect("directory");
     let content = random_bytes(200_000, 8);
@@ -145,7 +145,7 @@ fn careless_server(head: &'static str) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn servers_that_cannot_be_guarded_or_asked_for_ranges_are_refused() {
+async fn servers_without_etags_or_ranges_are_refused() {
     let stage = HomesFixture::new("").await;
     let address = format!("http://127.0.0.1:{}", careless_server(""));
     let unguarded = stage.fill_volume(1, &address, "a").await;

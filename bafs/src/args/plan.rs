@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn an_argument_that_would_count_for_nothing_is_refused() {
+    fn ineffective_arguments_are_refused() {
         for (workload, options) in [
             ("w.bafs", "--shared 0.5"),
             ("--canonical c", "--shared 0.5|--trace t|--variability 0.2"),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_number_is_told_what_a_number_may_be() {
+    fn negative_numbers_are_refused_with_the_range() {
         for (option, expected) in [
             ("--variability -1", "must be a number from 0 to 10"),
             ("--nodes -1", "invalid value '-1'"),

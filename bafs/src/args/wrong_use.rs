@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_words_are_known_whatever_is_said_around_them() {
+    fn usage_errors_are_recognised_in_any_context() {
         let refused: anyhow::Result<()> = Err(UsageError::from_reason("no size"));
         let refused = refused.context("--size").context("a volume").unwrap_err();
         assert!(UsageError::is_cause_of(&refused));

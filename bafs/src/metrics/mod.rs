@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_documented_of_a_server_is_told_from_its_start() {
+    fn documented_counters_are_exported_from_the_start() {
         use bafs_server::counters::{Counters, HOME_COUNTERS, NODE_COUNTERS};
         let document = include_str!("../../../docs/METRICS.md");
         for (server, names) in [("node", NODE_COUNTERS), ("home", HOME_COUNTERS)] {
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_slow_and_many_clients_keep_nobody_from_the_figures() {
+    fn hostile_clients_do_not_block_the_metrics_page() {
         let address = start_endpoint("127.0.0.1:0", Arc::new(test_figures)).expect("it starts");
         let get = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
         assert!(send_request(address, get).contains("bafs_volumes_made_total 2"));
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_taken_is_an_error() {
+    fn occupied_metrics_address_is_an_error() {
         let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = taken.local_addr().expect("an address").to_string();
         let error = start_endpoint(&address, Arc::new(test_figures)).expect_err("it is taken");

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_count_while_they_last() {
+    fn interval_amounts_are_summed_over_time() {
         let intervals = [(0, 2_000, 1.0), (1_000, 3_000, 2.0), (2_000, 9_000, 1.0)];
         let curve = sum_intervals("x", intervals.into_iter(), 4_000);
         let expected = [(0.0, 1.0), (1.0, 3.0), (2.0, 3.0), (3.0, 1.0), (4.0, 1.0)];

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_whole_and_no_name_is_markup() {
+    fn report_page_is_complete_and_escapes_names() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("run.journal");
         let history = simulate_history(3);

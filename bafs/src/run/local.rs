@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_names_the_option_of_this_command() {
+    fn remedy_names_the_option_of_this_command() {
         let told =
             format!("the disk of node n1 was full 9 times; {FULL_DISK_HINT}; then {RERUN_HINT}");
         let told = rewrite_message(&told, None);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_stays_is_where_the_files_of_the_cluster_are() {
+    fn kept_result_is_located_in_the_cluster_directory() {
         let (directory, place) = test_cluster_directory();
         let (before, told) = result_message("0af3");
         let kept = rewrite_message(&told, Some(directory.path()));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn only_results_that_are_there_are_a_reason_to_keep_the_cluster() {
+    fn only_existing_results_keep_the_cluster_directory() {
         let (directory, here) = test_cluster_directory();
         let another = volume_path(directory.path(), "n1", "0af5");
         let mut report = RunReport {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_share_the_disk_of_this_machine() {
+    fn local_nodes_may_not_exceed_the_disk() {
         let offered = |nodes, size| oversubscription_message(nodes, size, Path::new("/tmp"), 1_000);
         assert_eq!(offered(2, 500), None);
         let told = offered(3, 500).expect("too much");

@@ -305,7 +305,7 @@ mod tests {
     use crate::args::{Cli, CliCommand};
 
     #[test]
-    fn a_mean_time_of_nothing_is_refused() {
+    fn zero_mean_time_between_failures_is_refused() {
         assert_eq!(parse_mtbf("12 h").unwrap(), 43_200);
         assert!(parse_mtbf("0 s").unwrap_err().to_string().contains("is zero"));
         let error = parse_mtbf("often").unwrap_err().to_string();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_past_job_that_fits_on_no_node_is_named_with_its_line() {
+    fn oversized_past_job_is_named_with_its_line() {
         let jobs = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(jobs.path(), "job,runtime,cpus\na,5,1\n\nb,5,2\n").unwrap();
         let path = jobs.path().to_str().unwrap();
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_journal_does_not_tell_is_asked_for() {
+    fn rate_missing_in_a_journal_is_requested() {
         let site = Site {
             nodes: vec![NodeClass::new(2, 1, 1_000)],
             slack_permille: 20,
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn predictions_are_of_what_the_trace_says() {
+    fn predictions_use_the_traced_run_times() {
         let none = |_: &str| Err("no files".to_owned());
         let text = "job a {\nexecutable = x\nruntime = 5 s\n}\n";
         let parsed = bafs_sched::workflow::parse_workflow("w.bafs", text, &none);
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_of_the_arguments_hold_for_nodes_with_rates_of_their_own() {
+    fn rate_options_override_rates_of_nodes() {
         let environment = tempfile::NamedTempFile::new().unwrap();
         let text = "home-rate = \"1 MB/s\"\nlocal-rate = \"12 MB/s\"\n\n[[nodes]]\n\
                     count = 50\ncpus = 1\nstorage = \"5 GB\"\nlocal-rate = \"9 MB/s\"\n\
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_arguments_change_is_checked_as_a_file_is() {
+    fn environment_options_are_checked_like_a_file() {
         let environment = tempfile::NamedTempFile::new().unwrap();
         let text = "home-rate = \"1 MB/s\"\nlocal-rate = \"12 MB/s\"\n\n[[nodes]]\n\
                     count = 50\ncpus = 1\nstorage = \"10 TB\"\n";

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_is_seen() {
+    fn machine_description_is_plausible() {
         let before = ProcessorTime::now();
         assert!(before.total_ticks > before.busy_ticks, "{before:?}");
         assert!((0.0..=1.0).contains(&before.busy_fraction_since()));

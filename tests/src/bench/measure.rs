@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_and_the_ends_are_found() {
+    fn samples_show_median_and_range() {
         let samples = Samples::new(vec![3.0, 1.0, 2.0]);
         assert_eq!(samples.to_string(), "2.000 (1.000 … 3.000)");
         let even = Samples::new(vec![4.0, 1.0]);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_take_turns_and_ratios_are_within_rounds() {
+    fn methods_alternate_and_ratios_stay_within_rounds() {
         let order = std::cell::RefCell::new(String::new());
         let way = |name: &'static str, value: f64| {
             let order = &order;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_way_is_named() {
+    fn failed_method_is_named() {
         let fails = BenchmarkVariant::new("slow way", || anyhow::bail!("no"));
         let error = run_interleaved(1, &mut [fails]).expect_err("fails");
         assert!(format!("{error:#}").contains("slow way"), "{error:#}");

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_understood_and_others_refused() {
+    fn known_options_are_parsed_and_others_refused() {
         let options = parse("--json --only link,warm").expect("options");
         assert!(options.json && !options.quick);
         assert!(options.is_part_selected("warm") && !options.is_part_selected("knee"));

@@ -168,14 +168,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_stand_below_each_other() {
+    fn table_columns_are_aligned() {
         let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
         let lines = format_table(&[row(["way", "MB/s"]), row(["native …", "1"])]);
         assert_eq!(lines, ["way       MB/s", "native …  1"]);
     }
 
     #[test]
-    fn what_misses_its_aim_is_told() {
+    fn missed_targets_are_reported() {
         let mut report = BenchmarkReport::new("test", "itself");
         report.add_figure_with_target("met", 1.0, 0.0..=1.0);
         assert_eq!(report.to_json()["missed"], Value::Null);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_null_and_explained() {
+    fn missing_values_are_null_and_explained() {
         let mut report = BenchmarkReport::new("test", "itself");
         report.add_samples("ratio", &Samples::new(vec![1.0, 0.123_456]));
         report.add_missing("other", "no fio");

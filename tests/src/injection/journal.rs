@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_jobs_need_a_fault_of_what_held_them() {
+    fn repeated_jobs_require_a_fault_on_their_node() {
         let past = test_history([10_000, 20_000, 60_000, 70_000]);
         let none = vec![None, None];
         assert_eq!(rerun_causes(&past, &[]), none);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_reader_makes_its_producer_run_again() {
+    fn repeated_reader_reruns_its_producer() {
         let past = test_history([10_000, 20_000, 60_000, 70_000]);
         let both = rerun_causes(&past, &[test_fault("n2", 30_000, None)]);
         let told = ["kill:n2 (for use)", "kill:n2"].map(|text| Some(text.to_owned()));

@@ -222,21 +222,21 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_not_named_is_found() {
+    fn unnamed_module_is_found() {
         let found = check_map(&TREE.replace("codec.rs", "(nothing)"));
         assert_eq!(found.len(), 1);
         assert!(found[0].contains("bafs-proto/src/codec.rs"), "{found:?}");
     }
 
     #[test]
-    fn a_name_without_a_module_is_found_with_its_line() {
+    fn name_without_module_is_found_with_its_line() {
         let found = check_map(&TREE.replace("codec.rs", "codec.rs gone.rs"));
         let what = "the code map names `gone.rs`, which does not exist";
         assert_eq!(found, [format!("ARCHITECTURE.md:5: {what}")]);
     }
 
     #[test]
-    fn without_a_map_there_is_one_finding() {
+    fn missing_map_is_one_finding() {
         assert_eq!(
             check_map("# Nothing\n"),
             ["ARCHITECTURE.md: no section `Code map`"]

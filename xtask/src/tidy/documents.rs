@@ -243,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn records_are_listed() {
+    fn decision_records_must_be_listed() {
         let record = || file("docs/decisions/0007-a.md", "");
         assert_eq!(check_decisions(&[record(), file(DECISIONS, "")]).len(), 1);
         assert!(check_decisions(&[record(), file(DECISIONS, "[a](0007-a.md)")]).is_empty());
     }
 
     #[test]
-    fn promises_name_tests_that_exist() {
+    fn promises_name_existing_tests() {
         let code = || {
             file(
                 "tests/mount.rs",

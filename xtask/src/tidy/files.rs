@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_a_machine_are_found_and_lookalikes_are_not() {
+    fn machine_paths_are_found_but_lookalikes_are_not() {
         check("a.md", "see /build/here/target", 1);
         check("a.md", "see `/build/here`", 1);
         check("a.md", "see /build/hereafter", 0);

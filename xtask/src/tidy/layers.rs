@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dependency_is_named_only_where_the_table_says() {
+    fn dependency_is_named_only_in_listed_files() {
         check("bafs-proto/src/codec.rs", "use bincode::config;", 0);
         check("bafs-proto/src/message.rs", "use bincode::config;", 1);
         check(
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dependency_of_one_file_is_in_one_file() {
+    fn single_file_dependency_stays_in_one_file() {
         let one = file("bafs-server/src/logic/blocks.rs", "use lru::LruCache;");
         let two = file(
             "bafs-server/src/io/fetch.rs",

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_names_its_place() {
+    fn finding_names_its_location() {
         assert_eq!(RuleViolation::new("a.rs", 3, "bad").to_string(), "a.rs:3: bad");
         assert_eq!(RuleViolation::new("a.rs", 0, "bad").to_string(), "a.rs: bad");
     }

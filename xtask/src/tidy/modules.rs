@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_file_that_nobody_names_is_found() {
+    fn test_file_without_a_mod_is_found() {
         let all = ("a/tests/all.rs", "mod named;\nmod parts;\n// mod spoken;");
         let files = [
             all,
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_below_the_file_that_names_them() {
+    fn modules_lie_below_their_declaring_file() {
         let files = [
             ("a/src/lib.rs", "pub(crate) mod b;\nmod inline { }"),
             ("a/src/b.rs", "#[cfg(test)] mod c;"),

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_not_read() {
+    fn markup_is_ignored() {
         check(
             "**See** [the page](a/b.md#c) and `x y z` now.",
             &[(1, "See the page and code now.")],

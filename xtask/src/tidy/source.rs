@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_stay_where_they_were() {
+    fn blanking_preserves_line_numbers() {
         let text = "a\n/* b\nc */ d\n\"e\nf\" g\n";
         assert_eq!(blank_non_code(text).lines().count(), text.lines().count());
         assert!(
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stand_alone() {
+    fn only_whole_words_match() {
         assert!(has_word("use rand::Rng;", "rand"));
         assert!(!has_word("operand + random", "rand"));
         assert!(has_word("Instant::now()", "Instant::now"));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_cut_off() {
+    fn test_modules_are_cut_off() {
         assert_eq!(strip_tests("a\n#[cfg(test)]\nmod tests {}\n"), "a\n");
         assert_eq!(strip_tests("a\nb"), "a\nb");
     }

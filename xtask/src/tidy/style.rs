@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_what_it_is() {
+    fn file_requires_a_header_comment() {
         assert_eq!(check_text("a.rs", "fn a() {}\n"), [1]);
         assert_eq!(check_text("a.rs", "//!\nfn a() {}\n"), [1]);
         assert_eq!(check_text("a.rs", ""), [1]);

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_good_when_the_kernel_takes_one_of_its_entries() {
+    fn a_ring_needs_one_accepted_entry() {
         let first = collect_accepted([].into_iter(), 2).unwrap();
         assert!(first.is_empty());
         // A request that came at once is not lost beside an entry that was refused.
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_ends_unasked_raises_the_alarm_and_no_other() {
+    fn only_unexpected_ring_ends_raise_the_alarm() {
         let raised = AtomicUsize::new(0);
         let over = || {
             raised.fetch_add(1, Relaxed);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_are_counted_when_there_are_no_gaps() {
+    fn processor_counts_require_gapless_ranges() {
         let cases = [("0\n", Some(1)), ("0-1\n", Some(2)), ("0-15", Some(16))];
         for (possible, count) in cases {
             assert_eq!(count_processors(possible), count, "{possible:?}");

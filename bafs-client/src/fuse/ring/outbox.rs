@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn who_puts_an_answer_wakes_only_a_thread_that_sleeps() {
+    fn an_answer_wakes_only_a_sleeping_thread() {
         let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let outbox = Outbox::new(waker.try_clone().unwrap());
         let woken = || read(&waker, &mut [0; 8]);

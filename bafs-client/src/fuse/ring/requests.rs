@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_have_the_forms_that_the_kernel_reads() {
+    fn answers_match_the_kernel_formats() {
         let served = RequestFixture::new();
         let create = words(&[0o2, 0o644, 0, 0]);
         let made = served.expect_body(&header(opcode::CREATE, ROOT, &create), b"file\0");
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_asked_is_answered_once() {
+    fn every_request_is_answered_exactly_once() {
         let served = RequestFixture::new();
         // A generator with a full period: the same garbage in every run.
         let mut state = 2026_u64;
@@ -610,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_nobody_answers_fails() {
+    fn an_unanswered_request_fails_with_eio() {
         let served = RequestFixture::new();
         drop(KernelReply::new(Arc::clone(&served.outbox), 7, None));
         let Some(OutboxCommand::Commit(all)) = served.outbox.take_command() else {

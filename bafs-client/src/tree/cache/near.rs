@@ -330,7 +330,7 @@ mod tests {
     const BLOCK: u32 = 4096;
 
     #[test]
-    fn a_file_that_the_node_dropped_and_made_anew_is_opened_anew() {
+    fn a_recreated_block_file_is_reopened() {
         let directory = tempfile::tempdir().expect("directory");
         let entry = SourceEntry {
             path: "f".to_owned(),

@@ -298,7 +298,7 @@ mod tests {
     use crate::logic::log::{NO_SESSION, Space};
 
     #[test]
-    fn a_write_that_was_answered_must_be_written_as_a_whole() {
+    fn short_writes_of_acknowledged_data_are_failures() {
         let op = FileOp::Write {
             handle: HandleId(1),
             offset: 0,

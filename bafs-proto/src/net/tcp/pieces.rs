@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_frames_pass_large_ones() {
+    async fn small_frames_overtake_large_ones() {
         let (sender, mut receiver) = sender_and_receiver(None);
         let sending = async {
             let (large, small) = (frame(b"large", 4 << 20), frame(b"small", 100));
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_stops_to_wait_leaves_a_whole_connection() {
+    async fn a_cancelled_send_keeps_the_connection_usable() {
         let (sender, mut receiver) = sender_and_receiver(None);
         let given_up = Duration::from_millis(20);
         let sending = sender.send(1, frame(b"large", 2 << 20));
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_than_there_is_room_for_is_refused() {
+    async fn frames_beyond_the_memory_budget_are_refused() {
         let (sender, mut receiver) = sender_and_receiver(Some(3 * CALL_WEIGHT_KIB_MIN));
         let sending = async {
             for call in 0..4 {
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nonsense_is_refused() {
+    async fn malformed_chunks_are_refused() {
         let piece = |call, kind, length, bytes: &[u8]| {
             let mut piece = header(call, kind, length);
             piece.put_slice(bytes);

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_of_listings_are_understood() {
+    fn both_listing_formats_are_parsed() {
         let line = "Type=file;Size=12;Modify=19700101000001;Perm=r; a b";
         let file = FileFacts {
             kind: FtpFileKind::File,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_found() {
+    fn passive_mode_ports_are_parsed() {
         assert_eq!(
             parse_extended_port("Entering Extended Passive Mode (|||6446|)."),
             Some(6446)

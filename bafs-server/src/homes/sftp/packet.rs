@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_its_attributes() {
+    fn names_are_parsed_with_their_attributes() {
         let attributes = SftpAttributes {
             size: 5 << 32,
             mode: 0o100_644,
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_packets_are_refused() {
+    fn truncated_packets_are_refused() {
         let whole = names();
         for end in 0..whole.len() {
             assert_eq!(SftpReply::parse(whole[..end].to_vec()), None, "{end}");

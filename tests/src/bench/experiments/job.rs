@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_writes_in_place_and_reads_over_and_over() {
+    fn job_program_writes_in_place_and_rereads() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("data");
         let path = path.display();

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_real_run_is_among_its_simulations_or_not() {
+    fn real_run_is_compared_with_its_simulations() {
         let among = |ratios: &[f64]| has_ratio_one(&Samples::new(ratios.to_vec()));
         assert_eq!(among(&[0.95, 0.97, 1.1]), Some(true));
         assert_eq!(among(&[1.02, 1.1]), Some(false));

@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_twin_is_a_workflow_and_moves_what_was_measured() {
+    fn twin_workflows_move_the_measured_bytes() {
         // The thesis, table 2.1: MB of traffic of one pipeline.
         let measured = [330.1, 4_656.3, 3_806.2, 336.1, 778.0];
         for ((name, stages), measured) in APPLICATIONS.iter().zip(measured) {
