@@ -65,8 +65,8 @@ impl CacheStatus {
     /// when it started and those that it wanted since. Nothing when there are none.
     pub fn home_ratio(&self) -> Option<f64> {
         let count = |name: &str| self.counters.get(name).copied().unwrap_or(0);
-        let kept = count("cache_kept_bytes");
-        let (sent, wanted) = (count("cache_home_bytes"), count("cache_wanted_bytes"));
+        let kept = count("cache_recovered_bytes");
+        let (sent, wanted) = (count("cache_home_bytes"), count("cache_home_unique_bytes"));
         let needed = kept.saturating_add(wanted);
         (needed > 0).then(|| kept.saturating_add(sent) as f64 / needed as f64)
     }

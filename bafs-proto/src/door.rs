@@ -24,7 +24,7 @@ pub const HANDOFF_FILES_MAX: usize = 16;
 pub const HANDOFF_TICKET_LIFETIME_MS: u64 = 10_000;
 
 /// Name of the socket in a node's directory.
-pub const HANDOFF_SOCKET_NAME: &str = "door.sock";
+pub const HANDOFF_SOCKET_NAME: &str = "handoff.sock";
 
 /// What an agent wants to have handed over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +67,7 @@ pub struct TicketSecret(pub [u8; 32]);
 
 impl fmt::Debug for TicketSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Ticket")
+        f.write_str("TicketSecret")
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn debug_output_hides_the_ticket() {
-        assert_eq!(format!("{:?}", TicketSecret([7; 32])), "Ticket");
+        assert_eq!(format!("{:?}", TicketSecret([7; 32])), "TicketSecret");
     }
 
     proptest::proptest! {

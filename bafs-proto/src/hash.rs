@@ -61,7 +61,7 @@ impl DigestHasher {
 
 impl fmt::Debug for DigestHasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hasher")
+        f.write_str("DigestHasher")
     }
 }
 

@@ -79,8 +79,8 @@ impl std::fmt::Debug for HandoffServer {
 }
 
 impl HandoffServer {
-    /// A door in the node's directory, closed until [`Self::serve`]. Counts `door.tickets`,
-    /// `door.opened` and `door.refused`.
+    /// A door in the node's directory, closed until [`Self::serve`]. Counts `handoff_tickets`,
+    /// `handoff_connections` and `handoff_refusals`.
     pub fn new(directory: &Path, counters: Counters) -> Arc<Self> {
         Arc::new(Self {
             directory: directory.to_owned(),
@@ -112,7 +112,7 @@ impl HandoffServer {
                 }
             };
             let Ok(place) = self.connections.clone().try_acquire_owned() else {
-                self.counters.add("door.refused", 1);
+                self.counters.add("handoff_refusals", 1);
                 continue;
             };
             let door = self.clone();
@@ -138,7 +138,7 @@ impl HandoffServer {
         }
         let ticket = TicketSecret(rand::random());
         tickets.insert(ticket, (now, grant));
-        self.counters.add("door.tickets", 1);
+        self.counters.add("handoff_tickets", 1);
         Ok(HandoffTicket { socket, secret: ticket })
     }
 
@@ -166,13 +166,13 @@ impl HandoffServer {
         };
         match opened {
             Ok((mut keeper, recall)) => {
-                self.counters.add("door.opened", 1);
+                self.counters.add("handoff_connections", 1);
                 if let Err(error) = serve_requests(packets, keeper.as_mut(), recall).await {
                     tracing::debug!(%error, "a connection at the door failed");
                 }
             }
             Err(error) => {
-                self.counters.add("door.refused", 1);
+                self.counters.add("handoff_refusals", 1);
                 tracing::debug!(%error, "an agent at the door was refused");
             }
         }

@@ -189,7 +189,7 @@ impl Executor {
             *slot = Some(task.abort_handle());
         }
         drop(state);
-        self.counters.add("jobs.started", 1);
+        self.counters.add("jobs_started", 1);
         self.notify();
         Ok(Done)
     }
@@ -332,7 +332,7 @@ impl Executor {
             state.insert_ended(id, Some(job), report);
         }
         drop(state);
-        self.counters.add("jobs.ended", 1);
+        self.counters.add("jobs_ended", 1);
         self.notify();
     }
 

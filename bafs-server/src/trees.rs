@@ -101,7 +101,7 @@ impl std::fmt::Debug for TreeSessions {
 }
 
 impl TreeSessions {
-    /// No sessions yet. Counts `tree_ops`, `tree_read_bytes`, `tree_written_bytes` in `counters`.
+    /// No sessions yet. Counts `file_operations`, `file_read_bytes`, `file_written_bytes` in `counters`.
     /// `life` is the number of this life of the server: all epochs of an earlier one are smaller,
     /// whatever the clock does.
     pub fn new(life: u32, counters: Counters) -> Self {
@@ -380,9 +380,9 @@ impl SessionsShared {
             Ok(FileReply::Written { length }) => *length,
             _ => 0,
         });
-        self.counters.add("tree_ops", results.len() as u64);
-        self.counters.add("tree_read_bytes", body.len() as u64);
-        self.counters.add("tree_written_bytes", written.sum());
+        self.counters.add("file_operations", results.len() as u64);
+        self.counters.add("file_read_bytes", body.len() as u64);
+        self.counters.add("file_written_bytes", written.sum());
     }
 
     fn ended_error(&self, tree: &TreeRef, epoch: Epoch) -> Error {

@@ -135,7 +135,7 @@ async fn an_agent_runs_once_and_its_report_stays() {
         start_call_with_token(1, 1).job
     );
     let printed = directory.path().join(ExecutionId(1).to_string());
-    let printed = format!(" --printed {}", printed.display());
+    let printed = format!(" --output-prefix {}", printed.display());
     assert!(lines[1].starts_with("agent --identity /some/identity "));
     assert!(lines[1].ends_with(&printed), "{}", lines[1]);
     let log = directory.path().join(format!("{}.log", ExecutionId(1)));

@@ -277,7 +277,7 @@ async fn a_concurrently_repeated_batch_runs_once() {
         .expect("stat")
         .len();
     assert_eq!(size, 200);
-    assert_eq!(bench.counters.snapshot()["tree_written_bytes"], 200);
+    assert_eq!(bench.counters.snapshot()["file_written_bytes"], 200);
 }
 
 #[tokio::test]

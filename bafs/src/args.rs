@@ -148,8 +148,8 @@ pub(crate) struct ClientArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  bafs demo\n  bafs demo --limit 10MB/s --nodes 8\n  \
-bafs demo --kill-node 6     # kill -9 a node after six jobs"
+    after_help = "Example:\n  bafs demo\n  bafs demo --home-rate 10MB/s --nodes 8\n  \
+bafs demo --kill-node-after 6     # kill -9 a node after six jobs"
 )]
 pub(crate) struct DemoArgs {
     /// A small database and few pipelines: for a quick look, and for tests.
@@ -374,7 +374,7 @@ pub(crate) struct MountArgs {
     /// Deadline of each remote operation in seconds; past it the volume is lost.
     #[arg(
         long,
-        env = "BAFS_OP_DEADLINE",
+        env = "BAFS_OPERATION_TIMEOUT",
         default_value_t = 30,
         value_parser = clap::value_parser!(u64).range(1..)
     )]
@@ -401,7 +401,7 @@ pub(crate) struct ExecArgs {
     /// Deadline of each remote operation in seconds; past it the volume is lost.
     #[arg(
         long,
-        env = "BAFS_OP_DEADLINE",
+        env = "BAFS_OPERATION_TIMEOUT",
         default_value_t = 30,
         value_parser = clap::value_parser!(u64).range(1..)
     )]

@@ -89,7 +89,7 @@ impl Cluster {
         let export = path_text(&spec.export)?;
         let mut home = to_strings(&["home", "--export", &export, "--catalog", &catalog]);
         if let Some(limit) = &spec.home_rate {
-            home.extend(to_strings(&["--limit", limit]));
+            home.extend(to_strings(&["--rate-limit", limit]));
         }
         cluster.spawn_server("home", home)?;
         let slots = spec.slots.to_string();

@@ -160,7 +160,7 @@ async fn poll_servers(client: &ClusterClient, moved: &mut TrafficTotals) {
         let value = |name: &str| counters.values.get(name).copied().unwrap_or(0);
         let value = match server.kind {
             ServerKind::Home => value("home_read_bytes") + value("home_written_bytes"),
-            ServerKind::Node => value("cache_served_bytes"),
+            ServerKind::Node => value("cache_served_to_peers_bytes"),
         };
         moved.record_counter(server.id, server.kind, value);
     }

@@ -22,7 +22,7 @@ pub(crate) fn parse_rate_limit(text: Option<&str>) -> Result<Option<u64>> {
         rate => rate,
     });
     let rate = rate.transpose();
-    rate.context("--limit (leave it out for no limit)")
+    rate.context("--rate-limit (leave it out for no limit)")
 }
 
 /// Bytes from text such as `10GB`.
@@ -53,11 +53,11 @@ mod tests {
     fn zero_rate_error_names_its_argument() {
         let said = format!("{:#}", parse_rate("0MB/s").unwrap_err());
         assert!(
-            said.contains("nothing would ever arrive") && !said.contains("--limit"),
+            said.contains("nothing would ever arrive") && !said.contains("--rate-limit"),
             "{said}"
         );
         let said = format!("{:#}", parse_rate_limit(Some("0MB/s")).unwrap_err());
-        assert!(said.contains("--limit (leave it out"), "{said}");
+        assert!(said.contains("--rate-limit (leave it out"), "{said}");
         assert_eq!(parse_rate_limit(None).unwrap(), None);
     }
 

@@ -140,7 +140,7 @@ fn parse_timeout_ms(text: &str) -> Result<u64> {
     match parse_duration(text) {
         Ok(seconds) => Ok(seconds.saturating_mul(1000)),
         Err(error) => Err(UsageError::from_reason(format!(
-            "--patience cannot be read: {error}"
+            "--resource-timeout cannot be read: {error}"
         ))),
     }
 }
@@ -343,7 +343,7 @@ pub(crate) async fn run_on_cluster(
     Ok(driver::run_workflow(workflow, options, progress).await?)
 }
 
-/// Kills the second node, or the only one: what `bafs demo --kill-node` promises.
+/// Kills the second node, or the only one: what `bafs demo --kill-node-after` promises.
 fn kill_one_node(cluster: &mut Cluster) {
     let name = if cluster.address("n2").is_empty() {
         "n1"
@@ -497,9 +497,9 @@ mod tests {
                 settings.extract_timeout_ms,
             ]
         };
-        assert_eq!(waits(&["--patience", "2h"]), [7_200_000; 4]);
+        assert_eq!(waits(&["--resource-timeout", "2h"]), [7_200_000; 4]);
         assert_eq!(waits(&[]), [60_000, 5_000, 30_000, 12 * 3_600_000]);
-        assert!(build_settings(&parse_run_args(&["--patience", "long"]), &workflow).is_err());
+        assert!(build_settings(&parse_run_args(&["--resource-timeout", "long"]), &workflow).is_err());
     }
 
     /// What README says, too.

@@ -178,7 +178,7 @@ fn select_policies(
         bail!(
             "--strategy {name}: known are All, AllPrivate, AllBatch, Slice, Minimal, Remote, need \
              (the scheduler without a plan), breadth-first and depth-first (the same in an \
-             order), and guided (it chooses by itself)"
+             order), and adaptive (it chooses by itself)"
         );
     };
     let why = match candidate.allocation.shortage {

@@ -231,7 +231,7 @@ async fn describe_volume(
         && let Some(waits) = describe_wait(&status.spec.kind)
     {
         text.push_str(&format!("\n  {waits}"));
-        described["waits"] = json!(waits);
+        described["waiting_for"] = json!(waits);
     }
     if let Some(cache) = &cache {
         described["cache"] = warm::cache_json(cache);
@@ -373,7 +373,7 @@ fn status_json(node: &Advert, status: &VolumeStatus) -> serde_json::Value {
         "address": node.address,
         "kind": kind_name(&status.spec.kind),
         "state": status.state,
-        "fault": status.error.as_ref().map(|fault| fault.to_string()),
+        "error": status.error.as_ref().map(|fault| fault.to_string()),
         "used_bytes": status.used_bytes,
         "size_bytes": status.spec.size_bytes,
         "used_files": status.used_files,
@@ -460,7 +460,7 @@ mod tests {
             let words = [
                 "bafs", "volume", "create", "v", "--node", "n1", "--size", "1MB",
             ];
-            let more = ["--identity", "x", "--catalog", "y:1", "--hours", hours];
+            let more = ["--identity", "x", "--catalog", "y:1", "--lifetime-hours", hours];
             Cli::try_parse_from([&words[..], &more].concat()).is_ok()
         };
         assert!(understood("1") && understood("87600"));

@@ -108,7 +108,7 @@ fn cluster_groups_fetch_once_each_and_share_nothing() -> Result<()> {
         }
         let asked = count_peer_calls(&stage, others)? - asked;
         ensure!(asked == 0, "the other group was asked {asked} times");
-        let given = stage.sum_counter(own_nodes, "cache_served_bytes")?;
+        let given = stage.sum_counter(own_nodes, "cache_served_to_peers_bytes")?;
         ensure!(given > 0, "nobody gave anything: nothing was tested");
         let passed_over = stage.sum_counter(own_nodes, "cache_fallbacks")?;
         ensure!(

@@ -62,7 +62,7 @@ fn cluster_plan_counts_currently_free_space() -> Result<()> {
     ensure!(made.status.success(), "{}", printed_text(&made));
     for _ in 0..100 {
         let full = plan_of(&world)?;
-        let missing = &full["candidates"][0]["shortage"]["places"]["missing_volumes"];
+        let missing = &full["candidates"][0]["shortage"]["placement"]["missing_volumes"];
         if missing == 1 {
             return Ok(());
         }

@@ -51,7 +51,7 @@ fn read_ledger(world: &TestCluster, journal: &str) -> Result<Value> {
     for job in jobs {
         let columns = [
             "computing_ms",
-            "waiting_ms",
+            "io_wait_ms",
             "copying_ms",
             "lost_ms",
             "overhead_ms",
@@ -86,7 +86,7 @@ fn cluster_accounts_for_the_time_of_a_run() -> Result<()> {
     {
         // Each sleeps for 1.5 s, and waits for two megabytes behind a link of one a second.
         ensure!(number_field(job, "computing_ms")? >= 1_400, "{job}");
-        ensure!(number_field(job, "waiting_ms")? >= 500, "{job}");
+        ensure!(number_field(job, "io_wait_ms")? >= 500, "{job}");
         ensure!(number_field(job, "lost_ms")? == 0, "{job}");
     }
     let page = path.with_extension("html");
@@ -165,7 +165,7 @@ fn cluster_reports_progress_and_cost_of_lost_nodes() -> Result<()> {
             continue;
         }
         let status = world.run_json(&["status", &workflow])?;
-        let running = status["running"].as_array().context("running")?;
+        let running = status["running_executions"].as_array().context("running")?;
         if status["is_running"] == true && running.len() == 3 {
             victim = running[0]["node"].as_str().map(str::to_owned);
             break;
@@ -180,7 +180,7 @@ fn cluster_reports_progress_and_cost_of_lost_nodes() -> Result<()> {
         .as_array()
         .context("executions")?;
     let mut executions = executions.iter();
-    let is_lost = executions.any(|e| e["node"] == *victim && e["fate"] == "given_up");
+    let is_lost = executions.any(|e| e["node"] == *victim && e["outcome"] == "abandoned");
     ensure!(is_lost, "{report}");
     // It had run for some time when its node was killed, and was missed only later.
     ensure!(

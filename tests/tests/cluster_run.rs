@@ -437,7 +437,7 @@ fn cluster_keeps_refused_results_until_home_accepts() -> Result<()> {
     )?;
     // There is a file where a directory should be.
     world.write_home("results", b"in the way")?;
-    let mut run = world.bafs_command(&["run", &path.to_string_lossy(), "--patience", "2s"]);
+    let mut run = world.bafs_command(&["run", &path.to_string_lossy(), "--resource-timeout", "2s"]);
     let output = run.output()?;
     ensure!(output.status.code() == Some(1), printed_text(&output));
     let told = printed_text(&output);

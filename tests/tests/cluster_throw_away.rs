@@ -87,7 +87,7 @@ fn cluster_reports_result_locations_and_missing_disk_space() -> Result<()> {
         return Ok(());
     }
     let directory = tempfile::tempdir()?;
-    let options = ["--patience", "2s", "--node-size", "1000 TB"];
+    let options = ["--resource-timeout", "2s", "--node-size", "1000 TB"];
     let output = run_with_refused_result(directory.path(), &options)?.output()?;
     let told = printed_text(&output);
     ensure!(output.status.code() == Some(1), told);

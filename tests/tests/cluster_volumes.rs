@@ -234,9 +234,9 @@ fn cluster_volumes_are_warmed_where_their_source_fits() -> Result<()> {
     let is_done = |share: &&serde_json::Value| share["warming"]["state"] == "done";
     let done: Vec<_> = warmed.iter().filter(is_done).collect();
     ensure!(done.len() == 1 && done[0]["node"] == "n1", "{warmed:?}");
-    ensure!(done[0]["warming"]["present_bytes"] == 100_000, "{done:?}");
+    ensure!(done[0]["warming"]["cached_bytes"] == 100_000, "{done:?}");
     let other = warmed.iter().find(|share| share["node"] == "n2");
-    let fault = other.map(|share| share["fault"].to_string());
+    let fault = other.map(|share| share["error"].to_string());
     ensure!(
         fault.is_some_and(|fault| fault.contains("no 'p'")),
         "{other:?}"

@@ -156,7 +156,7 @@ fn cluster_waits_for_disks_slower_than_the_deadline() -> Result<()> {
         echo x > /vol/f; sync /vol/f; mv /vol/f /vol/g; sync /vol; test $(cat /vol/g) = x",
         go.display()
     );
-    let busy = ExecJob::start(&world, &["--op-deadline", "3"], &script)?;
+    let busy = ExecJob::start(&world, &["--operation-timeout", "3"], &script)?;
     let frozen = FrozenFileSystem::freeze(&disk)?;
     std::fs::write(&go, "")?;
     std::thread::sleep(Duration::from_secs(8));

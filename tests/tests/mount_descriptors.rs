@@ -32,7 +32,7 @@ fn mount_leaves_descriptors_to_other_jobs() -> Result<()> {
     for volume in ["v", "w"] {
         world.run_json(&["volume", "create", volume, "--node", "n1", "--size", "50MB"])?;
     }
-    std::fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
+    std::fs::remove_file(world.cluster.directory().join("n1").join("handoff.sock"))?;
     limit_node_descriptors(&world)?;
     let mut holding = job_command(&world, "v:/vol", HOLD_SCRIPT).spawn()?;
     let lines = BufReader::new(holding.stdout.take().context("its output")?).lines();

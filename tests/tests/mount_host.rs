@@ -32,7 +32,7 @@ fn start_cluster_with_path(name: &str, has_door: bool) -> Result<Option<TestClus
     }
     let world = start_cluster(name)?;
     if let Some(world) = world.as_ref().filter(|_| !has_door) {
-        fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
+        fs::remove_file(world.cluster.directory().join("n1").join("handoff.sock"))?;
     }
     Ok(world)
 }
@@ -174,7 +174,7 @@ fn mount_waits_until_its_predecessor_has_ended() -> Result<()> {
             return Ok(());
         };
         if !has_door {
-            fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
+            fs::remove_file(world.cluster.directory().join("n1").join("handoff.sock"))?;
         }
         let point = tempfile::tempdir()?;
         let other = tempfile::tempdir()?;

@@ -125,7 +125,7 @@ fn mount_inline_hanging_writer_excludes_others() -> Result<()> {
     };
     let first = ExecJob::start(&world, &[], "echo ready; sleep 1000")?;
     first.send_signal(Signal::SIGSTOP)?;
-    let refused = job_command(&world, &["--op-deadline", "5"], "echo in > /vol/x").output()?;
+    let refused = job_command(&world, &["--operation-timeout", "5"], "echo in > /vol/x").output()?;
     ensure!(refused.status.code() == Some(75), printed_text(&refused));
     ensure!(printed_text(&refused).contains("Busy"), printed_text(&refused));
     first.send_signal(Signal::SIGCONT)?;
@@ -140,7 +140,7 @@ fn mount_inline_job_ends_with_its_server() -> Result<()> {
         return Ok(());
     };
     let script = "echo kept > /vol/f; echo ready; while :; do echo x >> /vol/log; done";
-    let busy = ExecJob::start(&world, &["--op-deadline", "3"], script)?;
+    let busy = ExecJob::start(&world, &["--operation-timeout", "3"], script)?;
     world.cluster.kill("n1")?;
     let ended = busy.wait_for_end()?;
     ensure!(ended.status.code() == Some(75), printed_text(&ended));

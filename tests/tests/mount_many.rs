@@ -62,7 +62,7 @@ fn check_directory_semantics(name: &str, has_door: bool, mode: &str) -> Result<(
         args.extend(["--mount".to_owned(), format!("{volume}:/w/{number}{mode}")]);
     }
     if !has_door {
-        std::fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
+        std::fs::remove_file(world.cluster.directory().join("n1").join("handoff.sock"))?;
     }
     let directory = tempfile::tempdir()?;
     let script = format!(

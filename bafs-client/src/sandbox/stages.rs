@@ -39,8 +39,8 @@ pub(super) const OUTER: &str = "outer";
 pub(super) const PROBE: &str = "probe";
 pub(super) const HOLDER: &str = "holder";
 pub(super) const REMOVER: &str = "remover";
-pub(crate) const MOUNT_WATCHDOG: &str = "keeper";
-pub(crate) const PROBE_MOUNT: &str = "look";
+pub(crate) const MOUNT_WATCHDOG: &str = "mount-watchdog";
+pub(crate) const PROBE_MOUNT: &str = "probe-mount";
 const INNER: &str = "inner";
 
 const NULL: &str = "/dev/null";

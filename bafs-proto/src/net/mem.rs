@@ -24,7 +24,7 @@ struct NetworkState {
 
 impl std::fmt::Debug for MemoryNetwork {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Network({} services)", self.lock().services.len())
+        write!(f, "MemoryNetwork({} services)", self.lock().services.len())
     }
 }
 

@@ -544,7 +544,7 @@ fn primary_bytes(status: &CacheStatus) -> u64 {
     let kept = status.primary_bytes.saturating_add(status.pinned_bytes);
     match count("cache_evicted_primary") {
         0 => kept,
-        _ => kept.max(count("cache_kept_bytes").saturating_add(count("cache_wanted_bytes"))),
+        _ => kept.max(count("cache_recovered_bytes").saturating_add(count("cache_home_unique_bytes"))),
     }
 }
 
@@ -553,7 +553,7 @@ fn refetched_bytes(status: &CacheStatus) -> u64 {
     let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
     match count("cache_evicted_primary") {
         0 => 0,
-        _ => count("cache_home_bytes").saturating_sub(count("cache_wanted_bytes")),
+        _ => count("cache_home_bytes").saturating_sub(count("cache_home_unique_bytes")),
     }
 }
 

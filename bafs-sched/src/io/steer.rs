@@ -17,7 +17,7 @@ use crate::workflow::Workflow;
 /// The file of wishes of the run with this journal.
 pub fn command_path(journal: &Path) -> PathBuf {
     let mut name = journal.as_os_str().to_owned();
-    name.push(".wishes");
+    name.push(".commands");
     PathBuf::from(name)
 }
 

@@ -173,12 +173,12 @@ impl Environment {
                 "home-latency" => usual.home_latency_us = place.latency(value.get_ref())?,
                 "home-burst" => usual.home_burst_us = place.latency(value.get_ref())?,
                 "local-latency" => usual.local_latency_us = place.latency(value.get_ref())?,
-                "hash-skew" => usual.has_hash_imbalance = place.flag(value.get_ref())?,
+                "hash-imbalance" => usual.has_hash_imbalance = place.flag(value.get_ref())?,
                 "nodes" => has_nodes = true,
                 _ => {
                     return Err(place.error(
                         "is no key; known are home-rate, local-rate, home-latency, home-burst, \
-                         local-latency, hash-skew, mtbf, restart and [[nodes]]",
+                         local-latency, hash-imbalance, mtbf, restart and [[nodes]]",
                     ));
                 }
             }
@@ -729,7 +729,7 @@ mod tests {
             cpus = 1 => cpus = 1\nlocal-latency = "61 s" => line 7: => the limit is 60 s
             cpus = 1 => cpus = 1\nhome-latency = "99999999999999999999 s" => line 7: => is too long
             cpus = 1 => cpus = 1\nlocal-latency = "-1 ms" => line 7: => must be a whole number
-            [[nodes]] => hash-skew = 1\n[[nodes]] => line 4: => `hash-skew` must be true or false
+            [[nodes]] => hash-imbalance = 1\n[[nodes]] => line 4: => `hash-skew` must be true or false
             cpus = 1 => cpus = 1\nmemory = 5 => line 7: => `memory` must be text
             count = 50 => count = 5000000000 => line 5: => `count` must be
             5 GB => 1000 PB => more than 8000 PB of storage

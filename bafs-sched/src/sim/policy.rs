@@ -43,7 +43,7 @@ impl fmt::Display for Policy {
             Self::Order(JobStartOrder::BreadthFirst) => f.pad("breadth-first"),
             Self::Order(JobStartOrder::DepthFirst) => f.pad("depth-first"),
             Self::Strategy(strategy) => strategy.fmt(f),
-            Self::Adaptive => f.pad("guided"),
+            Self::Adaptive => f.pad("adaptive"),
         }
     }
 }

@@ -82,7 +82,7 @@ fn fetch(fetcher: &Arc<Fetcher>, generation: &Arc<Generation>, view: &View, ahea
     let (fetcher, generation) = (fetcher.clone(), generation.clone());
     tokio::spawn(async move {
         match prefetch(&fetcher, &generation, ahead, &places).await {
-            Ok(_) => generation.meter.add("cache_ahead_bytes", fresh_bytes),
+            Ok(_) => generation.meter.add("cache_read_ahead_bytes", fresh_bytes),
             Err(error) => tracing::debug!(%error, "blocks ahead of a reader did not come"),
         }
         fetcher.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);

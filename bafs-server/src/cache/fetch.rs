@@ -183,12 +183,12 @@ impl Generation {
                 bytes += u64::from(held.length);
             }
         }
-        self.meter.add("cache_kept_bytes", bytes);
+        self.meter.add("cache_recovered_bytes", bytes);
     }
 
     /// Counts blocks that find no place, and says so once.
     fn tell_pass_through(&self, blocks: u64) {
-        self.meter.add("cache_pass_through", blocks);
+        self.meter.add("cache_bypassed_blocks", blocks);
         if self.told_full.swap(true, Ordering::Relaxed) {
             return;
         }

@@ -146,7 +146,7 @@ impl ExtentFetch {
                 bytes += part.length(n) as u64;
             }
         }
-        generation.meter.add("cache_wanted_bytes", bytes);
+        generation.meter.add("cache_home_unique_bytes", bytes);
     }
 
     /// Whether this server was the primary of the blocks when their flight began.

@@ -332,7 +332,7 @@ impl Generation {
             compared
         });
         let compared = compared.await.and_then(|compared| compared);
-        self.meter.add("cache_whole_files_compared", 1);
+        self.meter.add("cache_whole_files_verified", 1);
         self.comparing().remove(&file);
         told.send_replace(Some(compared));
     }

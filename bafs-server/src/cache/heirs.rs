@@ -193,7 +193,7 @@ async fn hand_down(
         if generation.strays.remove(key) {
             generation.wanted.insert(key);
             let bytes = run.length(n) as u64;
-            generation.meter.add("cache_wanted_bytes", bytes);
+            generation.meter.add("cache_home_unique_bytes", bytes);
         }
     }
     let generation = generation.clone();

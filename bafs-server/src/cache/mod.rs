@@ -345,7 +345,7 @@ impl Caches {
             read_for(&self.fetcher, &generation, blocks, &call.kind, deadline).await?;
         if call.kind != ReadKind::Agent {
             let bytes = bytes.len() as u64;
-            generation.meter.add("cache_served_bytes", bytes);
+            generation.meter.add("cache_served_to_peers_bytes", bytes);
         }
         let others = match &call.kind {
             ReadKind::PeerProbe(heir) => {

@@ -257,7 +257,7 @@ async fn board(
         match take_seat(generation, run, n, reach, errand) {
             Boarding::Here => {}
             Boarding::Joined(passenger) => {
-                generation.meter.add("cache_joined_flights", 1);
+                generation.meter.add("cache_joined_fetches", 1);
                 passengers.push((n, passenger));
             }
             Boarding::Started(passenger, pilot) => {
@@ -356,7 +356,7 @@ pub(super) fn count_hits(generation: &Generation, run: &Run, is_here: impl Fn(us
     generation.meter.add("cache_hits_local", blocks);
     generation.meter.add("cache_hit_local_bytes", bytes);
     if ahead_bytes > 0 {
-        generation.meter.add("cache_ahead_used_bytes", ahead_bytes);
+        generation.meter.add("cache_read_ahead_used_bytes", ahead_bytes);
     }
 }
 

@@ -242,7 +242,7 @@ impl Node {
                 ("free_bytes", free.bytes),
                 ("free_files", free.files),
                 ("slots", u64::from(slots)),
-                ("jobs", u64::from(jobs)),
+                ("jobs_running", u64::from(jobs)),
                 ("slot_temporary_bytes", self.temporary_quota.bytes),
                 ("slot_temporary_files", self.temporary_quota.files),
                 ("slot_shared_memory_bytes", self.temporary_quota.memory_bytes),

@@ -158,8 +158,8 @@ impl Storage {
             receipt: receipt.clone(),
         };
         self.database.write(TableChange::AddReceipt(extract, record)).await?;
-        self.counters.add("extract.files", 1);
-        self.counters.add("extract.bytes", receipt.size);
+        self.counters.add("extract_files", 1);
+        self.counters.add("extract_bytes", receipt.size);
         Ok(receipt)
     }
 }

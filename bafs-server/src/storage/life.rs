@@ -118,7 +118,7 @@ impl Storage {
         let expired = self.volumes().expired_volumes(clock::now());
         for id in expired {
             tracing::info!(volume = %id, "volume expired");
-            self.counters.add("volumes.expired", 1);
+            self.counters.add("volumes_expired", 1);
             if let Err(error) = self.delete(id).await {
                 tracing::warn!(volume = %id, %error, "expired volume is not deleted yet");
             }
@@ -252,7 +252,7 @@ impl Storage {
             let mut volumes = self.volumes();
             if volumes.get(id).is_some() {
                 tracing::warn!(volume = %id, %error, "volume not made");
-                self.counters.add("volumes.failed", 1);
+                self.counters.add("volumes_failed", 1);
             }
             volumes.mark_failed(clock::now(), id, error);
         }
@@ -346,7 +346,7 @@ impl Storage {
             .await?;
         let wanted = self.volumes().mark_ready(clock::now(), id, manifest);
         assert!(wanted, "volume {id} was deleted out of turn");
-        self.counters.add("volumes.made", 1);
+        self.counters.add("volumes_created", 1);
         Ok(())
     }
 

@@ -183,8 +183,8 @@ impl FillSource {
 
     /// Takes note of a file that was copied.
     pub(super) fn count_file(&self, bytes: u64) {
-        self.counters.add("fill.files", 1);
-        self.counters.add("fill.bytes", bytes);
+        self.counters.add("fill_files", 1);
+        self.counters.add("fill_bytes", bytes);
     }
 
     /// The whole of data that agree with their digests, asked for again if they do not.
@@ -197,11 +197,11 @@ impl FillSource {
         for _ in 0..DAMAGED_ATTEMPTS_MAX {
             let (digests, data) = asked().await?;
             self.received_bytes.fetch_add(data.len() as u64, Relaxed);
-            self.counters.add("fill.received_bytes", data.len() as u64);
+            self.counters.add("fill_received_bytes", data.len() as u64);
             if let Some(whole) = checked(&digests, &data) {
                 return Ok(whole);
             }
-            self.counters.add("fill.damaged", 1);
+            self.counters.add("fill_digest_failures", 1);
         }
         let text = format!(
             "{} arrived damaged {DAMAGED_ATTEMPTS_MAX} times; check the disk and memory of the source",

@@ -170,7 +170,7 @@ impl Storage {
                 Right::Write => volume.hand_to_writer(&mut hold, epoch),
                 _ => volume.hand_to_reader(&shown),
             })?;
-        self.counters.add("trees.handed_over", 1);
+        self.counters.add("tree_handoffs", 1);
         Ok(parcel)
     }
 

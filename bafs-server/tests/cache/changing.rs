@@ -369,7 +369,7 @@ async fn refetches_by_another_primary_count_in_the_ratio() {
     scan(&world.nodes[1], &bytes).await;
     let home = world.counter_sum("cache_home_bytes");
     assert!(home > bytes.len() as u64 * 3 / 2, "{home}");
-    assert_eq!(world.counter_sum("cache_wanted_bytes"), bytes.len() as u64);
+    assert_eq!(world.counter_sum("cache_home_unique_bytes"), bytes.len() as u64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -389,7 +389,7 @@ async fn refetches_after_a_restart_count_in_the_ratio() {
     let node = world.nodes[0].clone();
     let ratio = || node.status(ID).home_ratio();
     assert_eq!(ratio(), Some(1.0), "what is here came once");
-    assert_eq!(node.counter("cache_kept_bytes"), part);
+    assert_eq!(node.counter("cache_recovered_bytes"), part);
     // The second file drives out four blocks of the first, and the first comes back.
     node.read(ID, 1, 0, 12).await.expect("read");
     world.wait_for_blocks(ID, 20).await;

@@ -315,7 +315,7 @@ async fn old_and_new_source_states_are_never_mixed() {
     assert_eq!(told.map_err(|e| e.code), Err(ErrorCode::SourceChanged));
     assert!(node.read(ID, 1, 0, 60).await.expect("read") == changed);
     // What home did not give is not counted as had.
-    let [came, wanted] = ["cache_home_bytes", "cache_wanted_bytes"].map(|c| world.counter_sum(c));
+    let [came, wanted] = ["cache_home_bytes", "cache_home_unique_bytes"].map(|c| world.counter_sum(c));
     assert_eq!(came, wanted);
 }
 

@@ -207,10 +207,10 @@ async fn a_tiny_cache_passes_blocks_through() {
     let (world, bytes) = cluster(8, 100).await;
     assert!(world.nodes[0].read(ID, 0, 0, 8).await.expect("read") == bytes);
     // They are counted after the reader has them.
-    while world.nodes[0].counter("cache_pass_through") < 8 {
+    while world.nodes[0].counter("cache_bypassed_blocks") < 8 {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
-    assert_eq!(world.nodes[0].counter("cache_pass_through"), 8);
+    assert_eq!(world.nodes[0].counter("cache_bypassed_blocks"), 8);
     assert_eq!(world.nodes[0].caches.usage(ID), Some((0, 0)));
 }
 
@@ -236,7 +236,7 @@ async fn the_file_limit_bounds_the_cached_files() {
         assert!(on_disk.count() <= 4, "file {n}");
         assert_eq!(node.caches.usage(ID).expect("used").1, (n as u64 + 1).min(4));
     }
-    assert_eq!(node.counter("cache_pass_through"), 0);
+    assert_eq!(node.counter("cache_bypassed_blocks"), 0);
     world.network.kill(super::world::HOME);
     for n in 6..10 {
         let read = node.read(ID, n, 0, 2).await.expect("it is here");

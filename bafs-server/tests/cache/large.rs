@@ -19,7 +19,7 @@ async fn a_large_file_is_verified_once_complete() {
     world.home.put("db/a", bytes.clone(), 1);
     world.create(&cache(1, 64 << 20, ReplacementPolicy::Lru)).await;
     let node = &world.nodes[0];
-    let compared = || node.counter("cache_whole_files_compared");
+    let compared = || node.counter("cache_whole_files_verified");
     for first in (0..BLOCKS).step_by(64) {
         assert_eq!(compared(), 0, "it is not wholly here");
         node.read(ID, 0, first, 64).await.expect("read");
@@ -46,7 +46,7 @@ async fn a_verified_file_is_not_reverified_per_block() {
     let room = (BLOCKS + 8) * u64::from(BLOCK);
     world.create(&cache(1, room, ReplacementPolicy::Lru)).await;
     let node = &world.nodes[0];
-    let compared = || node.counter("cache_whole_files_compared");
+    let compared = || node.counter("cache_whole_files_verified");
     let read = async |file, first, count| {
         node.read(ID, file, first, count).await.expect("read");
     };

@@ -415,7 +415,7 @@ async fn a_cache_full_of_open_files_passes_through() {
     wait_until(|| (0..10).all(|block| agent.map.has_block(0, block))).await;
     let opened = agent.hold(0).await.expect("it is wholly here");
     scan(node, 1, &large).await;
-    assert!(node.counter("cache_pass_through") > 0);
+    assert!(node.counter("cache_bypassed_blocks") > 0);
     assert!(read_whole(&opened, small.len()) == small);
 }
 

@@ -72,11 +72,11 @@ async fn a_thousand_cold_readers_fetch_each_byte_once() {
     let sum = |name| nodes.iter().map(|node| node.counter(name)).sum::<u64>();
     assert_eq!(sum("cache_home_bytes"), unique as u64);
     assert_eq!(sum("cache_fallbacks"), 0);
-    assert!(sum("cache_joined_flights") > 0);
+    assert!(sum("cache_joined_fetches") > 0);
     assert!(sum("cache_hit_peer_bytes") > 0);
     // What was fetched ahead is asked for again, as urgent, when somebody begins to wait for it.
-    assert!(sum("cache_hit_peer_bytes") <= sum("cache_served_bytes"));
-    assert_eq!(sum("cache_wanted_bytes"), unique as u64);
+    assert!(sum("cache_hit_peer_bytes") <= sum("cache_served_to_peers_bytes"));
+    assert_eq!(sum("cache_home_unique_bytes"), unique as u64);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -32,10 +32,10 @@ async fn a_prefetched_scan_fetches_each_byte_once() {
     }
     assert!(whole == bytes);
     assert_eq!(world.home_bytes(), bytes.len() as u64);
-    assert_eq!(world.counter_sum("cache_wanted_bytes"), bytes.len() as u64);
-    let ahead = node.counter("cache_ahead_bytes");
+    assert_eq!(world.counter_sum("cache_home_unique_bytes"), bytes.len() as u64);
+    let ahead = node.counter("cache_read_ahead_bytes");
     assert!(ahead > bytes.len() as u64 / 4, "{ahead}");
-    let used = node.counter("cache_ahead_used_bytes");
+    let used = node.counter("cache_read_ahead_used_bytes");
     assert!(used >= ahead, "all of it was read: {used} of {ahead}");
 }
 
@@ -62,15 +62,15 @@ async fn concurrent_readahead_is_counted_once() {
     // A quarter of what it has read: up to block 280, and the other one up to 290.
     scan(200..264).await;
     scan(0..240).await;
-    assert_eq!(node.counter("cache_ahead_bytes"), 0);
+    assert_eq!(node.counter("cache_read_ahead_bytes"), 0);
     drop(home_waits);
     world.wait_for_blocks(ID, 290).await;
     // It is counted a moment after it is here.
-    while node.counter("cache_ahead_bytes") < bytes_of(26) {
+    while node.counter("cache_read_ahead_bytes") < bytes_of(26) {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    assert_eq!(node.counter("cache_ahead_bytes"), bytes_of(26));
+    assert_eq!(node.counter("cache_read_ahead_bytes"), bytes_of(26));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,7 +117,7 @@ async fn random_reads_fetch_only_the_requested_blocks() {
         assert!(read == bytes[start..start + BLOCK as usize]);
     }
     assert_eq!(world.home_bytes(), bytes_of(unique.len() as u64));
-    assert_eq!(world.counter_sum("cache_ahead_bytes"), 0);
+    assert_eq!(world.counter_sum("cache_read_ahead_bytes"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -232,7 +232,7 @@ async fn warming_stops_when_the_volume_is_full() {
         node.read(ID, 1, 0, 1).await.expect("read");
     }
     // A reader has its block before it is known whether that is kept.
-    while node.counter("cache_pass_through") == 0 {
+    while node.counter("cache_bypassed_blocks") == 0 {
         tokio::task::yield_now().await;
     }
     assert_eq!(node.caches.usage(ID).map(|used| used.0), Some(bytes_of(10)));
@@ -265,8 +265,8 @@ async fn a_full_volume_fetches_sequential_reads_once() {
     let node = &world.nodes[0];
     assert_eq!(node.warm(ID, "a", Pinning::Pin).await, WarmingState::Done);
     assert!(scan(&world, 1, &bytes).await <= 1.0);
-    assert!(node.counter("cache_pass_through") > 0);
-    assert_eq!(node.counter("cache_ahead_bytes"), 0);
+    assert!(node.counter("cache_bypassed_blocks") > 0);
+    assert_eq!(node.counter("cache_read_ahead_bytes"), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -281,7 +281,7 @@ async fn readahead_is_bounded_in_small_volumes() {
             assert!(ratio <= 1.0, "{replacement:?}, round {round}: {ratio}");
         }
         let node = &world.nodes[0];
-        assert!(node.counter("cache_ahead_bytes") > 0, "{replacement:?}");
+        assert!(node.counter("cache_read_ahead_bytes") > 0, "{replacement:?}");
     }
 }
 

@@ -54,10 +54,10 @@ pub(crate) struct PlanArgs {
 #[command(
     group = ArgGroup::new("workload").required(true),
     after_help = "Example:\n  bafs sim blast.bafs --environment cluster.toml --all\n  \
-bafs sim --environment thesis.toml --strategy Slice --failures 12h \\\n    \
+bafs sim --environment thesis.toml --strategy Slice --mtbf 12h \\\n    \
 --canonical width=350,depth=5,batch=45GB,private=0.5GB,run=5000s,var=0.1\n  \
 bafs sim --from-journal blast.bafs.journal --home-rate 100MB/s --nodes 32 --all\n  \
-bafs sim --from-slurm jobs.txt --shared 0.8 --environment cluster.toml --all"
+bafs sim --from-slurm jobs.txt --shared-fraction 0.8 --environment cluster.toml --all"
 )]
 pub(crate) struct SimArgs {
     /// The workflow file.
@@ -105,7 +105,7 @@ pub(crate) struct SimArgs {
     /// When to copy what jobs wrote to another node, in case theirs is lost.
     #[arg(long, value_enum, default_value = "never")]
     pub(crate) checkpoint: CheckpointTiming,
-    /// The strategy to follow, `need` for the scheduler without a plan, or `guided` for one that
+    /// The strategy to follow, `need` for the scheduler without a plan, or `adaptive` for one that
     /// chooses by itself and changes when another suits the rest better; what `bafs plan` chooses
     /// when not given, and `need` for a run that is simulated again.
     #[arg(long, value_name = "NAME", conflicts_with = "all")]
@@ -159,14 +159,14 @@ mod tests {
     #[test]
     fn ineffective_arguments_are_refused() {
         for (workload, options) in [
-            ("w.bafs", "--shared 0.5"),
-            ("--canonical c", "--shared 0.5|--trace t|--variability 0.2"),
+            ("w.bafs", "--shared-fraction 0.5"),
+            ("--canonical c", "--shared-fraction 0.5|--trace t|--variability 0.2"),
             (
                 "--from-journal j",
-                "--shared 0.5|--trace t|--variability 0.2",
+                "--shared-fraction 0.5|--trace t|--variability 0.2",
             ),
             ("--from-slurm s", "--trace t|--variability 0.2"),
-            ("--from-csv c", "--shared 0.5|--trace t|--variability 0.2"),
+            ("--from-csv c", "--shared-fraction 0.5|--trace t|--variability 0.2"),
             ("w.bafs --trace t", "--variability 0.2"),
         ] {
             assert_eq!(parse_error(&format!("sim {workload}")), None);
@@ -178,7 +178,7 @@ mod tests {
             }
         }
         assert_eq!(parse_error("sim w.bafs --trace t"), None);
-        assert_eq!(parse_error("sim --from-slurm s --shared 0.5"), None);
+        assert_eq!(parse_error("sim --from-slurm s --shared-fraction 0.5"), None);
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
             let said = parse_error(&format!("sim w.bafs {option}")).unwrap_or_default();
             assert!(said.contains(expected), "{said}");
         }
-        let said = parse_error("sim --from-slurm s --shared -1").unwrap_or_default();
+        let said = parse_error("sim --from-slurm s --shared-fraction -1").unwrap_or_default();
         assert!(said.contains("must be a number from 0 to 1"), "{said}");
         let said = parse_error("plan w.bafs --variability -1").unwrap_or_default();
         assert!(said.contains("must be a number from 0 to 10"), "{said}");

@@ -38,7 +38,7 @@ pub(crate) struct ServerArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  bafs home --export ~/data --listen 10.0.0.1:7001 \
---catalog 10.0.0.1:7000 --limit 1MB/s"
+--catalog 10.0.0.1:7000 --rate-limit 1MB/s"
 )]
 pub(crate) struct HomeArgs {
     #[command(flatten)]

@@ -61,52 +61,52 @@ const DOCUMENTED_METRICS: &[DocumentedMetric] = &[
         "slot_shared_memory_bytes",
         "Memory of each slot for `/dev/shm` of its job, in bytes",
     ),
-    documented_metric("jobs", "Jobs that a node runs now"),
-    documented_metric("jobs.started", "Jobs that a node started"),
-    documented_metric("jobs.ended", "Jobs of a node that ended"),
-    documented_metric("volumes.made", "Volumes that a node made"),
-    documented_metric("volumes.failed", "Volumes that a node could not make"),
+    documented_metric("jobs_running", "Jobs that a node runs now"),
+    documented_metric("jobs_started", "Jobs that a node started"),
+    documented_metric("jobs_ended", "Jobs of a node that ended"),
+    documented_metric("volumes_created", "Volumes that a node made"),
+    documented_metric("volumes_failed", "Volumes that a node could not make"),
     documented_metric(
-        "volumes.expired",
+        "volumes_expired",
         "Volumes that a node deleted as their lifetime was over",
     ),
     documented_metric(
-        "fill.files",
+        "fill_files",
         "Files made when scratch volumes were filled or copied",
     ),
     documented_metric(
-        "fill.bytes",
+        "fill_bytes",
         "Bytes of files made when scratch volumes were filled or copied",
     ),
     documented_metric(
-        "fill.received_bytes",
+        "fill_received_bytes",
         "Bytes that came over the network to fill scratch volumes",
     ),
     documented_metric(
-        "fill.damaged",
+        "fill_digest_failures",
         "Blocks whose digest was wrong when scratch volumes were filled or copied",
     ),
-    documented_metric("extract.files", "Files sent home"),
-    documented_metric("extract.bytes", "Bytes sent home"),
-    documented_metric("tree_ops", "File operations that a server ran for agents"),
+    documented_metric("extract_files", "Files sent home"),
+    documented_metric("extract_bytes", "Bytes sent home"),
+    documented_metric("file_operations", "File operations that a server ran for agents"),
     documented_metric(
-        "tree_read_bytes",
+        "file_read_bytes",
         "Bytes that agents read by file operations",
     ),
     documented_metric(
-        "tree_written_bytes",
+        "file_written_bytes",
         "Bytes that agents wrote by file operations",
     ),
     documented_metric(
-        "trees.handed_over",
+        "tree_handoffs",
         "Volumes handed over to agents on the same machine",
     ),
-    documented_metric("door.opened", "Connections of agents on the same machine"),
+    documented_metric("handoff_connections", "Connections of agents on the same machine"),
     documented_metric(
-        "door.refused",
+        "handoff_refusals",
         "Connections of agents on the same machine that were refused",
     ),
-    documented_metric("door.tickets", "Permissions for agents on the same machine"),
+    documented_metric("handoff_tickets", "Permissions for agents on the same machine"),
     documented_metric("home_requests", "Calls that a home received"),
     documented_metric("home_read_bytes", "Bytes of files that a home sent"),
     documented_metric("home_written_bytes", "Bytes of files that a home took"),
@@ -115,15 +115,15 @@ const DOCUMENTED_METRICS: &[DocumentedMetric] = &[
         "Bytes of directory listings that a home sent",
     ),
     documented_metric(
-        "cache_served_bytes",
+        "cache_served_to_peers_bytes",
         "Bytes that caches of a node gave to peers",
     ),
     documented_metric(
-        "cache_wanted_bytes",
+        "cache_home_unique_bytes",
         "Bytes that the node asked home for, as their primary and for the first time",
     ),
     documented_metric(
-        "cache_kept_bytes",
+        "cache_recovered_bytes",
         "Bytes that caches had as their primary when the node started",
     ),
     documented_metric(
@@ -139,11 +139,11 @@ const DOCUMENTED_METRICS: &[DocumentedMetric] = &[
     documented_metric("cache_home_reads", "Reads from homes for caches"),
     documented_metric("cache_home_bytes", "Bytes read from homes for caches"),
     documented_metric(
-        "cache_ahead_bytes",
+        "cache_read_ahead_bytes",
         "Bytes that caches fetched ahead of readers",
     ),
     documented_metric(
-        "cache_ahead_used_bytes",
+        "cache_read_ahead_used_bytes",
         "Bytes fetched ahead that were read later",
     ),
     documented_metric(
@@ -151,7 +151,7 @@ const DOCUMENTED_METRICS: &[DocumentedMetric] = &[
         "Bytes that came while caches were warmed",
     ),
     documented_metric(
-        "cache_joined_flights",
+        "cache_joined_fetches",
         "Reads that waited for a fetch that was under way",
     ),
     documented_metric(
@@ -163,7 +163,7 @@ const DOCUMENTED_METRICS: &[DocumentedMetric] = &[
         "Requests that the primary did not answer: another peer or home did",
     ),
     documented_metric(
-        "cache_pass_through",
+        "cache_bypassed_blocks",
         "Blocks that were served without being kept",
     ),
     documented_metric(
@@ -273,7 +273,7 @@ mod tests {
     fn test_figures() -> Metrics {
         let counters = [
             ("calls.ReadBlocks", 3),
-            ("volumes.made", 2),
+            ("volumes_created", 2),
             ("no\"such\n", 1),
         ];
         Metrics {
@@ -297,9 +297,9 @@ mod tests {
     fn the_page_has_names_help_and_values() {
         let page = text::render_page(&test_figures());
         for line in [
-            "# HELP bafs_volumes_made Volumes that a node made",
-            "# TYPE bafs_volumes_made counter",
-            "bafs_volumes_made_total 2",
+            "# HELP bafs_volumes_created Volumes that a node made",
+            "# TYPE bafs_volumes_created counter",
+            "bafs_volumes_created_total 2",
             "bafs_calls_total{call=\"ReadBlocks\"} 3",
             "bafs_free_bytes 7",
             "bafs_no_such__total 1",
@@ -361,7 +361,7 @@ mod tests {
     fn hostile_clients_do_not_block_the_metrics_page() {
         let address = start_endpoint("127.0.0.1:0", Arc::new(test_figures)).expect("it starts");
         let get = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
-        assert!(send_request(address, get).contains("bafs_volumes_made_total 2"));
+        assert!(send_request(address, get).contains("bafs_volumes_created_total 2"));
         let huge = format!(
             "GET /metrics HTTP/1.1\r\nx: {}\r\n\r\n",
             "y".repeat(1 << 20)
@@ -386,7 +386,7 @@ mod tests {
             .collect();
         let answered = (0..100).any(|_| {
             std::thread::sleep(Duration::from_millis(100));
-            send_request(address, get).contains("bafs_volumes_made_total 2")
+            send_request(address, get).contains("bafs_volumes_created_total 2")
         });
         assert!(answered, "idle connections keep others out for ever");
         drop(idle);

@@ -290,9 +290,9 @@ fn variability(measured: &MeasuredLoad) -> f64 {
 
 fn parse_mtbf(text: &str) -> Result<u64> {
     match parse_duration_with_unit(text) {
-        Ok(0) => bail!("--failures is zero: nothing would ever be done"),
+        Ok(0) => bail!("--mtbf is zero: nothing would ever be done"),
         Ok(seconds) => Ok(seconds),
-        Err(error) => bail!("--failures cannot be read: {error}"),
+        Err(error) => bail!("--mtbf cannot be read: {error}"),
     }
 }
 

@@ -137,7 +137,7 @@ impl VolumeWarming {
             "node": self.node.name,
             "volume": self.volume.to_string(),
             "warming": self.warming.as_ref().ok().map(warming_json),
-            "fault": self.warming.as_ref().err().map(ToString::to_string),
+            "error": self.warming.as_ref().err().map(ToString::to_string),
         })
     }
 }
@@ -219,16 +219,16 @@ pub(super) fn format_cache(cache: &CacheStatus) -> String {
         count("cache_hit_local_bytes"),
         count("cache_hit_peer_bytes"),
         count("cache_home_bytes"),
-        count("cache_wanted_bytes"),
+        count("cache_home_unique_bytes"),
         cache
             .home_ratio()
             .map_or_else(String::new, |ratio| format!("; home ratio {ratio:.3}"))
     );
-    let kept = count("cache_kept_bytes");
+    let kept = count("cache_recovered_bytes");
     if kept > 0 {
         let _ = write!(text, "; {kept} were here before");
     }
-    let passed = count("cache_pass_through");
+    let passed = count("cache_bypassed_blocks");
     if passed > 0 {
         let _ = write!(
             text,
@@ -267,8 +267,8 @@ pub(super) fn cache_json(cache: &CacheStatus) -> Value {
             "address": peer.address,
             "capacity_bytes": peer.capacity_bytes,
             "used_bytes": peer.used_bytes,
-            "suspect": peer.is_unresponsive,
-            "counts": peer.counters,
+            "is_unresponsive": peer.is_unresponsive,
+            "counters": peer.counters,
         })
     });
     json!({
@@ -283,7 +283,7 @@ pub(super) fn cache_json(cache: &CacheStatus) -> Value {
         "pins": cache.pinned_paths,
         "warming": cache.warming.as_ref().map(warming_json),
         "home_ratio": cache.home_ratio(),
-        "counts": cache.counters,
+        "counters": cache.counters,
         "peers": peers.collect::<Vec<_>>(),
     })
 }
@@ -292,12 +292,12 @@ fn warming_json(warming: &WarmingStatus) -> Value {
     json!({
         "path": warming.path,
         "state": state_name(&warming.state),
-        "fault": match &warming.state {
+        "error": match &warming.state {
             WarmingState::Failed(error) => Some(error.to_string()),
             WarmingState::Running | WarmingState::Done | WarmingState::Full => None,
         },
-        "wanted_bytes": warming.total_bytes,
-        "present_bytes": warming.present_bytes,
+        "total_bytes": warming.total_bytes,
+        "cached_bytes": warming.present_bytes,
     })
 }
 

@@ -53,7 +53,7 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
     },
     ConfinedDependency {
         name: "fuser",
-        allowed_paths: &["bafs-client/src/fuse", "tests/src/bench/smallest"],
+        allowed_paths: &["bafs-client/src/fuse", "tests/src/bench/minimal_file_systems"],
         files_max: usize::MAX,
     },
     ConfinedDependency {
@@ -101,12 +101,12 @@ const CONFINED_DEPENDENCIES: &[ConfinedDependency] = &[
     },
     ConfinedDependency {
         name: "prometheus_client",
-        allowed_paths: &["bafs/src/metrics/text.rs"],
+        allowed_paths: &["bafs/src/metrics/openmetrics.rs"],
         files_max: 1,
     },
     ConfinedDependency {
         name: "plotters",
-        allowed_paths: &["bafs/src/picture.rs"],
+        allowed_paths: &["bafs/src/svg_chart.rs"],
         files_max: 1,
     },
     ConfinedDependency {

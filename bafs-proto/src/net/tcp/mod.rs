@@ -44,7 +44,7 @@ pub struct TlsTcpDialer {
 
 impl std::fmt::Debug for TlsTcpDialer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("TcpDialer")
+        f.write_str("TlsTcpDialer")
     }
 }
 

@@ -36,7 +36,7 @@ pub struct TlsTcpListener {
 
 impl std::fmt::Debug for TlsTcpListener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("TcpListener")
+        f.write_str("TlsTcpListener")
     }
 }
 

@@ -101,7 +101,7 @@ fn read_from_peer(
     };
     let nodes = stage.node_addresses();
     let first = stage.create_caches(&nodes[..1], &wish)?;
-    let compared = || stage.sum_counter(&nodes[..1], "cache_whole_files_compared");
+    let compared = || stage.sum_counter(&nodes[..1], "cache_whole_files_verified");
     let before = compared()?;
     read_all(stage, &first[0], content)?;
     // Else the first node would still be at its own work, which takes a processor.

@@ -279,7 +279,7 @@ pub(super) fn check_descriptor_limit() -> Result<()> {
         run_checked(&world, &create)?;
     }
     // Over the network, where the node holds what is open.
-    std::fs::remove_file(world.cluster.directory().join("n1").join("door.sock"))?;
+    std::fs::remove_file(world.cluster.directory().join("n1").join("handoff.sock"))?;
     let own = std::env::current_exe()?;
     let own = own.to_string_lossy();
     let exec = ["exec", "--mount", "v:/s", "--", &own, HOLD_PROCESS, "/s"];

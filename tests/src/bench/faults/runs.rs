@@ -166,7 +166,7 @@ pub(super) fn check_disk_without_inodes() -> Result<()> {
     directory.write_file("test.bafs", text)?;
     let script = format!(
         "mount -t tmpfs -o size=200m,nr_inodes=1500 tmpfs small && TMPDIR=$PWD/small exec {} run \
-         test.bafs --local 1 --node-size 150MB --patience 5s",
+         test.bafs --local 1 --node-size 150MB --resource-timeout 5s",
         bafs_program().display()
     );
     let mut command = Command::new("unshare");

@@ -124,7 +124,7 @@ impl RunningCase {
         let (seconds, work) = (deadline_s.to_string(), case.work.name());
         let (state, point) = (running.read_text("state"), running.read_text("mnt"));
         let keeps = case.durability().name();
-        let common = ["--op-deadline", &seconds, "--explain"];
+        let common = ["--operation-timeout", &seconds, "--explain"];
         let mut command = match case.location {
             ProgramLocation::Job => {
                 let mount = format!("{volume}:/vol");

@@ -21,7 +21,7 @@ use fuser::{
 use super::{ATTRIBUTE_TTL, GENERATION, MinimalFileSystem, negative_attributes, session_config};
 
 /// Hidden first argument: this process shows a directory that does not change.
-pub(in crate::bench) const IMMUTABLE_PROCESS: &str = "--datapath-kept";
+pub(in crate::bench) const IMMUTABLE_PROCESS: &str = "--immutable-file-system";
 
 /// A file or directory, with the numbers of what is in it.
 struct ImmutableNode {

@@ -29,7 +29,7 @@ use super::{ATTRIBUTE_TTL, GENERATION, MinimalFileSystem, negative_attributes, s
 use crate::bench::machine::SpreadDirectories;
 
 /// Hidden first argument: this process passes a directory through.
-pub(in crate::bench) const FORWARDING_PROCESS: &str = "--datapath-least";
+pub(in crate::bench) const FORWARDING_PROCESS: &str = "--forwarding-file-system";
 
 /// Longest extended attribute that is passed on.
 const XATTR_BYTES_MAX: usize = 256;

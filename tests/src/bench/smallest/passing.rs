@@ -18,7 +18,7 @@ use fuser::{
 use super::{ATTRIBUTE_TTL, GENERATION, MinimalFileSystem, session_config};
 
 /// Hidden first argument: this process shows a file, which the kernel reads by itself.
-pub(in crate::bench) const PASSTHROUGH_PROCESS: &str = "--passing";
+pub(in crate::bench) const PASSTHROUGH_PROCESS: &str = "--passthrough-file-system";
 
 const FILE_NAME: &str = "file";
 const FILE_INODE: INodeNo = INodeNo(2);
