@@ -14,9 +14,9 @@ use bafs_proto::{Error, Result};
 use nix::unistd::{getegid, geteuid};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::door::HandoffError;
-use crate::fate::{VolumeHealth, VolumeLoss};
-use crate::logic::directory::Owner;
+use crate::fd_passing::HandoffError;
+use crate::volume_health::{VolumeHealth, VolumeLoss};
+use crate::logic::manifest_tree::Owner;
 use crate::sandbox::{Privilege, is_root_of_machine};
 use crate::tree::{self, CacheTree, Completion, MountLocation, Durability, RemoteTree, Server, Tree};
 use crate::usage::VolumeUsage;

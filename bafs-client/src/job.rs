@@ -9,21 +9,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bafs_proto::message::{JobCommand, JobOutcome, JobReport, JobSpec};
-use bafs_proto::report::VolumeUse;
+use bafs_proto::job_report::VolumeUse;
 use bafs_proto::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use crate::agent::{Agent, TemporaryLocation};
-use crate::environment::{build_environment, collect_temporary_directories};
-use crate::fate::VolumeLoss;
+use crate::job_environment::{build_environment, collect_temporary_directories};
+use crate::volume_health::VolumeLoss;
 use crate::fuse::{MountKind, FuseMount};
 use crate::limits::{TERMINATION_GRACE, SILENCE_TIMEOUT_MIN};
-use crate::logic::directory::SINGLE_FILE_NAME;
+use crate::logic::manifest_tree::SINGLE_FILE_NAME;
 use crate::memory;
 use crate::output::{OutputCollector, OutputFile, CapturedOutput};
-use crate::pulse::Heartbeat;
-use crate::report::limit_pages;
+use crate::heartbeat::Heartbeat;
+use crate::report_limits::limit_pages;
 use crate::sandbox::{
     self, Access, JobUser, JobControl, JobPlan, JobStreams, NotStarted, NotStartedReason, OutputTarget,
     RunningJob, Sandbox, JobSession, StartError, VOLUMES_MAX, VolumeBind,

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use bafs_proto::file_op::{Errno, FileOp, ByName, TreeStat};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::path::from_bytes;
-use bafs_proto::report::{TouchedPages, VolumeUse};
+use bafs_proto::job_report::{TouchedPages, VolumeUse};
 
 use nix::libc;
 
 use crate::limits::TOUCHED_FILES_MAX;
-use crate::logic::pages::PageSet;
+use crate::logic::page_set::PageSet;
 
 /// Names that were looked up lately and are remembered until the first file was opened.
 const REMEMBERED_NAMES_MAX: usize = 4_096;

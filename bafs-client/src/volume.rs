@@ -11,18 +11,18 @@ use bafs_proto::file_op::{
     Attr, AttrChange, Caller, DirectoryEntry, Errno, FileOp, FileReply, FileResult, TreeStat,
 };
 use bafs_proto::ids::{HandleId, InodeNo};
-use bafs_proto::report::VolumeUse;
+use bafs_proto::job_report::VolumeUse;
 use bafs_proto::{Error, ErrorCode};
 use nix::libc;
 use tokio::sync::oneshot;
 
 use crate::clock;
 use crate::errno::kernel_safe_errno;
-use crate::fate::VolumeHealth;
+use crate::volume_health::VolumeHealth;
 use crate::limits::ATTRIBUTE_TTL;
-use crate::logic::directory::Owner;
+use crate::logic::manifest_tree::Owner;
 use crate::memory;
-use crate::privileged::{SetIdFiles, clear_set_id_bits};
+use crate::set_id_files::{SetIdFiles, clear_set_id_bits};
 use crate::tree::{Completion, Tree};
 use crate::usage::{VolumeUsage, without_counts};
 

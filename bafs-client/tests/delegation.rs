@@ -6,7 +6,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering;
 
-use crate::beside::{DifferentialTest, SeededRng, DelegationFixture};
+use crate::differential::{DifferentialTest, SeededRng, DelegationFixture};
 use crate::serving::Fault;
 use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;

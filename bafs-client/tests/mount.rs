@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use crate::serving::Fault;
-use crate::shown::{TreeKind, MountedVolume, can_mount, skip, for_each_writable_kind};
+use crate::mounted_volume::{TreeKind, MountedVolume, can_mount, skip, for_each_writable_kind};
 use nix::libc;
 
 #[test]

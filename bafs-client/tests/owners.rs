@@ -11,8 +11,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use bafs_client::fate::VolumeHealth;
-use bafs_client::logic::directory::Owner;
+use bafs_client::volume_health::VolumeHealth;
+use bafs_client::logic::manifest_tree::Owner;
 use bafs_client::tree::{LocalTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{VolumeMode, Ownership, Volume};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::serving::{FakeServer, Fault, VOLUME};
-use bafs_client::fate::{VolumeHealth, VolumeLoss};
+use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
 use bafs_client::tree::{RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{VolumeMode, Ownership, Volume};

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::serving::{BLOCK_BYTES, FakeServer, Fault, VOLUME};
-use bafs_client::fate::{VolumeHealth, VolumeLoss};
-use bafs_client::logic::directory::Owner;
+use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
+use bafs_client::logic::manifest_tree::Owner;
 use bafs_client::tree::{CacheTree, LocalTree, RemoteTree, Tree};
 use bafs_client::usage::VolumeUsage;
 use bafs_client::volume::{VolumeMode, Ownership, Volume};

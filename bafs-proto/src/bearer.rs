@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
-use crate::door::HandoffTarget;
+use crate::fd_passing::HandoffTarget;
 use crate::error::{Error, ErrorCode, Result};
 use crate::ids::{RunId, VolumeId};
 use crate::message::{CacheRef, CreateVolume, Request, TreeRef};

@@ -3,13 +3,13 @@
 //! This crate takes no decisions. Servers, agents and schedulers depend on it and never on each
 //! other. Reading order: [`ids`], [`volume`], [`message`], [`file_op`], [`error`], [`net`].
 
-pub mod allotment;
+pub mod node_quota;
 pub mod bearer;
 pub mod buffer;
 pub mod cache;
 pub mod codec;
-pub mod command;
-pub mod door;
+pub mod job_arguments;
+pub mod fd_passing;
 pub mod error;
 pub mod file_op;
 pub mod hash;
@@ -20,7 +20,7 @@ pub mod message;
 pub mod net;
 pub mod path;
 pub mod replica;
-pub mod report;
+pub mod job_report;
 pub mod source;
 pub mod source_warning;
 pub mod time;

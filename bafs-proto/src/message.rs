@@ -8,12 +8,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::allotment::{SetNodeQuota, NodeQuotaList};
+use crate::node_quota::{SetNodeQuota, NodeQuotaList};
 pub use crate::cache::{BlockData, InvalidateVolume};
 use crate::cache::{
     CacheMember, CacheStatus, JoinCache, JoinCacheReply, GetCache, WarmCache, WarmingStatus,
 };
-use crate::door::{GetHandoffTicket, HandoffTicket};
+use crate::fd_passing::{GetHandoffTicket, HandoffTicket};
 use crate::error::{Error, ErrorCode, Result};
 use crate::file_op::{Caller, FileOp, FileResult};
 use crate::hash::Digest;
@@ -24,8 +24,8 @@ use crate::ids::{
 use crate::replica::{
     FileMap, ListVolumeTree, MapVolumeFile, ReadSources, ReadVolumeFile, ReadVolumeFiles, TreePage,
 };
-use crate::report::VolumeUse;
-pub use crate::report::{JobOutput, ReadJobOutput};
+use crate::job_report::VolumeUse;
+pub use crate::job_report::{JobOutput, ReadJobOutput};
 pub use crate::source::{
     ListSource, SourceEntry, SourceIdentity, SourceKind, SourcePage, StatSource,
 };

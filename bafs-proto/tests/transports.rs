@@ -6,7 +6,7 @@ use bafs_proto::identity::{Authority, Identity};
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::{Counters, ListVolumes, ReadCounters, Reply, Request, Role, VolumeList};
 use bafs_proto::net::channel::{Channel, Dialer, Listener};
-use bafs_proto::net::mem::MemoryNetwork;
+use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::quic::QuicListener;
 use bafs_proto::net::tcp::TlsTcpListener;

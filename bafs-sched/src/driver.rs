@@ -1,15 +1,15 @@
 //! Runs a workflow: select a fact, journal it, step, do what the core asks. Decides nothing.
 
 mod clock;
-mod output;
-mod upkeep;
+mod output_collector;
+mod maintenance;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bafs_proto::allotment::NodeQuotaList;
+use bafs_proto::node_quota::NodeQuotaList;
 use bafs_proto::bearer::Bearer;
 use bafs_proto::identity::Identity;
 use bafs_proto::ids::{ExecutionId, RunId, ServerId};
@@ -22,16 +22,16 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use self::clock::RunClock;
-use self::output::OutputCollector;
-use crate::io::contact::Connectivity;
-use crate::io::copying::CopyRequest;
+use self::output_collector::OutputCollector;
+use crate::io::connectivity::Connectivity;
+use crate::io::volume_copy::CopyRequest;
 use crate::io::homes::{FileHome, Homes};
 use crate::io::journal::{JournalHeader, Journal, JournalRecord};
-use crate::io::listing::ListingTracker;
+use crate::io::listing_tracker::ListingTracker;
 use crate::io::remote_io;
 use crate::io::servers::{ServerAddress, Servers};
-use crate::io::shares::NodeQuotas;
-use crate::io::watch::{WatchList, WatchListSender, watch_node as watch_node};
+use crate::io::node_quotas::NodeQuotas;
+use crate::io::job_watch::{WatchList, WatchListSender, watch_node as watch_node};
 use crate::logic::{Action, Event, MountedVolume, Progress, Scheduler, Settings};
 use crate::report::{RunReportBuilder, RunReport};
 use crate::workflow::{JobIndex, VolumeIndex, Workflow};

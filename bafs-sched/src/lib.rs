@@ -4,19 +4,19 @@
 //! decided. [`world`] runs the same decisions against servers that fail, [`sim`] against servers
 //! whose data take time.
 
-pub mod dice;
+pub mod seeded_rng;
 pub mod driver;
-mod exact;
+mod deterministic_math;
 pub mod goodput;
 pub mod io;
 pub mod logic;
-pub mod past;
+pub mod past_runs;
 pub mod planner;
 #[cfg(test)]
-mod refusals;
+mod rejection_cases;
 pub mod replay;
 pub mod report;
 pub mod sim;
 pub mod timeline;
 pub mod workflow;
-pub mod world;
+pub mod simulated_cluster;

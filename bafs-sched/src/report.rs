@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bafs_proto::ids::RunId;
 use bafs_proto::message::JobOutcome;
-use bafs_proto::report::VolumeUse;
+use bafs_proto::job_report::VolumeUse;
 use bafs_proto::time::Time;
 use serde::{Deserialize, Serialize};
 

@@ -4,11 +4,11 @@
 
 use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::time::Time;
-use bafs_sched::dice::SeededRng;
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::logic::{
     Action, CheckpointPolicy, Event, NodeInfo, RunQuota, Outcome, Scheduler, Settings, Space,
 };
-use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
+use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 const SEEDS: u64 = 300;
 const LIMIT_MS: u64 = 4 * 3_600_000;

@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "a seed that fails must be known")]
 
-use bafs_sched::world::SimulatedCluster;
+use bafs_sched::simulated_cluster::SimulatedCluster;
 
 const SEEDS: u64 = 100;
 const SOAK_SEEDS: u64 = 1_000;

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
-use bafs_proto::report::VolumeUse;
+use bafs_proto::job_report::VolumeUse;
 use bafs_proto::time::Time;
 use bafs_sched::logic::{
     Action, CheckpointPolicy, CopyOutcome, Event, NodeInfo, Outcome, CopyDecision, Scheduler, Settings,
@@ -14,7 +14,7 @@ use bafs_sched::logic::{
 };
 use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass};
 use bafs_sched::sim::{LoadModel, Policy, Scenario, Simulation, build_canonical_workflow};
-use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
+use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 const MB: u64 = 1_000_000;
 const GB: u64 = 1_000_000_000;

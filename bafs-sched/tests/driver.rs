@@ -9,7 +9,7 @@ use std::time::Duration;
 use bafs_proto::identity::Authority;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{JobOutcome, Request, Role};
-use bafs_proto::net::mem::MemoryNetwork;
+use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::Time;
 use bafs_proto::token::{Resource, Right, Token, Verifier};

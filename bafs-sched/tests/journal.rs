@@ -6,10 +6,10 @@ use bafs_proto::ErrorCode;
 use bafs_proto::ids::RunId;
 use bafs_proto::time::Time;
 use bafs_sched::io::journal::{JournalHeader, Journal, JOURNAL_MAGIC, JournalRecord, read_history};
-use bafs_sched::io::steer;
+use bafs_sched::io::user_commands;
 use bafs_sched::logic::{Action, Event, Outcome, Scheduler, Settings, Space, UserCommand};
 use bafs_sched::workflow::{Workflow, parse_workflow};
-use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
+use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 
 const JOURNAL_WORKFLOW: &str = "
 volume b bafs://home/data 1 MB
@@ -67,9 +67,9 @@ fn journals_are_readable_by_their_owners_alone() {
     std::fs::set_permissions(&path, open).expect("chmod");
     drop(Journal::open(&path, journal_header).expect("open again"));
     assert_eq!(mode(&path), 0o600);
-    let job = steer::find_job(&journal_header().workflow, "a").expect("a job");
-    steer::send_command(&path, &journal_header(), UserCommand::Cancel { job }).expect("told");
-    assert_eq!(mode(&steer::command_path(&path)), 0o600);
+    let job = user_commands::find_job(&journal_header().workflow, "a").expect("a job");
+    user_commands::send_command(&path, &journal_header(), UserCommand::Cancel { job }).expect("told");
+    assert_eq!(mode(&user_commands::command_path(&path)), 0o600);
 }
 
 fn temporary_journal() -> (tempfile::TempDir, PathBuf) {

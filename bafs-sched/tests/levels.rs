@@ -1,13 +1,13 @@
 //! The simulator's caches against arithmetic: what the thesis checks its own by (its figure A.3).
 
 use bafs_sched::logic::JobStartOrder;
-use bafs_sched::past::from_csv;
+use bafs_sched::past_runs::from_csv;
 use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy, predict_time};
 use bafs_sched::sim::{
     JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, SimulationResult, Scenario, Simulation, build_canonical_workflow,
 };
 use bafs_sched::workflow::Workflow;
-use bafs_sched::world::parse_workflow_text;
+use bafs_sched::simulated_cluster::parse_workflow_text;
 
 const MB: u64 = 1_000_000;
 

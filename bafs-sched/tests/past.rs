@@ -2,11 +2,11 @@
 
 use bafs_sched::io::journal::{JournalHeader, History};
 use bafs_sched::logic::{Event, Outcome, Settings, Space};
-use bafs_sched::past::{PastRun, from_csv, from_journal, from_slurm};
+use bafs_sched::past_runs::{PastRun, from_csv, from_journal, from_slurm};
 use bafs_sched::planner::{Environment, NodeClass};
 use bafs_sched::sim::{LoadModel, Policy, SimulationResult, Scenario, Simulation};
 use bafs_sched::workflow::parse_workflow;
-use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
+use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 
 const MB: u64 = 1_000_000;
 

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bafs_proto::ids::{RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
-use bafs_proto::report::VolumeUse;
+use bafs_proto::job_report::VolumeUse;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::logic::{Action, Event, NodeInfo, Outcome, Scheduler, Settings, Space};
-use bafs_sched::world::{successful_report, parse_workflow_text};
+use bafs_sched::simulated_cluster::{successful_report, parse_workflow_text};
 
 const MB: u64 = 1_000_000;
 const HOUR_MS: u64 = 3_600_000;

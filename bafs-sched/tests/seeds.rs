@@ -6,11 +6,11 @@
 )]
 
 use bafs_proto::ids::RunId;
-use bafs_sched::dice::SeededRng;
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::logic::{
     CheckpointPolicy, CopyOutcome, Event, Outcome, CopyDecision, Scheduler, Settings, Space,
 };
-use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
+use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster, parse_workflow_text};
 
 const SEEDS: u64 = 300;
 const LIMIT_MS: u64 = 4 * 3_600_000;

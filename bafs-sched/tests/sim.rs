@@ -1,6 +1,6 @@
 //! The simulator with the real scheduler core: what must come out, whatever the machine.
 
-use bafs_sched::dice::SeededRng;
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::planner::{CanonicalWorkload, Environment, NodeClass, Strategy, predict_time};
 use bafs_sched::sim::{
     JobLoad, LoadModel, MeasuredLoad, MountLoad, Policy, SimulationResult, Scenario, Simulation, build_canonical_workflow,

@@ -4,10 +4,10 @@ use bafs_proto::ids::{RunId, ServerId};
 use bafs_proto::message::{JobOutcome, JobReport};
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
-use bafs_sched::dice::SeededRng;
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::logic::{Action, Event, NodeInfo, RunQuota, Outcome, Scheduler, Settings, Space};
 use bafs_sched::workflow::{Workflow, parse_workflow};
-use bafs_sched::world::{Faults, NodeSpec, SimulatedCluster};
+use bafs_sched::simulated_cluster::{Faults, NodeSpec, SimulatedCluster};
 
 const SEEDS: u64 = 50;
 

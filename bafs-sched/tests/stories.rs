@@ -3,7 +3,7 @@
 
 use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
-use bafs_proto::report::VolumeUse;
+use bafs_proto::job_report::VolumeUse;
 use bafs_proto::time::Time;
 use bafs_proto::{Error, ErrorCode};
 use bafs_sched::logic::{Action, Event, NodeInfo, Scheduler, Settings, Space};

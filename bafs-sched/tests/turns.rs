@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use bafs_proto::ids::{ExecutionId, RunId, ServerId, VolumeId};
 use bafs_proto::message::{JobOutcome, JobReport};
-use bafs_proto::report::VolumeUse;
+use bafs_proto::job_report::VolumeUse;
 use bafs_proto::time::Time;
 use bafs_sched::logic::{Action, Event, NodeInfo, RunQuota, Scheduler, Settings, Space};
 use bafs_sched::workflow::VolumeIndex;
-use bafs_sched::world::parse_workflow_text;
+use bafs_sched::simulated_cluster::parse_workflow_text;
 
 const MB: u64 = 1_000_000;
 const NODE: ServerId = ServerId(1);

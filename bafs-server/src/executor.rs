@@ -2,9 +2,9 @@
 //! how many at once, is the scheduler's policy: here is only a hard limit.
 
 mod agent;
-mod log;
-mod starts;
-mod temporary;
+mod agent_log;
+mod started_executions;
+mod temporary_directory;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -23,10 +23,10 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use self::starts::StartedExecutions;
-pub use self::temporary::{DiskSpace, TemporaryQuota, machine_memory_bytes};
+use self::started_executions::StartedExecutions;
+pub use self::temporary_directory::{DiskSpace, TemporaryQuota, machine_memory_bytes};
 use crate::counters::Counters;
-use crate::fault;
+use crate::errors;
 use crate::full_disk::DiskFullFlag;
 use crate::storage::is_path_missing;
 
@@ -177,7 +177,7 @@ impl Executor {
         let this = self.clone();
         let task = tokio::spawn(async move {
             let accompanying = this.clone();
-            let report = fault::run_in_task("the supervision of a job", async move {
+            let report = errors::run_in_task("the supervision of a job", async move {
                 Ok(agent::run_job(&accompanying.config, &call, killed).await)
             });
             let report = report.await;
@@ -255,7 +255,7 @@ impl Executor {
             self.state().executions.get(&id),
             Some(Execution::Ended { .. })
         );
-        let reading = tokio::task::spawn_blocking(move || log::read_output(&logs, id, has_ended));
+        let reading = tokio::task::spawn_blocking(move || agent_log::read_output(&logs, id, has_ended));
         let read = reading.await.map_err(std::io::Error::other);
         let read = read.and_then(|read| read).map_err(|error| {
             let text = format!("what execution {id} printed: {error}");

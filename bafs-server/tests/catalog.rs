@@ -7,7 +7,7 @@ use bafs_proto::ids::ServerId;
 use bafs_proto::message::{
     Advert, Advertise, ListVolumes, QueryServers, ReadCounters, Role, ServerKind,
 };
-use bafs_proto::net::mem::MemoryNetwork;
+use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};

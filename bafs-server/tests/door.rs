@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bafs_proto::door::{
+use bafs_proto::fd_passing::{
     HandoffCall, HandoffReply, HandoffRequest, HandoffMessage, HandoffTicket, HandoffHeader, TreeHandoff, HandoffHello,
     HandoffHelloReply, TicketSecret,
 };
@@ -16,7 +16,7 @@ use bafs_proto::net::BoxFuture;
 use bafs_proto::net::packets::PacketSocket;
 use bafs_proto::{Error, ErrorCode, PROTOCOL_VERSION, codec};
 use bafs_server::counters::Counters;
-use bafs_server::door::{HandlerReply, HandoffServer, HandoffFactory, HandoffHandler, Handoff};
+use bafs_server::fd_passing::{HandlerReply, HandoffServer, HandoffFactory, HandoffHandler, Handoff};
 use tokio::sync::watch;
 
 const HEADER: HandoffHeader = HandoffHeader::Tree(TreeHandoff {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::storage_world::{FOREVER, NodeCluster, spec};
-use bafs_proto::door::{HandoffCall, HandoffRequest, HandoffMessage, GetHandoffTicket, HandoffTarget, HandoffHello, HandoffHelloReply};
+use bafs_proto::fd_passing::{HandoffCall, HandoffRequest, HandoffMessage, GetHandoffTicket, HandoffTarget, HandoffHello, HandoffHelloReply};
 use bafs_proto::file_op::{Caller, FileOp};
 use bafs_proto::ids::{AgentId, Epoch, VolumeId};
 use bafs_proto::message::{CloseTree, DeleteVolume, OpenTree, RunFileOps, GetVolume, TreeRef};

@@ -14,7 +14,7 @@ use bafs_proto::message::{
     SourceKind, StatSource, TreeRef,
 };
 use bafs_proto::token::{Right, Token};
-use bafs_server::home::HomeServer;
+use bafs_server::home_server::HomeServer;
 
 #[tokio::test]
 async fn a_listing_is_sorted_and_follows_no_links() {

@@ -12,7 +12,7 @@ use bafs_proto::ids::ExtractionId;
 use bafs_proto::message::{PutFilesEntry, PutFile, PutFiles, StatSource};
 use bafs_proto::replica::{ListedFile, ReadSources};
 use bafs_proto::token::Right;
-use bafs_server::home::HomeServer;
+use bafs_server::home_server::HomeServer;
 
 #[tokio::test]
 async fn range_reads_carry_digests_and_detect_changes() {

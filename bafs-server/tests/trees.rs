@@ -9,7 +9,7 @@ use bafs_proto::ids::{AgentId, Epoch, HandleId, InodeNo, VolumeId};
 use bafs_proto::message::{CloseTree, OpenTree, RunFileOps, TreeRef};
 use bafs_server::clock;
 use bafs_server::counters::Counters;
-use bafs_server::trees::{LEASE_MS, TreeSessions};
+use bafs_server::tree_sessions::{LEASE_MS, TreeSessions};
 use bafs_tree::Tree;
 use bytes::Bytes;
 use tempfile::TempDir;

@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 
 use crate::account::{Account, SpaceDecision};
-use crate::anchor::{FileReference, ProcPath};
+use crate::file_reference::{FileReference, ProcPath};
 use crate::errno::{self, Outcome};
 use crate::session::Session;
 

@@ -15,7 +15,7 @@ use std::sync::atomic::fence;
 use bafs_proto::hash::Digest;
 use bafs_proto::message::{SourceEntry, SourceKind};
 
-use crate::shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
+use crate::shared_words::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
 
 /// Numbers that a block has in the map: its mark, and the first eight bytes of its digest. Nobody
 /// but the node writes them, so they need not withstand more than chance.

@@ -15,7 +15,7 @@ use rustix::io::{ReadWriteFlags, pread, pwrite, pwritev2};
 use crate::account::{Account, SpaceDecision};
 use crate::errno::{self, Outcome};
 use crate::handles::OpenFile;
-use crate::kernel;
+use crate::syscalls;
 use crate::session::Session;
 
 /// Most that one copy moves before it answers, in bytes: a short copy is no error, and nobody
@@ -336,7 +336,7 @@ fn reserve_range(account: &Account, file: &OpenFile, offset: u64, length: u64) -
 
 /// The parts of `blocks` that have space in the file, in order; fewer where nobody knows.
 fn allocated_in(file: &OpenFile, blocks: &Range<u64>, block_bytes: u64) -> Vec<Range<u64>> {
-    match kernel::allocated_ranges(&file.fd, blocks.clone()) {
+    match syscalls::allocated_ranges(&file.fd, blocks.clone()) {
         Some(present) => present,
         None if file.file_reference.tree().is_tmpfs() => data_in(file, blocks, block_bytes),
         None => Vec::new(),

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::AGENT_NUMBER_FIRST;
 
-use crate::anchor::FileReference;
-use crate::descriptors::SynchronousOpen;
-use crate::directory::DirectoryStream;
+use crate::file_reference::FileReference;
+use crate::descriptor_limits::SynchronousOpen;
+use crate::directory_stream::DirectoryStream;
 use crate::errno::{self, Outcome};
 
 /// An open file.

@@ -9,8 +9,8 @@ use bafs_proto::ids::InodeNo;
 use bafs_proto::limits::{AGENT_NUMBER_FIRST, SUBSTITUTE_NUMBER_FIRST};
 
 use crate::account::HostFileId;
-use crate::anchor::FileReference;
-use crate::descriptors::path_descriptors_max;
+use crate::file_reference::FileReference;
+use crate::descriptor_limits::path_descriptors_max;
 use crate::errno::{self, Outcome};
 
 #[derive(Debug)]
@@ -288,7 +288,7 @@ mod tests {
     use rustix::fs::fstat;
 
     use super::*;
-    use crate::anchor::host_file_id;
+    use crate::file_reference::host_file_id;
     use crate::attributes::to_attr;
     use crate::tree::Tree;
 

@@ -4,34 +4,34 @@
 //! [`SharedWords`], numbers that processes share, and [`BlockMap`] in them,
 //! [`held_below`], [`remove_tree`] and [`private_directory`].
 
-mod kernel;
+mod syscalls;
 
 mod account;
-mod anchor;
+mod file_reference;
 mod attributes;
-mod below;
+mod tree_scan;
 mod block_map;
 mod data;
-mod descriptors;
-mod directory;
+mod descriptor_limits;
+mod directory_stream;
 mod errno;
 mod handles;
 mod inodes;
 mod listing;
-mod names;
-mod private;
+mod name_operations;
+mod trusted_directory;
 mod removal;
-mod room;
+mod directory_change;
 mod session;
-mod shared;
+mod shared_words;
 mod tree;
 
 pub use account::Limit;
-pub use below::{TreeFingerprint, measure_use, tree_fingerprint};
+pub use tree_scan::{TreeFingerprint, measure_use, tree_fingerprint};
 pub use block_map::{BlockMap, BlockLayout};
-pub use descriptors::{JobDescriptorUse, ReservedDescriptors, reservable_descriptors};
-pub use private::private_directory;
+pub use descriptor_limits::{JobDescriptorUse, ReservedDescriptors, reservable_descriptors};
+pub use trusted_directory::private_directory;
 pub use removal::remove_tree;
 pub use session::Session;
-pub use shared::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
+pub use shared_words::{SHARED_WORDS_MAX, SharedAccess, SharedWords};
 pub use tree::{ROOT_FREE_BYTES, Tree, TreeUse};

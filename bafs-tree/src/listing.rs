@@ -7,7 +7,7 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use bafs_proto::limits::DIRECTORY_PAGE_BYTES_MAX;
 use rustix::fs::{AtFlags, statat};
 
-use crate::anchor::{FileReference, host_file_id};
+use crate::file_reference::{FileReference, host_file_id};
 use crate::attributes::to_attr;
 use crate::errno::{self, Outcome};
 use crate::session::{Session, lock};

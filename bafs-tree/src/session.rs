@@ -8,14 +8,14 @@ use bafs_proto::ids::{HandleId, InodeNo};
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, fsync};
 
 use crate::account::HostFileId;
-use crate::anchor::{FileReference, host_file_id};
+use crate::file_reference::{FileReference, host_file_id};
 use crate::attributes::to_attr;
-use crate::descriptors::{JobDescriptorUse, SynchronousOpen, ReservedDescriptorsGuard, ReservedDescriptors, check_synchronous_open};
-use crate::directory::DirectoryStream;
+use crate::descriptor_limits::{JobDescriptorUse, SynchronousOpen, ReservedDescriptorsGuard, ReservedDescriptors, check_synchronous_open};
+use crate::directory_stream::DirectoryStream;
 use crate::errno::{self, Outcome};
 use crate::handles::{Handle, Handles, OpenDirectory, OpenFile};
 use crate::inodes::Inodes;
-use crate::names::NewEntry;
+use crate::name_operations::NewEntry;
 use crate::tree::Tree;
 
 /// An agent's inode references and open handles. Dropping it closes everything.

@@ -14,8 +14,8 @@ use rustix::fs::{
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use crate::account::{Account, HostFileId, Limit};
-use crate::anchor::{host_file_id, file_type, open_path, proc_path};
-use crate::descriptors::can_open_by_handle;
+use crate::file_reference::{host_file_id, file_type, open_path, proc_path};
+use crate::descriptor_limits::can_open_by_handle;
 use crate::session::Session;
 
 /// The root's own blocks up to so many bytes are not charged: an empty tree uses nothing.

@@ -2,7 +2,7 @@
 
 mod plan;
 mod servers;
-mod wrong_use;
+mod usage_error;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use plan::{PlanArgs, SimArgs};
 pub(crate) use servers::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs};
-pub(crate) use wrong_use::{EXIT_USAGE_ERROR, UsageError};
+pub(crate) use usage_error::{EXIT_USAGE_ERROR, UsageError};
 
 /// A path, or a URL with one, whose names need not be UTF-8.
 fn path_text() -> impl TypedValueParser<Value = String> {

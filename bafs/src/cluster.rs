@@ -10,13 +10,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use bafs_proto::net::channel;
 use bafs_server::executor::{DiskSpace, TemporaryQuota};
-use bafs_server::{clock, home};
+use bafs_server::{clock, home_server};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::init;
-use crate::own_directory::LockedDirectory;
-use crate::rate::parse_bytes;
+use crate::locked_directory::LockedDirectory;
+use crate::units::parse_bytes;
 
 /// Tokens of a throw-away cluster are good for a week: longer than any demo.
 const TOKEN_LIFETIME_MS: u64 = 7 * 24 * 3600 * 1000;
@@ -75,7 +75,7 @@ impl Cluster {
             &directory.path().join("identity"),
             clock::now().plus_ms(TOKEN_LIFETIME_MS),
         )?;
-        let home_state = spec.export.join(home::OWN_DIRECTORY);
+        let home_state = spec.export.join(home_server::OWN_DIRECTORY);
         let mut cluster = Self {
             program: spec.program.clone(),
             has_metrics: spec.has_metrics,
@@ -89,9 +89,9 @@ impl Cluster {
         let export = path_text(&spec.export)?;
         let mut home = to_strings(&["home", "--export", &export, "--catalog", &catalog]);
         if let Some(limit) = &spec.home_rate {
-            home.extend(to_strings(&["--rate-limit", limit]));
+            home_server.extend(to_strings(&["--rate-limit", limit]));
         }
-        cluster.spawn_server("home", home)?;
+        cluster.spawn_server("home", home_server)?;
         let slots = spec.slots.to_string();
         let share = slot_temporary_space(spec, cluster.directory.path())?;
         let (tmp, memory) = (
@@ -294,7 +294,7 @@ impl Drop for Cluster {
         if self.made_home_state {
             // Receipts are for clusters that outlive a run; the export is the user's directory.
             // Another home may have come to it meanwhile, and then they are that one's.
-            let _ = home::remove_unused_directory(&self.export);
+            let _ = home_server::remove_unused_directory(&self.export);
         }
     }
 }

@@ -10,7 +10,7 @@ use bafs_client::sandbox::{Check, CheckStatus, check_host};
 use bafs_proto::message::{Advert, DeleteVolume, ReadCounters};
 use bafs_proto::volume::{VolumeState, VolumeStatus};
 use bafs_server::clock;
-use bafs_server::home::{UnfinishedUpload, list_unfinished_uploads};
+use bafs_server::home_server::{UnfinishedUpload, list_unfinished_uploads};
 
 use crate::args::DoctorArgs;
 use crate::client::{ClusterClient, is_node_identity};

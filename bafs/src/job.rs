@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
 use bafs_client::agent::{AgentOptions, Explain, TemporaryLocation};
-use bafs_client::entry::EXIT_ENVIRONMENT;
+use bafs_client::entry_points::EXIT_ENVIRONMENT;
 use bafs_client::sandbox::{self, JobPlan, DirectoryRemover, JobSession, VolumeBind};
 use bafs_client::tree::Durability;
 use bafs_proto::ErrorCode;
@@ -22,8 +22,8 @@ use serde_json::json;
 use crate::args::{AgentArgs, ClientArgs, DelegateArgs, ExecArgs, MountArgs, UsageError};
 use crate::client::ClusterClient;
 use crate::init;
-use crate::own_directory::LockedDirectory;
-use crate::rate::parse_bytes;
+use crate::locked_directory::LockedDirectory;
+use crate::units::parse_bytes;
 
 const SECOND_MS: u64 = 1000;
 
@@ -65,7 +65,7 @@ pub(crate) fn run_exec(args: &ExecArgs) -> Result<ExitCode> {
                 directory: directory.path().to_owned(),
                 memory_bytes: machine_memory_bytes() / 2,
             };
-            let code = bafs_client::entry::exec_main(spec, identity, choices, Some(place));
+            let code = bafs_client::entry_points::exec_main(spec, identity, choices, Some(place));
             drop(directory);
             drop(remover);
             Ok(code)
@@ -134,7 +134,7 @@ pub(crate) fn run_mount(args: &MountArgs) -> Result<ExitCode> {
         .context("one volume was asked for")?;
     let identity = init::load_identity(&args.client.identity, Role::Agent)?;
     let op_deadline_ms = args.operation_timeout.saturating_mul(SECOND_MS);
-    Ok(bafs_client::entry::mount_main(
+    Ok(bafs_client::entry_points::mount_main(
         mount,
         &args.directory,
         identity,
@@ -175,7 +175,7 @@ pub(crate) fn run_agent(args: &AgentArgs) -> ExitCode {
         directory,
         machine_memory_bytes,
     });
-    bafs_client::entry::agent_main(&args.identity, args.output_prefix.as_deref(), choices, temporary)
+    bafs_client::entry_points::agent_main(&args.identity, args.output_prefix.as_deref(), choices, temporary)
 }
 
 fn agent_choices(explain: bool, DelegateArgs { delegate }: DelegateArgs, promise: Durability) -> AgentOptions {

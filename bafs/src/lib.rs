@@ -6,7 +6,7 @@ mod args;
 mod client;
 pub mod cluster;
 pub mod demo;
-mod display;
+mod progress_display;
 mod doctor;
 mod grant;
 mod graph;
@@ -14,14 +14,14 @@ mod history;
 mod init;
 mod input_file;
 mod job;
-mod live;
+mod live_environment;
 mod logs;
 mod metrics;
 mod output;
-mod own_directory;
-pub mod picture;
+mod locked_directory;
+pub mod svg_chart;
 mod plan;
-mod rate;
+mod units;
 #[cfg(test)]
 mod reference;
 mod report;
@@ -29,8 +29,8 @@ mod run;
 mod serve;
 mod sim;
 mod status;
-mod steer;
-mod visible;
+mod run_control;
+mod terminal_text;
 mod volume;
 mod workflow_file;
 
@@ -77,7 +77,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if error.downcast_ref::<StdoutClosed>().is_some() => ExitCode::from(EXIT_STDOUT_CLOSED),
         Err(error) => {
-            eprintln!("{}", visible::sanitize_lines(&format!("bafs: {error:#}")));
+            eprintln!("{}", terminal_text::sanitize_lines(&format!("bafs: {error:#}")));
             let is_wrong_use = UsageError::is_cause_of(&error);
             ExitCode::from(if is_wrong_use { EXIT_USAGE_ERROR } else { EXIT_FAILED })
         }
@@ -95,13 +95,13 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
     | CliCommand::Exec(ExecArgs { memory, .. })
     | CliCommand::Mount(MountArgs { memory, .. }) = &cli.command
     {
-        bafs_client::memory::limit_memory(rate::parse_bytes(&memory.memory).context("--memory")?);
+        bafs_client::memory::limit_memory(units::parse_bytes(&memory.memory).context("--memory")?);
     }
     if let CliCommand::Home(HomeArgs { server, .. })
     | CliCommand::Catalog(CatalogArgs { server, .. })
     | CliCommand::Node(NodeArgs { server, .. }) = &cli.command
     {
-        let bytes_max = rate::parse_bytes(&server.memory).context("--memory")?;
+        let bytes_max = units::parse_bytes(&server.memory).context("--memory")?;
         bafs_proto::net::set_request_memory_max(bytes_max);
     }
     match cli.command {
@@ -112,8 +112,8 @@ fn run_command(cli: Cli) -> Result<ExitCode> {
         CliCommand::Init(args) => init::init(&args, output)?,
         CliCommand::Check(args) => workflow_file::check_workflow(&args.workflow, output)?,
         CliCommand::Sim(args) => sim::run_simulations(&args, output)?,
-        CliCommand::Prefer(args) => steer::prefer_pipeline(&args, output)?,
-        CliCommand::Cancel(args) => steer::cancel_pipeline(&args, output)?,
+        CliCommand::Prefer(args) => run_control::prefer_pipeline(&args, output)?,
+        CliCommand::Cancel(args) => run_control::cancel_pipeline(&args, output)?,
         CliCommand::Replay(args) => history::print_history(&args, output)?,
         CliCommand::Status(args) => status::show_status(&args, output)?,
         CliCommand::Report(args) => report::run_report(&args, output)?,

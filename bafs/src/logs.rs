@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::job_logs::{LoggedAttempt, LOGS_BYTES_MAX, read_index};
-use bafs_sched::io::{journal, steer};
+use bafs_sched::io::{journal, user_commands};
 use bafs_sched::logic::JobState;
 use bafs_sched::replay::{replay_history, describe_status};
 use bafs_sched::workflow::find_nearest;
@@ -207,7 +207,7 @@ fn explain_missing_log(run: &RunFiles, name: &str, attempts: &[LoggedAttempt]) -
     if let Some(path) = &run.journal {
         let scheduler = replay_history(journal::read_history(path)?).1;
         let workflow = scheduler.workflow();
-        let Some(job) = steer::find_job(workflow, name) else {
+        let Some(job) = user_commands::find_job(workflow, name) else {
             let names = workflow.jobs.iter().map(|job| job.name.as_str());
             return Ok(unknown_job_message(name, names.collect()));
         };
@@ -266,7 +266,7 @@ fn is_job_running(run: &RunFiles, name: &str) -> bool {
     let history = written.and_then(|path| journal::read_history(path).ok());
     history.is_some_and(|history| {
         let scheduler = replay_history(history).1;
-        let job = steer::find_job(scheduler.workflow(), name);
+        let job = user_commands::find_job(scheduler.workflow(), name);
         job.is_some_and(|job| scheduler.job_state(job) == JobState::Active)
     })
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Error, Result};
 use serde::Serialize;
 
-use crate::visible;
+use crate::terminal_text;
 
 /// How to print results.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,7 @@ impl Printer {
         let mut line = if self.json {
             serde_json::to_vec(value)?
         } else {
-            visible::sanitize_lines(text).into_bytes()
+            terminal_text::sanitize_lines(text).into_bytes()
         };
         line.push(b'\n');
         print_bytes(&line)
@@ -53,7 +53,7 @@ impl Printer {
         if self.json {
             return Ok(());
         }
-        print_bytes(format!("{}\n", visible::sanitize_lines(text)).as_bytes())
+        print_bytes(format!("{}\n", terminal_text::sanitize_lines(text)).as_bytes())
     }
 }
 

@@ -15,9 +15,9 @@ use serde::Serialize;
 
 use crate::args::PlanArgs;
 use crate::input_file;
-use crate::live::{self, LinkRates};
+use crate::live_environment::{self, LinkRates};
 use crate::output::Printer;
-use crate::rate::format_bytes;
+use crate::units::format_bytes;
 use crate::workflow_file;
 
 /// Plans a workflow or a canonical workload, and prints the strategies and the choice.
@@ -32,7 +32,7 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
         check_processors(workflow, &environment)?;
     }
     if args.environment.is_none() {
-        remarks.push(live::describe_environment(&environment));
+        remarks.push(live_environment::describe_environment(&environment));
     }
     if !environment.is_uniform() {
         remarks.push(
@@ -126,7 +126,7 @@ fn remote_io_remark(plan: &Plan, tried: &[TrialResult]) -> Option<String> {
 /// Those of the file, else those that the catalog lists.
 async fn load_machines(args: &PlanArgs) -> Result<Environment> {
     let Some(path) = &args.environment else {
-        return live::load_environment(args).await;
+        return live_environment::load_environment(args).await;
     };
     check_exclusive_sources(args)?;
     let declared = LinkRates::parse_rates(&args.home_rate, &args.local_rate)?;

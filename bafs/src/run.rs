@@ -1,6 +1,6 @@
 //! `bafs run`: a workflow on a cluster that exists, or on a throw-away one.
 
-mod local;
+mod local_report;
 mod stop;
 
 use std::io::Write;
@@ -23,15 +23,15 @@ use bafs_sched::workflow::{Workflow, parse_duration};
 use crate::args::{RunArgs, StartOrder, UsageError};
 use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
-use crate::display::ProgressDisplay;
+use crate::progress_display::ProgressDisplay;
 use crate::init;
 use crate::logs;
 use crate::metrics::{self, PublishedProgress};
 use crate::output::Printer;
 use crate::plan;
-use crate::rate::{parse_bytes, parse_rate_limit};
+use crate::units::{parse_bytes, parse_rate_limit};
 use crate::serve;
-use crate::visible;
+use crate::terminal_text;
 use crate::workflow_file;
 
 /// Nodes of a throw-away cluster: each is a process, with a store of its own.
@@ -195,7 +195,7 @@ async fn run_on_throw_away_cluster(
             .journal
             .clone()
             .unwrap_or_else(|| cluster.directory().join("journal")),
-        logs: local::choose_logs_directory(
+        logs: local_report::choose_logs_directory(
             logs::logs_directory(&journal_path(args)),
             &spec.export,
             &workflow,
@@ -217,13 +217,13 @@ async fn run_on_throw_away_cluster(
         bail!("interrupted; the throw-away cluster was removed");
     };
     let mut report = report?;
-    let places = local::unsent_result_paths(&report, cluster.directory());
+    let places = local_report::unsent_result_paths(&report, cluster.directory());
     let is_kept = !places.is_empty() && cluster.keep_files().is_ok();
     let kept = is_kept.then(|| cluster.directory());
     if let Some(kept) = kept {
-        print_notice(&local::describe_kept_results(&places, kept));
+        print_notice(&local_report::describe_kept_results(&places, kept));
     }
-    local::rewrite_report(&mut report, kept);
+    local_report::rewrite_report(&mut report, kept);
     Ok(report)
 }
 
@@ -276,7 +276,7 @@ fn build_cluster_spec(args: &RunArgs, nodes: u32) -> Result<ClusterSpec> {
 fn warn_of_small_disk(nodes: u32, size_bytes: u64) {
     let place = std::env::temp_dir();
     let all = serve::disk_bytes(&place);
-    let told = all.and_then(|all| local::oversubscription_message(nodes, size_bytes, &place, all));
+    let told = all.and_then(|all| local_report::oversubscription_message(nodes, size_bytes, &place, all));
     if let Some(told) = told {
         eprintln!("warning: {told}");
     }
@@ -459,7 +459,7 @@ fn last_lines(output: &str) -> Vec<String> {
     let lines: Vec<&str> = output.lines().collect();
     lines[lines.len().saturating_sub(LINES_SHOWN_MAX)..]
         .iter()
-        .map(|line| visible::sanitize_lines(&line.chars().take(COLUMNS_SHOWN_MAX).collect::<String>()))
+        .map(|line| terminal_text::sanitize_lines(&line.chars().take(COLUMNS_SHOWN_MAX).collect::<String>()))
         .collect()
 }
 

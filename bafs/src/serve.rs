@@ -9,8 +9,8 @@ use bafs_proto::ErrorCode;
 use bafs_proto::message::Role;
 use bafs_sched::workflow::Url;
 use bafs_server::catalog::{self, CatalogConfig};
-use bafs_server::home::{self, HomeConfig};
-use bafs_server::homes::HomeSettings;
+use bafs_server::home_server::{self, HomeConfig};
+use bafs_server::home_clients::HomeSettings;
 use bafs_server::node::{self, NodeConfig};
 use bafs_server::serving::RunningServer;
 use nix::sys::signal::Signal;
@@ -21,7 +21,7 @@ use crate::args::{CatalogArgs, HomeArgs, NodeArgs, ServerArgs, UsageError};
 use crate::init;
 use crate::metrics;
 use crate::output::Printer;
-use crate::rate::{parse_bytes, parse_rate_limit, format_bytes};
+use crate::units::{parse_bytes, parse_rate_limit, format_bytes};
 
 /// Runs a home server.
 pub(crate) async fn run_home(args: HomeArgs, output: Printer) -> Result<()> {
@@ -38,7 +38,7 @@ pub(crate) async fn run_home(args: HomeArgs, output: Printer) -> Result<()> {
         group: String::new(),
         limit_bytes_per_s: parse_rate_limit(args.rate_limit.as_deref())?,
     };
-    let server = explain_start_error(home::start(config).await)?;
+    let server = explain_start_error(home_server::start(config).await)?;
     serve_until_stopped(server, &args.server, output).await
 }
 

@@ -1,6 +1,6 @@
 //! `bafs sim`: runs a workload on machines that are not there. It starts nothing.
 
-mod plot;
+mod charts;
 mod workload;
 
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use self::workload::{MeasuredRun, Workload};
 use crate::args::SimArgs;
 use crate::output::Printer;
-use crate::rate::format_bytes;
+use crate::units::format_bytes;
 
 /// Simulates a workload, and prints how it went.
 pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
@@ -31,7 +31,7 @@ pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
     let planned = plan_workload.choice.as_ref().filter(|_| is_planned);
     let policies = select_policies(args, &plan_workload.candidates, planned.map(|it| it.strategy))?;
     if let Some(directory) = &args.plot {
-        plot::create_directory(directory)?;
+        charts::create_directory(directory)?;
     }
     let (mut rows, mut endless) = (Vec::new(), Vec::new());
     for policy in policies {
@@ -96,10 +96,10 @@ fn write_charts(
     rows: &[SimulatedRun],
     directory: &Path,
 ) -> Result<Vec<String>> {
-    let mut written = plot::write_run_charts(directory, &workload.workflow, rows)?;
+    let mut written = charts::write_run_charts(directory, &workload.workflow, rows)?;
     if let Some(text) = &args.canonical {
         let canonical = CanonicalWorkload::parse(text).map_err(|e| anyhow!("--canonical: {e}"))?;
-        written.extend(plot::write_canonical_charts(directory, &canonical, environment)?);
+        written.extend(charts::write_canonical_charts(directory, &canonical, environment)?);
     }
     Ok(written)
 }
@@ -417,7 +417,7 @@ mod tests {
         let row = simulate_policy(&args, &workload, &environment, candidates, policy)
             .unwrap()
             .unwrap();
-        let written = plot::write_run_charts(directory.path(), &workload.workflow, &[row]).unwrap();
+        let written = charts::write_run_charts(directory.path(), &workload.workflow, &[row]).unwrap();
         let names = [
             "workflow.dot",
             "processors.svg",
@@ -429,7 +429,7 @@ mod tests {
         // A bar for each of forty jobs beside the frame's own rectangles.
         assert!(read("gantt-slice.svg").matches("<rect").count() > 40);
         assert!(read("processors.svg").contains("Slice"));
-        let map = plot::choice_map(&canonical, &environment);
+        let map = charts::choice_map(&canonical, &environment);
         let chosen = map.cells.iter().flatten().flatten().count();
         assert!(chosen > 0 && map.categories.len() > 1, "{:?}", map.categories);
     }

@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::args::StatusArgs;
 use crate::history;
 use crate::output::Printer;
-use crate::visible::sanitize_line as visible;
+use crate::terminal_text::sanitize_line as visible;
 
 /// Time between looks, and the least part of the time that is not spent looking.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

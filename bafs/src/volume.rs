@@ -22,7 +22,7 @@ use crate::args::{
 };
 use crate::client::ClusterClient;
 use crate::output::Printer;
-use crate::rate::parse_bytes;
+use crate::units::parse_bytes;
 
 const HOUR_MS: u64 = 3600 * 1000;
 

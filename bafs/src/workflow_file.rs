@@ -9,7 +9,7 @@ use bafs_sched::workflow::{
 
 use crate::input_file;
 use crate::output::Printer;
-use crate::visible;
+use crate::terminal_text;
 
 /// Reads and checks a workflow; its warnings go to standard error.
 pub(crate) fn load_workflow(path: &Path) -> Result<Workflow> {
@@ -18,12 +18,12 @@ pub(crate) fn load_workflow(path: &Path) -> Result<Workflow> {
     match parse_workflow(&file, &text, &read_description) {
         Ok(checked) => {
             for warning in &checked.warnings {
-                eprintln!("{}", visible::sanitize_lines(&format_diagnostic(warning, &file, &text)));
+                eprintln!("{}", terminal_text::sanitize_lines(&format_diagnostic(warning, &file, &text)));
             }
             Ok(checked.workflow)
         }
         Err(rejected) => {
-            eprintln!("{}", visible::sanitize_lines(&format_rejection(&rejected, &file, &text)));
+            eprintln!("{}", terminal_text::sanitize_lines(&format_rejection(&rejected, &file, &text)));
             bail!("{file} has errors: correct what is named above");
         }
     }

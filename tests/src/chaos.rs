@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
 use crate::bench::measure::Stopwatch;
-use crate::bench::nohang::fault;
-use crate::dice::SeededRng;
+use crate::bench::nohang::fault_scenario;
+use crate::seeded_rng::SeededRng;
 use crate::{TestCluster, processes_matching};
 
 const WIDTH: u32 = 40;
@@ -122,9 +122,9 @@ pub fn run_chaos(seed: u64, faults: Duration) -> Result<ChaosOutcome> {
 }
 
 fn run_isolated(seed: u64, faults: Duration) -> Result<ChaosOutcome> {
-    let unmade = fault::isolation_obstacle();
+    let unmade = fault_scenario::isolation_obstacle();
     if unmade.is_none() {
-        fault::enter_private_namespaces()?;
+        fault_scenario::enter_private_namespaces()?;
     }
     let mut world = TestCluster::start(&NODES)?;
     if unmade.is_none() {
@@ -176,7 +176,7 @@ fn run_isolated(seed: u64, faults: Duration) -> Result<ChaosOutcome> {
     }
     let left = find_leftovers(&world)?;
     for at in (1..=NODES.len()).filter(|_| unmade.is_none()) {
-        fault::unmount_small_disk(&store_path(&world, &format!("n{at}")))?;
+        fault_scenario::unmount_small_disk(&store_path(&world, &format!("n{at}")))?;
     }
     Ok(ChaosOutcome {
         is_complete,
@@ -199,7 +199,7 @@ fn mount_small_disks(world: &mut TestCluster) -> Result<()> {
         let node = format!("n{at}");
         world.cluster.kill(&node)?;
         wipe_store(world, &node)?;
-        fault::mount_small_disk(&store_path(world, &node), DISK_HEADROOM)?;
+        fault_scenario::mount_small_disk(&store_path(world, &node), DISK_HEADROOM)?;
         world.cluster.restart(&node)?;
     }
     Ok(())
@@ -280,7 +280,7 @@ impl ChaosFaults<'_> {
             match back {
                 Recovery::RestartServer => self.world.cluster.restart(&name)?,
                 Recovery::ResumeServer => self.world.cluster.signal(&name, Signal::SIGCONT)?,
-                Recovery::RestoreLink => fault::restore_link(&name)?,
+                Recovery::RestoreLink => fault_scenario::restore_link(&name)?,
                 Recovery::FreeDisk => std::fs::remove_file(store_path(self.world, &name).join(FILLER_FILE))?,
             }
         }
@@ -325,11 +325,11 @@ impl ChaosFaults<'_> {
                 Recovery::ResumeServer
             }
             "cut" => {
-                fault::cut_link(name, self.world.cluster.address(name))?;
+                fault_scenario::cut_link(name, self.world.cluster.address(name))?;
                 Recovery::RestoreLink
             }
             "fill" => {
-                fault::fill_disk(&store_path(self.world, name).join(FILLER_FILE))?;
+                fault_scenario::fill_disk(&store_path(self.world, name).join(FILLER_FILE))?;
                 Recovery::FreeDisk
             }
             _ => {

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bafs_proto::ErrorCode;
-use bafs_proto::door::HANDOFF_SOCKET_NAME;
+use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
 use bafs_proto::message::JobOutcome;
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{DATA_FILE, CacheCluster, run_compare_job};
+use bafs_tests::cache_cluster::{DATA_FILE, CacheCluster, run_compare_job};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;

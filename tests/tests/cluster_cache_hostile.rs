@@ -12,7 +12,7 @@ use bafs_proto::ErrorCode;
 use bafs_proto::message::JobOutcome;
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{DATA_FILE, CacheCluster, count_wrong_bytes};
+use bafs_tests::cache_cluster::{DATA_FILE, CacheCluster, count_wrong_bytes};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;

@@ -14,7 +14,7 @@ use bafs_proto::net::channel::{Channel, set_channel};
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
 use bafs_tests::report_skip;
-use bafs_tests::stage::{DATA_FILE, CacheCluster, count_wrong_bytes};
+use bafs_tests::cache_cluster::{DATA_FILE, CacheCluster, count_wrong_bytes};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 

@@ -4,7 +4,7 @@
 use std::fs::OpenOptions;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::disk::{fill_disk, start_node_on_disk, path_in_namespace};
+use bafs_tests::small_disk::{fill_disk, start_node_on_disk, path_in_namespace};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 const PIPELINES: u32 = 4;

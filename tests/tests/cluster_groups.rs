@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::door::HANDOFF_SOCKET_NAME;
+use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
 use bafs_tests::api::{CacheVolume, CacheSpec};
 use bafs_tests::content::Content;
-use bafs_tests::stage::{CacheCluster, run_compare_job};
+use bafs_tests::cache_cluster::{CacheCluster, run_compare_job};
 use bafs_tests::{mount_obstacle, report_skip};
 
 const MIB: usize = 1 << 20;

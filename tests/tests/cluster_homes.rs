@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bafs_tests::foreign::{start_nginx, start_sshd};
+use bafs_tests::external_servers::{start_nginx, start_sshd};
 use bafs_tests::{mount_obstacle, processes_matching, bafs_program, printed_text, report_skip};
 
 #[test]

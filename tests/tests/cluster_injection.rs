@@ -1,14 +1,14 @@
 //! Two users' runs while servers, links and disks fail as a seed says: all results are right,
 //! nothing is left, and no job runs again but for a fault of what held it.
 
-use bafs_tests::injection::{self, SeedResult};
+use bafs_tests::fault_injection::{self, SeedResult};
 use bafs_tests::report_skip;
 
 fn check_seed(test: &str, seed: u64) {
-    if let Some(reason) = injection::injection_obstacle() {
+    if let Some(reason) = fault_injection::injection_obstacle() {
         return report_skip(test, &reason);
     }
-    let verdict = injection::run_seed(seed).expect("the cluster runs");
+    let verdict = fault_injection::run_seed(seed).expect("the cluster runs");
     check_result(&verdict);
 }
 
@@ -44,10 +44,10 @@ fn cluster_withstands_further_injected_faults() {
 #[ignore = "half an hour; for soak"]
 fn cluster_withstands_forty_seeds_of_faults() {
     let test = "cluster_withstands_forty_seeds_of_faults";
-    if let Some(reason) = injection::injection_obstacle() {
+    if let Some(reason) = fault_injection::injection_obstacle() {
         return report_skip(test, &reason);
     }
-    let verdicts = injection::run_seeds(1..=40, &|verdict| eprintln!("{verdict:?}"));
+    let verdicts = fault_injection::run_seeds(1..=40, &|verdict| eprintln!("{verdict:?}"));
     for verdict in &verdicts {
         check_result(verdict);
     }

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::disk::{fill_disk, start_node_on_disk, path_in_namespace};
+use bafs_tests::small_disk::{fill_disk, start_node_on_disk, path_in_namespace};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// A cluster of nodes of these sizes, unless nothing can be mounted here.

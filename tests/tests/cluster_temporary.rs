@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{TestCluster, mount_obstacle, exec, bafs_program, printed_text, report_skip};
+use bafs_tests::{TestCluster, mount_obstacle, exec_job, bafs_program, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -262,7 +262,7 @@ fn cluster_shares_a_parent_with_its_mount_point() -> Result<()> {
 #[test]
 fn cluster_concurrent_execs_share_nothing() -> Result<()> {
     let name = "cluster_concurrent_execs_share_nothing";
-    let Some(world) = exec::start_cluster(name, "20MB")? else {
+    let Some(world) = exec_job::start_cluster(name, "20MB")? else {
         return Ok(());
     };
     for volume in ["v", "x"] {
@@ -270,7 +270,7 @@ fn cluster_concurrent_execs_share_nothing() -> Result<()> {
         world.run_json(&args)?;
     }
     let script = "echo $$; ls -A /tmp | wc -l; echo x > /tmp/note; sleep 1; ls -A /tmp";
-    let jobs = ["v:/vol", "x:/vol"].map(|mount| exec::job_command_with_mount(&world, mount, &[], script));
+    let jobs = ["v:/vol", "x:/vol"].map(|mount| exec_job::job_command_with_mount(&world, mount, &[], script));
     let mut started = Vec::new();
     for mut job in jobs {
         started.push(job.spawn()?);
@@ -287,7 +287,7 @@ fn cluster_concurrent_execs_share_nothing() -> Result<()> {
     let own = tempfile::tempdir()?;
     fs::write(own.path().join("file"), "of the host")?;
     let script = format!("cat \"$HERE/file\"; test -d {}", own.path().display());
-    let mut shared = exec::job_command(&world, &["--share", "/tmp"], &script);
+    let mut shared = exec_job::job_command(&world, &["--share", "/tmp"], &script);
     let output = shared.env("HERE", own.path()).output()?;
     check_success(&output)?;
     Ok(())

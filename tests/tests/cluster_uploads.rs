@@ -11,7 +11,7 @@ use bafs_proto::ids::{ExtractionId, VolumeId};
 use bafs_proto::message::ExtractFile;
 use bafs_tests::api::BlockingClient;
 use bafs_tests::content::Content;
-use bafs_tests::foreign::{start_ftp_server, start_object_store, start_sshd};
+use bafs_tests::external_servers::{start_ftp_server, start_object_store, start_sshd};
 use bafs_tests::{TestCluster, report_skip};
 
 const RESULT_BYTES: usize = 64 << 20;

@@ -7,12 +7,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::door::HANDOFF_SOCKET_NAME;
+use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
 use bafs_proto::message::MountTarget;
 use bafs_tests::content::Content;
-use bafs_tests::disk::{fill_disk, start_node_on_disk, path_in_namespace};
-use bafs_tests::exec::{self, ExecJob};
-use bafs_tests::stage::{DATA_FILE, CacheCluster};
+use bafs_tests::small_disk::{fill_disk, start_node_on_disk, path_in_namespace};
+use bafs_tests::exec_job::{self, ExecJob};
+use bafs_tests::cache_cluster::{DATA_FILE, CacheCluster};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 #[test]
@@ -130,7 +130,7 @@ impl Drop for FrozenFileSystem {
 #[test]
 fn cluster_waits_for_disks_slower_than_the_deadline() -> Result<()> {
     let name = "cluster_waits_for_disks_slower_than_the_deadline";
-    let Some(world) = exec::start_cluster(name, "20MB")? else {
+    let Some(world) = exec_job::start_cluster(name, "20MB")? else {
         return Ok(());
     };
     let directory = tempfile::tempdir()?;

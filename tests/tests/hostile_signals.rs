@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::{job_command, start_cluster};
+use bafs_tests::exec_job::{job_command, start_cluster};
 use bafs_tests::{TestCluster, mount_obstacle, is_gone_or_empty, mounts_matching, processes_matching, bafs_program, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -18,7 +18,7 @@ use bafs_proto::net::channel::Dialer;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
-use bafs_tests::disk::{start_node_on_disk, path_in_namespace};
+use bafs_tests::small_disk::{start_node_on_disk, path_in_namespace};
 use bafs_tests::{TestCluster, mount_obstacle, bafs_program, printed_text, report_skip};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;

@@ -2,7 +2,7 @@
 //! The limit, every kind of death, and that no two writers ever work at once.
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::{self, ExecJob, job_command};
+use bafs_tests::exec_job::{self, ExecJob, job_command};
 use bafs_tests::{TestCluster, printed_text};
 use nix::sys::signal::Signal;
 
@@ -11,7 +11,7 @@ const INLINE_MESSAGE: &str = "volume v: inline";
 
 /// A node of 1 GB with a watched volume `v` of 20 MB and 1,000 files.
 fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
-    let world = exec::start_cluster(name, "1GB")?;
+    let world = exec_job::start_cluster(name, "1GB")?;
     if let Some(world) = &world {
         create_volume(world, "v", "20MB", "1000")?;
     }
@@ -26,7 +26,7 @@ fn create_volume(world: &TestCluster, name: &str, size: &str, files: &str) -> Re
 }
 
 fn check_job(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
-    exec::check_job(world, &[], BIND_MOUNT_MESSAGE, script, expected)
+    exec_job::check_job(world, &[], BIND_MOUNT_MESSAGE, script, expected)
 }
 
 /// Runs a job that must be ended for this reason.

@@ -9,11 +9,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::door::HANDOFF_SOCKET_NAME;
+use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
 use bafs_proto::message::{JobOutcome, MountTarget};
 use bafs_tests::api::BlockingClient;
-use bafs_tests::ring::{self, RingSetting};
-use bafs_tests::stand::{RING_MESSAGE, WRITE_BACK_MESSAGE};
+use bafs_tests::uring::{self, RingSetting};
+use bafs_tests::mounted_volume::{RING_MESSAGE, WRITE_BACK_MESSAGE};
 use bafs_tests::{TestCluster, mount_obstacle, passthrough_obstacle, mounts_matching, printed_text, report_skip};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
@@ -133,7 +133,7 @@ fn write_paths() -> Vec<AccessPath> {
         WRITE_BACK,
         WRITE_BACK_TCP,
     ];
-    if ring::can_use_rings(&format!("{TEST_NAME}, by rings")) {
+    if uring::can_use_rings(&format!("{TEST_NAME}, by rings")) {
         ways.push(RING);
     }
     ways
@@ -258,7 +258,7 @@ fn run_on_volumes(
         MountMethod::HostMount | MountMethod::HostMountWithRings => {
             let rings = match way.method {
                 MountMethod::HostMountWithRings => Some(RingSetting::enable()?),
-                _ if ring::uring_obstacle().is_none() => Some(RingSetting::disable()?),
+                _ if uring::uring_obstacle().is_none() => Some(RingSetting::disable()?),
                 _ => None,
             };
             let places = MountedDirectories::mount(world, way, volumes)?;

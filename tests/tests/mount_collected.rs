@@ -7,10 +7,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use bafs_proto::door::HANDOFF_SOCKET_NAME;
-use bafs_tests::exec::{self, ExecJob};
-use bafs_tests::stand::{WRITE_BACK_MESSAGE, MountedVolume, DataPath};
-use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, ring, printed_text, report_skip};
+use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
+use bafs_tests::exec_job::{self, ExecJob};
+use bafs_tests::mounted_volume::{WRITE_BACK_MESSAGE, MountedVolume, DataPath};
+use bafs_tests::{TestCluster, mount_obstacle, mounts_matching, uring, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -30,7 +30,7 @@ impl WriteBackCluster {
     fn start_each(test: &str) -> Result<Vec<Self>> {
         let mut all = Vec::new();
         for way in [INLINE_MESSAGE, CALLS_MESSAGE] {
-            let Some(world) = exec::start_cluster(test, "300MB")? else {
+            let Some(world) = exec_job::start_cluster(test, "300MB")? else {
                 break;
             };
             if way == CALLS_MESSAGE {
@@ -44,17 +44,17 @@ impl WriteBackCluster {
     }
 
     fn job_command(&self, script: &str) -> Command {
-        exec::job_command_with_mount(&self.world, "v:/vol:write-back", &[], script)
+        exec_job::job_command_with_mount(&self.world, "v:/vol:write-back", &[], script)
     }
 
     /// Runs a job whose writes are collected.
     fn check_write_back(&self, script: &str, expected: &str) -> Result<()> {
-        exec::check_command(self.job_command(script), self.expected_path, script, expected)
+        exec_job::check_command(self.job_command(script), self.expected_path, script, expected)
     }
 
     /// Runs a job whose writes are not, on what an earlier one has left.
     fn check_without_write_back(&self, script: &str, expected: &str) -> Result<()> {
-        exec::check_job(&self.world, &[], self.expected_path, script, expected)
+        exec_job::check_job(&self.world, &[], self.expected_path, script, expected)
     }
 }
 
@@ -64,7 +64,7 @@ fn start_mounted_volumes(test: &str) -> Result<Vec<MountedVolume>> {
         return Ok(Vec::new());
     }
     let mut stands = vec![MountedVolume::start(DataPath::WriteBack)?];
-    if ring::can_use_rings(test) {
+    if uring::can_use_rings(test) {
         stands.push(MountedVolume::start(DataPath::WriteBackRing)?);
     }
     Ok(stands)
@@ -149,7 +149,7 @@ fn mount_write_back_is_announced() -> Result<()> {
     for ready in WriteBackCluster::start_each("mount_write_back_is_announced")? {
         let output = ready.job_command("true").output()?;
         ensure!(printed_text(&output).contains(WRITE_BACK_MESSAGE), printed_text(&output));
-        let without = exec::job_command(&ready.world, &[], "true").output()?;
+        let without = exec_job::job_command(&ready.world, &[], "true").output()?;
         ensure!(!printed_text(&without).contains(WRITE_BACK_MESSAGE), printed_text(&without));
     }
     Ok(())

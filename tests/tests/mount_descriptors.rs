@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::start_cluster;
+use bafs_tests::exec_job::start_cluster;
 use bafs_tests::{TestCluster, processes_matching, printed_text, report_skip, find_tool};
 
 /// Descriptors of the node.

@@ -10,14 +10,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::{TestCluster, exec, mounts_matching, printed_text, report_skip};
+use bafs_tests::{TestCluster, exec_job, mounts_matching, printed_text, report_skip};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
-    let world = exec::start_cluster(name, "300MB")?;
+    let world = exec_job::start_cluster(name, "300MB")?;
     if let Some(world) = &world {
         world.run_json(&["volume", "create", "v", "--node", "n1", "--size", "50MB"])?;
     }

@@ -7,7 +7,7 @@ use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::{self, ExecJob, job_command};
+use bafs_tests::exec_job::{self, ExecJob, job_command};
 use bafs_tests::{TestCluster, passthrough_obstacle, mounts_matching, printed_text, report_skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -16,7 +16,7 @@ const INLINE_MESSAGE: &str = "volume v: inline";
 const CALLS_MESSAGE: &str = "volume v: calls";
 
 fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
-    let world = exec::start_cluster(name, "300MB")?;
+    let world = exec_job::start_cluster(name, "300MB")?;
     if let Some(world) = &world {
         let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
         world.run_json(&create)?;
@@ -44,7 +44,7 @@ fn mount_read_only(world: &TestCluster, path: &str) -> Result<Child> {
 }
 
 fn check_job(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
-    exec::check_job(world, &[], INLINE_MESSAGE, script, expected)
+    exec_job::check_job(world, &[], INLINE_MESSAGE, script, expected)
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn mount_inline_keeps_direct_appends_in_order() -> Result<()> {
     let Some(world) = start_cluster("mount_inline_keeps_direct_appends_in_order")? else {
         return Ok(());
     };
-    exec::check_direct_appends(&world, INLINE_MESSAGE)
+    exec_job::check_direct_appends(&world, INLINE_MESSAGE)
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn mount_inline_opens_concurrently_removed_files() -> Result<()> {
     let Some(world) = start_cluster("mount_inline_opens_concurrently_removed_files")? else {
         return Ok(());
     };
-    exec::check_name_races(&world, INLINE_MESSAGE)
+    exec_job::check_name_races(&world, INLINE_MESSAGE)
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn mount_inline_names_the_channel_to_its_node() -> Result<()> {
     };
     for (channel, name) in [("quic", "QUIC"), ("tcp", "TCP")] {
         let told = format!("is reached over {name}");
-        exec::check_job(&world, &["--channel", channel], &told, "echo here", "here")?;
+        exec_job::check_job(&world, &["--channel", channel], &told, "echo here", "here")?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! plain directory.
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::start_cluster;
+use bafs_tests::exec_job::start_cluster;
 use bafs_tests::{printed_text, report_skip, find_tool};
 
 /// Volumes of the job.

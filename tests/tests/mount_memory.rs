@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::volumes::{AccessMethod, run_job_with_volumes};
+use bafs_tests::many_volumes::{AccessMethod, run_job_with_volumes};
 use bafs_tests::{TestCluster, mount_obstacle, printed_text, report_skip};
 
 /// What the agent may use for data that pass through it, in MiB.

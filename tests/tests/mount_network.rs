@@ -8,15 +8,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use bafs_proto::door::HANDOFF_SOCKET_NAME;
-use bafs_tests::{TestCluster, exec, mounts_matching, printed_text, report_skip};
+use bafs_proto::fd_passing::HANDOFF_SOCKET_NAME;
+use bafs_tests::{TestCluster, exec_job, mounts_matching, printed_text, report_skip};
 use nix::sys::signal::Signal;
 
 const CALLS_MESSAGE: &str = "volume v: calls";
 
 /// A node whose door is shut, with a volume `v` of 50 MB.
 fn start_cluster(name: &str) -> Result<Option<TestCluster>> {
-    let world = exec::start_cluster(name, "300MB")?;
+    let world = exec_job::start_cluster(name, "300MB")?;
     if let Some(world) = &world {
         disable_fd_passing(world)?;
         let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
@@ -32,11 +32,11 @@ fn disable_fd_passing(world: &TestCluster) -> Result<()> {
 }
 
 fn job_command(world: &TestCluster, script: &str) -> Command {
-    exec::job_command(world, &[], script)
+    exec_job::job_command(world, &[], script)
 }
 
 fn check_job(world: &TestCluster, script: &str, expected: &str) -> Result<()> {
-    exec::check_job(world, &[], CALLS_MESSAGE, script, expected)
+    exec_job::check_job(world, &[], CALLS_MESSAGE, script, expected)
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn mount_network_keeps_direct_appends_in_order() -> Result<()> {
     let Some(world) = start_cluster("mount_network_keeps_direct_appends_in_order")? else {
         return Ok(());
     };
-    exec::check_direct_appends(&world, CALLS_MESSAGE)
+    exec_job::check_direct_appends(&world, CALLS_MESSAGE)
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn mount_network_opens_concurrently_removed_files() -> Result<()> {
     let Some(world) = start_cluster("mount_network_opens_concurrently_removed_files")? else {
         return Ok(());
     };
-    exec::check_name_races(&world, CALLS_MESSAGE)
+    exec_job::check_name_races(&world, CALLS_MESSAGE)
 }
 
 #[test]

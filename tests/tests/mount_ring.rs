@@ -7,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::exec::{self, ExecJob};
-use bafs_tests::ring::{self, RingSetting};
+use bafs_tests::exec_job::{self, ExecJob};
+use bafs_tests::uring::{self, RingSetting};
 use bafs_tests::printed_text;
-use bafs_tests::stand::{RING_MESSAGE, MountedVolume, DataPath};
+use bafs_tests::mounted_volume::{RING_MESSAGE, MountedVolume, DataPath};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 
@@ -72,7 +72,7 @@ fn check_all_fail(programs: Vec<Child>) -> Result<()> {
 #[test]
 fn mount_by_ring_answers_programs_of_every_processor() -> Result<()> {
     let name = "mount_by_ring_answers_programs_of_every_processor";
-    if !ring::can_use_rings(name) {
+    if !uring::can_use_rings(name) {
         return Ok(());
     }
     let stand = MountedVolume::start(DataPath::Ring)?;
@@ -92,7 +92,7 @@ fn mount_by_ring_answers_programs_of_every_processor() -> Result<()> {
 
 #[test]
 fn mount_by_ring_ends_while_programs_use_it() -> Result<()> {
-    if !ring::can_use_rings("mount_by_ring_ends_while_programs_use_it") {
+    if !uring::can_use_rings("mount_by_ring_ends_while_programs_use_it") {
         return Ok(());
     }
     let (stand, programs) = start_busy_volume()?;
@@ -104,7 +104,7 @@ fn mount_by_ring_ends_while_programs_use_it() -> Result<()> {
 
 #[test]
 fn mount_by_ring_ends_with_its_aborted_connection() -> Result<()> {
-    if !ring::can_use_rings("mount_by_ring_ends_with_its_aborted_connection") {
+    if !uring::can_use_rings("mount_by_ring_ends_with_its_aborted_connection") {
         return Ok(());
     }
     let (stand, programs) = start_busy_volume()?;
@@ -127,10 +127,10 @@ fn start_busy_job(world: &bafs_tests::TestCluster) -> Result<ExecJob> {
 #[test]
 fn mount_by_ring_ends_with_its_killed_agent() -> Result<()> {
     let name = "mount_by_ring_ends_with_its_killed_agent";
-    if !ring::can_use_rings(name) {
+    if !uring::can_use_rings(name) {
         return Ok(());
     }
-    let Some(world) = exec::start_cluster(name, "300MB")? else {
+    let Some(world) = exec_job::start_cluster(name, "300MB")? else {
         return Ok(());
     };
     let create = ["volume", "create", "v", "--node", "n1", "--size", "50MB"];
@@ -151,16 +151,16 @@ fn mount_by_ring_ends_with_its_killed_agent() -> Result<()> {
     let script = "cd /vol; head -c 3000001 /dev/urandom > a; sync a; \
         dd if=a of=b bs=64k oflag=sync 2>/dev/null; cp a c; dd if=a of=d bs=1M conv=fsync \
         2>/dev/null; for one in b c d; do cmp a $one; done; sync .; echo same";
-    exec::check_job(&world, &[], RING_MESSAGE, script, "same")
+    exec_job::check_job(&world, &[], RING_MESSAGE, script, "same")
 }
 
 #[test]
 fn mount_by_ring_ends_with_its_killed_process() -> Result<()> {
     let name = "mount_by_ring_ends_with_its_killed_process";
-    if !ring::can_use_rings(name) {
+    if !uring::can_use_rings(name) {
         return Ok(());
     }
-    let Some(world) = exec::start_cluster(name, "300MB")? else {
+    let Some(world) = exec_job::start_cluster(name, "300MB")? else {
         return Ok(());
     };
     let create = ["volume", "create", "v", "--node", "n1", "--size", "100MB"];
@@ -195,7 +195,7 @@ fn start_request_loop(at: &Path, number: u32) -> Result<Child> {
 #[test]
 fn mount_without_rings_works_and_explains_why() -> Result<()> {
     let name = "mount_without_rings_works_and_explains_why";
-    if !ring::can_use_rings(name) {
+    if !uring::can_use_rings(name) {
         return Ok(());
     }
     let _none = RingSetting::disable()?;

@@ -11,8 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use bafs_tests::dice::SeededRng;
-use bafs_tests::stand::{MountedVolume, DataPath};
+use bafs_tests::seeded_rng::SeededRng;
+use bafs_tests::mounted_volume::{MountedVolume, DataPath};
 use bafs_tests::{mount_obstacle, report_skip};
 use rustix::fs::{self as sys, AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;

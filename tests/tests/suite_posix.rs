@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
-use bafs_tests::dice::SeededRng;
-use bafs_tests::stand::{MountedVolume, DataPath};
-use bafs_tests::{mount_obstacle, ring, printed_text, report_skip, find_tool};
+use bafs_tests::seeded_rng::SeededRng;
+use bafs_tests::mounted_volume::{MountedVolume, DataPath};
+use bafs_tests::{mount_obstacle, uring, printed_text, report_skip, find_tool};
 
 /// Cases of pjdfstest that do not apply, with the reason. Those named `erofs` run on their own.
 const EXCLUDED_CASES: [(&str, &str); 1] = [(
@@ -81,7 +81,7 @@ fn mount_with_write_back_passes_pjdfstest() -> Result<()> {
 fn mount_by_ring_passes_pjdfstest() -> Result<()> {
     let name = "mount_by_ring_passes_pjdfstest";
     match find_suite(name, "pjdfstest") {
-        Some(pjdfstest) if ring::can_use_rings(name) => check_pjdfstest(&pjdfstest, &[DataPath::Ring]),
+        Some(pjdfstest) if uring::can_use_rings(name) => check_pjdfstest(&pjdfstest, &[DataPath::Ring]),
         _ => Ok(()),
     }
 }
@@ -186,7 +186,7 @@ fn mount_survives_fsx() -> Result<()> {
 #[test]
 fn mount_by_ring_survives_fsx() -> Result<()> {
     let name = "mount_by_ring_survives_fsx";
-    match ring::can_use_rings(name) {
+    match uring::can_use_rings(name) {
         true => check_fsx(name, &[DataPath::Ring], 1, 5_000),
         false => Ok(()),
     }
@@ -196,7 +196,7 @@ fn mount_by_ring_survives_fsx() -> Result<()> {
 fn mount_with_write_back_survives_fsx() -> Result<()> {
     let name = "mount_with_write_back_survives_fsx";
     check_fsx(name, &DataPath::WRITE_BACK, 1, 1_500)?;
-    match ring::can_use_rings(name) {
+    match uring::can_use_rings(name) {
         true => check_fsx(name, &[DataPath::WriteBackRing], 1, 1_500),
         false => Ok(()),
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use bafs_tests::stand::{MountedVolume, DataPath};
+use bafs_tests::mounted_volume::{MountedVolume, DataPath};
 use bafs_tests::{mount_obstacle, printed_text, report_skip};
 
 /// A script that works in an empty directory, prints what must be equal, and may leave files.

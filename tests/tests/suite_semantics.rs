@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use bafs_tests::stand::{MountedVolume, DataPath};
-use bafs_tests::{TestCluster, mount_obstacle, ring, printed_text, report_skip};
+use bafs_tests::mounted_volume::{MountedVolume, DataPath};
+use bafs_tests::{TestCluster, mount_obstacle, uring, printed_text, report_skip};
 use rustix::fs::{self as sys, AtFlags, CWD, Mode, OFlags, RawDir, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -22,7 +22,7 @@ fn check_on_every_path(test: &str, check: impl Fn(&MountedVolume) -> Result<()>)
     for way in DataPath::ALL.into_iter().chain([DataPath::WriteBack]) {
         check(&MountedVolume::start(way)?).map_err(|error| error.context(format!("{way:?}")))?;
     }
-    match ring::can_use_rings(&format!("{test}, by rings")) {
+    match uring::can_use_rings(&format!("{test}, by rings")) {
         true => check(&MountedVolume::start(DataPath::Ring)?).map_err(|error| error.context("Ring")),
         false => Ok(()),
     }

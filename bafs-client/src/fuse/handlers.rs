@@ -8,13 +8,13 @@ use bafs_proto::ids::InodeNo;
 use fuser::{Errno, FileHandle, INodeNo, OpenFlags, WriteFlags};
 use nix::libc;
 
-use super::answers::{
+use super::reply_traits::{
     AttrReply, CreateReply, DataReply, EmptyReply, DirectoryReply, DirectoryPlusReply,
     OpenReply, SeekReply, StatReply, WriteReply, XattrReply,
 };
-use super::bridge::VolumeFileSystem;
+use super::file_system::VolumeFileSystem;
 use super::convert::{self, to_name};
-use super::{operations, replies};
+use super::{operations, completions};
 use crate::limits::COPY_BYTES_MAX;
 
 /// Where in which open file something begins.
@@ -37,7 +37,7 @@ impl VolumeFileSystem {
             ino: InodeNo(ino.0),
             handle: self.open_handle(ino, handle),
         };
-        let finish = replies::attr_completion(self.volume.mode(), reply);
+        let finish = completions::attr_completion(self.volume.mode(), reply);
         self.volume.run(caller, op, &[], finish);
     }
 
@@ -58,13 +58,13 @@ impl VolumeFileSystem {
             handle: self.open_handle(ino, handle),
             change,
         };
-        let finish = replies::attr_completion(self.volume.mode(), reply);
+        let finish = completions::attr_completion(self.volume.mode(), reply);
         self.volume.run(caller, op, &[], finish);
     }
 
     pub(super) fn read_link(&self, caller: Caller, ino: INodeNo, reply: impl DataReply) {
         let op = operations::read_link(ino);
-        self.volume.run(caller, op, &[], replies::length_completion(reply));
+        self.volume.run(caller, op, &[], completions::length_completion(reply));
     }
 
     pub(super) fn open_file(
@@ -79,7 +79,7 @@ impl VolumeFileSystem {
             return reply.send_error(Errno::ENOSYS);
         }
         let writes_only = flags.0 & libc::O_ACCMODE == libc::O_WRONLY;
-        let finish = replies::open_completion(self.open_flags(writes_only), reply);
+        let finish = completions::open_completion(self.open_flags(writes_only), reply);
         let finish = self.track_open(finish);
         self.volume
             .run(caller, operations::open_file(ino, flags), &[], finish);
@@ -99,7 +99,7 @@ impl VolumeFileSystem {
             mode,
             flags: convert::create_flags(flags),
         };
-        let finish = replies::create_completion(self.volume.mode(), self.file_flags(), reply);
+        let finish = completions::create_completion(self.volume.mode(), self.file_flags(), reply);
         self.volume.run(caller, op, &[], self.track_open(finish));
     }
 
@@ -116,7 +116,7 @@ impl VolumeFileSystem {
             return reply.send_error(Errno::EIO);
         }
         let (ino, handle) = (InodeNo(at.ino.0), self.handle(at.ino, at.handle));
-        let finish = replies::data_completion(reply);
+        let finish = completions::data_completion(reply);
         self.volume
             .read(caller, ino, handle, at.offset, size, finish);
     }
@@ -145,7 +145,7 @@ impl VolumeFileSystem {
             append: flags.0 & libc::O_APPEND != 0 && !is_of_pages && !self.volume.mode().has_page_cache,
         };
         let kills = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let mut finish = replies::write_completion(reply);
+        let mut finish = completions::write_completion(reply);
         if is_of_pages {
             finish = self.volume.track_background_write(data.len(), finish);
         }
@@ -157,7 +157,7 @@ impl VolumeFileSystem {
 
     pub(super) fn close_file(&self, ino: INodeNo, reply: impl EmptyReply) {
         if self.volume.has_blocking_close() {
-            let finish = replies::empty_completion(reply);
+            let finish = completions::empty_completion(reply);
             return self.volume.close_file(InodeNo(ino.0), finish);
         }
         // The kernel still writes mapped pages back before it closes; it only stops asking.
@@ -178,7 +178,7 @@ impl VolumeFileSystem {
             return reply.send_done();
         }
         let handle = self.handle(ino, handle);
-        let mut finish = replies::empty_completion(reply);
+        let mut finish = completions::empty_completion(reply);
         if let Some(collected) = &self.features().write_back {
             finish = collected.track_transfer(true, finish);
         }
@@ -204,21 +204,21 @@ impl VolumeFileSystem {
         }
         let op = operations::open_directory(ino);
         let flags = self.directory_flags();
-        let finish = replies::open_completion(move |_| flags, reply);
+        let finish = completions::open_completion(move |_| flags, reply);
         self.volume.run(caller, op, &[], finish);
     }
 
     /// Lists from the cookie that `at` has as offset.
     pub(super) fn list_directory(&self, caller: Caller, at: FilePosition, reply: impl DirectoryReply) {
-        let op = replies::read_directory_operation(self.handle(at.ino, at.handle), at.offset, false);
-        self.volume.run(caller, op, &[], replies::directory_completion(reply));
+        let op = completions::read_directory_operation(self.handle(at.ino, at.handle), at.offset, false);
+        self.volume.run(caller, op, &[], completions::directory_completion(reply));
     }
 
     /// As [`Self::list`], with attributes.
     pub(super) fn list_directory_plus(&self, caller: Caller, at: FilePosition, reply: impl DirectoryPlusReply) {
         let (volume, handle) = (Arc::clone(&self.volume), self.handle(at.ino, at.handle));
         let directory = InodeNo(at.ino.0);
-        replies::list_with_attributes(volume, caller, (directory, handle), at.offset, reply);
+        completions::list_with_attributes(volume, caller, (directory, handle), at.offset, reply);
     }
 
     pub(super) fn release_directory(
@@ -232,13 +232,13 @@ impl VolumeFileSystem {
     }
 
     pub(super) fn stat_file_system(&self, caller: Caller, reply: impl StatReply) {
-        let finish = replies::stat_completion(reply);
+        let finish = completions::stat_completion(reply);
         self.volume.run(caller, FileOp::StatFs, &[], finish);
     }
 
     /// Reads an extended attribute, or the list of them, into so many bytes; none: its length.
     pub(super) fn read_xattr(&self, caller: Caller, op: FileOp, size: u32, reply: impl XattrReply) {
-        let finish = replies::xattr_completion(size, reply);
+        let finish = completions::xattr_completion(size, reply);
         self.volume.run(caller, op, &[], finish);
     }
 
@@ -256,7 +256,7 @@ impl VolumeFileSystem {
             offset: at.offset,
             length,
         };
-        self.run_content_change(caller, (at.ino, op), &[], true, replies::empty_completion(reply));
+        self.run_content_change(caller, (at.ino, op), &[], true, completions::empty_completion(reply));
     }
 
     pub(super) fn seek_file(
@@ -277,7 +277,7 @@ impl VolumeFileSystem {
             offset,
             whence,
         };
-        self.volume.run(caller, op, &[], replies::seek_completion(reply));
+        self.volume.run(caller, op, &[], completions::seek_completion(reply));
     }
 
     pub(super) fn copy_range(
@@ -295,7 +295,7 @@ impl VolumeFileSystem {
             target_offset: target.offset,
             length: length.min(COPY_BYTES_MAX),
         };
-        let finish = replies::write_completion(reply);
+        let finish = completions::write_completion(reply);
         self.run_content_change(caller, (target.ino, op), &[], true, finish);
     }
 }

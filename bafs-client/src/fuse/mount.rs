@@ -17,11 +17,11 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{getegid, geteuid};
 use thiserror::Error;
 
-use super::bridge::{VolumeFileSystem, ReaderMode};
-use super::collected::WriteBackTracker;
-use super::ending::{ConnectionEnd, ConnectionEndSender, serve_until_end};
+use super::file_system::{VolumeFileSystem, ReaderMode};
+use super::write_back::WriteBackTracker;
+use super::connection_end::{ConnectionEnd, ConnectionEndSender, serve_until_end};
 use super::ring::{RingRefused, Rings};
-use super::seats::{ReaderSlot, session_thread_count};
+use super::reader_slots::{ReaderSlot, session_thread_count};
 use crate::clock;
 use crate::doctor::{connections, mounts};
 use crate::limits::{WRITE_BACK_PERCENT_MAX, DETACH_TIMEOUT};

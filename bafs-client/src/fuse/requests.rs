@@ -15,7 +15,7 @@ use fuser::{
     ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use super::bridge::VolumeFileSystem;
+use super::file_system::VolumeFileSystem;
 use super::convert::{self, caller_of};
 use super::handlers::FilePosition;
 use super::operations;

@@ -12,10 +12,10 @@ use bafs_proto::limits::NAME_BYTES_MAX;
 use bytes::Bytes;
 use nix::libc;
 
-use super::image::MetadataCache;
-use super::known::{InodeMap, OpenParameters};
-use super::log::{LogEntry, OperationLog, NO_SESSION, Space};
-use super::questions::InflightQueries;
+use super::metadata_cache::MetadataCache;
+use super::inode_map::{InodeMap, OpenParameters};
+use super::operation_log::{LogEntry, OperationLog, NO_SESSION, Space};
+use super::inflight_queries::InflightQueries;
 
 const SET_ID_BITS: u32 = 0o6000;
 const SET_GID_BIT: u32 = 0o2000;

@@ -1,15 +1,15 @@
 //! What the agent decides without waiting: no clock, no file, no network.
 
-pub mod around;
+pub mod read_ahead_filter;
 pub mod delegation;
-pub mod directory;
-pub mod image;
-pub mod known;
-pub mod learning;
-pub mod log;
+pub mod manifest_tree;
+pub mod metadata_cache;
+pub mod inode_map;
+pub mod attribute_updates;
+pub mod operation_log;
 pub mod mount_table;
-mod opening;
-pub mod pages;
-pub mod questions;
-mod renaming;
-pub mod settling;
+mod delegated_opens;
+pub mod page_set;
+pub mod inflight_queries;
+mod delegated_renames;
+pub mod recovery_search;

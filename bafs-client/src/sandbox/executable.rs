@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use bafs_proto::command::too_long_message;
+use bafs_proto::job_arguments::too_long_message;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 

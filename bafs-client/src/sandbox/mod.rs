@@ -27,9 +27,9 @@
 mod check;
 mod control;
 mod executable;
-mod holder;
-mod identity;
-mod layout;
+mod mount_point_holder;
+mod job_user;
+mod mount_layout;
 mod limits;
 mod mount_points;
 mod mounts;
@@ -41,10 +41,10 @@ mod process_ids;
 mod root;
 mod running;
 mod stages;
-mod temporary;
+mod temporary_directories;
 
 pub use check::{Check, CheckStatus, check_host};
-pub use holder::DirectoryRemover;
+pub use mount_point_holder::DirectoryRemover;
 pub use limits::{KILL_MAX, SHADOWED_ENTRIES_MAX, VOLUMES_MAX};
 pub use outcome::{SandboxOutcome, SandboxReport, JobUsage, NotStarted, NotStartedReason};
 pub use plan::{
@@ -55,4 +55,4 @@ pub use privilege::{EnterError, Privilege, enter_private, is_root_of_machine};
 pub use running::{JobControl, RunningJob, Sandbox, StartError, StillAlive};
 pub(crate) use stages::{MOUNT_WATCHDOG, PROBE_MOUNT, OWN_EXECUTABLE, SUBCOMMAND};
 pub use stages::{dispatch_job_init, job_init_main};
-pub use temporary::{TEMPORARY_VARIABLES, TemporaryDirectories, find_named_paths};
+pub use temporary_directories::{TEMPORARY_VARIABLES, TemporaryDirectories, find_named_paths};

@@ -15,7 +15,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use rustix::fs::{FlockOperation, flock, statfs};
 
-use super::layout::{HostTree, PathKind, MountPlacement, find_placement};
+use super::mount_layout::{HostTree, PathKind, MountPlacement, find_placement};
 use super::plan::VolumeBind;
 
 /// Modes of what is made: everybody may lock it, and nobody makes a directory of this mode himself.

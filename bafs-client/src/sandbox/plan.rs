@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::limits::VOLUMES_MAX;
-use super::temporary::TemporaryDirectories;
+use super::temporary_directories::TemporaryDirectories;
 
 /// What the job may do to a volume through its mount path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

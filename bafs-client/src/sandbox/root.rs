@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::unistd::pivot_root;
 
-use super::layout::{self, HostTree, PathKind, MountPlacement, ShadowedNames};
+use super::mount_layout::{self, HostTree, PathKind, MountPlacement, ShadowedNames};
 use super::limits::{NOTES_MAX, SHADOWED_ENTRIES_MAX};
 use super::mounts;
 use super::outcome::{NotStarted, NotStartedReason};
 use super::plan::{VolumeBind, check_overlaps};
 use super::privilege::errno_of;
-use super::temporary::{PrivateDirectory, SHARED_MEMORY, MaskedHostTree, TemporaryDirectories};
+use super::temporary_directories::{PrivateDirectory, SHARED_MEMORY, MaskedHostTree, TemporaryDirectories};
 
 /// While the root is being built, a tree in memory is `/` and holds these three.
 const HOST_ROOT: &str = "/host";
@@ -47,7 +47,7 @@ pub(super) fn enter_root(
     let places: Vec<_> = volumes
         .iter()
         .zip(&sources)
-        .map(|(volume, (_, kind))| layout::find_placement(&MaskedHostTree(&HostRoot, &privates), &volume.path, *kind))
+        .map(|(volume, (_, kind))| mount_layout::find_placement(&MaskedHostTree(&HostRoot, &privates), &volume.path, *kind))
         .collect();
     // Symbolic links of the host can make two different paths one.
     let targets: Vec<_> = places.iter().map(MountPlacement::target).collect();
@@ -72,7 +72,7 @@ pub(super) fn enter_root(
     mounts::detach_mount(&path_below(HOST_ROOT, base)).map_err(refusal_at("uncover", base))?;
 
     let mut notes = RootNotes::default();
-    let mut shadows = layout::collect_shadowed_names(&places);
+    let mut shadows = mount_layout::collect_shadowed_names(&places);
     for private in &mut privates {
         // There a job may make what it wants, mount points as well.
         if let Some(hidden) = shadows.remove(&private.target) {

@@ -20,7 +20,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use super::control::{self, JobOrder, ProcessEnd, StageReport, ControlRequest, StreamSpec};
-use super::holder::MountPointHolder;
+use super::mount_point_holder::MountPointHolder;
 use super::limits::{KILL_GRACE, KILL_MAX, REPORT_BYTES_MAX};
 use super::mounts;
 use super::outcome::{SandboxOutcome, SandboxReport, JobUsage, NotStarted};

@@ -29,9 +29,9 @@ use super::limits::REPORT_BYTES_MAX;
 use super::outcome::{JobUsage, NotStarted, NotStartedReason};
 use super::plan::{Access, JobPlan, JobSession, VolumeBind};
 use super::root::{RootNotes, refusal};
-use super::{holder, identity, probe, process_ids, root};
-use crate::pulse::{HeartbeatEnd, watch_heartbeat};
-use crate::{doctor, keeper, kernel};
+use super::{mount_point_holder, job_user, probe, process_ids, root};
+use crate::heartbeat::{HeartbeatEnd, watch_heartbeat};
+use crate::{doctor, mount_watchdog, kernel};
 
 /// The hidden first argument that makes the program a stage of a job.
 pub(crate) const SUBCOMMAND: &str = "job-init";
@@ -67,9 +67,9 @@ pub fn job_init_main(arguments: impl IntoIterator<Item = OsString>) -> ! {
         Some(OUTER) => run_outer_stage(&job, arguments.next().as_deref()),
         Some(INNER) => run_inner_stage(),
         Some(PROBE) => probe::print_verdict(),
-        Some(HOLDER) => holder::holder_main(),
-        Some(REMOVER) => holder::remove_at_end(Path::new(&job)),
-        Some(MOUNT_WATCHDOG) => keeper::watchdog_main(std::iter::once(job).chain(arguments)),
+        Some(HOLDER) => mount_point_holder::holder_main(),
+        Some(REMOVER) => mount_point_holder::remove_at_end(Path::new(&job)),
+        Some(MOUNT_WATCHDOG) => mount_watchdog::watchdog_main(std::iter::once(job).chain(arguments)),
         Some(PROBE_MOUNT) => doctor::mounts::probe_mount(Path::new(&job)),
         _ => Err(io::Error::other("job-init is for the agent's own use")),
     };
@@ -186,7 +186,7 @@ fn start_job(order: &JobOrder, passed: Vec<OwnedFd>) -> Result<(Pid, RootNotes),
     }
     rustix::process::umask(mask);
     set_descriptor_limit(order.descriptor_limit)?;
-    identity::switch_user(&plan.user, order.privilege)?;
+    job_user::switch_user(&plan.user, order.privilege)?;
     // A change of user clears the death signal.
     set_pdeathsig(Signal::SIGKILL).map_err(|errno| refusal("protect init", errno))?;
     if plan.session == JobSession::NewSession {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
-use bafs_proto::door::{HandoffRequest, HandoffTarget, HandoffHeader, TreeHandoff};
+use bafs_proto::fd_passing::{HandoffRequest, HandoffTarget, HandoffHeader, TreeHandoff};
 use bafs_proto::file_op::{Caller, FileOp, FileResult};
 use bafs_proto::ids::InodeNo;
 use bafs_proto::time::Deadline;
@@ -17,9 +17,9 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::remote;
-use super::waits::BlockingOperations;
+use super::blocking_operations::BlockingOperations;
 use super::{Completion, LocalTree, RemoteTree};
-use crate::door::{self, HandoffConnection, HandoffError, ReceivedHandoff};
+use crate::fd_passing::{self, HandoffConnection, HandoffError, ReceivedHandoff};
 use crate::errno::errno_of;
 use crate::limits::{CLOSE_TIMEOUT_MS, PASSTHROUGH_FILE_BYTES_MIN};
 
@@ -398,7 +398,7 @@ async fn refetch_handoff(
             tree: session.tree.clone(),
             epoch: link.tree_session.epoch,
         };
-        match door::fetch_handoff(&session.server, what).await {
+        match fd_passing::fetch_handoff(&session.server, what).await {
             Ok(parcel) => return Ok(parcel),
             Err(error) if session.health.loss().is_some() || deadline.remaining() <= HANDOFF_RETRY_PAUSE => {
                 let text = "the server restarted and does not hand the volume over again";

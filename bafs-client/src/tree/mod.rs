@@ -1,13 +1,13 @@
 //! The trees that a volume can show, behind one way to run an operation. Knows no kernel
 //! interface; where a volume comes from decides which tree it is.
 
-mod bound;
+mod bind_mount;
 mod cache;
-mod handed;
+mod tree_handoff;
 mod inline;
 mod local;
 mod remote;
-mod waits;
+mod blocking_operations;
 
 use bafs_proto::file_op::{Caller, FileOp, FileReply, FileResult, TreeStat};
 use std::os::fd::OwnedFd;
@@ -16,9 +16,9 @@ use std::path::Path;
 use bafs_proto::ids::InodeNo;
 use bafs_proto::message::TreeRef;
 
-pub use bound::BindMountTree;
+pub use bind_mount::BindMountTree;
 pub use cache::CacheTree;
-pub use handed::{MountLocation, take_handoff};
+pub use tree_handoff::{MountLocation, take_handoff};
 pub use inline::InlineTree;
 pub use local::LocalTree;
 pub use remote::{Durability, RemoteTree, Server};

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 
 use crate::Case;
 use crate::agent::JobAction;
-use crate::world::{AgentUser, SandboxFixture};
+use crate::sandbox_fixture::{AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
     ("exit_codes_are_passed_through", exit_codes_are_passed_through),

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use crate::Case;
 use crate::agent::{AgentResult, JobAction};
-use crate::world::{HostSnapshot, UNUSED_USER_ID, AgentUser, SandboxFixture};
+use crate::sandbox_fixture::{HostSnapshot, UNUSED_USER_ID, AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
     ("a_stubborn_job_is_killed", a_stubborn_job_is_killed),

@@ -10,14 +10,14 @@ mod ends;
 mod kills;
 mod paths;
 mod temporary;
-mod world;
+mod sandbox_fixture;
 
 use std::env;
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
 
-use world::AgentUser;
+use sandbox_fixture::AgentUser;
 
 /// A test that runs under one user.
 type Case = (&'static str, fn(AgentUser));
@@ -43,7 +43,7 @@ fn named_trial(name: String, user: AgentUser, run: fn(AgentUser)) -> Trial {
     let shown = name.clone();
     Trial::test(name, move || {
         match user.missing_requirement() {
-            Some(reason) => world::announce_skip(&shown, &reason),
+            Some(reason) => sandbox_fixture::announce_skip(&shown, &reason),
             None => run(user),
         }
         Ok(())

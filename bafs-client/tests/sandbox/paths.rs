@@ -11,7 +11,7 @@ use bafs_client::sandbox::{
 
 use crate::Case;
 use crate::agent::ROLE;
-use crate::world::{HostSnapshot, UNUSED_USER_ID, AgentUser, SandboxFixture};
+use crate::sandbox_fixture::{HostSnapshot, UNUSED_USER_ID, AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
     (

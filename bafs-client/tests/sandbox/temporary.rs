@@ -9,7 +9,7 @@ use std::thread;
 use bafs_client::sandbox::SandboxOutcome;
 
 use crate::Case;
-use crate::world::{AgentUser, SandboxFixture};
+use crate::sandbox_fixture::{AgentUser, SandboxFixture};
 
 pub(crate) const CASES: &[Case] = &[
     (

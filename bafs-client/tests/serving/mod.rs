@@ -21,7 +21,7 @@ use bafs_proto::message::{
     BlockData, Done, FileResults, ManifestPage, Reply, Request, RunFileOps, SourceEntry,
     SourceIdentity, SourceKind, TreeSession,
 };
-use bafs_proto::net::mem::MemoryNetwork;
+use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::token::Token;

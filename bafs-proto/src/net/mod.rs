@@ -5,21 +5,21 @@
 //! [`mem`] carries them within one process, for tests.
 //! [`packets`] is apart: it carries open files between processes of one machine.
 
-mod awaited;
+mod cancellation;
 pub mod channel;
 mod handshakes;
 mod hello;
-pub mod mem;
+pub mod memory;
 pub mod packets;
 pub mod pool;
 pub mod quic;
-mod room;
+mod memory_budget;
 mod routes;
 pub mod tcp;
 mod tls;
 
-pub use awaited::{Cancellation, CancelGuard};
-pub use room::set_request_memory_max;
+pub use cancellation::{Cancellation, CancelGuard};
+pub use memory_budget::set_request_memory_max;
 pub use tls::install_crypto_provider;
 
 use std::future::Future;

@@ -17,7 +17,7 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::door::{HANDOFF_MESSAGE_BYTES_MAX, HANDOFF_FILES_MAX};
+use crate::fd_passing::{HANDOFF_MESSAGE_BYTES_MAX, HANDOFF_FILES_MAX};
 
 /// Connections that wait to be accepted; a full queue sends the agent the long way.
 const BACKLOG: i32 = 64;

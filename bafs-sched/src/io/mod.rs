@@ -1,15 +1,15 @@
 //! What the scheduler does to the world: its journal, calls to servers. Decides nothing.
 
-mod asking;
-pub(crate) mod contact;
-pub(crate) mod copying;
+mod node_probe;
+pub(crate) mod connectivity;
+pub(crate) mod volume_copy;
 pub mod homes;
 pub mod job_logs;
 pub mod journal;
-pub(crate) mod listing;
+pub(crate) mod listing_tracker;
 pub(crate) mod remote_io;
-mod sending;
+mod file_extraction;
 pub(crate) mod servers;
-pub(crate) mod shares;
-pub mod steer;
-pub(crate) mod watch;
+pub(crate) mod node_quotas;
+pub mod user_commands;
+pub(crate) mod job_watch;

@@ -4,10 +4,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bafs_proto::allotment::{SetNodeQuota, NodeQuotaList};
+use bafs_proto::node_quota::{SetNodeQuota, NodeQuotaList};
 use bafs_proto::bearer::Bearer;
 use bafs_proto::cache::{CacheStatus, Pinning, GetCache, WarmCache};
-use bafs_proto::command::too_long_message;
+use bafs_proto::job_arguments::too_long_message;
 use bafs_proto::ids::{ExecutionId, ExtractionId, RunId, ServerId, VolumeId};
 use bafs_proto::limits::BLOCK_BYTES_DEFAULT;
 use bafs_proto::message::{
@@ -24,7 +24,7 @@ use bafs_proto::volume::{
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::contact::Connectivity;
+use super::connectivity::Connectivity;
 use super::homes::{HomePath, Homes};
 use super::remote_io;
 use crate::driver::{wall_time_now, monotonic_now};

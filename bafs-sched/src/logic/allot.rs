@@ -1,7 +1,7 @@
 //! Nodes that several runs share: what this run could use of each, what it needs of it, what it
 //! has. How much it asks for is decided in `division.rs`.
 
-use bafs_proto::allotment::NodeQuota;
+use bafs_proto::node_quota::NodeQuota;
 use bafs_proto::ids::ServerId;
 use bafs_proto::time::Time;
 

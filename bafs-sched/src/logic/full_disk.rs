@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use bafs_proto::ids::ServerId;
 use bafs_proto::message::JobReport;
-use bafs_proto::report::VolumeUse;
+use bafs_proto::job_report::VolumeUse;
 use bafs_proto::time::Time;
 
 use super::declared::RunWarning;

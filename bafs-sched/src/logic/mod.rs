@@ -20,7 +20,7 @@ mod course;
 mod crossings;
 mod cut_off;
 mod declared;
-pub mod division;
+pub mod fair_share;
 mod event;
 mod expected_nodes;
 mod extraction;

@@ -600,7 +600,7 @@ fn line_number(text: &str, offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::refusals::assert_each_is_rejected;
+    use crate::rejection_cases::assert_each_is_rejected;
 
     const THESIS_TEXT: &str = "home-rate = \"1 MB/s\"\nlocal-rate = \"12 MB/s\"\n\n[[nodes]]\n\
                           count = 50\ncpus = 1\nstorage = \"5 GB\"\n";

@@ -4,24 +4,24 @@
 //! [`Environment`] and [`Canonical`] (or a workflow's [`Shape`]) go in, a [`Plan`] comes out.
 //! `docs/PLANNING.md` teaches the strategies and says what was corrected in the printed model.
 
-mod advice;
+mod simulated_plan;
 mod canonical;
-mod choose;
+mod plan_choice;
 mod environment;
-mod expected;
+mod expected_times;
 mod packing;
-mod predict;
-mod printed;
-mod room;
+mod prediction;
+mod printed_equations;
+mod batch_storage;
 mod shape;
 mod strategy;
 
-pub use advice::SimulatedPlan;
+pub use simulated_plan::SimulatedPlan;
 pub use canonical::{CanonicalWorkload, CanonicalParseError, PrivateLayout, NotCanonicalError};
-pub(crate) use choose::is_need_worthwhile;
-pub use choose::{StrategyCandidate, StrategyChoice, Plan, plan_workload, plan_with_simulations};
+pub(crate) use plan_choice::is_need_worthwhile;
+pub use plan_choice::{StrategyCandidate, StrategyChoice, Plan, plan_workload, plan_with_simulations};
 pub use environment::{Environment, EnvironmentError, NodeClass, RESTART_S_DEFAULT};
-pub use predict::{predict_time, predict_remaining};
-pub use printed::predict_printed;
+pub use prediction::{predict_time, predict_remaining};
+pub use printed_equations::predict_printed;
 pub use shape::Shape;
 pub use strategy::{Allocation, Shortage, Strategy, Traversal};

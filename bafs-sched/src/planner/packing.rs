@@ -3,7 +3,7 @@
 //! knows no strategies.
 
 use super::environment::Environment;
-use super::room::BatchData;
+use super::batch_storage::BatchData;
 
 /// Volumes times nodes, for each cluster that may hold the batch data, up to which places are
 /// looked for at all.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
 use super::packing::{PackingResult, pack_volumes};
-use super::room::BatchData;
+use super::batch_storage::BatchData;
 use super::shape::Shape;
 use crate::logic::{JobStartOrder, AllocationRules};
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::link::SECOND_US;
 use super::random::draw_normal;
-use crate::dice::SeededRng;
+use crate::seeded_rng::SeededRng;
 use crate::workflow::{FirstUsers, JobIndex, VolumeIndex, VolumeKind, Workflow};
 
 /// What jobs do.

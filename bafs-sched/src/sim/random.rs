@@ -1,8 +1,8 @@
 //! Random times by integer (or exactly rounded) arithmetic alone, so that they are the same on
 //! every machine. Holds no state.
 
-use crate::dice::SeededRng;
-use crate::exact::natural_logarithm;
+use crate::seeded_rng::SeededRng;
+use crate::deterministic_math::natural_logarithm;
 
 /// Uniform numbers whose sum stands for one normal number.
 const UNIFORMS: u32 = 12;

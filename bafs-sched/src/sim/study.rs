@@ -4,15 +4,15 @@
 
 use serde::Serialize;
 
-use super::advise::plan_from_trials;
+use super::simulated_plan::plan_from_trials;
 use super::canonical::build_canonical_workflow;
-use super::decide::{TrialScope, decide_by_simulation};
+use super::strategy_trials::{TrialScope, decide_by_simulation};
 use super::engine::Simulation;
 use super::load::LoadModel;
 use super::policy::{Policy, Scenario};
-use super::record::{SimulationResult, StalledRunError};
-use crate::dice::SeededRng;
-use crate::exact::power;
+use super::simulation_result::{SimulationResult, StalledRunError};
+use crate::seeded_rng::SeededRng;
+use crate::deterministic_math::power;
 use crate::planner::{
     SimulatedPlan, StrategyCandidate, CanonicalWorkload, Environment, PrivateLayout, NodeClass, Plan, RESTART_S_DEFAULT, Strategy, plan_workload,
 };

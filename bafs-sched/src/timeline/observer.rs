@@ -144,7 +144,7 @@ impl Observer {
             return;
         };
         let execution = &mut self.executions[at];
-        let sum = |of: fn(&bafs_proto::report::VolumeUse) -> u64| {
+        let sum = |of: fn(&bafs_proto::job_report::VolumeUse) -> u64| {
             report.volumes.iter().map(of).fold(0, u64::saturating_add)
         };
         execution.wall_ms = report.wall_ms;

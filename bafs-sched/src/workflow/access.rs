@@ -6,9 +6,9 @@
 //! asked about: each writer and the readers up to the next writer, and each of these readers and
 //! that next writer. All other pairs follow, because "is before" is transitive.
 
-use super::checked::{JobIndex, Volume, VolumeKind, Workflow};
+use super::model::{JobIndex, Volume, VolumeKind, Workflow};
 use super::diagnostic::{Diagnostics, SourceLocation};
-use super::order::{OrderSearch, SearchTooLong};
+use super::job_order::{OrderSearch, SearchTooLong};
 
 /// One job's use of a volume, over all its mounts of it.
 #[derive(Debug, Clone, Copy)]

@@ -1,7 +1,7 @@
 //! Bounds of one job and one volume that servers and agents have, so that none is met only when the
 //! job is to run. The bounds of texts are where texts are read.
 
-use super::checked::{Job, Volume, VolumeKind};
+use super::model::{Job, Volume, VolumeKind};
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::{CACHE_FILES_MAX, MOUNT_BYTES_MAX, MOUNTS_MAX};
 

@@ -9,7 +9,7 @@ use super::ast::{
     RetryDeclaration, JobSettings, SharedDirectoryDeclaration, VolumeDeclaration, Word,
 };
 use super::bounds::{check_cache_files, check_mount_count};
-use super::checked::{
+use super::model::{
     ProgramSpec, Extract, Job, JobIndex, Mount, Volume, VolumeIndex, VolumeKind, Workflow,
 };
 use super::command::{CommandPaths, check_command_words, complete_command};
@@ -18,8 +18,8 @@ use super::limits::{
     BYTES_PER_FILE_DEFAULT, CACHE_FILES_MAX, CYCLE_JOBS_SHOWN_MAX, EDGES_MAX, FILES_DEFAULT_MIN,
 };
 use super::names::NameTable;
-use super::order::find_cycles;
-use super::overlap::{LocatedTarget, check_overlaps};
+use super::job_order::find_cycles;
+use super::overlaps::{LocatedTarget, check_overlaps};
 use super::path::{self, PathError};
 use super::url::{Scheme, Url};
 

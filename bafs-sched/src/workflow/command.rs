@@ -2,7 +2,7 @@
 //! kernel takes. It does not look at what the program does.
 
 use super::ast::Word;
-use super::checked::{ProgramSpec, Job, Mount, Volume, VolumeKind};
+use super::model::{ProgramSpec, Job, Mount, Volume, VolumeKind};
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::{WORD_BYTES_MAX, WORDS_BYTES_COMMON, WORDS_BYTES_MAX};
 use super::path::{self, PathError};

@@ -2,7 +2,7 @@
 //! not know what a statement means.
 
 use super::ast::{Loop, SyntaxNode, Statement, Word};
-use super::declare::DeclarationBuilder;
+use super::declarations::DeclarationBuilder;
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::{DECLARED_BYTES_MAX, PAD_WIDTH_MAX, STATEMENTS_MAX};
 use super::parse::Parser;

@@ -2,8 +2,8 @@
 //! files beside this one.
 
 use super::check::check_workflow;
-use super::checked::Workflow;
-use super::declare::DeclarationBuilder;
+use super::model::Workflow;
+use super::declarations::DeclarationBuilder;
 use super::diagnostic::{Diagnostic, Diagnostics, SourceLocation, WorkflowRejected};
 use super::expand::expand_text;
 use super::limits::FILE_BYTES_MAX;

@@ -9,27 +9,27 @@ mod access;
 mod ast;
 mod bounds;
 mod check;
-mod checked;
+mod model;
 mod command;
-mod declare;
+mod declarations;
 mod diagnostic;
 mod expand;
 mod lex;
 mod limits;
 mod load;
 mod names;
-mod nearest;
-mod order;
-mod overlap;
+mod spelling;
+mod job_order;
+mod overlaps;
 mod parse;
-mod parts;
+mod pipelines;
 mod path;
-mod size;
-mod submit;
+mod quantities;
+mod job_description;
 mod url;
 
-pub(crate) use checked::topological_sort;
-pub use checked::{
+pub(crate) use model::topological_sort;
+pub use model::{
     CachePolicy, ProgramSpec, Extract, FirstUsers, Job, JobIndex, Mount, SHARED_DIRECTORIES, Volume,
     VolumeIndex, VolumeKind, Workflow,
 };
@@ -39,7 +39,7 @@ pub(crate) use limits::FILES_MAX;
 pub(crate) use limits::RUNTIME_S_MAX;
 pub use limits::{DESCRIPTION_BYTES_MAX, FILE_BYTES_MAX};
 pub use load::{CheckedWorkflow, parse_workflow};
-pub use nearest::find_nearest;
-pub(crate) use order::OrderSearch;
-pub use size::{QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size};
+pub use spelling::find_nearest;
+pub(crate) use job_order::OrderSearch;
+pub use quantities::{QuantityError, parse_duration, parse_duration_with_unit, parse_rate, parse_size};
 pub use url::{Scheme, Url, UrlError};

@@ -7,7 +7,7 @@ use std::ops::Bound;
 use super::ast::Word;
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::limits::NEAREST_CANDIDATES_MAX;
-use super::nearest::find_nearest;
+use super::spelling::find_nearest;
 
 /// The names of one kind, in the order of declaration.
 pub(super) struct NameTable {

@@ -7,8 +7,8 @@ use super::ast::{Keyword, Loop, SyntaxNode, Statement, Word};
 use super::diagnostic::{Diagnostics, SourceLocation};
 use super::lex::Lexer;
 use super::limits::LOOP_DEPTH_MAX;
-use super::nearest::find_nearest;
-use super::submit::{DescriptionReader, DescriptionLine};
+use super::spelling::find_nearest;
+use super::job_description::{DescriptionReader, DescriptionLine};
 
 const KEYWORDS: [(&str, Keyword); 9] = [
     ("job", Keyword::Job),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bafs_proto::allotment::{SetNodeQuota, NodeQuotaList};
+use bafs_proto::node_quota::{SetNodeQuota, NodeQuotaList};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{ExecutionId, ServerId, VolumeId};
 use bafs_proto::message::{

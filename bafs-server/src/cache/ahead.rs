@@ -13,7 +13,7 @@ use super::disk::Run;
 use super::fetch::{Fetcher, Generation};
 use super::read::prefetch;
 use super::route::View;
-use crate::logic::ahead::BlockRead;
+use crate::logic::read_ahead::BlockRead;
 use crate::logic::blocks::CopyClass;
 
 /// Most bytes on their way ahead of all readers of a node: they are in memory until they landed.

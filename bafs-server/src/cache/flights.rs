@@ -17,7 +17,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::logic::blocks::BlockKey;
-use crate::logic::claims::BlockClaims;
+use crate::logic::block_claims::BlockClaims;
 
 /// A block with the digest of its origin.
 pub(crate) type Block = (Bytes, Digest);

@@ -15,7 +15,7 @@ use bafs_proto::token::Token;
 use bafs_proto::{Error, ErrorCode, Result, codec};
 
 use super::fault;
-use crate::homes::{HomeAddress, HomeClients};
+use crate::home_clients::{HomeAddress, HomeClients};
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
 /// Where a cache volume's bytes come from.

@@ -61,7 +61,7 @@ use self::read::Errand;
 use self::volume::{CacheKind, CacheVolume};
 use crate::clock;
 use crate::counters::Counters;
-use crate::homes::HomeClients;
+use crate::home_clients::HomeClients;
 use crate::logic::blocks::BlockKey;
 
 /// Names of directories that are being removed begin so.
@@ -521,5 +521,5 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 
 /// The error of a disk that does not do what it should.
 fn fault(doing: &str, path: &Path, error: std::io::Error) -> Error {
-    crate::fault::disk_error(format!("cannot {doing} ({})", path.display()), &error)
+    crate::errors::disk_error(format!("cannot {doing} ({})", path.display()), &error)
 }

@@ -9,7 +9,7 @@ use std::sync::{PoisonError, RwLock};
 use bafs_proto::{Error, ErrorCode, Result, codec};
 
 use super::fault;
-use crate::lives::replace_file;
+use crate::incarnation::replace_file;
 
 /// Name of the file.
 pub(crate) const PINS: &str = "pins";

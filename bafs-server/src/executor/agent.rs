@@ -12,8 +12,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
-use super::temporary::TemporaryDirectory;
-use super::{ExecutorConfig, minimal_report, log};
+use super::temporary_directory::TemporaryDirectory;
+use super::{ExecutorConfig, minimal_report, agent_log};
 
 /// Longest report line, in bytes.
 const REPORT_LINE_BYTES_MAX: u64 = 16 << 20;
@@ -64,7 +64,7 @@ async fn run_agent(
     let logging = child
         .stderr
         .take()
-        .map(|errors| tokio::spawn(log::copy_stderr(errors, path)));
+        .map(|errors| tokio::spawn(agent_log::copy_stderr(errors, path)));
     let (stop, mut stopped) = watch::channel(false);
     let running = run_spawned(child, input, output, call, &mut stopped);
     let result = run_within_quota(running, &temporary, killed, &stop).await;
@@ -234,7 +234,7 @@ fn spawn(
         .arg("--shared-memory")
         .arg(format!("{} B", temporary.memory_bytes()))
         .arg("--output-prefix")
-        .arg(log::output_path_prefix(&config.log_directory, call.execution))
+        .arg(agent_log::output_path_prefix(&config.log_directory, call.execution))
         .envs(memory.map(|memory| ("BAFS_MEMORY", memory)))
         .env("BAFS_CHANNEL", channel::current_channel().name())
         .stdin(Stdio::piped())

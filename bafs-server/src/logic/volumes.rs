@@ -8,14 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use bafs_proto::Error;
-use bafs_proto::allotment::{SetNodeQuota, NodeQuotaList, NodeQuota};
+use bafs_proto::node_quota::{SetNodeQuota, NodeQuotaList, NodeQuota};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::VolumeId;
 use bafs_proto::source_warning::SourceWarnings;
 use bafs_proto::time::Time;
 use bafs_proto::volume::{VolumeSpec, VolumeState};
 
-use super::allotments::QuotaLedger;
+use super::node_quota::QuotaLedger;
 use super::space::{Amount, SpaceShortage, SpaceLedger};
 
 /// Most volumes of one server.

@@ -1,8 +1,8 @@
 //! A node: volumes, caches and jobs of one machine behind one address. Wires the parts together;
 //! each of them decides and acts for itself.
 
-mod hand_over;
-mod presence;
+mod handoff;
+mod membership;
 mod service;
 mod subnet;
 
@@ -23,9 +23,9 @@ use self::subnet::subnet_of;
 use crate::access::AccessChecker;
 use crate::cache::Caches;
 use crate::counters::{self, Counters, Metrics, ReadMetrics};
-use crate::door::HandoffServer;
+use crate::fd_passing::HandoffServer;
 use crate::executor::{DiskSpace, Executor, ExecutorConfig, TemporaryQuota};
-use crate::homes::{HomeSettings, HomeClients};
+use crate::home_clients::{HomeSettings, HomeClients};
 use crate::logic::space::Amount;
 use crate::serving::{ADVERT_TTL_MS, RunningServer, check_names, pool, reachable_address};
 use crate::storage::{Storage, Store};
@@ -200,8 +200,8 @@ impl Node {
     pub fn start_background_tasks(self: &Arc<Self>) -> Vec<JoinHandle<()>> {
         let mut tasks = Vec::new();
         if let Some(catalog) = self.config.catalog.clone() {
-            tasks.push(tokio::spawn(presence::advertise_node(self.clone(), catalog)));
-            tasks.push(tokio::spawn(presence::follow_catalog(self.clone())));
+            tasks.push(tokio::spawn(membership::advertise_node(self.clone(), catalog)));
+            tasks.push(tokio::spawn(membership::follow_catalog(self.clone())));
         }
         tasks.push(tokio::spawn(self.handoff_server.clone().serve()));
         let (storage, caches) = (self.storage.clone(), self.caches.clone());
@@ -280,7 +280,7 @@ async fn temporary_quota(
     let directory = store.temporary_directory();
     let disk = tokio::task::spawn_blocking(move || DiskSpace::measure(&directory)).await;
     let disk = disk.map_err(std::io::Error::other).flatten();
-    let disk = disk.map_err(|e| crate::fault::disk_error("store", &e))?;
+    let disk = disk.map_err(|e| crate::errors::disk_error("store", &e))?;
     let (offered, slots) = (config.capacity_bytes, config.slots);
     let mut share = TemporaryQuota::beside_volumes_quota(disk, offered, free.bytes, slots);
     share.bytes = config.temporary_bytes.unwrap_or(share.bytes);

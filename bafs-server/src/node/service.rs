@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bafs_proto::door::HandoffTarget;
+use bafs_proto::fd_passing::HandoffTarget;
 use bafs_proto::ids::{ServerId, VolumeId};
 use bafs_proto::message::{
     CacheRef, Counters as CounterValues, OpenTree, Reply, Request, TreeRef, VolumeList,
@@ -14,7 +14,7 @@ use bafs_proto::volume::VolumeKind;
 use bafs_proto::{Error, ErrorCode, Result};
 use bytes::Bytes;
 
-use super::{Node, presence};
+use super::{Node, membership};
 use crate::access::RequiredRight;
 use crate::storage::volume_id;
 
@@ -198,7 +198,7 @@ impl Node {
             Request::CreateVolume(call) => {
                 self.check_server_id(call.server)?;
                 if matches!(call.spec.kind, VolumeKind::Cache { .. }) {
-                    presence::update_peers(self).await;
+                    membership::update_peers(self).await;
                 }
                 Reply::CreateVolume(self.storage.create(call, deadline).await?)
             }

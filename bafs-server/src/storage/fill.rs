@@ -20,12 +20,12 @@ use bafs_tree::ROOT_FREE_BYTES;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
-use super::beneath::{self, ConfinedDirectory};
+use super::confined_directory::{self, ConfinedDirectory};
 use super::flush::FileFlush;
-use super::links::HardLinks;
-use super::look_ahead::ListingPrefetch;
-use super::older::{KnownRange, BaseCopy};
-use super::origin::{FillSource, RANGE_BYTES};
+use super::hard_links::HardLinks;
+use super::listing_prefetch::ListingPrefetch;
+use super::base_copy::{KnownRange, BaseCopy};
+use super::fill_source::{FillSource, RANGE_BYTES};
 use crate::logic::space::Amount;
 use crate::source::{PAGE_BYTES_MAX, entry_bytes};
 
@@ -466,7 +466,7 @@ impl RunningFill {
         sync: SyncMode,
     ) -> Result<()> {
         let finish = || {
-            beneath::set_attributes(file, entry.mode, entry.identity.mtime_ns)?;
+            confined_directory::set_attributes(file, entry.mode, entry.identity.mtime_ns)?;
             if sync == SyncMode::EachFile {
                 file.sync_all()?;
             }
@@ -559,5 +559,5 @@ pub(super) fn join_result<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
 }
 
 pub(super) fn fill_disk_error(path: &str, error: &io::Error) -> Error {
-    crate::fault::disk_error(format!("cannot make '{path}' in the store"), error)
+    crate::errors::disk_error(format!("cannot make '{path}' in the store"), error)
 }

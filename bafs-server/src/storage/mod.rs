@@ -1,31 +1,31 @@
 //! The volumes of a storage server: what is there, what it uses, how long it lives. What may be
 //! done is decided in `logic/volumes.rs`; rights are checked by the node before it calls.
 
-mod beneath;
-mod extract;
-mod extracts;
+mod confined_directory;
+mod extraction;
+mod extractions;
 mod fill;
 mod flush;
-mod holds;
-mod inside;
-mod life;
-mod links;
-mod listing;
-mod look_ahead;
-mod older;
-mod origin;
+mod tree_owner;
+mod unlocked_directory;
+mod lifecycle;
+mod hard_links;
+mod tree_listing;
+mod listing_prefetch;
+mod base_copy;
+mod fill_source;
 mod store;
-mod table;
-mod trees;
-mod unreadable;
-mod watching;
+mod database;
+mod scratch_trees;
+mod unreadable_files;
+mod usage_watch;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bafs_proto::allotment::{SetNodeQuota, NodeQuotaList};
+use bafs_proto::node_quota::{SetNodeQuota, NodeQuotaList};
 use bafs_proto::ids::VolumeId;
 use bafs_proto::message::{RenewVolumes, RenewVolumesReply, SourceData, SourceIdentity};
 use bafs_proto::path::check_printable;
@@ -41,18 +41,18 @@ use tokio::sync::watch;
 
 pub use store::Store;
 pub(crate) use store::{is_path_missing, remove_tree};
-pub(crate) use trees::volume_id;
+pub(crate) use scratch_trees::volume_id;
 
 use crate::cache::Caches;
 use crate::clock;
 use crate::counters::Counters;
-use crate::homes::HomeClients;
-use crate::logic::allotments::RUNS_MAX;
+use crate::home_clients::HomeClients;
+use crate::logic::node_quota::RUNS_MAX;
 use crate::logic::space::Amount;
 use crate::logic::volumes::{VolumeRow, VolumeTable};
-use extracts::Extractions;
-use table::{TableChange, VolumeDatabase, VolumeRecord};
-use trees::ScratchTrees;
+use extractions::Extractions;
+use database::{TableChange, VolumeDatabase, VolumeRecord};
+use scratch_trees::ScratchTrees;
 
 /// Changes of volumes take turns by these many keys: one volume never changes twice at once.
 const VOLUME_LOCKS: usize = 64;
@@ -73,7 +73,7 @@ pub struct Storage {
     changed: watch::Sender<u64>,
     extractions: Extractions,
     trees: ScratchTrees,
-    usage_samples: watching::VolumeUsageSamples,
+    usage_samples: usage_watch::VolumeUsageSamples,
     /// The most bytes that scratch volumes were promised at any time.
     scratch_bytes_peak: AtomicU64,
     caches: Arc<Caches>,
@@ -132,7 +132,7 @@ impl Storage {
         .await?;
         Ok(Arc::new(Self {
             trees: ScratchTrees::new(store.volume_directory(), store.incarnation(), counters.clone()),
-            usage_samples: watching::VolumeUsageSamples::default(),
+            usage_samples: usage_watch::VolumeUsageSamples::default(),
             scratch_bytes_peak: AtomicU64::new(0),
             store,
             database: table,
@@ -207,7 +207,7 @@ impl Storage {
     /// # Errors
     /// `Malformed` for texts that are too long, `Busy` when too many runs have a part.
     pub fn set_node_quota(&self, call: SetNodeQuota, slots: u32) -> Result<NodeQuotaList> {
-        if call.owner.len().max(call.user.len()) > life::TEXT_BYTES_MAX {
+        if call.owner.len().max(call.user.len()) > lifecycle::TEXT_BYTES_MAX {
             let text = "the name of an owner or user is too long";
             return Err(Error::new(ErrorCode::Malformed, text));
         }
@@ -248,7 +248,7 @@ impl Storage {
         let tree = self.scratch_tree_path(call.volume)?;
         self.or_volume_lost(
             call.volume,
-            blocking(move || listing::list_tree(&tree, call.after.as_deref())),
+            blocking(move || tree_listing::list_tree(&tree, call.after.as_deref())),
         )
         .await
     }
@@ -259,7 +259,7 @@ impl Storage {
     /// As [`Self::list_tree`], and `NotFound` or `SourceChanged` for the file.
     pub async fn read_file(&self, call: ReadVolumeFile) -> Result<(SourceData, Bytes)> {
         let tree = self.scratch_tree_path(call.volume)?;
-        self.or_volume_lost(call.volume, blocking(move || listing::read_range(&tree, &call)))
+        self.or_volume_lost(call.volume, blocking(move || tree_listing::read_range(&tree, &call)))
             .await
     }
 
@@ -270,7 +270,7 @@ impl Storage {
     pub async fn read_files(&self, call: ReadVolumeFiles) -> Result<(SourceData, Bytes)> {
         let tree = self.scratch_tree_path(call.volume)?;
         let volume = call.volume;
-        let read = blocking(move || listing::read_files(&tree, &call));
+        let read = blocking(move || tree_listing::read_files(&tree, &call));
         self.or_volume_lost(volume, read).await
     }
 
@@ -281,7 +281,7 @@ impl Storage {
     pub async fn map_file(&self, call: MapVolumeFile) -> Result<FileMap> {
         let tree = self.scratch_tree_path(call.volume)?;
         let volume = call.volume;
-        let map = blocking(move || listing::map_file(&tree, &call));
+        let map = blocking(move || tree_listing::map_file(&tree, &call));
         self.or_volume_lost(volume, map).await
     }
 

@@ -27,7 +27,7 @@ use bafs_proto::{Error, ErrorCode, Result};
 use bafs_tree::private_directory;
 use rustix::fs::{FlockOperation, IFlags, flock, ioctl_getflags, ioctl_setflags, statvfs};
 
-use crate::lives::Incarnation;
+use crate::incarnation::Incarnation;
 
 /// Attempts to empty a directory in which a call that was given up may still make files.
 const REMOVE_ATTEMPTS: u32 = 5;

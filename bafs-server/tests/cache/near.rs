@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bafs_proto::ErrorCode;
-use bafs_proto::door::{HandoffReply, HandoffRequest};
+use bafs_proto::fd_passing::{HandoffReply, HandoffRequest};
 use bafs_proto::hash::Digest;
 use bafs_proto::ids::{BlockIndex, FileIndex, VolumeId};
 use bafs_proto::message::ReadManifest;
 use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::ReplacementPolicy;
-use bafs_server::door::Handoff;
+use bafs_server::fd_passing::Handoff;
 use bafs_tree::{BlockMap, BlockLayout};
 use rustix::fs::{Mode, OFlags, openat};
 

@@ -13,7 +13,7 @@ use bafs_proto::message::{
     Advert, CacheRef, ReadBlocks, ReadManifest, ReadKind, Reply, Request, ServerKind, SourceData,
     SourceEntry, SourceIdentity, SourceKind, SourcePage,
 };
-use bafs_proto::net::mem::MemoryNetwork;
+use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::source_warning::SourceWarnings;
@@ -23,7 +23,7 @@ use bafs_proto::volume::{LimitKind, ReplacementPolicy, VolumeSource, VolumeKind,
 use bafs_proto::{Error, ErrorCode, Result};
 use bafs_server::cache::Caches;
 use bafs_server::counters::Counters;
-use bafs_server::homes::HomeClients;
+use bafs_server::home_clients::HomeClients;
 use bytes::Bytes;
 
 pub(crate) const BLOCK: u32 = 16 << 10;

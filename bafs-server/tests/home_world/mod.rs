@@ -10,11 +10,11 @@ use bafs_proto::message::{
     BeginPut, Call, CommitPut, ListSource, PutRange, ReadCounters, ReadSource, SourceIdentity,
     StatSource,
 };
-use bafs_proto::net::mem::MemoryNetwork;
+use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Signer, Token};
-use bafs_server::home::HomeServer;
+use bafs_server::home_server::HomeServer;
 use bytes::Bytes;
 use tempfile::TempDir;
 

@@ -9,7 +9,7 @@ use bafs_proto::ErrorCode;
 use bafs_proto::hash::Digest;
 
 use super::proxy::DelayProxy;
-use super::servers::{ForeignServer, s3};
+use super::foreign_servers::{ForeignServer, s3};
 use super::stage::{HomesFixture, check_error};
 use crate::storage_world::random_bytes;
 

@@ -14,7 +14,7 @@ use bafs_proto::path::from_bytes;
 use bafs_proto::source_warning::WarningReason;
 
 use super::proxy::DelayProxy;
-use super::servers::{pyftpdlib, pyftpdlib_without_restart, vsftpd};
+use super::foreign_servers::{pyftpdlib, pyftpdlib_without_restart, vsftpd};
 use super::stage::{HomesFixture, check_error};
 use crate::storage_world::random_bytes;
 

@@ -5,7 +5,7 @@ mod bucket;
 mod file;
 mod ftp;
 mod proxy;
-mod servers;
+mod foreign_servers;
 mod sftp;
 mod stage;
 mod web;

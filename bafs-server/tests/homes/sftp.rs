@@ -14,7 +14,7 @@ use bafs_proto::path::from_bytes;
 use bafs_proto::source_warning::WarningReason;
 
 use super::proxy::DelayProxy;
-use super::servers::sshd;
+use super::foreign_servers::sshd;
 use super::stage::{HomesFixture, check_error};
 use crate::storage_world::random_bytes;
 

@@ -14,7 +14,7 @@ use bafs_proto::time::Deadline;
 use bafs_proto::token::Token;
 use bafs_proto::volume::{ReplacementPolicy, VolumeSource, VolumeKind, VolumeSpec};
 use bafs_proto::{Error, Result};
-use bafs_server::homes::HomeSettings;
+use bafs_server::home_clients::HomeSettings;
 use bafs_server::node::Node;
 use bytes::Bytes;
 

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 
 use bafs_proto::ErrorCode;
 
-use super::servers::nginx;
+use super::foreign_servers::nginx;
 use super::stage::{HomesFixture, check_error};
 use crate::storage_world::random_bytes;
 

@@ -12,7 +12,7 @@ use bafs_proto::message::{
     Call, CreateVolume, PutFile, PutProgress, PutReceipt, PutResults, ReadCounters, Reply, Request,
     Role, SourceData, SourceEntry, SourceIdentity, SourceKind, SourcePage,
 };
-use bafs_proto::net::mem::MemoryNetwork;
+use bafs_proto::net::memory::MemoryNetwork;
 use bafs_proto::net::pool::Pool;
 use bafs_proto::net::{BoxFuture, IncomingRequest, Service};
 use bafs_proto::path::join;
@@ -21,7 +21,7 @@ use bafs_proto::time::{Deadline, Time};
 use bafs_proto::token::{Resource, Right, Token};
 use bafs_proto::volume::{LimitKind, VolumeSource, VolumeKind, VolumeSpec, VolumeStatus};
 use bafs_proto::{Error, ErrorCode, Result};
-use bafs_server::homes::HomeSettings;
+use bafs_server::home_clients::HomeSettings;
 use bafs_server::node::{Node, NodeConfig};
 use bytes::Bytes;
 

@@ -1,8 +1,8 @@
 //! `bafs demo`: the main job, on a throw-away cluster, beside the way without BAFS.
 
 mod input;
-mod needed;
-mod plain;
+mod required_bytes;
+mod reference_run;
 mod table;
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ use crate::client::ClusterClient;
 use crate::cluster::{Cluster, ClusterSpec};
 use crate::metrics::PublishedProgress;
 use crate::output::Printer;
-use crate::own_directory::LockedDirectory;
+use crate::locked_directory::LockedDirectory;
 use crate::run::{self, ThrowAwayRun};
 
 pub use self::input::prepare_input;
@@ -111,7 +111,7 @@ async fn run_demo_in(args: &DemoArgs, directory: &Path, output: Printer) -> Resu
         output,
         "running the same commands on plain directories, for reference",
     )?;
-    let reference = plain::run_reference(&workflow, &home, &directory.join("plain")).await?;
+    let reference = reference_run::run_reference(&workflow, &home, &directory.join("plain")).await?;
 
     print_step(
         output,
@@ -243,7 +243,7 @@ async fn measure_run(
         wall_s: Duration::from_millis(report.wall_ms).as_secs_f64(),
         home_read_bytes: counter("home_read_bytes"),
         home_written_bytes: counter("home_written_bytes"),
-        unique_bytes: needed::unique_bytes(&report, workflow, home)?,
+        unique_bytes: required_bytes::unique_bytes(&report, workflow, home)?,
     })
 }
 

@@ -2,7 +2,7 @@
 //! port at which they are told. What is told is counted elsewhere.
 
 mod http;
-mod text;
+mod openmetrics;
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -219,7 +219,7 @@ pub(crate) fn start_endpoint(address: &str, read: ReadMetrics) -> Result<SocketA
     if !bound.ip().is_loopback() {
         tracing::warn!(%bound, "whoever reaches this address can read the metrics");
     }
-    http::serve_page(listener, Arc::new(move || text::render_page(&read())))?;
+    http::serve_page(listener, Arc::new(move || openmetrics::render_page(&read())))?;
     Ok(bound)
 }
 
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn the_page_has_names_help_and_values() {
-        let page = text::render_page(&test_figures());
+        let page = openmetrics::render_page(&test_figures());
         for line in [
             "# HELP bafs_volumes_created Volumes that a node made",
             "# TYPE bafs_volumes_created counter",
@@ -313,7 +313,7 @@ mod tests {
     fn every_figure_is_documented_once() {
         let document = include_str!("../../../docs/METRICS.md");
         for known in DOCUMENTED_METRICS {
-            let name = text::sanitize_name(known.name);
+            let name = openmetrics::sanitize_name(known.name);
             let (gauge, counter) = (
                 format!("| `bafs_{name}` |"),
                 format!("| `bafs_{name}_total` |"),
@@ -335,7 +335,7 @@ mod tests {
                 counters: Counters::with_names(names).snapshot(),
                 ..Metrics::default()
             };
-            let page = text::render_page(&started);
+            let page = openmetrics::render_page(&started);
             let mut told: Vec<&str> = page
                 .lines()
                 .filter_map(|line| line.strip_suffix(" 0"))

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use bafs_sched::timeline::{ExecutionRecord, ExecutionOutcome, VolumeRole, Timeline};
 
-use crate::picture::{Axis, Bar, Chart, Colour, Curve, Gantt, CurveStyle};
+use crate::svg_chart::{Axis, Bar, Chart, Colour, Curve, Gantt, CurveStyle};
 
 fn seconds(ms: u64) -> f64 {
     ms as f64 / 1e3

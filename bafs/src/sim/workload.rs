@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bafs_sched::io::journal;
-use bafs_sched::past::{self, PastRun, Site};
+use bafs_sched::past_runs::{self, PastRun, Site};
 use bafs_sched::planner::{SimulatedPlan, CanonicalWorkload, Environment, Plan, RESTART_S_DEFAULT, Shape};
 use bafs_sched::sim::{
     TrialScope, TrialsOutcome, LoadModel, MeasuredLoad, PLAN_JOBS_FAILING_MAX, derive_simulated_plan, decide_by_simulation, build_canonical_workflow,
@@ -13,7 +13,7 @@ use bafs_sched::workflow::{JobIndex, Volume, VolumeKind, Workflow, parse_duratio
 use serde::Serialize;
 
 use crate::args::SimArgs;
-use crate::live::LinkRates;
+use crate::live_environment::LinkRates;
 use crate::{history, input_file, plan, workflow_file};
 
 /// Jobs of a canonical workload that are simulated at most: each is a job in memory.
@@ -107,20 +107,20 @@ impl Workload {
     }
 
     fn from_past_run(past: PastRun) -> Self {
-        let variability = variability(&past.measured);
-        let (shape, _) = Shape::from_largest_levels(&past.workflow, variability);
-        let shape = shape.with_times(&past.workflow, |job| computing_s(&past.measured, job));
+        let variability = variability(&past_runs.measured);
+        let (shape, _) = Shape::from_largest_levels(&past_runs.workflow, variability);
+        let shape = shape.with_times(&past_runs.workflow, |job| computing_s(&past_runs.measured, job));
         let before = MeasuredRun {
-            duration_s: past.duration_s,
-            remarks: past.remarks,
+            duration_s: past_runs.duration_s,
+            remarks: past_runs.remarks,
         };
         Self {
             shape,
-            load: LoadModel::Measured(past.measured),
-            workflow: past.workflow,
+            load: LoadModel::Measured(past_runs.measured),
+            workflow: past_runs.workflow,
             measured_run: Some(before),
-            site: past.site,
-            job_lines: past.job_lines,
+            site: past_runs.site,
+            job_lines: past_runs.job_lines,
             is_canonical: false,
         }
     }
@@ -241,8 +241,8 @@ fn site_environment(site: &Site, home: Option<u64>, local: Option<u64>) -> Resul
 fn read_past_run(args: &SimArgs) -> Result<PastRun> {
     if let Some(path) = &args.from_journal {
         let path = history::find_journal(path)?;
-        let past = past::from_journal(journal::read_history(&path)?);
-        return past.with_context(|| path.display().to_string());
+        let past = past_runs::from_journal(journal::read_history(&path)?);
+        return past_runs.with_context(|| path.display().to_string());
     }
     let (path, is_slurm) = match (&args.from_slurm, &args.from_csv) {
         (Some(path), _) => (path, true),
@@ -251,18 +251,18 @@ fn read_past_run(args: &SimArgs) -> Result<PastRun> {
             bail!("give a workflow file, --canonical, --from-journal, --from-slurm or --from-csv")
         }
     };
-    let text = input_file::read_text(path, past::FILE_BYTES_MAX).context("the past jobs")?;
+    let text = input_file::read_text(path, past_runs::FILE_BYTES_MAX).context("the past jobs")?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let past = match is_slurm {
-        true => past::from_slurm(&name, &text, to_permille(args.shared_fraction)),
-        false => past::from_csv(&name, &text),
+        true => past_runs::from_slurm(&name, &text, to_permille(args.shared_fraction)),
+        false => past_runs::from_csv(&name, &text),
     };
-    past.with_context(|| Path::new(path).display().to_string())
+    past_runs.with_context(|| Path::new(path).display().to_string())
 }
 
 fn read_trace(workflow: &Workflow, path: &Path) -> Result<MeasuredLoad> {
-    let text = input_file::read_text(path, past::FILE_BYTES_MAX).context("the trace")?;
-    let measured = past::from_trace(workflow, &text);
+    let text = input_file::read_text(path, past_runs::FILE_BYTES_MAX).context("the trace")?;
+    let measured = past_runs::from_trace(workflow, &text);
     measured.with_context(|| path.display().to_string())
 }
 

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bafs_sched::world::SimulatedCluster;
+use bafs_sched::simulated_cluster::SimulatedCluster;
 
 use super::{Options, BenchmarkReport};
 use crate::chaos;

@@ -18,13 +18,13 @@ mod planner;
 pub mod report;
 mod shell;
 mod sim;
-mod smallest;
+mod minimal_file_systems;
 
 use anyhow::{Context, Result};
 
 pub use self::options::Options;
 pub use self::report::BenchmarkReport;
-use self::smallest::{kept, least, passing};
+use self::minimal_file_systems::{immutable, forwarding, passthrough};
 
 /// A benchmark.
 #[derive(Debug, Clone, Copy)]
@@ -98,9 +98,9 @@ pub fn main(arguments: &[String]) -> Result<()> {
         [part, rest @ ..] if part == datapath::WORK_PROCESS => datapath::run_work_process(rest),
         [part, rest @ ..] if part == datapath::WIRE_PROCESS => datapath::run_wire_process(rest),
         [part, rest @ ..] if part == faults::HOLD_PROCESS => faults::run_hold_process(rest),
-        [part, rest @ ..] if part == least::FORWARDING_PROCESS => least::run_forwarding_process(rest),
-        [part, rest @ ..] if part == kept::IMMUTABLE_PROCESS => kept::run_immutable_process(rest),
-        [part, rest @ ..] if part == passing::PASSTHROUGH_PROCESS => passing::run_passthrough_process(rest),
+        [part, rest @ ..] if part == forwarding::FORWARDING_PROCESS => forwarding::run_forwarding_process(rest),
+        [part, rest @ ..] if part == immutable::IMMUTABLE_PROCESS => immutable::run_immutable_process(rest),
+        [part, rest @ ..] if part == passthrough::PASSTHROUGH_PROCESS => passthrough::run_passthrough_process(rest),
         [part, rest @ ..] if part == datapath::DELAY_PROCESS => datapath::run_delay_process(rest),
         [name, rest @ ..] => {
             if let Some(ended) = nohang::run_tool(name, rest) {

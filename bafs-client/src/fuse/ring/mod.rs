@@ -6,7 +6,7 @@
 //! what can fail without the kernel is done before it is asked, and a ring that the kernel itself
 //! refuses has it fall back to the device.
 
-pub(super) mod answers;
+pub(super) mod kernel_reply;
 mod outbox;
 mod queue;
 pub(super) mod requests;
@@ -25,8 +25,8 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use self::outbox::Outbox;
 use self::queue::RingQueue;
-use super::bridge::VolumeFileSystem;
-use super::seats::ring_entry_count;
+use super::file_system::VolumeFileSystem;
+use super::reader_slots::ring_entry_count;
 use crate::kernel::{RingEvent, PreparedRing, Ring};
 use crate::limits::RING_PROCESSORS_MAX;
 use crate::memory::{self, MemoryReservation};

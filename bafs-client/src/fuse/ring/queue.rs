@@ -8,8 +8,8 @@ use std::time::Duration;
 use fuser::Errno;
 use nix::errno::Errno as Code;
 
-use super::super::bridge::VolumeFileSystem;
-use super::answers::KernelReply;
+use super::super::file_system::VolumeFileSystem;
+use super::kernel_reply::KernelReply;
 use super::outbox::{ReadyReply, OutboxCommand, Outbox};
 use super::requests::{FuseRequestHead, PAYLOAD_OFFSET, dispatch};
 use crate::clock;

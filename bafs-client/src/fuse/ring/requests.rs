@@ -9,11 +9,11 @@ use bafs_proto::file_op::{AttrChange, Caller, FileTime, SetTime};
 use bafs_proto::ids;
 use fuser::{Errno, FileHandle, INodeNo, OpenFlags, RenameFlags, WriteFlags};
 
-use super::super::answers::ErrorReply;
-use super::super::bridge::VolumeFileSystem;
+use super::super::reply_traits::ErrorReply;
+use super::super::file_system::VolumeFileSystem;
 use super::super::handlers::FilePosition;
 use super::super::operations;
-use super::answers::{KernelReply, DirectoryListing};
+use super::kernel_reply::{KernelReply, DirectoryListing};
 use crate::kernel::HEADER_BYTES;
 
 /// Bytes of the structure that comes first in most requests, and where it is in the header.
@@ -422,10 +422,10 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
     use std::sync::Arc;
 
-    use super::super::super::bridge::ReaderMode;
+    use super::super::super::file_system::ReaderMode;
     use super::super::outbox::{ReadyReply, OutboxCommand, Outbox};
     use super::*;
-    use crate::fate::VolumeHealth;
+    use crate::volume_health::VolumeHealth;
     use crate::kernel::RingBuffers;
     use crate::tree::{LocalTree, Tree};
     use crate::usage::VolumeUsage;

@@ -15,9 +15,9 @@ use bafs_proto::{Error, ErrorClass, ErrorCode, Result};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::near::{BlockDelivery, LocalBlocks};
+use super::local_blocks::{BlockDelivery, LocalBlocks};
 use crate::limits::DIGEST_RETRIES;
-use crate::logic::directory::ManifestFile;
+use crate::logic::manifest_tree::ManifestFile;
 use crate::memory;
 use crate::tree::Server;
 

@@ -2,7 +2,7 @@
 //! next to the job. Read-only; what is not a read is refused.
 
 mod blocks;
-mod near;
+mod local_blocks;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -22,13 +22,13 @@ use nix::libc;
 use tokio::runtime::Handle;
 
 use self::blocks::BlockFetcher;
-use self::near::LocalBlocks;
+use self::local_blocks::LocalBlocks;
 use super::{Completion, Server};
 use crate::errno::errno_of;
-use crate::fate::{VolumeHealth, is_fatal};
+use crate::volume_health::{VolumeHealth, is_fatal};
 use crate::limits::{DEFAULT_READ_AHEAD_KIB, PASSTHROUGH_FILE_BYTES_MIN};
-use crate::logic::around::{ReadAheadFilter, ReadPurpose};
-use crate::logic::directory::{ManifestTree, ManifestFile, Owner};
+use crate::logic::read_ahead_filter::{ReadAheadFilter, ReadPurpose};
+use crate::logic::manifest_tree::{ManifestTree, ManifestFile, Owner};
 
 /// Bytes that an entry takes in the kernel's form beside its name.
 const ENTRY_BYTES: u32 = 152;

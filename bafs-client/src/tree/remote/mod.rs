@@ -2,13 +2,13 @@
 //! operation; a lost reply never runs an operation twice, because calls carry numbers. How long a
 //! call waits is in `calling.rs`; what happens when the server forgot the session in `again.rs`.
 
-mod again;
-mod answers;
-mod calling;
-mod delegated;
-mod forgetting;
-mod settling;
-mod shipping;
+mod session_recovery;
+mod reply_translation;
+mod call_retry;
+mod delegation;
+mod forget_queue;
+mod log_recovery;
+mod log_shipping;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -28,15 +28,15 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use self::again::InflightRename;
-pub use self::delegated::Durability;
-use self::delegated::{SessionDelegation, errno_of_failure};
+use self::session_recovery::InflightRename;
+pub use self::delegation::Durability;
+use self::delegation::{SessionDelegation, errno_of_failure};
 use super::Completion;
 use crate::clock;
-use crate::fate::{VolumeHealth, is_fatal};
+use crate::volume_health::{VolumeHealth, is_fatal};
 use crate::limits::{CLOSE_TIMEOUT_MS, FORGET_BATCH_MAX, CLOSE_AND_EXTEND_TIMEOUT_MS, RETRY_PAUSE_MS_MIN};
-use crate::logic::known::InodeMap;
-use crate::logic::learning::is_change;
+use crate::logic::inode_map::InodeMap;
+use crate::logic::attribute_updates::is_change;
 
 /// How to call the server that holds a volume.
 #[derive(Debug, Clone)]

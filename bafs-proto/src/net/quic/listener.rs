@@ -14,10 +14,10 @@ use crate::error::{Error, ErrorCode, Result};
 use crate::identity::Identity;
 use crate::ids::ServerId;
 use crate::message::{Hello, ReplyHead};
-use crate::net::awaited::Cancellation;
+use crate::net::cancellation::Cancellation;
 use crate::net::handshakes::Handshakes;
 use crate::net::hello::{FRAME_TIMEOUT_MS, connection_error, own_hello, reply_to_hello};
-use crate::net::room::{BudgetPermit, ConnectionBudget, TOO_MANY_CALLS};
+use crate::net::memory_budget::{BudgetPermit, ConnectionBudget, TOO_MANY_CALLS};
 use crate::net::{Frame, Peer, Service, serve_frame};
 
 /// Handshakes that go on before others must prove that they are where they say.

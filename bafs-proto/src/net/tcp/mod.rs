@@ -4,12 +4,12 @@
 //! faster channel where packets need no address translation and are hardly lost: it leaves
 //! acknowledgements, batches and pacing to the kernel.
 
-mod lane;
-mod pieces;
-mod server;
+mod connection;
+mod chunks;
+mod listener;
 mod socket;
 
-pub use server::TlsTcpListener;
+pub use listener::TlsTcpListener;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use self::lane::TcpConnection;
+use self::connection::TcpConnection;
 use super::hello::{HelloReply, connection_error, check_hello, own_hello, resolve};
 use super::tls::{Connector, TlsTcpStream, is_refusal};
 use super::{BoxFuture, Connection, Dial, Exchange, Frame};
@@ -176,8 +176,8 @@ async fn say_hello(
     let hello = codec::encode(ours)?;
     // A server looks at our certificate when we believe to be connected already: what it says of
     // that is read even where it does not listen any more.
-    let said = pieces::write_head(&mut stream, &hello).await;
-    let heard = match (pieces::read_head(&mut stream).await, said) {
+    let said = chunks::write_head(&mut stream, &hello).await;
+    let heard = match (chunks::read_head(&mut stream).await, said) {
         (Ok(heard), _) => heard?,
         (Err(error), _) if is_refusal(&error) => return Err(refused(&error)),
         (Err(error), Ok(())) | (Err(_), Err(error)) => return Err(refused(&error)),

@@ -11,7 +11,7 @@ use super::{PartOutcome, ReadTask, table_row};
 use crate::api::CacheSpec;
 use crate::bench::measure::{Samples, format_number, time_seconds};
 use crate::bench::{Options, BenchmarkReport};
-use crate::stage::CacheCluster;
+use crate::cache_cluster::CacheCluster;
 
 const NODES: usize = 4;
 const LINK: &str = "8MB/s";

@@ -1,20 +1,20 @@
 //! `bench cache`: the cooperative cache on real processes. Each part is a file of its own.
 
 mod blast;
-mod blocks;
-mod churn;
-mod knee;
-mod link;
-mod peer;
-mod warm;
+mod block_sizes;
+mod node_churn;
+mod capacity_knee;
+mod home_link;
+mod peer_read;
+mod warm_read;
 
 use std::future::Future;
 use std::pin::Pin;
 
 use anyhow::{Result, ensure};
 
-pub(super) use self::peer::{SOURCE_PROCESS, run_source_process};
-pub(super) use self::warm::run_passthrough;
+pub(super) use self::peer_read::{SOURCE_PROCESS, run_source_process};
+pub(super) use self::warm_read::run_passthrough;
 use super::measure::Stopwatch;
 use super::{Options, BenchmarkReport};
 
@@ -40,12 +40,12 @@ const PARTS: &[CachePart] = &[
     CachePart {
         name: "link",
         figures: &["home_read_ratio", "time_vs_link"],
-        run: link::run_cold,
+        run: home_link::run_cold,
     },
     CachePart {
         name: "factors",
         figures: &["stand_alone_vs_cooperative"],
-        run: link::run_factors,
+        run: home_link::run_factors,
     },
     CachePart {
         name: "warm",
@@ -54,17 +54,17 @@ const PARTS: &[CachePart] = &[
             "warm_rand_vs_native",
             "warm_mmap_vs_native",
         ],
-        run: warm::run,
+        run: warm_read::run,
     },
     CachePart {
         name: "peer",
         figures: &["peer_vs_quinn"],
-        run: peer::run,
+        run: peer_read::run,
     },
     CachePart {
         name: "knee",
         figures: &["knee_percent"],
-        run: knee::run,
+        run: capacity_knee::run,
     },
     CachePart {
         name: "blast",
@@ -74,12 +74,12 @@ const PARTS: &[CachePart] = &[
     CachePart {
         name: "blocks",
         figures: &[],
-        run: blocks::run,
+        run: block_sizes::run,
     },
     CachePart {
         name: "churn",
         figures: &["churn_home_read_ratio", "churn_time_vs_calm"],
-        run: churn::run,
+        run: node_churn::run,
     },
 ];
 

@@ -1,25 +1,25 @@
 //! `bench datapath`: what a program gets of a volume, beside what the machine could give. Each part
 //! is a file of its own; to add one, a line in [`PARTS`] with the figures that it measures.
 
-mod cached;
-mod copies;
-mod delay;
+mod cache_files;
+mod volume_copies;
+mod delayed_link;
 mod fio;
-mod local;
-mod peers;
-mod remote;
-mod ring;
-mod shown;
-mod storm;
-mod through;
+mod local_volume;
+mod peer_file_systems;
+mod remote_volume;
+mod uring_volume;
+mod mounted_scratch;
+mod create_storm;
+mod through_agent;
 mod wire;
-mod work;
+mod file_work;
 
 use anyhow::{Result, ensure};
 
-pub(super) use self::delay::{DELAY_PROCESS, run_delay_process};
+pub(super) use self::delayed_link::{DELAY_PROCESS, run_delay_process};
 pub(super) use self::wire::{WIRE_PROCESS, run_wire_process};
-pub(super) use self::work::{WORK_PROCESS, run_work_process};
+pub(super) use self::file_work::{WORK_PROCESS, run_work_process};
 use super::machine;
 use super::measure::Stopwatch;
 use super::{Options, BenchmarkReport, cache};
@@ -73,7 +73,7 @@ const PARTS: &[DatapathPart] = &[
             "meta_vs_min_fuse",
             "meta_vs_strict_fuse",
         ],
-        run: local::run,
+        run: local_volume::run,
     },
     DatapathPart {
         name: "collected",
@@ -83,7 +83,7 @@ const PARTS: &[DatapathPart] = &[
             "collected_rand_write",
             "collected_bytes",
         ],
-        run: local::run_write_back,
+        run: local_volume::run_write_back,
     },
     DatapathPart {
         name: "ring",
@@ -93,7 +93,7 @@ const PARTS: &[DatapathPart] = &[
             "ring_rand_2",
             "ring_create_1",
         ],
-        run: ring::run,
+        run: uring_volume::run,
     },
     DatapathPart {
         name: "through",
@@ -106,12 +106,12 @@ const PARTS: &[DatapathPart] = &[
             "through_warm_vs_native",
             "through_warm_rand_vs_native",
         ],
-        run: through::run,
+        run: through_agent::run,
     },
     DatapathPart {
         name: "bound",
         figures: &["direct_data", "direct_meta"],
-        run: local::run_bind_mount,
+        run: local_volume::run_bind_mount,
     },
     DatapathPart {
         name: "cached",
@@ -121,27 +121,27 @@ const PARTS: &[DatapathPart] = &[
             "cache_stat_again",
             "cache_list",
         ],
-        run: cached::run,
+        run: cache_files::run,
     },
     DatapathPart {
         name: "remote",
         figures: &["remote_read_vs_quinn", "remote_write_vs_quinn"],
-        run: remote::run,
+        run: remote_volume::run,
     },
     DatapathPart {
         name: "storm",
         figures: &["delegation_gain"],
-        run: storm::run,
+        run: create_storm::run,
     },
     DatapathPart {
         name: "copies",
         figures: &["replicate_large_vs_rsync", "extract_large_vs_rsync"],
-        run: copies::run,
+        run: volume_copies::run,
     },
     DatapathPart {
         name: "peers",
         figures: &["peers_behind"],
-        run: peers::run,
+        run: peer_file_systems::run,
     },
 ];
 

@@ -4,23 +4,23 @@
 //! Each part says by how much it is scaled. The link to home carries a twelfth of what is taken for
 //! a node's link. The data go to `target/experiments/*.json`, the pictures beside them.
 
-mod batch;
-mod failures;
-mod field;
-mod job;
-mod orders;
-mod pipe;
-mod reality;
+mod batch_intensive;
+mod node_failures;
+mod test_bed;
+mod synthetic_job;
+mod job_orders;
+mod pipe_intensive;
+mod simulator_accuracy;
 mod scoping;
-mod twins;
+mod measured_applications;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use bafs::picture::{Axis, Chart, Curve, CurveStyle};
+use bafs::svg_chart::{Axis, Chart, Curve, CurveStyle};
 use serde_json::json;
 
-pub(super) use self::job::{JOB_PROCESS, run_job_process};
+pub(super) use self::synthetic_job::{JOB_PROCESS, run_job_process};
 use super::measure::{Stopwatch, format_number};
 use super::{Options, BenchmarkReport};
 
@@ -54,7 +54,7 @@ const PARTS: &[ExperimentPart] = &[
             "batch_simulated_home_error_max",
             "batch_simulated_knee",
         ],
-        run: batch::run,
+        run: batch_intensive::run,
     },
     ExperimentPart {
         name: "pipe",
@@ -63,7 +63,7 @@ const PARTS: &[ExperimentPart] = &[
             "pipe_vs_best_other_max",
             "pipe_simulated_time_error_max",
         ],
-        run: pipe::run,
+        run: pipe_intensive::run,
     },
     ExperimentPart {
         name: "failures",
@@ -75,7 +75,7 @@ const PARTS: &[ExperimentPart] = &[
             "copies_simulated_failing_vs_always",
             "copies_simulated_time_error_max",
         ],
-        run: failures::run,
+        run: node_failures::run,
     },
     ExperimentPart {
         name: "twins",
@@ -85,7 +85,7 @@ const PARTS: &[ExperimentPart] = &[
             "twins_blast_far_warm",
             "twins_hf_far",
         ],
-        run: twins::run,
+        run: measured_applications::run,
     },
 ];
 

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use super::field::{TestBed, WorkflowText, TestNodeSpec, ensure_all_done};
+use super::test_bed::{TestBed, WorkflowText, TestNodeSpec, ensure_all_done};
 use super::{HOME_RATE, CurvePlot};
 use crate::bench::{Options, BenchmarkReport};
 

@@ -7,7 +7,7 @@ mod reproductions;
 mod results;
 mod runs;
 mod user_directory;
-mod words;
+mod messages;
 
 use anyhow::Result;
 
@@ -15,7 +15,7 @@ pub(in crate::bench) use self::bounds::{HOLD_PROCESS, run_hold_process};
 use self::reproductions::ReproductionCheck;
 use self::user_directory::last_lines;
 use super::{Options, BenchmarkReport};
-use crate::injection::{self, SeedResult};
+use crate::fault_injection::{self, SeedResult};
 
 /// The figures that the last line has, in this order.
 const SUMMARY_FIGURES: &[&str] = &[
@@ -115,9 +115,9 @@ fn run_reproductions(options: &Options, cut: Option<bool>, report: &mut Benchmar
 fn run_cut_off(report: &mut BenchmarkReport) -> Option<bool> {
     report.print_section("a run of 73 jobs whose scheduler is cut off for 14 s");
     let key = "cut_14s_jobs_again";
-    let verdict = match injection::injection_obstacle() {
+    let verdict = match fault_injection::injection_obstacle() {
         Some(why) => Err(why),
-        None => injection::run_with_scheduler_cut_off(CUT_OFF_S).map_err(|error| format!("{error:#}")),
+        None => fault_injection::run_with_scheduler_cut_off(CUT_OFF_S).map_err(|error| format!("{error:#}")),
     };
     match verdict {
         Ok(verdict) => {
@@ -135,7 +135,7 @@ fn run_cut_off(report: &mut BenchmarkReport) -> Option<bool> {
 /// Runs all seeds, some beside each other.
 fn run_chaos(options: &Options, report: &mut BenchmarkReport) {
     report.print_section("chaos from outside: two users, each server in a network of its own");
-    if let Some(why) = injection::injection_obstacle() {
+    if let Some(why) = fault_injection::injection_obstacle() {
         for key in &SUMMARY_FIGURES[2..6] {
             report.add_missing(key, &why);
         }
@@ -145,7 +145,7 @@ fn run_chaos(options: &Options, report: &mut BenchmarkReport) {
         true => (1..=options.choose(SEEDS.0, SEEDS.1)).collect(),
         false => options.points.clone(),
     };
-    let verdicts = injection::run_seeds(all, &|verdict| print_result(verdict, report));
+    let verdicts = fault_injection::run_seeds(all, &|verdict| print_result(verdict, report));
     let count = |is: fn(&SeedResult) -> bool| verdicts.iter().filter(|it| is(it)).count() as f64;
     report.add_figure("chaos_runs", verdicts.len() as f64);
     report.add_figure("chaos_wrong", count(|it| !it.wrong_files.is_empty()));

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{bounds, results, runs, words};
+use super::{bounds, results, runs, messages};
 
 /// One kind of fault.
 pub(super) struct FaultReproduction {
@@ -44,7 +44,7 @@ pub(super) const REPRODUCTIONS: &[FaultReproduction] = &[
     },
     reproduction(
         "the log of a failed job is lost",
-        words::check_log_of_failed_job,
+        messages::check_log_of_failed_job,
     ),
     reproduction(
         "calls fail while volumes are deleted",
@@ -99,5 +99,5 @@ pub(super) const REPRODUCTIONS: &[FaultReproduction] = &[
         bounds::check_descriptor_limit,
     ),
     reproduction("looking at names is no use", runs::check_metadata_counts_as_use),
-    reproduction("messages that are not so", words::check_message_accuracy),
+    reproduction("messages that are not so", messages::check_message_accuracy),
 ];

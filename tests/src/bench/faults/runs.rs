@@ -11,8 +11,8 @@ use bafs_sched::io::journal;
 use bafs_sched::logic::Event;
 
 use super::user_directory::{UserDirectory, last_lines, wait_or_kill};
-use crate::disk::{fill_disk, start_node_on_disk, path_in_namespace};
-use crate::injection::read_executions;
+use crate::small_disk::{fill_disk, start_node_on_disk, path_in_namespace};
+use crate::fault_injection::read_executions;
 use crate::{TestCluster, bafs_program, printed_text};
 
 /// A run that is to go on beside others may take so long.

@@ -1,18 +1,18 @@
 //! `bench nohang`: programs on volumes while servers, links, disks and agents fail. What each saw,
 //! how long until it went on or everything of it was gone, and what was left.
 
-mod case;
-pub(crate) mod fault;
-mod probe;
+mod fault_case;
+pub(crate) mod fault_scenario;
+mod probe_program;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use self::case::{FaultCase, CaseResult, ProgramLocation, RunningCase, VolumeLocality};
-pub use self::fault::FaultScenario;
-use self::probe::ProbeVolume;
-pub use self::probe::{CHECK_COMMAND, PROBE_COMMAND};
+use self::fault_case::{FaultCase, CaseResult, ProgramLocation, RunningCase, VolumeLocality};
+pub use self::fault_scenario::FaultScenario;
+use self::probe_program::ProbeVolume;
+pub use self::probe_program::{CHECK_COMMAND, PROBE_COMMAND};
 use super::measure::{Stopwatch, format_number};
 use super::{Options, BenchmarkReport};
 use crate::TestCluster;
@@ -64,7 +64,7 @@ pub struct FaultResult {
 pub fn run_scenario(fault: FaultScenario, tools: &str) -> Result<FaultResult> {
     std::thread::scope(|scope| {
         // A thread: what is its own ends with it.
-        let apart = scope.spawn(|| fault::enter_private_namespaces().and_then(|()| run_scenario_here(fault, tools)));
+        let apart = scope.spawn(|| fault_scenario::enter_private_namespaces().and_then(|()| run_scenario_here(fault, tools)));
         apart
             .join()
             .unwrap_or_else(|_| anyhow::bail!("it panicked"))
@@ -85,7 +85,7 @@ fn run_scenario_here(fault: FaultScenario, tools: &str) -> Result<FaultResult> {
     let mut running = Vec::new();
     for way in [VolumeLocality::Local, VolumeLocality::Remote] {
         if way == VolumeLocality::Remote {
-            fault::disable_fd_passing(&world)?;
+            fault_scenario::disable_fd_passing(&world)?;
         }
         for (work, place) in CASES {
             let case = FaultCase { work, location: place, locality: way };
@@ -204,8 +204,8 @@ pub(super) fn run(options: &Options, report: &mut BenchmarkReport) -> Result<()>
 /// What [`PROBE`] and [`CHECK`] stand for.
 pub(super) fn run_tool(name: &str, arguments: &[String]) -> Option<Result<()>> {
     match name {
-        PROBE_COMMAND => Some(probe::run_probe(arguments)),
-        CHECK_COMMAND => Some(probe::run_check(arguments)),
+        PROBE_COMMAND => Some(probe_program::run_probe(arguments)),
+        CHECK_COMMAND => Some(probe_program::run_check(arguments)),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use anyhow::{Result, anyhow, ensure};
-use bafs_sched::dice::SeededRng;
+use bafs_sched::seeded_rng::SeededRng;
 use bafs_sched::planner::{Environment, Shape, Strategy, plan_workload};
 use bafs_sched::sim::study::thesis_environment;
 use bafs_sched::sim::{TrialScope, TrialsOutcome, LoadModel, Policy, SimulationResult, Scenario, Simulation, decide_by_simulation};

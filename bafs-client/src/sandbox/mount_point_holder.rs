@@ -1,0 +1,166 @@
+//! The process that makes a job's mount points on the host and removes them: apart from the agent,
+//! so that a killed agent leaves none. Mounts nothing.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::SigSet;
+use serde::{Deserialize, Serialize};
+
+use super::limits::PLAN_BYTES_MAX;
+use super::mount_points::{MountPoints, is_needed};
+use super::plan::{JobPlan, VolumeBind};
+use super::root::HostRoot;
+use super::stages::{HOLDER, REMOVER, OWN_EXECUTABLE, SUBCOMMAND};
+use super::temporary_directories::{PrivateDirectory, MaskedHostTree, TemporaryDirectories};
+
+/// How often, and after what pause, a directory is removed that is not empty yet.
+const REMOVE_ATTEMPTS: u32 = 40;
+const REMOVE_PAUSE: Duration = Duration::from_millis(50);
+
+/// What the process is told in one line. Its input ends with the job, or with the agent.
+#[derive(Debug, Serialize, Deserialize)]
+struct HolderTask {
+    volumes: Vec<VolumeBind>,
+    temporary: Option<TemporaryDirectories>,
+    base: OsString,
+}
+
+/// Keeps the mount points of a job until it is dropped.
+#[derive(Debug)]
+pub(super) struct MountPointHolder(Child);
+
+impl MountPointHolder {
+    /// Has the mount points made that the host lacks, if it lacks any. What cannot be made is left
+    /// to a stand-in.
+    pub(super) fn start(plan: &JobPlan, base: &Path) -> io::Result<Option<Self>> {
+        let wanted = HolderTask {
+            volumes: plan.volumes.clone(),
+            temporary: plan.temporary.clone(),
+            base: base.as_os_str().to_owned(),
+        };
+        let privates = wanted.private_directories()?;
+        let is_ready = |path: &Path| wanted.is_ready(&privates, path);
+        if !is_needed(&plan.volumes, &MaskedHostTree(&HostRoot, &privates), is_ready) {
+            return Ok(None);
+        }
+        let mut child = Command::new(OWN_EXECUTABLE)
+            .arg0("bafs")
+            .args([SUBCOMMAND, HOLDER])
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let mut line = serde_json::to_vec(&wanted)?;
+        line.push(b'\n');
+        if let Some(input) = &mut child.stdin {
+            input.write_all(&line)?;
+        }
+        if let Some(output) = child.stdout.take() {
+            // It ends with the process, too.
+            BufReader::new(output).read_line(&mut String::new())?;
+        }
+        Ok(Some(Self(child)))
+    }
+}
+
+impl Drop for MountPointHolder {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        if let Err(error) = self.0.wait() {
+            tracing::debug!(%error, "the mount points of a job may be left");
+        }
+    }
+}
+
+/// Removes a directory for temporary files when its agent has ended in any way.
+#[derive(Debug)]
+pub struct DirectoryRemover(Child);
+
+impl DirectoryRemover {
+    /// Starts the process that will remove `directory`.
+    ///
+    /// # Errors
+    /// The system gives no process.
+    pub fn start(directory: &Path) -> io::Result<Self> {
+        let child = Command::new(OWN_EXECUTABLE)
+            .arg0("bafs")
+            .args([SUBCOMMAND, REMOVER])
+            .arg(directory)
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self(child))
+    }
+}
+
+impl Drop for DirectoryRemover {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        if let Err(error) = self.0.wait() {
+            tracing::debug!(%error, "temporary files may be left");
+        }
+    }
+}
+
+/// The removing process' own part.
+pub(super) fn remove_at_end(directory: &Path) -> io::Result<()> {
+    // A key that ends the program must not end this first.
+    SigSet::all().thread_block()?;
+    io::copy(&mut io::stdin(), &mut io::sink())?;
+    // Processes of a killed job die at this moment, and may still make files.
+    for _ in 0..REMOVE_ATTEMPTS {
+        match bafs_tree::remove_tree(directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => thread::sleep(REMOVE_PAUSE),
+            _ => break,
+        }
+    }
+    Ok(())
+}
+
+/// The process' own part.
+pub(super) fn holder_main() -> io::Result<()> {
+    // A key that ends the program must not take its mount points away first.
+    SigSet::all().thread_block()?;
+    let mut input = BufReader::new(io::stdin());
+    let mut line = Vec::new();
+    input
+        .by_ref()
+        .take(PLAN_BYTES_MAX)
+        .read_until(b'\n', &mut line)?;
+    let wanted: HolderTask = serde_json::from_slice(&line)?;
+    let privates = wanted.private_directories()?;
+    let is_ready = |path: &Path| wanted.is_ready(&privates, path);
+    let shown = MaskedHostTree(&HostRoot, &privates);
+    let points = MountPoints::make(&wanted.volumes, &shown, is_ready);
+    io::stdout().write_all(b"\n")?;
+    io::stdout().flush()?;
+    io::copy(&mut input, &mut io::sink())?;
+    drop(points);
+    Ok(())
+}
+
+impl HolderTask {
+    fn private_directories(&self) -> io::Result<Vec<PrivateDirectory>> {
+        let privates = self.temporary.as_ref().map(|temporary| {
+            temporary.create_directories()?;
+            temporary.private_directories(&HostRoot)
+        });
+        privates.transpose().map(Option::unwrap_or_default)
+    }
+
+    /// Whether mount points in a directory need nothing on the host: it is the job's own, or what
+    /// the agent sees there is.
+    fn is_ready(&self, private_directories: &[PrivateDirectory], path: &Path) -> bool {
+        path.starts_with(Path::new(&self.base))
+            || private_directories.iter().any(|private| private.target == path)
+    }
+}

@@ -1,0 +1,62 @@
+//! A volume behind a small server, with a delegation.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_client::volume_health::{VolumeHealth, VolumeLoss};
+use bafs_client::tree::{Durability, RemoteTree, Tree};
+use bafs_client::usage::VolumeUsage;
+use bafs_client::volume::{VolumeMode, Ownership, Volume};
+use bafs_proto::file_op::{Caller, FileOp, FileResult};
+use bafs_proto::ids::AgentId;
+use bafs_proto::message::TreeRef;
+use bafs_tree::Limit;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::serving::{FakeServer, VOLUME};
+
+pub(crate) struct DelegationFixture {
+    pub(crate) server: Arc<FakeServer>,
+    pub(crate) volume: Arc<Volume>,
+    _losses: mpsc::UnboundedReceiver<VolumeLoss>,
+    pub(crate) directory: tempfile::TempDir,
+}
+
+impl DelegationFixture {
+    pub(crate) async fn new(durability: Durability) -> Self {
+        Self::with_limit(durability, None).await
+    }
+
+    pub(crate) async fn with_limit(durability: Durability, limit: Option<Limit>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let server = FakeServer::with_limit(directory.path(), limit);
+        let (sender, losses) = mpsc::unbounded_channel();
+        let fate = VolumeHealth::new("work", sender);
+        let (called, agent) = (server.server(5_000), AgentId::random());
+        let tree = RemoteTree::open(called, TreeRef::Volume(VOLUME), agent, true, fate.clone())
+            .await
+            .unwrap();
+        tree.delegate(durability).await;
+        let (mode, ownership) = (VolumeMode::scratch(true), Ownership::AsStored);
+        let tree = Tree::Remote(tree);
+        let volume = Volume::new("work", tree, mode, ownership, fate, VolumeUsage::new());
+        Self {
+            server,
+            volume: Arc::new(volume),
+            _losses: losses,
+            directory,
+        }
+    }
+
+    pub(crate) async fn run(&self, op: FileOp, data: &[u8]) -> (FileResult, Vec<u8>) {
+        let (send, receive) = oneshot::channel();
+        let done = move |result, data: &[u8]| drop(send.send((result, data.to_vec())));
+        self.volume.run(Caller::default(), op, data, Box::new(done));
+        let answered = tokio::time::timeout(Duration::from_secs(20), receive).await;
+        answered.expect("it is answered").unwrap()
+    }
+
+    pub(crate) async fn flush(&self) {
+        self.run(FileOp::StatFs, &[]).await.0.unwrap();
+    }
+}

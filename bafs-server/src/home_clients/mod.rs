@@ -1,0 +1,541 @@
+//! Homes as a node reaches them, of whatever kind: one trait, an implementation for each kind, and
+//! the choice between them. Keeps no data; checks rights where no home server does.
+//!
+//! An address without `://` is that of a home server; any other is a URL of scheme and host, and
+//! the path is below it.
+
+mod server_home;
+mod directory_home;
+mod ftp;
+mod host;
+mod listing;
+mod object_home;
+mod pack_sender;
+mod settings;
+mod sftp;
+#[cfg(test)]
+pub(crate) mod slow_home;
+mod home_locations;
+
+pub use settings::HomeSettings;
+pub(crate) use home_locations::HomeAddress;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::{ExtractionId, ServerId};
+use bafs_proto::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BODY_BYTES_MAX};
+use bafs_proto::message::{
+    Advert, ListSource, PutProgress, PutReceipt, ReadSource, SourceData, SourcePage,
+};
+use bafs_proto::net::BoxFuture;
+use bafs_proto::net::pool::Pool;
+use bafs_proto::path::{check_relative, check_result_path};
+use bafs_proto::replica::ReadSources;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::{Resource, Right, Token, Verifier};
+use bafs_proto::{Error, ErrorCode, Result};
+use bytes::Bytes;
+
+use crate::access::AccessChecker;
+use server_home::{ServerHome, HomeServerLocation};
+use directory_home::DirectoryHomes;
+use ftp::FtpHost;
+use host::HostHome;
+use object_home::{BucketHome, WebHome};
+use sftp::SftpHost;
+use home_locations::HomeLocations;
+
+/// Time for one call that moves a piece or nothing, in milliseconds: on a home link of 1 MB/s some
+/// fifty pieces may go before one of 1 MiB.
+pub(crate) const CALL_TIMEOUT_MS: u64 = 60_000;
+
+/// What the slowest link moves, in bytes per millisecond.
+const BYTES_PER_MS_MIN: u64 = 100;
+
+/// Pause before a failed call is repeated, in milliseconds; doubles up to the maximum.
+const PAUSE_MS_MIN: u64 = 50;
+const PAUSE_MS_MAX: u64 = 2_000;
+
+/// Names of unfinished uploads at homes that have no other place for them begin so.
+const UPLOAD_PREFIX: &str = ".bafs-put-";
+
+/// A file on its way to a home.
+pub(crate) struct HomeUpload {
+    /// The upload; the same one resumes.
+    pub(crate) extract: ExtractionId,
+    /// Address of the home.
+    pub(crate) home: String,
+    /// Which home server that is; `None` for whoever is there.
+    pub(crate) home_id: Option<ServerId>,
+    /// Where the file shall be.
+    pub(crate) path: String,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// Size in bytes.
+    pub(crate) size: u64,
+    /// Capability for the place.
+    pub(crate) token: Token,
+}
+
+impl HomeUpload {
+    /// The home that it goes to.
+    pub(crate) fn home_address(&self) -> HomeAddress<'_> {
+        HomeAddress {
+            address: &self.home,
+            id: self.home_id,
+        }
+    }
+}
+
+/// A home of some kind, at one address. A call is made once; a late one is dropped by the caller.
+trait HomeBackend: Send + Sync {
+    /// A page of what is below a path, in path order.
+    fn list<'a>(
+        &'a self,
+        token: &'a Token,
+        call: ListSource,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<SourcePage>>;
+
+    /// A range of a file that is still what it was, with the digests of its pieces.
+    fn read<'a>(
+        &'a self,
+        token: &'a Token,
+        call: ReadSource,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>>;
+
+    /// Whether it gives many small files in one answer, and takes them with one call.
+    fn has_packs(&self) -> bool {
+        false
+    }
+
+    /// Small files that are still what they were, whole, with the digests of their pieces; from a
+    /// home that packs.
+    fn read_files<'a>(
+        &'a self,
+        _token: &'a Token,
+        _call: ReadSources,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
+        let text = "such a home gives its files one by one";
+        Box::pin(async move { Err(Error::new(ErrorCode::Unsupported, text)) })
+    }
+
+    /// Begins an upload or shows where it is. Nothing is visible before the commit.
+    fn begin<'a>(&'a self, put: &'a HomeUpload, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>>;
+
+    /// Pieces of one upload that may be under way at once; only a home that puts them in order
+    /// takes more than one.
+    fn concurrent_chunks_max(&self) -> usize {
+        1
+    }
+
+    /// Adds bytes that follow on what was received, or on what is under way.
+    fn write<'a>(
+        &'a self,
+        put: &'a HomeUpload,
+        offset: u64,
+        data: Bytes,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutProgress>>;
+
+    /// Puts an upload in place, whole and with this digest; the file is durable then.
+    fn commit<'a>(
+        &'a self,
+        put: &'a HomeUpload,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>>;
+
+    /// Puts a small file in place, as the three calls above do.
+    fn put<'a>(
+        &'a self,
+        put: &'a HomeUpload,
+        data: Bytes,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>> {
+        Box::pin(async move {
+            let progress = self.begin(put, deadline).await?;
+            if let Some(receipt) = progress.receipt {
+                return Ok(receipt);
+            }
+            let received = progress.received_bytes;
+            let start = usize::try_from(received).unwrap_or(usize::MAX);
+            if start > data.len() {
+                let text = format!("home has {received} bytes of a file of {}", data.len());
+                return Err(Error::new(ErrorCode::WrongState, text));
+            }
+            if start < data.len() {
+                self.write(put, received, data.slice(start..), deadline)
+                    .await?;
+            }
+            self.commit(put, digest, deadline).await
+        })
+    }
+}
+
+/// Homes by address and who must be there.
+type BackendMap = BTreeMap<(String, Option<ServerId>), Arc<dyn HomeBackend>>;
+
+/// All homes that a node can reach.
+pub struct HomeClients {
+    pool: Pool,
+    /// Checks what a home server would check; without it only home servers are reached.
+    access: Option<Arc<AccessChecker>>,
+    settings: HomeSettings,
+    /// Made when first asked for.
+    backends: Mutex<BackendMap>,
+    locations: HomeLocations,
+}
+
+impl std::fmt::Debug for HomeClients {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Homes")
+    }
+}
+
+impl HomeClients {
+    /// Home servers only.
+    pub fn home_servers_only(pool: Pool) -> Arc<Self> {
+        Arc::new(Self {
+            pool,
+            access: None,
+            settings: HomeSettings::default(),
+            backends: Mutex::default(),
+            locations: HomeLocations::default(),
+        })
+    }
+
+    /// Homes of every kind, for those who have a right of this authority.
+    pub fn new(pool: Pool, verifier: Verifier, settings: HomeSettings) -> Arc<Self> {
+        Arc::new(Self {
+            pool,
+            access: Some(Arc::new(AccessChecker::new(verifier))),
+            settings,
+            backends: Mutex::default(),
+            locations: HomeLocations::default(),
+        })
+    }
+
+    /// Connections to other servers.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Learns from a catalog's listing where home servers are now.
+    pub fn update_locations(&self, adverts: &[Advert]) {
+        self.locations.update(adverts);
+    }
+
+    /// A page of a listing, asked for again while that fails transiently.
+    ///
+    /// # Errors
+    /// What the home answers; `Unsupported` when no home of that kind is reached from here;
+    /// `RightMissing`, `BadPath`; `DeadlineExceeded`.
+    pub(crate) async fn list(
+        &self,
+        at: HomeAddress<'_>,
+        token: &Token,
+        call: ListSource,
+        deadline: Deadline,
+    ) -> Result<SourcePage> {
+        self.backend(at)?;
+        self.require_right(at.address, token, &call.path, Right::Read)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
+            let call = call.clone();
+            async move { home.list(token, call, deadline).await }
+        };
+        retry_until(deadline, || self.call_backend(at, asked)).await
+    }
+
+    /// A range of a file, asked for once.
+    ///
+    /// # Errors
+    /// As [`Self::list`]; `SourceChanged` when the file is another one now.
+    pub(crate) async fn read(
+        &self,
+        at: HomeAddress<'_>,
+        token: &Token,
+        call: ReadSource,
+        deadline: Deadline,
+    ) -> Result<(SourceData, Bytes)> {
+        self.check_read(at, token, &call)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
+            let call = call.clone();
+            async move { home.read(token, call, deadline).await }
+        };
+        with_deadline(deadline, self.call_backend(at, asked)).await
+    }
+
+    /// A range of a file, asked for again while that fails transiently.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) async fn read_with_retry(
+        &self,
+        at: HomeAddress<'_>,
+        token: &Token,
+        call: ReadSource,
+        deadline: Deadline,
+    ) -> Result<(SourceData, Bytes)> {
+        self.check_read(at, token, &call)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
+            let call = call.clone();
+            async move { home.read(token, call, deadline).await }
+        };
+        retry_until(deadline, || self.call_backend(at, asked)).await
+    }
+
+    /// Whether a home gives many small files in one answer, and takes them with one call.
+    pub(crate) fn has_packs(&self, at: HomeAddress<'_>) -> bool {
+        self.backend(at).is_ok_and(|home| home.has_packs())
+    }
+
+    /// Small files of a home that packs, asked for again while that fails transiently.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) async fn read_files_with_retry(
+        &self,
+        at: HomeAddress<'_>,
+        token: &Token,
+        call: ReadSources,
+        deadline: Deadline,
+    ) -> Result<(SourceData, Bytes)> {
+        self.backend(at)?;
+        self.require_right(at.address, token, &call.path, Right::Read)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
+            let call = call.clone();
+            async move { home.read_files(token, call, deadline).await }
+        };
+        retry_until(deadline, || self.call_backend(at, asked)).await
+    }
+
+    /// Begins an upload or shows where it is.
+    ///
+    /// # Errors
+    /// As [`Self::list`]; `Unsupported` when such homes take no files; `Conflict`.
+    pub(crate) async fn begin(&self, put: &HomeUpload, deadline: Deadline) -> Result<PutProgress> {
+        self.check_write(put)?;
+        let asked = |home: Arc<dyn HomeBackend>| async move { home.begin(put, deadline).await };
+        with_deadline(deadline, self.call_backend(put.home_address(), asked)).await
+    }
+
+    /// Adds bytes to an upload.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub(crate) async fn write(
+        &self,
+        put: &HomeUpload,
+        offset: u64,
+        data: Bytes,
+        deadline: Deadline,
+    ) -> Result<PutProgress> {
+        self.check_write(put)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
+            let data = data.clone();
+            async move { home.write(put, offset, data, deadline).await }
+        };
+        with_deadline(deadline, self.call_backend(put.home_address(), asked)).await
+    }
+
+    /// Puts an upload in place.
+    ///
+    /// # Errors
+    /// As [`Self::begin`]; `WrongState` when bytes are missing, `DigestMismatch`.
+    pub(crate) async fn commit(
+        &self,
+        put: &HomeUpload,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> Result<PutReceipt> {
+        self.check_write(put)?;
+        let asked = |home: Arc<dyn HomeBackend>| async move { home.commit(put, digest, deadline).await };
+        with_deadline(deadline, self.call_backend(put.home_address(), asked)).await
+    }
+
+    /// Puts a small file in place.
+    ///
+    /// # Errors
+    /// As [`Self::begin`] and [`Self::commit`].
+    pub(crate) async fn put(
+        &self,
+        put: &HomeUpload,
+        data: Bytes,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> Result<PutReceipt> {
+        self.check_write(put)?;
+        let asked = |home: Arc<dyn HomeBackend>| {
+            let data = data.clone();
+            async move { home.put(put, data, digest, deadline).await }
+        };
+        with_deadline(deadline, self.call_backend(put.home_address(), asked)).await
+    }
+
+    /// Pieces of an upload that a home takes at once.
+    pub(crate) fn concurrent_chunks_max(&self, at: HomeAddress<'_>) -> usize {
+        self.backend(at).map_or(1, |home| home.concurrent_chunks_max())
+    }
+
+    /// Makes a call to a home, where that is now.
+    async fn call_backend<T, F: Future<Output = Result<T>>>(
+        &self,
+        at: HomeAddress<'_>,
+        call: impl Fn(Arc<dyn HomeBackend>) -> F,
+    ) -> Result<T> {
+        call(self.backend(at)?).await
+    }
+
+    /// Checks that a range may be read.
+    fn check_read(&self, at: HomeAddress<'_>, token: &Token, call: &ReadSource) -> Result<()> {
+        self.backend(at)?;
+        self.require_right(at.address, token, &call.path, Right::Read)?;
+        check_range(call)
+    }
+
+    /// Checks that a file may be put there.
+    fn check_write(&self, put: &HomeUpload) -> Result<()> {
+        self.backend(put.home_address())?;
+        check_result_path(&put.path)?;
+        self.require_right(&put.home, &put.token, &put.path, Right::Write)
+    }
+
+    /// A home, where it is now.
+    fn backend(&self, at: HomeAddress<'_>) -> Result<Arc<dyn HomeBackend>> {
+        let place = (self.locations.current_address(at), at.id);
+        let mut known = self.backends.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(home) = known.get(&place) {
+            return Ok(home.clone());
+        }
+        let home = self.make_backend(&place.0, at.id)?;
+        known.insert(place, home.clone());
+        Ok(home)
+    }
+
+    fn make_backend(&self, address: &str, id: Option<ServerId>) -> Result<Arc<dyn HomeBackend>> {
+        let Some((scheme, _)) = address.split_once("://") else {
+            let place = HomeServerLocation::new(self.pool.clone(), address, id);
+            return Ok(Arc::new(ServerHome::new(place)));
+        };
+        let setting = self.settings.for_address(address);
+        match scheme {
+            "file" => Ok(Arc::new(DirectoryHomes::new(&self.settings, self.access(address)?)?)),
+            "ftp" => Ok(Arc::new(HostHome::new(
+                address,
+                FtpHost::new(address, setting),
+            ))),
+            "http" | "https" => Ok(Arc::new(WebHome::new(address, setting)?)),
+            "s3" => {
+                let setting = self.settings.required_for(address, "region and keys")?;
+                Ok(Arc::new(BucketHome::new(address, setting)?))
+            }
+            "sftp" => {
+                let setting = self.settings.required_for(address, "user and key")?;
+                let host = SftpHost::new(address, setting)?;
+                Ok(Arc::new(HostHome::new(address, host)))
+            }
+            _ => {
+                let text = format!(
+                    "{address}: '{scheme}' is no kind of home; use bafs, file, ftp, http, https, \
+                     s3 or sftp"
+                );
+                Err(Error::new(ErrorCode::Unsupported, text))
+            }
+        }
+    }
+
+    /// Checks what a home server checks itself.
+    fn require_right(&self, address: &str, token: &Token, path: &str, right: Right) -> Result<()> {
+        if !address.contains("://") {
+            return Ok(());
+        }
+        check_relative(path)?;
+        let access = self.access(address)?;
+        access.require(token, Resource::Home(path.to_owned()), right)
+    }
+
+    fn access(&self, address: &str) -> Result<&Arc<AccessChecker>> {
+        self.access.as_ref().ok_or_else(|| {
+            let text = format!("{address} is no home server; only those are reached from here");
+            Error::new(ErrorCode::Unsupported, text)
+        })
+    }
+}
+
+/// Time in which the slowest link moves so many bytes, in milliseconds. Not a time in which nothing
+/// is heard: homes that are read back have a shorter one for that.
+pub(crate) fn transfer_ms_max(bytes: u64) -> u64 {
+    bytes / BYTES_PER_MS_MIN
+}
+
+fn check_range(call: &ReadSource) -> Result<()> {
+    let blocks = BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX;
+    if call.length <= BODY_BYTES_MAX && blocks.contains(&call.block_bytes) {
+        return Ok(());
+    }
+    let text = format!(
+        "cannot read {} bytes in blocks of {}",
+        call.length, call.block_bytes
+    );
+    Err(Error::new(ErrorCode::Malformed, text))
+}
+
+async fn with_deadline<T>(deadline: Deadline, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = || {
+        let text = "the home did not answer in time";
+        Error::new(ErrorCode::DeadlineExceeded, text)
+    };
+    tokio::time::timeout_at(deadline.instant().into(), work)
+        .await
+        .map_err(|_| late())?
+}
+
+/// Makes a call again and again while it fails transiently, until the deadline.
+async fn retry_until<T, F: Future<Output = Result<T>>>(
+    deadline: Deadline,
+    call: impl Fn() -> F,
+) -> Result<T> {
+    let mut pause_ms = PAUSE_MS_MIN;
+    loop {
+        match with_deadline(deadline, call()).await {
+            Err(error)
+                if error.is_transient() && deadline.remaining() > Duration::from_millis(pause_ms) =>
+            {
+                tracing::debug!(%error, "a home will be asked again");
+            }
+            result => return result,
+        }
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        pause_ms = (pause_ms * 2).min(PAUSE_MS_MAX);
+    }
+}
+
+/// What a home says of which nobody can write.
+fn read_only_error(address: &str) -> Error {
+    let text = format!(
+        "{address} takes no files: extract to a home that does (bafs, file, ftp, s3 or sftp)"
+    );
+    Error::new(ErrorCode::Unsupported, text)
+}
+
+/// Where an upload grows, beside its place: a path on the same file system.
+fn upload_path(put: &HomeUpload) -> String {
+    let (above, _) = put.path.rsplit_once('/').unwrap_or_default();
+    let name = format!("{UPLOAD_PREFIX}{}", put.extract);
+    match above {
+        "" => name,
+        above => format!("{above}/{name}"),
+    }
+}
+
+/// Whether a name is that of an unfinished upload, which is never shown.
+fn is_upload_name(name: &str) -> bool {
+    name.starts_with(UPLOAD_PREFIX)
+}

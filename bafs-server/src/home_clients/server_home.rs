@@ -1,0 +1,165 @@
+//! A home server of ours, asked over the network. It checks rights, ranges and changes itself.
+
+use std::sync::Arc;
+
+use bafs_proto::Result;
+use bafs_proto::hash::Digest;
+use bafs_proto::ids::ServerId;
+use bafs_proto::limits::{IO_BYTES_MAX, PUT_REORDER_BYTES_MAX};
+use bafs_proto::message::{
+    BeginPut, Call, CommitPut, ListSource, PutFile, PutProgress, PutRange, PutReceipt, ReadSource,
+    SourceData, SourcePage,
+};
+use bafs_proto::net::BoxFuture;
+use bafs_proto::net::pool::Pool;
+use bafs_proto::replica::ReadSources;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::Token;
+use bytes::Bytes;
+
+use super::pack_sender::PackSender;
+use super::{HomeBackend, HomeUpload};
+
+/// Where a home server is, and which one must be there. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct HomeServerLocation {
+    pool: Pool,
+    address: Arc<str>,
+    id: Option<ServerId>,
+}
+
+impl HomeServerLocation {
+    pub(super) fn new(pool: Pool, address: &str, id: Option<ServerId>) -> Self {
+        let address = address.into();
+        Self { pool, address, id }
+    }
+
+    /// Makes a call with raw data, once, and to no other server.
+    pub(super) async fn call<C: Call>(
+        &self,
+        token: &Token,
+        call: C,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> Result<(C::Reply, Bytes)> {
+        let there = self.pool.connection_to(self.id, &self.address, deadline);
+        let there = there.await?;
+        there.call_with_body(token, call, body, deadline).await
+    }
+}
+
+/// A home server.
+pub(super) struct ServerHome {
+    location: HomeServerLocation,
+    packs: Arc<PackSender>,
+}
+
+impl ServerHome {
+    pub(super) fn new(place: HomeServerLocation) -> Self {
+        let packs = PackSender::new(place.clone());
+        Self { location: place, packs }
+    }
+
+    /// Makes a call whose answer has no raw data.
+    fn call_without_body<'a, C: Call + 'a>(
+        &'a self,
+        token: &'a Token,
+        call: C,
+        body: Bytes,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<C::Reply>> {
+        let told = self.location.call(token, call, body, deadline);
+        Box::pin(async move { told.await.map(|(told, _)| told) })
+    }
+}
+
+impl HomeBackend for ServerHome {
+    fn list<'a>(
+        &'a self,
+        token: &'a Token,
+        call: ListSource,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<SourcePage>> {
+        self.call_without_body(token, call, Bytes::new(), deadline)
+    }
+
+    fn read<'a>(
+        &'a self,
+        token: &'a Token,
+        call: ReadSource,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
+        Box::pin(self.location.call(token, call, Bytes::new(), deadline))
+    }
+
+    fn has_packs(&self) -> bool {
+        true
+    }
+
+    fn read_files<'a>(
+        &'a self,
+        token: &'a Token,
+        call: ReadSources,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(SourceData, Bytes)>> {
+        Box::pin(self.location.call(token, call, Bytes::new(), deadline))
+    }
+
+    fn begin<'a>(&'a self, put: &'a HomeUpload, deadline: Deadline) -> BoxFuture<'a, Result<PutProgress>> {
+        let call = BeginPut {
+            extraction: put.extract,
+            path: put.path.clone(),
+            mode: put.mode,
+        };
+        self.call_without_body(&put.token, call, Bytes::new(), deadline)
+    }
+
+    fn concurrent_chunks_max(&self) -> usize {
+        (PUT_REORDER_BYTES_MAX / IO_BYTES_MAX) as usize
+    }
+
+    fn write<'a>(
+        &'a self,
+        put: &'a HomeUpload,
+        offset: u64,
+        data: Bytes,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutProgress>> {
+        let call = PutRange {
+            extraction: put.extract,
+            offset,
+        };
+        self.call_without_body(&put.token, call, data, deadline)
+    }
+
+    fn commit<'a>(
+        &'a self,
+        put: &'a HomeUpload,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>> {
+        let call = CommitPut {
+            extraction: put.extract,
+            size: put.size,
+            digest,
+        };
+        self.call_without_body(&put.token, call, Bytes::new(), deadline)
+    }
+
+    fn put<'a>(
+        &'a self,
+        put: &'a HomeUpload,
+        data: Bytes,
+        digest: Digest,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<PutReceipt>> {
+        let call = PutFile {
+            extraction: put.extract,
+            path: put.path.clone(),
+            mode: put.mode,
+            digest,
+        };
+        let (packs, token) = (Arc::clone(&self.packs), put.token.clone());
+        Box::pin(packs.put(call, token, data, deadline))
+    }
+}

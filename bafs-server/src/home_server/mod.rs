@@ -1,0 +1,568 @@
+//! The home server: the user's own data, listed, read and written on behalf of a cluster.
+//!
+//! Mechanism only. A link limit holds for all data in both directions together. Remote I/O uses
+//! the same tree sessions as volumes do, without a limit of space.
+
+mod arrivals;
+mod data;
+mod export;
+mod listing;
+mod publishing;
+mod directory_use;
+mod packs;
+mod puts;
+mod source_reading;
+mod receipts;
+mod refused;
+mod sweep;
+mod throttle;
+mod unfinished;
+
+pub use export::OWN_DIRECTORY as OWN_DIRECTORY;
+pub(crate) use export::{Export, ExportEntry};
+pub(crate) use listing::list;
+pub use directory_use::remove_unused_directory;
+pub(crate) use puts::Puts;
+pub(crate) use source_reading::read;
+pub use unfinished::{UnfinishedUpload, list_unfinished_uploads};
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::identity::Identity;
+use bafs_proto::ids::ServerId;
+use bafs_proto::limits::PUT_FILES_MAX;
+use bafs_proto::message::{
+    Advert, CloseTree, Counters as CounterValues, Done, ListSource, OpenTree, PutFilesEntry, PutFile,
+    PutFiles, PutReceipt, PutResults, ReadSource, Reply, Request, RunFileOps, ServerKind,
+    SourceData, SourceEntry, SourcePage, TreeRef, TreeSession,
+};
+use bafs_proto::net::channel::Listener;
+use bafs_proto::net::{Cancellation, BoxFuture, IncomingRequest, Service};
+use bafs_proto::path::check_result_path;
+use bafs_proto::replica::ReadSources;
+use bafs_proto::time::Deadline;
+use bafs_proto::token::{Resource, Right, Token, Verifier};
+use bafs_proto::{Error, ErrorCode, Result};
+use bafs_tree::Tree;
+use bytes::Bytes;
+
+use crate::access::{AccessChecker, RequiredRight};
+use crate::clock;
+use crate::counters::{self, Counters, Metrics, ReadMetrics};
+use crate::errors::disk_error;
+use crate::incarnation::Incarnation;
+use crate::serving::{ADVERT_TTL_MS, RunningServer, advertise, check_names, pool, reachable_address};
+use crate::source::source_entry;
+use crate::tree_sessions::TreeSessions;
+use packs::Small;
+use throttle::Throttle;
+
+/// How often silent tree sessions are looked for, in milliseconds.
+const SWEEP_MS: u64 = 5_000;
+
+/// After so many such rounds old uploads are looked for as well: every hour.
+const PUT_SWEEP_ROUNDS: u64 = 720;
+
+/// What a home server needs to start.
+#[derive(Debug, Clone)]
+pub struct HomeConfig {
+    /// Where to listen, `host:port`; port 0 takes a free one.
+    pub listen: String,
+    /// Proves that the server belongs to the cluster.
+    pub identity: Identity,
+    /// The directory to export.
+    pub root: PathBuf,
+    /// Name by which the home is found.
+    pub name: String,
+    /// Catalog to tell, `host:port`.
+    pub catalog: Option<String>,
+    /// Group of the server.
+    pub group: String,
+    /// Limit for all data in both directions together, in bytes per second.
+    pub limit_bytes_per_s: Option<u64>,
+}
+
+/// Starts a home server.
+///
+/// # Errors
+/// `NotFound` when the directory is not there, `Conflict` when the port is in use, `Malformed`
+/// when the identity is not usable, `BadPath` when the name or the group is none.
+pub async fn start(config: HomeConfig) -> Result<RunningServer> {
+    let HomeConfig {
+        listen,
+        identity,
+        root,
+        name,
+        catalog,
+        group,
+        limit_bytes_per_s,
+    } = config;
+    check_names(&name, &group)?;
+    let home = HomeServer::open(&root, identity.verifier.clone(), limit_bytes_per_s)?;
+    home.export.set_name(&name);
+    let listener = Listener::bind(&listen, &identity)?;
+    let counters = home.counters.clone();
+    let figures: ReadMetrics = Arc::new(move || Metrics {
+        counters: counters.snapshot(),
+        ..Metrics::default()
+    });
+    let mut running = RunningServer::start(listener, home.clone(), figures)?;
+    let sweeping = home.clone();
+    running.add_task(tokio::spawn(async move { sweeping.sweep_periodically().await }));
+    if let Some(catalog) = catalog {
+        let address = reachable_address(running.address());
+        let pool = pool(&identity)?;
+        let describe = move || home.advert(&name, &address, &group);
+        let telling = advertise(pool, identity.token, catalog, describe);
+        running.add_task(tokio::spawn(telling));
+    }
+    Ok(running)
+}
+
+/// How long a caller waits at most, and whether it waits still.
+type CallWait<'a> = (Deadline, &'a Cancellation);
+
+/// Answers calls about one exported directory.
+#[derive(Debug)]
+pub struct HomeServer {
+    id: ServerId,
+    access: AccessChecker,
+    export: Arc<Export>,
+    puts: Arc<Puts>,
+    trees: TreeSessions,
+    throttle: Throttle,
+    counters: Counters,
+}
+
+impl HomeServer {
+    /// Exports the directory `root`, as a former server left it.
+    ///
+    /// # Errors
+    /// `NotFound` when the directory is not there, `ServerFault` when it cannot be written,
+    /// `NoSpaceBytes` when its disk is full and no server had it before.
+    pub fn open(
+        root: &std::path::Path,
+        verifier: Verifier,
+        limit_bytes_per_s: Option<u64>,
+    ) -> Result<Arc<Self>> {
+        let export = Arc::new(Export::open(root)?);
+        let advise = |error: Error| match error.code {
+            ErrorCode::NoSpaceBytes => error.context("make room, then start the home again"),
+            _ => error,
+        };
+        let puts = Arc::new(Puts::open(export.clone()).map_err(advise)?);
+        puts.sweep(clock::now());
+        let life = Incarnation::begin(puts.directory()).map_err(|error| {
+            let doing = format!("home server's own {}", puts.directory().display());
+            advise(puts.with_room(disk_error(doing, &error)))
+        })?;
+        let counters = Counters::with_names(counters::HOME_COUNTERS);
+        Ok(Arc::new(Self {
+            id: life.server,
+            access: AccessChecker::new(verifier),
+            export,
+            puts,
+            trees: TreeSessions::new(life.number, counters.clone()),
+            throttle: Throttle::new(limit_bytes_per_s),
+            counters,
+        }))
+    }
+
+    async fn answer(self: Arc<Self>, incoming: IncomingRequest) -> Result<(Reply, Bytes)> {
+        let IncomingRequest {
+            peer,
+            token,
+            request,
+            body,
+            deadline,
+            cancellation: awaited,
+        } = incoming;
+        let wait = (deadline, &awaited);
+        self.counters.add("home_requests", 1);
+        self.counters.add(&format!("calls.{}", request.name()), 1);
+        let needs = required_rights(&token, &request);
+        if !self.access.has_verdicts(&needs) {
+            self.access.check_until_refused(&peer.address, needs).await;
+        }
+        let bare = |reply| (reply, Bytes::new());
+        match request {
+            Request::ListSource(call) => {
+                let page = self.run_blocking(move |home| home.list(&token, &call)).await?;
+                Ok(bare(Reply::ListSource(page)))
+            }
+            Request::StatSource(call) => {
+                let found = self
+                    .run_blocking(move |home| home.stat(&token, &call.path))
+                    .await?;
+                Ok(bare(Reply::StatSource(found)))
+            }
+            Request::ReadSource(call) => {
+                let most = u64::from(call.length);
+                let read = move |home: &Self| home.read(&token, &call);
+                let (data, bytes) = self.read_in_turn(most, read, wait).await?;
+                Ok((Reply::ReadSource(data), bytes))
+            }
+            Request::ReadSources(call) => {
+                let sizes = call.files.iter().map(|file| file.identity.size);
+                let most = sizes.fold(0, u64::saturating_add);
+                let read = move |home: &Self| home.read_files(&token, &call);
+                let (data, bytes) = self.read_in_turn(most, read, wait).await?;
+                Ok((Reply::ReadSources(data), bytes))
+            }
+            Request::BeginPut(_)
+            | Request::PutRange(_)
+            | Request::CommitPut(_)
+            | Request::PutFile(_) => Ok(bare(self.put(token, request, body, wait).await?)),
+            Request::PutFiles(call) => {
+                let results = self.put_files(call, &body, wait).await?;
+                Ok(bare(Reply::PutFiles(results)))
+            }
+            Request::OpenTree(call) => {
+                Ok(bare(Reply::OpenTree(self.open_tree(token, call).await?)))
+            }
+            Request::RunFileOps(call) => {
+                self.clone().run_blocking(|_| Ok(())).await?;
+                self.run_ops(&token, call, body, wait).await
+            }
+            Request::CloseTree(call) => Ok(bare(Reply::CloseTree(
+                self.close_tree(&token, &call).await?,
+            ))),
+            Request::ReadCounters(_) => Ok(bare(Reply::ReadCounters(self.read_counters(&token)?))),
+            other => Err(unsupported_error(&other)),
+        }
+    }
+
+    fn read_counters(&self, token: &Token) -> Result<CounterValues> {
+        self.access.require(token, Resource::Catalog, Right::Read)?;
+        Ok(CounterValues {
+            server: self.id,
+            values: self.counters.snapshot(),
+        })
+    }
+
+    /// Reads at most so many bytes when it is their turn, so that those who wait for the limit hold
+    /// no memory.
+    async fn read_in_turn<T: Send + 'static>(
+        self: &Arc<Self>,
+        most: u64,
+        read: impl FnOnce(&Self) -> Result<(T, Bytes)> + Send + 'static,
+        wait: CallWait<'_>,
+    ) -> Result<(T, Bytes)> {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let turn = self.throttle.turn(most, wait).await?;
+        let read = self.clone().run_blocking(read);
+        let (data, bytes) = throttle::while_awaited(wait, read).await?;
+        turn.pass(bytes.len(), wait).await?;
+        self.counters.add("home_read_bytes", bytes.len() as u64);
+        Ok((data, bytes))
+    }
+
+    async fn put(
+        self: Arc<Self>,
+        token: Token,
+        request: Request,
+        body: Bytes,
+        wait: CallWait<'_>,
+    ) -> Result<Reply> {
+        match request {
+            Request::BeginPut(call) => {
+                let put = move |home: &Self| {
+                    let allow = |path: &str| home.require_right(&token, path, Right::Write);
+                    let begun = home.puts.begin(&call, allow);
+                    begun.map_err(|error| home.puts.with_room(error))
+                };
+                Ok(Reply::BeginPut(self.run_blocking(put).await?))
+            }
+            Request::PutRange(call) => {
+                self.throttle.pass(body.len(), wait).await?;
+                self.puts.turn(call.extraction, call.offset, wait.0).await;
+                let put = move |home: &Self| {
+                    let allow = |path: &str| home.require_right(&token, path, Right::Write);
+                    let written = home.puts.write(call.extraction, call.offset, &body, allow);
+                    let progress = written.map_err(|error| home.puts.with_room(error))?;
+                    home.counters.add("home_written_bytes", body.len() as u64);
+                    Ok(progress)
+                };
+                Ok(Reply::PutRange(self.run_blocking(put).await?))
+            }
+            Request::PutFile(call) => {
+                self.throttle.pass(body.len(), wait).await?;
+                let small = self.small_file(token, call, body);
+                let mut results = self.put_small_files(vec![small], wait.0).await?;
+                let result = results.pop().expect("one for each file");
+                Ok(Reply::PutFile(result?))
+            }
+            Request::CommitPut(call) => {
+                let put = move |home: &Self| {
+                    let allow = |path: &str| home.require_right(&token, path, Right::Write);
+                    let done = home.puts.commit(&call, allow);
+                    done.map_err(|error| home.puts.with_room(error))
+                };
+                Ok(Reply::CommitPut(self.run_blocking(put).await?))
+            }
+            other => Err(unsupported_error(&other)),
+        }
+    }
+
+    fn small_file(self: &Arc<Self>, token: Token, call: PutFile, data: Bytes) -> Small {
+        let home = self.clone();
+        Small {
+            call,
+            data,
+            allow: Box::new(move |path| home.require_right(&token, path, Right::Write)),
+        }
+    }
+
+    async fn put_small_files(
+        &self,
+        files: Vec<Small>,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<PutReceipt>>> {
+        let results = self.puts.put(files, deadline).await?;
+        let results = self.puts.each_with_room(results);
+        let put = results.iter().flatten().map(|receipt| receipt.size);
+        self.counters.add("home_written_bytes", put.sum());
+        Ok(results)
+    }
+
+    /// Puts all files of a pack in place at the same time, so that they share what a disk takes for
+    /// making one of them durable.
+    async fn put_files(
+        self: Arc<Self>,
+        call: PutFiles,
+        body: &Bytes,
+        wait: CallWait<'_>,
+    ) -> Result<PutResults> {
+        let sizes = call.files.iter().map(|file| u64::from(file.size));
+        if call.files.len() > PUT_FILES_MAX || sizes.sum::<u64>() != body.len() as u64 {
+            let text = format!(
+                "{} files in a body of {} bytes do not fit together",
+                call.files.len(),
+                body.len()
+            );
+            return Err(Error::new(ErrorCode::Malformed, text));
+        }
+        self.throttle.pass(body.len(), wait).await?;
+        let mut at = 0;
+        let files = call.files.into_iter().map(|file| {
+            let start = at;
+            at += file.size as usize;
+            self.small_file(file.token, file.put, body.slice(start..at))
+        });
+        let results = self.put_small_files(files.collect(), wait.0).await?;
+        Ok(PutResults { results })
+    }
+
+    fn list(&self, token: &Token, call: &ListSource) -> Result<SourcePage> {
+        let top = self.find_for_token(token, &call.path, Right::Read)?;
+        let (page, bytes) = list(&self.export, &top, call.after.as_deref())?;
+        self.counters.add("home_listed_bytes", bytes as u64);
+        Ok(page)
+    }
+
+    fn stat(&self, token: &Token, path: &str) -> Result<SourceEntry> {
+        let found = self.find_for_token(token, path, Right::Read)?;
+        let entry = source_entry("", &found.stat, || Ok(Vec::new()));
+        entry
+            .map_err(|error| export::system_error(path, error))?
+            .ok_or_else(|| {
+                let text = format!("'{path}' is neither a file nor a directory");
+                Error::new(ErrorCode::WrongState, text)
+            })
+    }
+
+    fn read(&self, token: &Token, call: &ReadSource) -> Result<(SourceData, Bytes)> {
+        read(call, || self.find_for_token(token, &call.path, Right::Read))
+    }
+
+    fn read_files(&self, token: &Token, call: &ReadSources) -> Result<(SourceData, Bytes)> {
+        source_reading::read_files(call, |path| self.find_for_token(token, path, Right::Read))
+    }
+
+    async fn open_tree(self: &Arc<Self>, token: Token, call: OpenTree) -> Result<TreeSession> {
+        let path = home_path(&call.tree)?.to_owned();
+        let writable = call.writable;
+        let open = move |home: &Self| {
+            let right = if writable { Right::Write } else { Right::Read };
+            home.require_right(&token, &path, right)?;
+            let found = match home.find_for_token(&token, &path, right) {
+                Err(error) if writable && error.code == ErrorCode::NotFound => {
+                    check_result_path(&path)?;
+                    let allow = |place: &str| home.require_right(&token, place, right);
+                    let made = home.export.make_directory(&path, &allow)?;
+                    allow(&made.path)?;
+                    made
+                }
+                other => other?,
+            };
+            let hidden = home
+                .export
+                .is_root(&found.stat)
+                .then_some(export::OWN_DIRECTORY.as_bytes());
+            Tree::open_at(found.fd, None, hidden).map_err(|error| {
+                let code = match error.kind() {
+                    std::io::ErrorKind::NotADirectory => ErrorCode::WrongState,
+                    _ => ErrorCode::ServerFault,
+                };
+                Error::new(code, format!("cannot open '{path}': {error}"))
+            })
+        };
+        let tree = self.clone().run_blocking(open).await?;
+        self.trees.open(tree, call).await
+    }
+
+    async fn run_ops(
+        &self,
+        token: &Token,
+        call: RunFileOps,
+        body: Bytes,
+        wait: CallWait<'_>,
+    ) -> Result<(Reply, Bytes)> {
+        let path = home_path(&call.tree)?;
+        self.trees.authorise(&call.tree, call.epoch, |right| {
+            self.require_right(token, path, right)
+        })?;
+        self.throttle.pass(body.len(), wait).await?;
+        let written = body.len() as u64;
+        let (results, data) = self.trees.run(call, body).await?;
+        self.throttle.pass(data.len(), wait).await?;
+        self.counters.add("home_written_bytes", written);
+        self.counters.add("home_read_bytes", data.len() as u64);
+        Ok((Reply::RunFileOps(results), data))
+    }
+
+    async fn close_tree(&self, token: &Token, call: &CloseTree) -> Result<Done> {
+        let path = home_path(&call.tree)?;
+        self.trees
+            .close(call, |right| self.require_right(token, path, right))
+            .await?;
+        Ok(Done)
+    }
+
+    /// Finds a path for a token: both the path as it was asked for and the place where symbolic
+    /// links lead must be granted.
+    fn find_for_token(&self, token: &Token, path: &str, right: Right) -> Result<ExportEntry> {
+        let allow = |path: &str| self.require_right(token, path, right);
+        allow(path)?;
+        self.export.find_allowed(path, allow)
+    }
+
+    fn require_right(&self, token: &Token, path: &str, right: Right) -> Result<()> {
+        self.access
+            .require(token, Resource::Home(path.to_owned()), right)
+    }
+
+    /// Runs something that waits for the disk, if the exported directory is in its place. It runs
+    /// to its end even if the caller gives up.
+    async fn run_blocking<T: Send + 'static>(
+        self: Arc<Self>,
+        act: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let act = move || self.export.check_in_place().and_then(|()| act(&self));
+        tokio::task::spawn_blocking(act).await.map_err(|error| {
+            Error::new(
+                ErrorCode::ServerFault,
+                format!("the home server failed: {error}"),
+            )
+        })?
+    }
+
+    async fn sweep_periodically(self: Arc<Self>) {
+        for round in 1.. {
+            tokio::time::sleep(Duration::from_millis(SWEEP_MS)).await;
+            self.trees.sweep(clock::now()).await;
+            if round % PUT_SWEEP_ROUNDS != 0 {
+                continue;
+            }
+            let swept = self.clone().run_blocking(|home| {
+                home.puts.sweep(clock::now());
+                Ok(())
+            });
+            if let Err(error) = swept.await {
+                tracing::error!(%error, "sweeping old uploads failed");
+            }
+        }
+    }
+
+    fn advert(&self, name: &str, address: &str, group: &str) -> Advert {
+        Advert {
+            id: self.id,
+            kind: ServerKind::Home,
+            name: name.to_owned(),
+            address: address.to_owned(),
+            group: group.to_owned(),
+            ttl_ms: ADVERT_TTL_MS,
+            capacity_bytes: 0,
+            capacity_files: 0,
+            free_bytes: 0,
+            free_files: 0,
+            slots: 0,
+            jobs: 0,
+            caches: Vec::new(),
+        }
+    }
+}
+
+impl Service for HomeServer {
+    fn server(&self) -> Option<ServerId> {
+        Some(self.id)
+    }
+
+    fn serve(self: Arc<Self>, incoming: IncomingRequest) -> BoxFuture<'static, Result<(Reply, Bytes)>> {
+        Box::pin(self.answer(incoming))
+    }
+}
+
+fn unsupported_error(request: &Request) -> Error {
+    let text = format!(
+        "a home server does not answer {}; ask a node",
+        request.name()
+    );
+    Error::new(ErrorCode::Unsupported, text)
+}
+
+/// What is sure to be asked of a request's tokens; each is demanded where it is used, with what
+/// links lead to.
+fn required_rights(token: &Token, request: &Request) -> Vec<RequiredRight> {
+    let shared = Arc::new(token.clone());
+    let at = |path: &str, right| vec![(shared.clone(), Resource::Home(path.to_owned()), right)];
+    match request {
+        Request::ListSource(call) => at(&call.path, Right::Read),
+        Request::StatSource(call) => at(&call.path, Right::Read),
+        Request::ReadSource(call) => at(&call.path, Right::Read),
+        Request::ReadSources(call) => at(&call.path, Right::Read),
+        Request::BeginPut(call) => at(&call.path, Right::Write),
+        Request::PutFile(call) => at(&call.path, Right::Write),
+        Request::PutFiles(call) => {
+            let one = |file: &PutFilesEntry| {
+                let resource = Resource::Home(file.put.path.clone());
+                (Arc::new(file.token.clone()), resource, Right::Write)
+            };
+            call.files.iter().take(PUT_FILES_MAX).map(one).collect()
+        }
+        Request::OpenTree(call) => match (&call.tree, call.writable) {
+            (TreeRef::Home(path), true) => at(path, Right::Write),
+            (TreeRef::Home(path), false) => at(path, Right::Read),
+            (TreeRef::Volume(_), _) => Vec::new(),
+        },
+        Request::ReadCounters(_) => vec![(shared, Resource::Catalog, Right::Read)],
+        // What they need is known with the upload or the session.
+        _ => Vec::new(),
+    }
+}
+
+/// The path of a tree of a home server.
+fn home_path(tree: &TreeRef) -> Result<&str> {
+    match tree {
+        TreeRef::Home(path) => {
+            bafs_proto::path::check_relative(path)?;
+            Ok(path)
+        }
+        TreeRef::Volume(volume) => {
+            let text = format!("a home server holds no volume {volume}; ask the node that does");
+            Err(Error::new(ErrorCode::Unsupported, text))
+        }
+    }
+}

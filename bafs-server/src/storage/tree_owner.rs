@@ -1,0 +1,454 @@
+//! Who accounts for the tree of a scratch volume: this server, or the agent to which it was handed
+//! over. Runs no operation and knows no session.
+//!
+//! A lock file beside the tree is the truth. Whoever accounts for the tree has it open and locked,
+//! and nobody else counts or changes the tree meanwhile. A handed-over lock is the agent's alone:
+//! it outlives this server, and it ends when the agent gives it up or its process is dead, which
+//! is when none of its system calls runs any more.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bafs_proto::fd_passing::{HandoffReply, HandoffRequest, HandoffHeader, TreeHandoff};
+use bafs_proto::ids::{Epoch, VolumeId};
+use bafs_proto::net::BoxFuture;
+use bafs_proto::time::Deadline;
+use bafs_proto::volume::LimitKind;
+use bafs_proto::{Error, ErrorCode, Result};
+use bafs_tree::{Limit, Tree, TreeUse};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::task::JoinHandle;
+
+use super::blocking;
+use crate::fd_passing::{HandlerReply, HandoffHandler, Handoff};
+use crate::errors::disk_error;
+use crate::tree_sessions::IN_PROGRESS_AFTER;
+
+/// An agent that must give a tree back gets so long, in milliseconds; then whoever wants the tree
+/// is asked to come again.
+const GIVE_BACK_MS: u64 = 3_000;
+
+/// Pauses between two looks at the lock.
+const LOCK_POLL: Duration = Duration::from_millis(1);
+const LOCK_POLL_MAX: Duration = Duration::from_millis(20);
+
+/// The tree of one scratch volume.
+#[derive(Debug)]
+pub(super) struct VolumeTree {
+    id: VolumeId,
+    root: PathBuf,
+    limit: Limit,
+    kind: LimitKind,
+    owner: Mutex<TreeOwner>,
+    /// Wants back what readers got; its receivers are their connections.
+    reader_recall: watch::Sender<Option<Error>>,
+}
+
+/// Who accounts for the tree.
+#[derive(Debug)]
+pub(super) enum TreeOwner {
+    /// Nobody that this server knows of.
+    Unknown,
+    /// This server, when it has counted what the tree holds.
+    Counting(JoinHandle<Result<(Arc<Tree>, OwnedFd)>>),
+    /// This server.
+    Server {
+        /// The counted tree.
+        tree: Arc<Tree>,
+        /// Locked for as long as it is open.
+        lock: OwnedFd,
+    },
+    /// An agent.
+    Agent(AgentOwner),
+}
+
+#[derive(Debug)]
+pub(super) struct AgentOwner {
+    epoch: Epoch,
+    /// Wants the tree back; its receiver is the agent's connection.
+    recall: watch::Sender<Option<Error>>,
+    /// For readers meanwhile.
+    reader_tree: Arc<Tree>,
+    /// What the tree holds, as last told.
+    reported_use: Arc<TreeUse>,
+    /// What a watched tree may hold: what it held when it was handed over, if that was too much
+    /// already, so that its next user can remove something.
+    allowed_limit: Limit,
+}
+
+impl VolumeTree {
+    pub(super) fn new(id: VolumeId, root: PathBuf, limit: Limit, kind: LimitKind) -> Self {
+        Self {
+            id,
+            root,
+            limit,
+            kind,
+            owner: Mutex::new(TreeOwner::Unknown),
+            reader_recall: watch::Sender::new(None),
+        }
+    }
+
+    /// Keeps everybody else from changing who accounts for the tree.
+    pub(super) async fn lock_owner(&self) -> MutexGuard<'_, TreeOwner> {
+        self.owner.lock().await
+    }
+
+    /// The tree for those who do not write.
+    ///
+    /// # Errors
+    /// `Busy` while an agent of an earlier life of the server has it, `Running` while what it holds
+    /// is counted, `ServerFault`.
+    pub(super) async fn open_for_reader(&self, hold: &mut TreeOwner, until: Deadline) -> Result<Arc<Tree>> {
+        match hold {
+            TreeOwner::Agent(away) if !away.recall.is_closed() => Ok(away.reader_tree.clone()),
+            _ => self.counted_tree(hold, until).await,
+        }
+    }
+
+    /// The tree for a writer: an agent that has it must give it back first.
+    ///
+    /// # Errors
+    /// `Busy` when it does not, `Running` while what it holds is counted, `ServerFault`.
+    pub(super) async fn open_for_writer(
+        &self,
+        hold: &mut TreeOwner,
+        why: Error,
+        until: Deadline,
+    ) -> Result<Arc<Tree>> {
+        if let TreeOwner::Agent(away) = hold {
+            recall_tree(&away.recall, why);
+        }
+        self.counted_tree(hold, until).await
+    }
+
+    async fn counted_tree(&self, hold: &mut TreeOwner, until: Deadline) -> Result<Arc<Tree>> {
+        if let TreeOwner::Server { tree, .. } = hold {
+            return Ok(tree.clone());
+        }
+        if !matches!(hold, TreeOwner::Counting(_)) {
+            let lock = self.lock(until.earlier_of(give_back_deadline())).await?;
+            *hold = TreeOwner::Counting(self.start_count(lock));
+        }
+        let TreeOwner::Counting(counting) = hold else {
+            return Err(Error::new(ErrorCode::ServerFault, "nobody counts the tree"));
+        };
+        // It goes on when this caller is told how things stand.
+        let Ok(counted) = tokio::time::timeout(IN_PROGRESS_AFTER, counting).await else {
+            let text = format!("what volume {} holds is still being counted", self.id);
+            return Err(Error::new(ErrorCode::InProgress, text));
+        };
+        *hold = TreeOwner::Unknown;
+        let counted = counted.unwrap_or_else(|e| Err(tree_io_error(self.id, &std::io::Error::other(e))));
+        let (tree, lock) = counted?;
+        *hold = TreeOwner::Server {
+            tree: tree.clone(),
+            lock,
+        };
+        Ok(tree)
+    }
+
+    fn start_count(&self, lock: OwnedFd) -> JoinHandle<Result<(Arc<Tree>, OwnedFd)>> {
+        let (id, root, limit) = (self.id, self.root.clone(), self.limit);
+        tokio::task::spawn_blocking(move || {
+            let opened = Tree::open(&root, Some(limit)).map_err(|e| tree_io_error(id, &e))?;
+            Ok((opened, lock))
+        })
+    }
+
+    async fn lock(&self, until: Deadline) -> Result<OwnedFd> {
+        let (id, path) = (self.id, self.root.with_file_name("lock"));
+        let mut pause = LOCK_POLL;
+        loop {
+            let path = path.clone();
+            let bound = (self.kind == LimitKind::Watched).then(|| self.root.clone());
+            let looked = blocking(move || {
+                let lock = try_lock(&path).map_err(|e| tree_io_error(id, &e.into()))?;
+                // Processes of a job outlive its agent, which had the lock, for a moment.
+                Ok(lock.filter(|_| !bound.is_some_and(|root| is_bind_mounted(&root))))
+            });
+            if let Some(lock) = looked.await? {
+                return Ok(lock);
+            }
+            if until.remaining().is_zero() {
+                let text = format!(
+                    "an agent on the node has not given volume {id} back yet; it is killed or \
+                     hangs"
+                );
+                return Err(Error::new(ErrorCode::Busy, text));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOCK_POLL_MAX);
+        }
+    }
+
+    /// Hands the tree over to a writer, which accounts for it from now on.
+    ///
+    /// # Errors
+    /// `WrongState` when this server does not account for it, `ServerFault`; nothing has changed
+    /// then.
+    pub(super) fn hand_to_writer(&self, hold: &mut TreeOwner, epoch: Epoch) -> Result<Handoff> {
+        let TreeOwner::Server { tree, lock } = hold else {
+            let text = format!("volume {} is not this server's to hand over", self.id);
+            return Err(Error::new(ErrorCode::WrongState, text));
+        };
+        let broken = |e: rustix::io::Errno| tree_io_error(self.id, &e.into());
+        let (used, duplicate) = (tree.used(), || rustix::io::dup(tree.directory()));
+        let told = Arc::new(TreeUse::new(self.limit, used));
+        let beside = Tree::open_read_only(duplicate().map_err(broken)?, told.clone());
+        let beside = beside.map_err(|e| tree_io_error(self.id, &e))?;
+        let files = vec![
+            clone_cloexec(tree.directory()).map_err(broken)?,
+            clone_cloexec(&*lock).map_err(broken)?,
+        ];
+        let (recall, recalled) = watch::channel(None);
+        *hold = TreeOwner::Agent(AgentOwner {
+            epoch,
+            recall,
+            reader_tree: beside,
+            reported_use: told.clone(),
+            allowed_limit: Limit {
+                bytes: self.limit.bytes.max(used.0),
+                files: self.limit.files.max(used.1),
+            },
+        });
+        Ok(self.make_handoff(files, used, told, recalled))
+    }
+
+    /// Hands the tree over to a reader.
+    ///
+    /// # Errors
+    /// `ServerFault`.
+    pub(super) fn hand_to_reader(&self, tree: &Tree) -> Result<Handoff> {
+        let used = tree.used();
+        let file = clone_cloexec(tree.directory()).map_err(|e| tree_io_error(self.id, &e.into()))?;
+        let told = Arc::new(TreeUse::new(self.limit, used));
+        Ok(self.make_handoff(vec![file], used, told, self.reader_recall.subscribe()))
+    }
+
+    fn make_handoff(
+        &self,
+        files: Vec<OwnedFd>,
+        (used_bytes, used_files): (u64, u64),
+        told: Arc<TreeUse>,
+        recall: watch::Receiver<Option<Error>>,
+    ) -> Handoff {
+        let path = self.root.to_str().map(str::to_owned);
+        let header = HandoffHeader::Tree(TreeHandoff {
+            bind_path: path.filter(|_| self.kind == LimitKind::Watched),
+            size_bytes: self.limit.bytes,
+            size_files: self.limit.files,
+            used_bytes,
+            used_files,
+        });
+        Handoff {
+            header,
+            files,
+            handler: Box::new(TreeHandoffHandler(told)),
+            recall,
+        }
+    }
+
+    /// Whether an agent has the tree, and nobody counts what it holds.
+    pub(super) fn is_watched(&self) -> bool {
+        // Whoever has the lock now is about to change that; the next look will tell.
+        self.kind == LimitKind::Watched
+            && self.owner.try_lock().is_ok_and(|hold| Self::is_owned_by_agent(&hold))
+    }
+
+    pub(super) fn id(&self) -> VolumeId {
+        self.id
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What it may hold.
+    pub(super) fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    /// What it may hold while the agent has it that has it now.
+    pub(super) fn allowed_limit(&self) -> Limit {
+        let hold = self.owner.try_lock();
+        match hold.as_deref() {
+            Ok(TreeOwner::Agent(away)) => away.allowed_limit,
+            _ => self.limit,
+        }
+    }
+
+    /// Takes note of what was found in a tree that an agent has.
+    pub(super) fn note_usage(&self, used: (u64, u64)) {
+        if let Ok(hold) = self.owner.try_lock()
+            && let TreeOwner::Agent(away) = &*hold
+        {
+            away.reported_use.set(used);
+        }
+    }
+
+    /// Has the session of a writer end.
+    pub(super) async fn end_writer(&self, why: Error) {
+        if let TreeOwner::Agent(away) = &*self.owner.lock().await {
+            recall_tree(&away.recall, why);
+        }
+    }
+
+    /// Whether an agent has the tree.
+    pub(super) fn is_owned_by_agent(hold: &TreeOwner) -> bool {
+        matches!(hold, TreeOwner::Agent(away) if !away.recall.is_closed())
+    }
+
+    /// Wants the tree back from a writer whose session is over.
+    pub(super) fn recall_if(&self, is_over: impl FnOnce(Epoch) -> bool) {
+        let Ok(hold) = self.owner.try_lock() else {
+            return;
+        };
+        if let TreeOwner::Agent(away) = &*hold
+            && !away.recall.is_closed()
+            && is_over(away.epoch)
+        {
+            let text = format!("the lease of volume {} was not renewed", self.id);
+            recall_tree(&away.recall, Error::new(ErrorCode::SessionUnknown, text));
+        }
+    }
+
+    /// Wants everything back from everybody, as the volume is gone, and waits for it for a while.
+    pub(super) async fn end_all_users(&self, why: Error) {
+        let hold = self.owner.lock().await;
+        recall_tree(&self.reader_recall, why.clone());
+        let all = async {
+            if let TreeOwner::Agent(away) = &*hold {
+                recall_tree(&away.recall, why);
+                away.recall.closed().await;
+            }
+            self.reader_recall.closed().await;
+        };
+        let limit = Duration::from_millis(GIVE_BACK_MS);
+        if tokio::time::timeout(limit, all).await.is_err() {
+            tracing::warn!(volume = %self.id, "an agent hangs and keeps a volume that is gone");
+        }
+    }
+}
+
+/// When an agent that is asked now must have given a tree back.
+pub(super) fn give_back_deadline() -> Deadline {
+    Deadline::after_ms(GIVE_BACK_MS)
+}
+
+/// Takes note of what an agent tells about a tree that it has.
+struct TreeHandoffHandler(Arc<TreeUse>);
+
+impl HandoffHandler for TreeHandoffHandler {
+    fn answer(&mut self, request: HandoffRequest) -> BoxFuture<'static, HandlerReply> {
+        let answer = match request {
+            HandoffRequest::ReportUse { bytes, files } => {
+                self.0.set((bytes, files));
+                Ok((HandoffReply::Done, Vec::new()))
+            }
+            HandoffRequest::PinFile { .. }
+            | HandoffRequest::ReleaseFile { .. }
+            | HandoffRequest::ReadBlocks { .. } => {
+                let text = "a scratch volume has no blocks";
+                Err(Error::new(ErrorCode::Unsupported, text))
+            }
+        };
+        Box::pin(std::future::ready(answer))
+    }
+}
+
+fn recall_tree(recall: &watch::Sender<Option<Error>>, why: Error) {
+    recall.send_if_modified(|asked| {
+        let first = asked.is_none();
+        asked.get_or_insert(why);
+        first
+    });
+}
+
+/// The locked file; `None` while somebody else has it.
+fn try_lock(path: &Path) -> rustix::io::Result<Option<OwnedFd>> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a process of this machine still sees the directory, or one in it, where it may write:
+/// the tables of mounts of its threads say so until none of its system calls runs any more. A table
+/// that this user may not read belongs to nobody that was let in at the door.
+fn is_bind_mounted(root: &Path) -> bool {
+    let Some(part) = root.to_str().and_then(volume_path_suffix) else {
+        return true;
+    };
+    // Without this table nothing can be known.
+    let Ok(processes) = std::fs::read_dir("/proc") else {
+        return true;
+    };
+    // The first thread of a process may have ended long before the others.
+    let threads = processes.flatten().flat_map(|process| {
+        let threads = std::fs::read_dir(process.path().join("task"));
+        threads.into_iter().flatten().flatten()
+    });
+    threads.into_iter().any(|thread| {
+        let table = std::fs::read_to_string(thread.path().join("mountinfo"));
+        table.is_ok_and(|table| table.lines().any(|line| is_writable_mount(line, part)))
+    })
+}
+
+/// Whether a line of a table of mounts, proc_pid_mountinfo(5), is a directory with this part, or
+/// one in it, and may be written there: its fourth field is the directory, the sixth are the
+/// options.
+fn is_writable_mount(line: &str, part: &str) -> bool {
+    let mut fields = line.split(' ').skip(3);
+    let (directory, options) = (fields.next(), fields.nth(1));
+    let is_ours = directory.is_some_and(|directory| {
+        let mut ends = directory.match_indices(part).map(|(at, _)| at + part.len());
+        ends.any(|end| directory[end..].is_empty() || directory[end..].starts_with('/'))
+    });
+    is_ours && options.is_some_and(|options| options.split(',').any(|option| option == "rw"))
+}
+
+/// The last parts of a volume's path, which no other volume has.
+fn volume_path_suffix(root: &str) -> Option<&str> {
+    let start = root.rmatch_indices('/').nth(1)?.0;
+    root.get(start..)
+}
+
+fn clone_cloexec(file: impl std::os::fd::AsFd) -> rustix::io::Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(file, 0)
+}
+
+fn tree_io_error(id: VolumeId, error: &std::io::Error) -> Error {
+    disk_error(format!("tree of volume {id}"), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writable_bind_mounts_are_found_in_mount_tables() {
+        let line = |root: &str, options: &str| {
+            format!("36 35 98:0 {root} /mnt {options},noatime master:1 - ext4 /dev/x rw")
+        };
+        let part = volume_path_suffix("/store/volumes/7/tree").expect("a path");
+        assert_eq!(part, "/7/tree");
+        for (root, options, expected) in [
+            ("/store/volumes/7/tree", "rw", true),
+            ("/volumes/7/tree/work", "rw", true),
+            ("/store/volumes/7/tree", "ro", false),
+            ("/store/volumes/7/trees", "rw", false),
+            ("/store/volumes/17/tree", "rw", false),
+            ("/", "rw", false),
+        ] {
+            let found = is_writable_mount(&line(root, options), part);
+            assert_eq!(found, expected, "{root} {options}");
+        }
+        assert!(!is_writable_mount("", part));
+    }
+}

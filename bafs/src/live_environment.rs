@@ -1,0 +1,121 @@
+//! The machines of a cluster that is there, for the planner: nodes as the catalog lists them, rates
+//! of links as they are declared or as a run that is over found them. It reserves nothing.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, anyhow, bail};
+use bafs_proto::message::{Advert, ServerKind};
+use bafs_sched::io::journal;
+use bafs_sched::logic::Settings;
+use bafs_sched::past_runs;
+use bafs_sched::planner::{Environment, NodeClass, RESTART_S_DEFAULT};
+
+use crate::args::PlanArgs;
+use crate::client::ClusterClient;
+use crate::history;
+use crate::units::parse_rate;
+
+/// Bytes per second of the link to home, and of each node's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct LinkRates {
+    pub(crate) home: Option<u64>,
+    pub(crate) local: Option<u64>,
+}
+
+impl LinkRates {
+    /// Those that `--home-rate` and `--local-rate` declare.
+    pub(crate) fn parse_rates(home: &Option<String>, local: &Option<String>) -> Result<Self> {
+        let rate = |text: &Option<String>, name: &str| {
+            let text = text.as_deref();
+            let rate = text.map(|text| parse_rate(text).with_context(|| format!("--{name}")));
+            rate.transpose()
+        };
+        Ok(Self {
+            home: rate(home, "home-rate")?,
+            local: rate(local, "local-rate")?,
+        })
+    }
+
+    /// The declared ones, else those that a run measured.
+    fn or_from_run(self, args: &PlanArgs) -> Result<Self> {
+        let Some(run) = &args.rates_from else {
+            return Ok(self);
+        };
+        let path = history::find_journal(run)?;
+        let past = past_runs::from_journal(journal::read_history(&path)?);
+        let site = past_runs.with_context(|| path.display().to_string())?.site;
+        Ok(Self {
+            home: self.home.or_else(|| site.as_ref()?.home_bytes_per_s),
+            local: self.local.or_else(|| site.as_ref()?.local_bytes_per_s),
+        })
+    }
+}
+
+/// The nodes that the catalog lists, with what is free on them now.
+pub(crate) async fn load_environment(args: &PlanArgs) -> Result<Environment> {
+    let (Some(identity), Some(catalog)) = (&args.identity, &args.catalog) else {
+        bail!(
+            "say what to plan for: --environment FILE, or --identity DIR and --catalog HOST:PORT \
+             for the nodes of a cluster that is there"
+        );
+    };
+    let rates = LinkRates::parse_rates(&args.home_rate, &args.local_rate)?.or_from_run(args)?;
+    let (Some(home), Some(local)) = (rates.home, rates.local) else {
+        bail!(
+            "no catalog knows rates of links: give --home-rate and --local-rate, or with \
+             --rates-from a run of this cluster that is over and moved enough to tell both"
+        );
+    };
+    let client = ClusterClient::connect(identity, catalog)?;
+    let adverts = client.list_servers(Some(ServerKind::Node)).await?;
+    if adverts.is_empty() {
+        bail!(
+            "the catalog at {catalog} lists no node: start some (`bafs node`), or give \
+             --environment"
+        );
+    }
+    let environment = Environment {
+        nodes: group_nodes(&adverts),
+        home_bytes_per_s: home,
+        local_bytes_per_s: local,
+        mtbf_s: None,
+        restart_s: RESTART_S_DEFAULT,
+    };
+    let checked = environment.validate();
+    checked.map_err(|error| anyhow!("the nodes in the catalog at {catalog}: {}", error.message))
+}
+
+/// Nodes with what a run would find free on them, equal ones together.
+fn group_nodes(adverts: &[Advert]) -> Vec<NodeClass> {
+    let slack = u128::from(Settings::default().slack_permille);
+    let mut kinds: BTreeMap<(u32, u64, u64, &str), u32> = BTreeMap::new();
+    for advert in adverts {
+        let kept = (u128::from(advert.capacity_bytes) * slack).div_ceil(1000) as u64;
+        let bytes = advert
+            .free_bytes
+            .min(advert.capacity_bytes.saturating_sub(kept));
+        let kind = (
+            advert.slots,
+            bytes,
+            advert.free_files,
+            advert.group.as_str(),
+        );
+        *kinds.entry(kind).or_default() += 1;
+    }
+    let class = |((slots, bytes, files, group), count): ((u32, u64, u64, &str), u32)| NodeClass {
+        files,
+        cluster: group.to_owned(),
+        ..NodeClass::new(count, slots, bytes)
+    };
+    kinds.into_iter().map(class).collect()
+}
+
+/// What was planned for, in a sentence.
+pub(crate) fn describe_environment(environment: &Environment) -> String {
+    format!(
+        "planned for what is free now on the {} nodes of the catalog: {} slots, {} bytes",
+        environment.node_count(),
+        environment.cpus(),
+        environment.storage_bytes()
+    )
+}
