@@ -154,8 +154,8 @@ impl Error {
     /// names that are no text are shown as numbers.
     pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
         let mut detail = detail.into();
-        if let Cow::Owned(shown) = printable(&detail) {
-            detail = printable;
+        if let Cow::Owned(readable) = printable(&detail) {
+            detail = readable;
         }
         if detail.len() > ERROR_DETAIL_BYTES_MAX {
             let mut end = ERROR_DETAIL_BYTES_MAX;

@@ -55,15 +55,15 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(is_escaped_byte) {
         return Cow::Borrowed(text);
     }
-    let mut shown = String::with_capacity(text.len());
+    let mut readable = String::with_capacity(text.len());
     for c in text.chars() {
         if is_escaped_byte(c) {
-            printable.push_str(&format!("\\x{:02X}", u32::from(c) - ESCAPED_BYTES_OFFSET));
+            readable.push_str(&format!("\\x{:02X}", u32::from(c) - ESCAPED_BYTES_OFFSET));
         } else {
-            printable.push(c);
+            readable.push(c);
         }
     }
-    Cow::Owned(printable)
+    Cow::Owned(readable)
 }
 
 fn is_escaped_byte(c: char) -> bool {
