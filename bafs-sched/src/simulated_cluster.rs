@@ -145,7 +145,7 @@ impl SimulatedCluster {
             (ServerId(at as u64 + 1), node)
         });
         let mut world = Self {
-            scheduler: Scheduler::new(RunId(seed), parse_workflow_text, settings),
+            scheduler: Scheduler::new(RunId(seed), workflow, settings),
             records: Vec::new(),
             outputs: BTreeMap::new(),
             mismatches: 0,

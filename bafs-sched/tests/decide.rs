@@ -28,8 +28,8 @@ fn decide_plan_on(environment: &Environment, text: &str) -> (Plan, Vec<TrialResu
         variability_ppm: (canonical.variability * 1e6) as u64,
     };
     let work = (canonical.jobs(), || build_canonical_workflow(&canonical));
-    match decide_by_simulation(&mut plan_workload, TrialScope::Ties, work, environment, &load) {
-        Ok(TrialsOutcome::Completed(tried)) => (plan_workload, tried),
+    match decide_by_simulation(&mut plan, TrialScope::Ties, work, environment, &load) {
+        Ok(TrialsOutcome::Completed(tried)) => (plan, tried),
         doubts => panic!("{doubts:?}"),
     }
 }
@@ -55,14 +55,14 @@ fn need_is_simulated_although_summed_bytes_exceed_storage() {
         let mut plan = plan_workload(Shape::from_largest_levels(&workflow, 0.0).0, &environment);
         let load = LoadModel::Declared { variability_ppm: 0 };
         let work = (workflow.jobs.len() as u64, || workflow);
-        let doubts = decide_by_simulation(&mut plan_workload, TrialScope::All, work, &environment, &load);
+        let doubts = decide_by_simulation(&mut plan, TrialScope::All, work, &environment, &load);
         match doubts.expect("it ends") {
-            TrialsOutcome::Completed(tried) => (plan_workload, tried),
+            TrialsOutcome::Completed(tried) => (plan, tried),
             doubts => panic!("{doubts:?}"),
         }
     };
     let (plan, tried) = decided("8 GB");
-    let choice = plan_workload.choice.expect("it runs");
+    let choice = plan.choice.expect("it runs");
     assert_eq!(choice.strategy, Strategy::Need, "{}", choice.reason);
     assert!(tried.len() == 1 && plan.refusal.is_none(), "{tried:?}");
     let (plan, tried) = decided("11 GB");
@@ -70,7 +70,7 @@ fn need_is_simulated_although_summed_bytes_exceed_storage() {
         plan.choice.is_none() && tried[0].failure.is_some(),
         "{tried:?}"
     );
-    let refusal = plan_workload.refusal.expect("nothing fits");
+    let refusal = plan.refusal.expect("nothing fits");
     for told in [
         "no strategy fits the storage",
         "without a plan comes to no end",
@@ -108,13 +108,13 @@ fn need_is_simulated_although_branches_seem_too_large() {
         ..ten_thesis_nodes()
     };
     let mut plan = plan_workload(Shape::from_largest_levels(&workflow, 0.0).0, &environment);
-    let mut candidates = plan_workload.candidates.iter();
+    let mut candidates = plan.candidates.iter();
     let need = candidates.find(|it| it.allocation.strategy == Strategy::Need);
     let need = &need.expect("it is a candidate").allocation;
     assert!(!need.is_possible() && !need.is_certain, "{need:?}");
     let load = LoadModel::Declared { variability_ppm: 0 };
     let work = (workflow.jobs.len() as u64, || workflow);
-    let doubts = decide_by_simulation(&mut plan_workload, TrialScope::All, work, &environment, &load);
+    let doubts = decide_by_simulation(&mut plan, TrialScope::All, work, &environment, &load);
     let TrialsOutcome::Completed(tried) = doubts.expect("it ends") else {
         panic!("nothing was simulated");
     };
@@ -132,7 +132,7 @@ fn near_ties_are_simulated() {
         variability_ppm: 100_000,
     };
     let work = (workflow.jobs.len() as u64, || workflow.clone());
-    let doubts = decide_by_simulation(&mut plan_workload, TrialScope::Ties, work, &environment, &load);
+    let doubts = decide_by_simulation(&mut plan, TrialScope::Ties, work, &environment, &load);
     let TrialsOutcome::Completed(tried) = doubts.expect("they end") else {
         panic!("nothing was simulated");
     };
@@ -142,7 +142,7 @@ fn near_ties_are_simulated() {
         "{tried:?}"
     );
     // No plan is faster by a hundredth; of the strategies the one that the thesis finds is best.
-    let choice = plan_workload.choice.expect("a choice");
+    let choice = plan.choice.expect("a choice");
     assert_eq!(choice.strategy, Strategy::Need);
     let told = ["in the simulation", "less than Slice"];
     assert!(
@@ -157,7 +157,7 @@ fn near_ties_are_simulated() {
 #[test]
 fn varying_run_times_require_several_seeds() {
     let (plan, _) = decide_plan("width=30,depth=3,batch=13GB,private=0.7GB,run=5100s,var=1.0");
-    let choice = plan_workload.choice.expect("a choice");
+    let choice = plan.choice.expect("a choice");
     assert_eq!(choice.strategy, Strategy::Slice, "{}", choice.reason);
 }
 
@@ -181,13 +181,13 @@ fn too_many_jobs_keep_the_models_choice() {
     let mut environment = ten_thesis_nodes();
     environment.mtbf_s = Some(43_200);
     let mut plan = plan_workload(canonical.shape(), &environment);
-    let (before, jobs) = (plan_workload.choice.clone(), PLAN_JOBS_MAX as u64);
+    let (before, jobs) = (plan.choice.clone(), PLAN_JOBS_MAX as u64);
     let load = LoadModel::Declared {
         variability_ppm: 100_000,
     };
     let workflow = || panic!("it is not needed");
     let doubts = decide_by_simulation(
-        &mut plan_workload,
+        &mut plan,
         TrialScope::Ties,
         (jobs, workflow),
         &environment,
@@ -211,7 +211,7 @@ fn assert_choice_is_best(environment: &Environment, text: &str) {
         .iter()
         .filter_map(|t| Some((t.strategy, t.simulated_s?)))
         .collect();
-    let choice = plan_workload.choice.expect("a choice");
+    let choice = plan.choice.expect("a choice");
     let of_choice = timed
         .iter()
         .find(|(strategy, _)| *strategy == choice.strategy);
@@ -257,14 +257,14 @@ fn only_possible_strategy_is_simulated_under_failures() {
     let strategies: Vec<Strategy> = tried.iter().map(|tried| tried.strategy).collect();
     assert_eq!(strategies, [Strategy::Minimal]);
     assert!(tried[0].simulated_s.is_some(), "{tried:?}");
-    let choice = plan_workload.choice.as_ref().expect("it ends");
+    let choice = plan.choice.as_ref().expect("it ends");
     assert_eq!(choice.strategy, Strategy::Minimal);
     // By the model remote I/O is faster here.
     let canonical = CanonicalWorkload::parse("width=3,depth=5,batch=1.5GB,private=4GB,run=5000s");
     let canonical = canonical.expect("a workload");
     let load = LoadModel::Declared { variability_ppm: 0 };
     let work = (canonical.jobs(), || build_canonical_workflow(&canonical));
-    let remote = compare_remote_io(&plan_workload, &tried, work, &environment, &load);
+    let remote = compare_remote_io(&plan, &tried, work, &environment, &load);
     let remote = remote.expect("it is tried");
     assert_eq!(
         (remote.strategy, remote.seeds),
@@ -278,13 +278,13 @@ fn only_possible_strategy_is_simulated_under_failures() {
 fn choice_distinguishes_unfinished_from_impossible_strategies() {
     let canonical = CanonicalWorkload::parse(MIXED_WORKLOAD).expect("a workload");
     let plan = plan_workload(canonical.shape(), &failing_nodes(50, 3_600));
-    let mut possible = plan_workload
+    let mut possible = plan
         .candidates
         .iter()
         .filter(|c| c.allocation.is_possible());
     let slice = possible.find(|c| c.allocation.strategy == Strategy::Slice);
     assert_eq!(slice.expect("Slice is possible").predicted_s, None);
-    let reason = plan_workload.choice.expect("a choice").reason;
+    let reason = plan.choice.expect("a choice").reason;
     let expected = "AllBatch is the only strategy that is ever done at this rate of failures";
     assert!(reason.starts_with(expected), "{reason}");
 }
@@ -313,7 +313,7 @@ fn need_is_chosen_where_faster_than_every_plan() {
         need_s < 0.8 * planned_s,
         "{need_s} s, planned {planned_s} s"
     );
-    let choice = plan_workload.choice.expect("a choice");
+    let choice = plan.choice.expect("a choice");
     assert_eq!(choice.strategy, Strategy::Need, "{}", choice.reason);
 }
 
@@ -340,7 +340,7 @@ fn guided_run_follows_the_chosen_need_strategy() {
 fn need_has_no_prediction_where_storage_is_short() {
     let canonical = CanonicalWorkload::parse(MIXED_WORKLOAD).expect("a workload");
     let plan = plan_workload(canonical.shape(), &ten_thesis_nodes());
-    let mut candidates = plan_workload.candidates.iter();
+    let mut candidates = plan.candidates.iter();
     let need = candidates.find(|c| c.allocation.strategy == Strategy::Need);
     let need = need.expect("it is a candidate");
     assert!(need.allocation.is_possible() && !need.allocation.is_certain);

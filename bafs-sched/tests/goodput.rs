@@ -79,21 +79,21 @@ fn goodput_columns_sum_to_each_jobs_time() {
             ..Faults::default()
         };
         let (workflow, timeline) = run_with_faults(seed, faults);
-        let ledger = compute_goodput(&workflow, &build_timeline);
+        let ledger = compute_goodput(&workflow, &timeline);
         for job in &ledger.jobs {
             assert_eq!(job.account.sum_ms(), job.wall_ms, "seed {seed}: {job:?}");
         }
-        let done = build_timeline.executions.iter().filter(|e| e.outcome == ExecutionOutcome::Done);
+        let done = timeline.executions.iter().filter(|e| e.outcome == ExecutionOutcome::Done);
         assert_eq!(done.count(), timeline.jobs.len(), "seed {seed}");
         assert!(timeline.jobs.iter().all(|job| job.state == JobState::Done));
         assert_eq!(
             timeline.progress.executions,
             timeline.executions.len() as u64
         );
-        let was_again = build_timeline.executions.len() > build_timeline.jobs.len();
+        let was_again = timeline.executions.len() > timeline.jobs.len();
         assert_eq!(ledger.total.lost_ms > 0, was_again, "seed {seed}");
         lost += ledger.total.lost_ms;
-        copied += build_timeline.copy_decisions.len();
+        copied += timeline.copy_decisions.len();
     }
     assert!(
         lost > 0 && copied > 0,
@@ -104,13 +104,13 @@ fn goodput_columns_sum_to_each_jobs_time() {
 #[test]
 fn faultless_run_only_computes_and_loses_nothing() {
     let (workflow, timeline) = run_with_faults(7, Faults::default());
-    let ledger = compute_goodput(&workflow, &build_timeline);
-    let ran: u64 = build_timeline.executions.iter().map(|e| e.wall_ms).sum();
+    let ledger = compute_goodput(&workflow, &timeline);
+    let ran: u64 = timeline.executions.iter().map(|e| e.wall_ms).sum();
     assert_eq!(ledger.total.computing_ms, ran);
     assert_eq!(ledger.total.lost_ms, 0);
     assert!(ledger.total.copying_ms > 0, "files were sent home");
     assert!(ledger.slot_ms >= ran && ledger.goodput_permille > 0);
-    let sent = build_timeline.extract_attempts.iter().all(|s| s.bytes.is_some());
+    let sent = timeline.extract_attempts.iter().all(|s| s.bytes.is_some());
     assert!(sent && !timeline.extract_attempts.is_empty());
 }
 
@@ -134,7 +134,7 @@ fn job_with_all_slots_counts_as_full_use() {
     };
     let records = world.records;
     let timeline = build_timeline(History { header, records });
-    let used = compute_goodput(&workflow, &build_timeline).goodput_permille;
+    let used = compute_goodput(&workflow, &timeline).goodput_permille;
     assert!((700..=1_000).contains(&used), "{used} permille");
     assert!(
         timeline

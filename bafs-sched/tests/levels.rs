@@ -39,7 +39,7 @@ fn scan_workflow(nodes: u32, rows: u32, cache_bytes: u64, policy: &str) -> Workf
 /// How long all jobs take when each reads so many bytes.
 fn simulate_seconds(workflow: Workflow, bytes: u64, environment: Environment, policy: Policy) -> f64 {
     let jobs = vec![bytes; workflow.jobs.len()];
-    simulate_scans(parse_workflow_text, &jobs, environment, policy).seconds()
+    simulate_scans(workflow, &jobs, environment, policy).seconds()
 }
 
 /// A run of jobs that each read so many bytes.
@@ -56,7 +56,7 @@ fn simulate_scans(workflow: Workflow, bytes: &[u64], environment: Environment, p
         ..MeasuredLoad::default()
     });
     let scenario = Scenario::new(environment, policy, load, 1);
-    let run = Simulation::new(parse_workflow_text, scenario).run().expect("it ends");
+    let run = Simulation::new(workflow, scenario).run().expect("it ends");
     assert!(run.is_complete(), "{:?}", run.outcome);
     run
 }
@@ -78,7 +78,7 @@ fn simulated_warm_rate(bytes: u64, policy: &str) -> f64 {
     };
     let time = |rows| {
         let workflow = scan_workflow(2, rows, bytes.min(CACHE_BYTES), policy);
-        simulate_seconds(parse_workflow_text, bytes, environment(), Policy::Need)
+        simulate_seconds(workflow, bytes, environment(), Policy::Need)
     };
     bytes as f64 / ((time(12) - time(2)) / 10.0)
 }
@@ -134,7 +134,7 @@ fn remote_alone_and_cooperative_reads_match_their_links() {
     };
     let time = |environment, policy| {
         let workflow = scan_workflow(nodes, rows, bytes, "lru");
-        simulate_seconds(parse_workflow_text, bytes, environment, policy)
+        simulate_seconds(workflow, bytes, environment, policy)
     };
     let over_home = bytes as f64 / home as f64;
     let remote = time(environment(home, false), Policy::Strategy(Strategy::Remote));
@@ -214,7 +214,7 @@ fn memory_holds_nothing_before_it_was_read() {
         restart_s: 60,
     };
     let workflow = scan_workflow(2, 1, 100 * MB, "lru");
-    let run = simulate_scans(parse_workflow_text, &[100 * MB; 2], environment, Policy::Need);
+    let run = simulate_scans(workflow, &[100 * MB; 2], environment, Policy::Need);
     assert_eq!((run.seconds(), run.busy_us), (100.0, 200_000_000));
 }
 

@@ -55,13 +55,13 @@ fn decide_failures(text: &str, environment: &Environment) -> (Vec<Option<String>
     let mut plan = plan_workload(canonical.shape(), environment);
     let load = LoadModel::Declared { variability_ppm: 0 };
     let work = (canonical.jobs(), || build_canonical_workflow(&canonical));
-    let doubts = decide_by_simulation(&mut plan_workload, TrialScope::All, work, environment, &load);
+    let doubts = decide_by_simulation(&mut plan, TrialScope::All, work, environment, &load);
     let TrialsOutcome::Completed(tried) = doubts.expect("they end") else {
         panic!("nothing was simulated");
     };
     assert_eq!(plan.choice, None);
     let failed = tried.into_iter().map(|tried| tried.failure);
-    (failed.collect(), plan_workload.refusal)
+    (failed.collect(), plan.refusal)
 }
 
 #[test]
@@ -97,9 +97,9 @@ fn job_too_wide_for_every_node_is_refused() {
     let (shape, _) = Shape::from_largest_levels(&workflow, 0.0);
     let mut plan = plan_workload(shape, &thesis_nodes());
     let load = LoadModel::Declared { variability_ppm: 0 };
-    let doubts = decide_by_simulation(&mut plan_workload, TrialScope::All, (1, || workflow), &thesis_nodes(), &load);
+    let doubts = decide_by_simulation(&mut plan, TrialScope::All, (1, || workflow), &thesis_nodes(), &load);
     assert!(matches!(doubts, Ok(TrialsOutcome::Completed(_))), "{doubts:?}");
     assert_eq!(plan.choice, None);
-    let refusal = plan_workload.refusal.expect("no choice has a reason");
+    let refusal = plan.refusal.expect("no choice has a reason");
     assert!(refusal.contains("asks for 8 CPUs"), "{refusal}");
 }

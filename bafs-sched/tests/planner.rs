@@ -37,7 +37,7 @@ fn mixed_shape() -> Shape {
 }
 
 fn possible_strategies(plan: &Plan) -> Vec<Strategy> {
-    let fitting = plan_workload
+    let fitting = plan
         .candidates
         .iter()
         .filter(|c| c.allocation.is_possible());
@@ -268,7 +268,7 @@ fn workloads_without_data_or_computing_have_a_plan() {
         "width=7,depth=3,batch=1B,private=0B,run=0s",
     ] {
         let plan = plan_workload(CanonicalWorkload::parse(text).unwrap().shape(), &thesis_cluster());
-        let seconds = plan_workload
+        let seconds = plan
             .candidates
             .iter()
             .map(|candidate| candidate.predicted_s.unwrap());

@@ -92,7 +92,7 @@ fn cluster_for_seed(seed: u64) -> SimulatedCluster {
         },
         ..Settings::default()
     };
-    SimulatedCluster::new(seed, parse_workflow_text, settings, nodes, faults)
+    SimulatedCluster::new(seed, workflow, settings, nodes, faults)
 }
 
 /// What happened in runs.

@@ -42,7 +42,7 @@ fn cache_parts(bytes: u64, more: Option<u64>, joins: bool) -> Vec<Vec<u64>> {
 }
 
 fn cache_parts_of(workflow: Workflow, bytes: u64, more: Option<u64>, joins: bool) -> Vec<Vec<u64>> {
-    let mut scheduler = Scheduler::new(RunId(1), parse_workflow_text, Settings::default());
+    let mut scheduler = Scheduler::new(RunId(1), workflow, Settings::default());
     let capacity = Space {
         bytes,
         files: 1_000,

@@ -100,15 +100,15 @@ fn run_random_workflows(jobs_max: u64, seeds: u64) {
         let mut world = SimulatedCluster::new(seed, parse_workflow_text(&text), settings, nodes, Faults::default());
         let outcome = world.run_to_end(LIMIT_MS);
         let progress = world.scheduler.progress();
-        let (runs, total) = (progress.executions, progress.jobs_total);
+        let (runs, count) = (progress.executions, progress.jobs_total);
         assert!(
-            runs <= 2 * total,
+            runs <= 2 * count,
             "SEED={seed}: {runs} executions of {total} jobs"
         );
         match outcome {
             Outcome::Complete => {
                 complete += 1;
-                if runs > total {
+                if runs > count {
                     again += 1;
                     println!("SEED={seed}: nodes {sizes:?} again {runs} of {total}");
                 }

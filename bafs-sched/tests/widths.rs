@@ -51,9 +51,9 @@ fn no_time_is_predicted_without_a_suitable_node() {
     environment.nodes[0].arrival_s = 7_200;
     for cpus in [&[2][..], &[1, 2]] {
         let plan = plan_workload(shape_of_widths(cpus), &environment);
-        let times = plan_workload.candidates.iter().map(|c| c.predicted_s);
+        let times = plan.candidates.iter().map(|c| c.predicted_s);
         assert_eq!(times.flatten().next(), None);
-        let refusal = plan_workload.refusal.unwrap();
+        let refusal = plan.refusal.unwrap();
         assert!(
             refusal.starts_with("a job needs 2 processors, and no node that is there"),
             "{refusal}"
@@ -69,7 +69,7 @@ fn four_processor_jobs_run_only_two_at_once() {
     );
     let environment = environment.unwrap();
     let plan = plan_workload(shape_of_widths(&[4]), &environment);
-    let all = plan_workload.candidates.iter();
+    let all = plan.candidates.iter();
     let all = all.map(|it| it.running_pipelines).collect::<Vec<_>>();
     assert!(all.iter().all(|running| *running == 2), "{all:?}");
 }

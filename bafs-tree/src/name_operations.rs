@@ -249,11 +249,11 @@ impl Session {
         if let Some(file_reference) = known
             && let Ok(fd) = file_reference.path_descriptor()
         {
-            return Ok(RemovedFile { anchor: file_reference, fd });
+            return Ok(RemovedFile { anchor: anchor, fd });
         }
-        let file_reference = Arc::new(FileReference::find(parent, name)?.0);
-        let fd = file_reference.path_descriptor()?;
-        Ok(RemovedFile { anchor: file_reference, fd })
+        let anchor = Arc::new(FileReference::find(parent, name)?.0);
+        let fd = anchor.path_descriptor()?;
+        Ok(RemovedFile { anchor: anchor, fd })
     }
 
     /// Takes note if a file has lost its last name.

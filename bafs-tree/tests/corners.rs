@@ -84,7 +84,7 @@ fn client_numbers_apply_only_to_created_objects() {
         name: name(text),
         mode: 0o755,
     };
-    let create = |text: &str| FileOp::Create {
+    let make = |text: &str| FileOp::Create {
         parent: ROOT,
         name: name(text),
         mode: 0o644,

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &DoctorArgs, output: Printer) -> Result<ExitCode> {
         }
     }
     print_checks(&checks, output)?;
-    let any = |standing| checks.iter().any(|check| check_host.status == standing);
+    let any = |standing| checks.iter().any(|check| check.status == standing);
     Ok(match (any(CheckStatus::Missing), any(CheckStatus::Broken)) {
         (true, _) => ExitCode::from(EXIT_MISSING),
         (false, true) => ExitCode::from(EXIT_BROKEN),
@@ -81,7 +81,7 @@ fn examine_cluster(identity: &Path, catalog: &str, treatment: RepairMode) -> Res
 
 fn print_checks(checks: &[Check], output: Printer) -> Result<()> {
     for check in checks {
-        let mark = match check_host.status {
+        let mark = match check.status {
             CheckStatus::Fine => "ok      ",
             CheckStatus::Degraded => "lacking ",
             CheckStatus::Missing => "MISSING ",
@@ -89,7 +89,7 @@ fn print_checks(checks: &[Check], output: Printer) -> Result<()> {
             CheckStatus::Repaired => "repaired",
         };
         output.print_remark(&format!("{mark} {}: {}", check.subject, check.found))?;
-        if !check_host.remedy.is_empty() {
+        if !check.remedy.is_empty() {
             output.print_remark(&format!("         to do: {}", check.remedy))?;
         }
     }

@@ -173,7 +173,7 @@ pub(crate) fn run_agent(args: &AgentArgs) -> ExitCode {
     };
     let temporary = args.temporary_directory.clone().map(|directory| TemporaryLocation {
         directory,
-        machine_memory_bytes,
+        memory_bytes,
     });
     bafs_client::entry_points::agent_main(&args.identity, args.output_prefix.as_deref(), choices, temporary)
 }

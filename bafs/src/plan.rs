@@ -42,7 +42,7 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
         );
     }
     let mut plan = plan_workload(shape, &environment);
-    let untimed = match plan_workload.shape.too_wide(&environment) {
+    let untimed = match plan.shape.too_wide(&environment) {
         None => "never",
         Some(why) => {
             remarks.push(format!("{why}: no times are predicted"));
@@ -51,7 +51,7 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
     };
     let doubts = match args.model_only {
         true => TrialsOutcome::NotNeeded,
-        false => simulate_candidates(&mut plan_workload, work, &environment)?,
+        false => simulate_candidates(&mut plan, work, &environment)?,
     };
     let tried = match doubts {
         TrialsOutcome::Completed(tried) => tried,
@@ -61,26 +61,26 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
             Vec::new()
         }
     };
-    remarks.extend(remote_io_remark(&plan_workload, &tried));
+    remarks.extend(remote_io_remark(&plan, &tried));
     let mut text = String::new();
     for remark in &remarks {
         writeln!(text, "{remark}")?;
     }
-    text.push_str(&format_table(&plan_workload, untimed)?);
+    text.push_str(&format_table(&plan, untimed)?);
     for tried in &tried {
         text.push_str(&describe_trial(tried));
     }
-    if let Some(choice) = &plan_workload.choice {
+    if let Some(choice) = &plan.choice {
         write!(text, "\nchoice: {}: {}", choice.strategy, choice.reason)?;
     }
     let shown = PlanOutput {
-        plan: &plan_workload,
+        plan: &plan,
         environment: &environment,
         remarks: &remarks,
         trials: &tried,
     };
     output.print_result(&text, &shown)?;
-    match (&plan_workload.choice, &plan_workload.refusal) {
+    match (&plan.choice, &plan.refusal) {
         (None, Some(refusal)) => bail!("no choice: {refusal}"),
         _ => Ok(()),
     }
@@ -97,9 +97,9 @@ fn too_many_jobs_message(environment: &Environment) -> String {
 
 /// What is never chosen, but may be what the user wants.
 fn remote_io_remark(plan: &Plan, tried: &[TrialResult]) -> Option<String> {
-    let chosen = plan_workload.choice.as_ref()?.strategy;
+    let chosen = plan.choice.as_ref()?.strategy;
     let predicted = |strategy| {
-        let mut candidates = plan_workload.candidates.iter();
+        let mut candidates = plan.candidates.iter();
         let found = candidates.find(|it| it.allocation.strategy == strategy)?;
         found.predicted_s
     };
@@ -276,7 +276,7 @@ fn unknown_sizes_remark(workflow: &Workflow) -> Option<String> {
 /// The candidates that are in doubt, simulated, and remote I/O beside them where it is faster.
 fn simulate_candidates(plan: &mut Plan, work: PlanWorkload, environment: &Environment) -> Result<TrialsOutcome> {
     let load = LoadModel::Declared {
-        variability_ppm: (plan_workload.shape.variability * 1e6).round() as u64,
+        variability_ppm: (plan.shape.variability * 1e6).round() as u64,
     };
     let (jobs, doubt) = match &work {
         PlanWorkload::Canonical(canonical) => (canonical.jobs(), TrialScope::Ties),
@@ -286,12 +286,12 @@ fn simulate_candidates(plan: &mut Plan, work: PlanWorkload, environment: &Enviro
         PlanWorkload::Canonical(canonical) => build_canonical_workflow(canonical),
         PlanWorkload::Workflow(workflow, _) => workflow.clone(),
     };
-    let doubts = decide_by_simulation(plan_workload, doubt, (jobs, workflow), environment, &load);
+    let doubts = decide_by_simulation(plan, doubt, (jobs, workflow), environment, &load);
     let doubts = doubts.map_err(|stuck| anyhow!("the simulation of a candidate: {stuck}"))?;
     let TrialsOutcome::Completed(mut tried) = doubts else {
         return Ok(doubts);
     };
-    let remote = compare_remote_io(plan_workload, &tried, (jobs, workflow), environment, &load);
+    let remote = compare_remote_io(plan, &tried, (jobs, workflow), environment, &load);
     tried.extend(remote);
     Ok(TrialsOutcome::Completed(tried))
 }
@@ -313,7 +313,7 @@ fn format_table(plan: &Plan, untimed: &str) -> Result<String> {
         "{:<11} {:<20} {:<15} {:>11} {:>8} {:>8} {:>9} {:>12}",
         "strategy", "possible", "order", "concurrency", "running", "barriers", "refetches", "time"
     )?;
-    for candidate in &plan_workload.candidates {
+    for candidate in &plan.candidates {
         write_row(&mut text, candidate, untimed)?;
     }
     Ok(text)

@@ -22,20 +22,20 @@ pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
     let workload = Workload::from_args(args)?;
     let environment = workload.build_environment(args)?;
     let mut plan = plan_workload(workload.shape.clone(), &environment);
-    let chosen = plan_workload.choice.as_ref().map(|choice| choice.strategy);
+    let chosen = plan.choice.as_ref().map(|choice| choice.strategy);
     // A run of our own went by need.
     let is_planned = !args.all && args.strategy.is_none() && args.from_journal.is_none();
     if is_planned {
-        workload.simulate_candidates(&mut plan_workload, &environment)?;
+        workload.simulate_candidates(&mut plan, &environment)?;
     }
-    let planned = plan_workload.choice.as_ref().filter(|_| is_planned);
-    let policies = select_policies(args, &plan_workload.candidates, planned.map(|it| it.strategy))?;
+    let planned = plan.choice.as_ref().filter(|_| is_planned);
+    let policies = select_policies(args, &plan.candidates, planned.map(|it| it.strategy))?;
     if let Some(directory) = &args.plot {
         charts::create_directory(directory)?;
     }
     let (mut rows, mut endless) = (Vec::new(), Vec::new());
     for policy in policies {
-        match simulate_policy(args, &workload, &environment, &plan_workload.candidates, policy)? {
+        match simulate_policy(args, &workload, &environment, &plan.candidates, policy)? {
             Ok(row) => rows.push(row),
             Err(stuck) => endless.push(StalledPolicy {
                 policy: policy.to_string(),
@@ -57,7 +57,7 @@ pub(crate) fn run_simulations(args: &SimArgs, output: Printer) -> Result<()> {
         text = describe_measured_run(before)?;
     }
     text.push_str(&format_table(&rows, &endless, chosen)?);
-    match (planned, &plan_workload.refusal) {
+    match (planned, &plan.refusal) {
         (Some(choice), _) => {
             write!(text, "\nas planned: {}: {}", choice.strategy, choice.reason)?;
         }
@@ -313,7 +313,7 @@ mod tests {
         let text = include_str!("../../examples/environments/thesis.toml");
         let (args, environment) = (parse_sim_args(more), Environment::parse(text)?);
         let plan = plan_workload(Workload::from_args(&args)?.shape, &environment);
-        let policies = select_policies(&args, &plan_workload.candidates, Some(Strategy::Slice))?;
+        let policies = select_policies(&args, &plan.candidates, Some(Strategy::Slice))?;
         Ok(policies.iter().map(ToString::to_string).collect())
     }
 
@@ -413,7 +413,7 @@ mod tests {
         let workload = Workload::from_args(&args).unwrap();
         let plan = plan_workload(workload.shape.clone(), &environment);
         let policy = Policy::Strategy(Strategy::Slice);
-        let candidates = &plan_workload.candidates;
+        let candidates = &plan.candidates;
         let row = simulate_policy(&args, &workload, &environment, candidates, policy)
             .unwrap()
             .unwrap();

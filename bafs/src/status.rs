@@ -75,13 +75,13 @@ pub(crate) fn show_status(args: &StatusArgs, output: Printer) -> Result<()> {
         let workflow = history.header.workflow.clone();
         let has_begun = !history.records.is_empty();
         let mut timeline = build_timeline(history);
-        if has_begun && is_running && build_timeline.outcome.is_none() {
+        if has_begun && is_running && timeline.outcome.is_none() {
             // Nothing may have happened for long.
-            let so_far_ms = clock::now().ms_since(build_timeline.began_at);
-            build_timeline.wall_ms = build_timeline.wall_ms.max(so_far_ms);
+            let so_far_ms = clock::now().ms_since(timeline.began_at);
+            timeline.wall_ms = timeline.wall_ms.max(so_far_ms);
         }
-        let ledger = compute_goodput(&workflow, &build_timeline).total;
-        Ok(build_status(&build_timeline, is_running, ledger))
+        let ledger = compute_goodput(&workflow, &timeline).total;
+        Ok(build_status(&timeline, is_running, ledger))
     };
     if output.is_json() || args.once || !std::io::stdout().is_terminal() {
         let status = look()?;
@@ -110,19 +110,19 @@ fn now() -> Instant {
 
 fn build_status(timeline: &Timeline, is_running: bool, ledger: TimeAccount) -> RunStatus {
     let mut stages: Vec<(u64, u64)> = Vec::new();
-    for job in &build_timeline.jobs {
+    for job in &timeline.jobs {
         let at = job.level as usize;
         stages.resize(stages.len().max(at + 1), (0, 0));
         stages[at].1 += 1;
         stages[at].0 += u64::from(job.state == bafs_sched::logic::JobState::Done);
     }
     let open = || {
-        let executions = build_timeline.executions.iter();
-        executions.filter(|e| e.outcome == ExecutionOutcome::Running && build_timeline.outcome.is_none())
+        let executions = timeline.executions.iter();
+        executions.filter(|e| e.outcome == ExecutionOutcome::Running && timeline.outcome.is_none())
     };
-    let nodes = build_timeline.nodes.iter().map(|node| {
+    let nodes = timeline.nodes.iter().map(|node| {
         let here = open().filter(|execution| execution.server == node.server);
-        let volumes = build_timeline.volumes.iter();
+        let volumes = timeline.volumes.iter();
         let volumes = volumes.filter(|v| v.server == node.server && v.deleted_ms.is_none());
         NodeStatus {
             name: node.name.clone(),
@@ -137,20 +137,20 @@ fn build_status(timeline: &Timeline, is_running: bool, ledger: TimeAccount) -> R
         }
     });
     let running = open().map(|execution| RunningExecution {
-        job: build_timeline.jobs[execution.job.as_usize()].name.clone(),
+        job: timeline.jobs[execution.job.as_usize()].name.clone(),
         node: execution.node.clone(),
-        elapsed_ms: build_timeline.wall_ms.saturating_sub(execution.requested_ms),
+        elapsed_ms: timeline.wall_ms.saturating_sub(execution.requested_ms),
     });
     RunStatus {
-        workflow: build_timeline.workflow.clone(),
-        wall_ms: build_timeline.wall_ms,
-        outcome: build_timeline.outcome.clone(),
+        workflow: timeline.workflow.clone(),
+        wall_ms: timeline.wall_ms,
+        outcome: timeline.outcome.clone(),
         is_running,
-        progress: build_timeline.progress,
+        progress: timeline.progress,
         levels: stages,
         nodes: nodes.collect(),
         running_executions: running.collect(),
-        warnings: build_timeline.warnings.clone(),
+        warnings: timeline.warnings.clone(),
         ledger,
     }
 }

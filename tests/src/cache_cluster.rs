@@ -109,7 +109,7 @@ impl CacheCluster {
     /// Wrong bytes, or what the node answers.
     pub fn check_scan(&self, volume: &CacheVolume, content: &Content) -> Result<()> {
         let scan = count_wrong_bytes(self.new_reader()?, volume.clone(), content);
-        let wrong = self.client.block_on(count_wrong_bytes)?;
+        let wrong = self.client.block_on(scan)?;
         ensure!(wrong == 0, "{wrong} bytes are wrong");
         Ok(())
     }

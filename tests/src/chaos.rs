@@ -117,7 +117,7 @@ const DISK_HEADROOM: &str = "64m";
 pub fn run_chaos(seed: u64, faults: Duration) -> Result<ChaosOutcome> {
     // A thread that lives apart stays so, and so does all that it starts.
     let run = std::thread::spawn(move || run_isolated(seed, faults));
-    let ended = run_chaos.join();
+    let ended = run.join();
     ended.unwrap_or_else(|_| Err(anyhow::anyhow!("the run panicked")))
 }
 

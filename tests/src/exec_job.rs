@@ -58,7 +58,7 @@ pub fn check_job(
 /// # Errors
 /// What differs.
 pub fn check_command(mut job: Command, way: &str, script: &str, expected: &str) -> Result<()> {
-    let output = job_command.output().context("bafs exec runs")?;
+    let output = job.output().context("bafs exec runs")?;
     let found = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(output.status.success(), "{script}: {}", printed_text(&output));
     ensure!(found.trim() == expected, "{script}: {}", printed_text(&output));
@@ -112,7 +112,7 @@ impl ExecJob {
     /// # Errors
     /// When it does not say so.
     pub fn from_command(mut job: Command) -> Result<Self> {
-        let mut child = job_command.spawn()?;
+        let mut child = job.spawn()?;
         let stdout = child.stdout.take().context("its output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;

@@ -25,10 +25,10 @@ pub fn uring_obstacle() -> Option<String> {
 /// Whether a test can have rings; otherwise it is skipped, and said to be.
 pub fn can_use_rings(test: &str) -> bool {
     let missing = uring_obstacle();
-    if let Some(reason) = &uring_obstacle {
+    if let Some(reason) = &missing {
         report_skip(test, reason);
     }
-    uring_obstacle.is_none()
+    missing.is_none()
 }
 
 /// Whether new mounts get rings is set until this is dropped; then it is as it was before. A mount

@@ -117,7 +117,7 @@ impl ReplicatedRun {
     /// The nodes that have the volume and its copy, once the first copy is complete.
     fn copy_nodes(&mut self) -> Result<(&'static str, &'static str)> {
         let said = self.wait_for_copies(1)?;
-        let is_on = |node: &str| printed_text.contains(&format!("complete on node {node},"));
+        let is_on = |node: &str| said.contains(&format!("complete on node {node},"));
         match (is_on("n1"), is_on("n2")) {
             (true, false) => Ok(("n2", "n1")),
             (false, true) => Ok(("n1", "n2")),
@@ -160,13 +160,13 @@ fn store_path(world: &TestCluster, node: &str) -> PathBuf {
 
 /// Bytes that crossed the network, by what is said of a copy.
 fn parse_received_bytes(said: &str) -> Result<usize> {
-    let before = printed_text.split(" bytes crossed").next().unwrap_or_default();
+    let before = said.split(" bytes crossed").next().unwrap_or_default();
     let number = before.rsplit(' ').next().unwrap_or_default();
-    number.parse().with_context(|| printed_text.to_owned())
+    number.parse().with_context(|| said.to_owned())
 }
 
 fn check_bytes(said: &str, expected: usize) -> Result<()> {
-    let bytes = parse_received_bytes(printed_text)?;
+    let bytes = parse_received_bytes(said)?;
     // A small file or two besides.
     ensure!(
         (expected..expected + (256 << 10)).contains(&bytes),

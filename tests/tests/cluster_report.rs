@@ -226,7 +226,7 @@ fn cluster_reports_a_too_small_cache() -> Result<()> {
     let warned = report["warnings"].as_array().context("warnings")?;
     let names_cache = warned.iter().any(|warning| {
         let said = warning.as_str().unwrap_or_default();
-        printed_text.contains("of volume 'many' came from home once more")
+        said.contains("of volume 'many' came from home once more")
     });
     ensure!(names_cache, "{report}");
     Ok(())

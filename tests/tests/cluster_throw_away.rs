@@ -30,8 +30,8 @@ fn cluster_leaves_another_homes_directory_untouched() -> Result<()> {
             BufReader::new(stdout).read_line(&mut line)?;
             ensure!(line.contains("listening"), "the other home says {line:?}");
         }
-        let TestCluster { cluster, home } = world;
-        drop(cluster);
+        let TestCluster { world, home } = world;
+        drop(world);
         if has_other {
             ensure!(id()? == before, "it is another server");
         } else {
@@ -122,9 +122,9 @@ fn cluster_keeps_refused_results_after_an_interrupt() -> Result<()> {
         kill(Pid::from_raw(i32::try_from(run.id())?), signal)?;
         let mut told = String::new();
         if signal == Signal::SIGHUP {
-            drop(printed_text);
+            drop(said);
         } else {
-            printed_text.read_to_string(&mut told)?;
+            said.read_to_string(&mut told)?;
         }
         let output = run.wait_with_output()?;
         told += &String::from_utf8_lossy(&output.stdout);

@@ -99,7 +99,7 @@ fn extract_to_moved_home(word: &str) -> Result<String> {
     ensure!(at.contains(&before), "{at}: not the address before");
     if !waits.contains(word) {
         let mut said = lines.by_ref().map_while(Result::ok);
-        printed_text.find(|line| line.contains(word)).context("it ended")?;
+        said.find(|line| line.contains(word)).context("it ended")?;
     }
     let (home, at) = start_home(&world, world.home.path(), &[])?;
     ensure!(!at.contains(&before), "{at} is the address before");

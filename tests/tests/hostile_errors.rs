@@ -146,7 +146,7 @@ fn cluster_lists_only_the_first_home_per_name() -> Result<()> {
         .spawn()?;
     let stderr = second.stderr.take().context("standard error is piped")?;
     let said = BufReader::new(stderr).lines().map_while(Result::ok);
-    let warned = printed_text.into_iter().find(|line| line.contains("catalog"));
+    let warned = said.into_iter().find(|line| line.contains("catalog"));
     let warned = warned.context("it says nothing")?;
     let first = world.cluster.address("home");
     ensure!(warned.contains(&format!("the home at {first}")), warned);

@@ -148,8 +148,8 @@ fn cluster_waits_for_disks_slower_than_the_deadline() -> Result<()> {
     world.wait_for_servers(3)?;
     let disk = path_in_namespace(&node, &store);
     std::fs::remove_file(disk.join("node").join(HANDOFF_SOCKET_NAME))?;
-    let create = ["volume", "create", "v", "--node", "small", "--size", "9MB"];
-    world.run_json(&create)?;
+    let make = ["volume", "create", "v", "--node", "small", "--size", "9MB"];
+    world.run_json(&make)?;
     let go = directory.path().join("go");
     let script = format!(
         "echo ready; while [ ! -e {} ]; do sleep 0.1; done; \

@@ -201,7 +201,7 @@ fn check_keyboard_signals(world: &TestCluster) -> Result<()> {
         bafs_program().display()
     );
     let mut terminal = Command::new("script");
-    terminal.args(["-qefc", &job_command, "/dev/null"]);
+    terminal.args(["-qefc", &job, "/dev/null"]);
     terminal.env("SCRIPT", script).env("SHELL", "/bin/sh");
     terminal.env("BAFS_IDENTITY", world.cluster.identity());
     terminal.env("BAFS_CATALOG", world.cluster.catalog_address());

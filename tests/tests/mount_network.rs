@@ -109,7 +109,7 @@ impl RemoteMount {
         let mut shown = Self { agent, directory };
         let said = shown.agent.stderr.take().context("what it says")?;
         let mut line = String::new();
-        BufReader::new(printed_text).read_line(&mut line)?;
+        BufReader::new(said).read_line(&mut line)?;
         ensure!(line.contains(CALLS_MESSAGE) && line.contains("close"), "{line}");
         for _ in 0..400 {
             if !mounts_matching(shown.mount_point()).is_empty() {

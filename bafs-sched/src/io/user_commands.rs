@@ -38,7 +38,7 @@ pub fn send_command(journal: &Path, header: &JournalHeader, wish: UserCommand) -
         .create(true)
         .append(true)
         .mode(OWNER_ONLY)
-        .open(&command_path);
+        .open(&path);
     let written = open.and_then(|mut file| {
         restrict_to_owner(&file)?;
         file.write_all(line.as_bytes())?;
@@ -107,7 +107,7 @@ mod tests {
     use crate::workflow::{JobIndex, parse_workflow};
 
     fn test_header() -> JournalHeader {
-        let none = |path: &str| Err(command_path.to_owned());
+        let none = |path: &str| Err(path.to_owned());
         let text = "job a {\nexecutable = x\n}\njob b {\nexecutable = x\n}\n";
         let checked = parse_workflow("w", text, &none).expect("it is right");
         JournalHeader {

@@ -89,7 +89,7 @@ impl Scheduler {
             self.drop_copies(volume);
             self.sizes.grown.insert(volume);
             let name = &self.graph.workflow.volume(volume).name;
-            let job_name = &self.graph.workflow.job(job).name;
+            let job = &self.graph.workflow.job(job).name;
             let (before, after) = (describe(before), describe(after));
             let text = match self.sizes.is_undeclared(volume) {
                 true => format!(
@@ -192,7 +192,7 @@ impl Scheduler {
         for (position, job) in self.graph.courses.of(pipeline).iter().enumerate() {
             for (place, volume) in self.scratch_of(*job).into_iter().enumerate() {
                 let change = changes.iter().find(|(changed, ..)| *changed == volume);
-                places.extend(change.map(|(_, before, after)| (position, place, *before, *after)));
+                places.extend(change.map(|(_, before, after)| (place, place, *before, *after)));
             }
         }
         Lesson { kind, places }
@@ -204,7 +204,7 @@ impl Scheduler {
         let Lesson { kind, places } = lesson;
         let length = kind.len();
         let taught = places.iter().map(|(position, place, before, _)| {
-            let taught: Taught = (length, *position, *place, *before);
+            let taught: Taught = (length, *place, *place, *before);
             taught
         });
         let taught: Vec<Taught> = taught.collect();
@@ -227,8 +227,8 @@ impl Scheduler {
         let heads = self.graph.job_indexes().map(|job| job.0);
         let alike: Vec<u32> = heads.filter(is_alike).collect();
         for pipeline in alike {
-            for &(position, place, _, after) in &places {
-                let job = self.graph.courses.of(pipeline)[position];
+            for &(place, place, _, after) in &places {
+                let job = self.graph.courses.of(pipeline)[place];
                 let volume = self.scratch_of(job)[place];
                 if self.may_grow(volume) && after.can_hold(self.size_of(volume)) {
                     self.resize(volume, after);

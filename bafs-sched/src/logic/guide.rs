@@ -665,7 +665,7 @@ mod tests {
             restart_s: 60,
         };
         let plan = plan_workload(canonical.shape(), &environment);
-        let advice = SimulatedPlan::new(&plan_workload, &environment, |_| Some(1.0));
+        let advice = SimulatedPlan::new(&plan, &environment, |_| Some(1.0));
         assert_eq!(held_of_unknown(advice), 0, "empty, as in the simulation");
     }
 }

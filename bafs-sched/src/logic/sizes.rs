@@ -101,7 +101,7 @@ impl Sizes {
             for (position, job) in course.iter().enumerate() {
                 for (place, (volume, _)) in graph.mounted(*job).into_iter().enumerate() {
                     if graph.workflow.volume(volume).size_bytes == 0 && seen.insert(volume) {
-                        unknown.push((position, place, volume));
+                        unknown.push((place, place, volume));
                     }
                 }
             }
@@ -110,7 +110,7 @@ impl Sizes {
             }
             let places = unknown
                 .iter()
-                .map(|(position, place, _)| (*position, *place));
+                .map(|(place, place, _)| (*place, *place));
             let places: Vec<(usize, usize)> = places.collect();
             let count = shapes.len();
             let shape = *shapes.entry((course.len(), places)).or_insert(count);
@@ -120,10 +120,10 @@ impl Sizes {
             sizes.unknown.entry(shape).or_default().insert(pipeline);
             let mut alike = BTreeMap::new();
             let mut counts: BTreeMap<SizeClass, u64> = BTreeMap::new();
-            for (position, place, volume) in unknown {
-                let maker = course[position];
+            for (place, place, volume) in unknown {
+                let maker = course[place];
                 let likeness = Likeness::of(graph, &levels, maker, place, volume);
-                let kind = *alike.entry(likeness).or_insert((shape, position, place));
+                let kind = *alike.entry(likeness).or_insert((shape, place, place));
                 sizes.kinds.entry(kind).or_default().push(volume);
                 sizes.kind_of.insert(volume, kind);
                 *counts.entry(kind).or_default() += 1;

@@ -64,9 +64,9 @@ pub fn from_journal(history: History) -> Result<PastRun, PastError> {
     let settings = header.settings.clone();
     let timeline = build_timeline(history);
     let uses = VolumeUses::new(scheduler.workflow(), summaries);
-    let (workflow, measured) = uses.measure_load(&build_timeline);
+    let (workflow, measured) = uses.measure_load(&timeline);
     let mut remarks = Vec::new();
-    let lost = build_timeline
+    let lost = timeline
         .executions
         .iter()
         .filter(|e| e.outcome.is_wasted())
@@ -86,10 +86,10 @@ pub fn from_journal(history: History) -> Result<PastRun, PastError> {
             .push("the run used remote I/O: sizes of caches are the declared ones".to_owned()),
     }
     Ok(PastRun {
-        site: Some(measure_site(&build_timeline, &uses, &measured, &settings)),
+        site: Some(measure_site(&timeline, &uses, &measured, &settings)),
         workflow,
-        duration_s: Some(duration_s(&build_timeline)),
-        began_at: Some(build_timeline.began_at.plus_ms(first_request_ms(&build_timeline))),
+        duration_s: Some(duration_s(&timeline)),
+        began_at: Some(timeline.began_at.plus_ms(first_request_ms(&timeline))),
         measured,
         job_lines: Vec::new(),
         remarks,
@@ -98,18 +98,18 @@ pub fn from_journal(history: History) -> Result<PastRun, PastError> {
 
 /// When a node was asked for something for the first time, in milliseconds.
 fn first_request_ms(timeline: &Timeline) -> u64 {
-    let volumes = build_timeline.volumes.iter().map(|making| making.requested_ms);
-    let asked = volumes.chain(build_timeline.executions.iter().map(|e| e.requested_ms));
+    let volumes = timeline.volumes.iter().map(|making| making.requested_ms);
+    let asked = volumes.chain(timeline.executions.iter().map(|e| e.requested_ms));
     asked.min().unwrap_or(0)
 }
 
 /// From the first start to the last end of a job or a file's way home, as the simulator counts.
 fn duration_s(timeline: &Timeline) -> f64 {
-    let ends = build_timeline.executions.iter().filter_map(|e| e.ended_ms);
+    let ends = timeline.executions.iter().filter_map(|e| e.ended_ms);
     let end = ends
-        .chain(build_timeline.extract_attempts.iter().filter_map(|s| s.ended_ms))
+        .chain(timeline.extract_attempts.iter().filter_map(|s| s.ended_ms))
         .max();
-    let ms = end.unwrap_or(0).saturating_sub(first_request_ms(build_timeline));
+    let ms = end.unwrap_or(0).saturating_sub(first_request_ms(timeline));
     ms as f64 / 1_000.0
 }
 
@@ -144,7 +144,7 @@ impl<'r> VolumeUses<'r> {
         let jobs = 0..self.workflow.jobs.len() as u32;
         let mut jobs: Vec<JobLoad> = jobs.map(|job| self.job_load(JobIndex(job))).collect();
         // A node needs time to start a job and to tell of its end, as it will again.
-        let last: BTreeMap<JobIndex, &ExecutionRecord> = completed_executions(build_timeline).map(|e| (e.job, e)).collect();
+        let last: BTreeMap<JobIndex, &ExecutionRecord> = completed_executions(timeline).map(|e| (e.job, e)).collect();
         for (job, last) in last {
             let ended_ms = last.ended_ms.unwrap_or(last.requested_ms);
             let on_node_ms = ended_ms.saturating_sub(last.requested_ms);
@@ -163,7 +163,7 @@ impl<'r> VolumeUses<'r> {
             volume.size_bytes = held.max().unwrap_or(0).max(1);
         }
         let mut extract_bytes = BTreeMap::new();
-        for sending in &build_timeline.extract_attempts {
+        for sending in &timeline.extract_attempts {
             extract_bytes.extend(sending.bytes.map(|bytes| (sending.index, bytes)));
         }
         let fills = (0..self.workflow.volumes.len() as u32).map(VolumeIndex);
@@ -266,15 +266,15 @@ fn touched_bytes(file: &TouchedPages) -> u64 {
 
 /// The machines: groups of nodes as clusters, each with the rates that were measured there.
 fn measure_site(timeline: &Timeline, uses: &VolumeUses<'_>, measured: &MeasuredLoad, settings: &Settings) -> Site {
-    let groups: BTreeSet<&str> = build_timeline.nodes.iter().map(|it| it.group.as_str()).collect();
-    let all_home_bytes_per_s = measure_home_rate(build_timeline, uses, measured);
+    let groups: BTreeSet<&str> = timeline.nodes.iter().map(|it| it.group.as_str()).collect();
+    let all_home_bytes_per_s = measure_home_rate(timeline, uses, measured);
     let mut nodes = Vec::new();
     let (mut link, mut disk) = (None, None);
     for group in &groups {
         let (part, home_bytes_per_s) = match groups.len() {
-            1 => (Cow::Borrowed(build_timeline), all_home_bytes_per_s),
+            1 => (Cow::Borrowed(timeline), all_home_bytes_per_s),
             _ => {
-                let part = group_timeline(build_timeline, uses.workflow, group);
+                let part = group_timeline(timeline, uses.workflow, group);
                 let home_bytes_per_s = measure_home_rate(&part, uses, measured);
                 (Cow::Owned(part), home_bytes_per_s)
             }
@@ -301,7 +301,7 @@ fn measure_site(timeline: &Timeline, uses: &VolumeUses<'_>, measured: &MeasuredL
 
 /// What happened on the nodes of one group, and what came and went from there.
 fn group_timeline(timeline: &Timeline, workflow: &Workflow, group: &str) -> Timeline {
-    let mut part = build_timeline.clone();
+    let mut part = timeline.clone();
     part.nodes.retain(|node| node.group == group);
     let servers: BTreeSet<ServerId> = part.nodes.iter().map(|node| node.server).collect();
     part.executions.retain(|it| servers.contains(&it.server));
@@ -309,7 +309,7 @@ fn group_timeline(timeline: &Timeline, workflow: &Workflow, group: &str) -> Time
     let mounted = part.executions.iter().flat_map(|it| it.mounts.clone());
     let mounted: BTreeSet<usize> = mounted.collect();
     part.volumes.clear();
-    for (at, making) in build_timeline.volumes.iter().enumerate() {
+    for (at, making) in timeline.volumes.iter().enumerate() {
         if servers.contains(&making.server) || mounted.contains(&at) {
             place.insert(at, part.volumes.len());
             let mut making = making.clone();
@@ -336,7 +336,7 @@ fn group_timeline(timeline: &Timeline, workflow: &Workflow, group: &str) -> Time
 /// Nodes of one group, equal ones together, with the space that others left them on average.
 fn node_classes(timeline: &Timeline, settings: &Settings) -> Vec<NodeClass> {
     let mut kinds: BTreeMap<(u32, u64), EqualNodes> = BTreeMap::new();
-    for node in &build_timeline.nodes {
+    for node in &timeline.nodes {
         let alike = kinds.entry((node.slots, node.capacity_bytes)).or_default();
         alike.free_space.push(node.free_space);
         // It was dead for a while before it was given up: its successor may have come by then.
@@ -455,8 +455,8 @@ mod tests {
             deleted_ms: None,
             is_lost: false,
         };
-        build_timeline.volumes = vec![making(1, 2), making(0, 1)];
-        build_timeline.executions = vec![ExecutionRecord {
+        timeline.volumes = vec![making(1, 2), making(0, 1)];
+        timeline.executions = vec![ExecutionRecord {
             job: JobIndex(0),
             server: ServerId(3),
             node: String::new(),
@@ -473,20 +473,20 @@ mod tests {
             slots: 1,
             mounts: vec![1, 0],
         }];
-        build_timeline.extract_attempts = vec![ExtractAttempt {
+        timeline.extract_attempts = vec![ExtractAttempt {
             index: 0,
             target: String::new(),
             requested_ms: 20,
             ended_ms: Some(30),
             bytes: Some(5),
         }];
-        (workflow, build_timeline)
+        (workflow, timeline)
     }
 
     #[test]
     fn groups_become_clusters_without_foreign_space() {
         let (workflow, timeline) = two_group_run();
-        let part = |group: &str| group_timeline(&build_timeline, &workflow, group);
+        let part = |group: &str| group_timeline(&timeline, &workflow, group);
         let (east, west) = (part("east"), part("west"));
         let told = |part: &Timeline| {
             let classes = node_classes(part, &Settings::default()).into_iter();

@@ -115,13 +115,13 @@ mod tests {
     fn mixed_plan() -> Plan {
         let text = "width=350,depth=5,batch=45GB,private=0.5GB,run=5000s";
         let plan = plan_workload(CanonicalWorkload::parse(text).unwrap().shape(), &test_environment());
-        let choice = plan_workload.choice.as_ref().map(|choice| choice.strategy);
+        let choice = plan.choice.as_ref().map(|choice| choice.strategy);
         assert_eq!(choice, Some(Strategy::Slice));
-        plan_workload
+        plan
     }
 
     fn predicted_s(plan: &Plan, strategy: Strategy) -> f64 {
-        let mut candidates = plan_workload.candidates.iter();
+        let mut candidates = plan.candidates.iter();
         let found = candidates.find(|it| it.allocation.strategy == strategy);
         found.and_then(|it| it.predicted_s).unwrap()
     }
@@ -129,15 +129,15 @@ mod tests {
     #[test]
     fn simulation_corrects_the_model() {
         let plan = mixed_plan();
-        let slice_s = predicted_s(&plan_workload, Strategy::Slice);
-        let advice = SimulatedPlan::new(&plan_workload, &test_environment(), |strategy| match strategy {
+        let slice_s = predicted_s(&plan, Strategy::Slice);
+        let advice = SimulatedPlan::new(&plan, &test_environment(), |strategy| match strategy {
             Strategy::Slice => Some(2.0 * slice_s),
             _ => None,
         });
         let advice = advice.unwrap();
         assert_eq!(advice.correct_prediction(Strategy::Slice, 100.0), 200.0);
         // What was left alone is not believed to be faster than the best that was simulated.
-        let minimal_s = predicted_s(&plan_workload, Strategy::Minimal);
+        let minimal_s = predicted_s(&plan, Strategy::Minimal);
         let corrected_s = advice.correct_prediction(Strategy::Minimal, minimal_s);
         assert!(corrected_s >= 1.998 * slice_s, "{corrected_s}");
         assert_eq!(

@@ -41,8 +41,8 @@ pub fn derive_simulated_plan(
     };
     let mut plan = plan_workload(Shape::from_workflow(workflow, variability), environment);
     let work = (workflow.jobs.len() as u64, || workflow.clone());
-    let doubts = decide_by_simulation(&mut plan_workload, doubt, work, environment, load)?;
-    Ok(plan_from_trials(&plan_workload, environment, &doubts))
+    let doubts = decide_by_simulation(&mut plan, doubt, work, environment, load)?;
+    Ok(plan_from_trials(&plan, environment, &doubts))
 }
 
 /// What was found, as advice: nothing when nothing was simulated.
@@ -50,7 +50,7 @@ pub(super) fn plan_from_trials(plan: &Plan, environment: &Environment, doubts: &
     let TrialsOutcome::Completed(tried) = doubts else {
         return None;
     };
-    SimulatedPlan::new(plan_workload, environment, |strategy: Strategy| {
+    SimulatedPlan::new(plan, environment, |strategy: Strategy| {
         let found = tried.iter().find(|tried| tried.strategy == strategy)?;
         found.simulated_s
     })

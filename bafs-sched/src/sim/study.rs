@@ -293,15 +293,15 @@ pub fn random_point(seed: u64) -> StudyPoint {
 pub fn compare_strategies(point: &StudyPoint, seeds: u64) -> Result<StrategyComparison, StalledRunError> {
     let shape = point.canonical.shape();
     let mut plan = plan_workload(shape, &point.environment);
-    let choice = |plan: &Plan| plan_workload.choice.as_ref().map(|choice| choice.strategy);
-    let chosen = choice(&plan_workload);
+    let choice = |plan: &Plan| plan.choice.as_ref().map(|choice| choice.strategy);
+    let chosen = choice(&plan);
     let mut timing = StrategyTimer::new(point, seeds);
     let (workflow, load) = (&timing.workflow, &timing.load);
     let work = (workflow.jobs.len() as u64, || workflow.clone());
-    let doubts = decide_by_simulation(&mut plan_workload, TrialScope::Ties, work, &point.environment, load)?;
-    let decided = choice(&plan_workload);
-    timing.simulated_plan = plan_from_trials(&plan_workload, &point.environment, &doubts);
-    let timed = timing.time_candidates(&plan_workload.candidates)?;
+    let doubts = decide_by_simulation(&mut plan, TrialScope::Ties, work, &point.environment, load)?;
+    let decided = choice(&plan);
+    timing.simulated_plan = plan_from_trials(&plan, &point.environment, &doubts);
+    let timed = timing.time_candidates(&plan.candidates)?;
     Ok(StrategyComparison {
         model_choice: chosen,
         simulated_choice: decided,
@@ -319,7 +319,7 @@ pub fn sketch_point(point: &StudyPoint) -> Result<Vec<StrategyTime>, StalledRunE
     let plan = plan_workload(point.canonical.shape(), &point.environment);
     let mut timing = StrategyTimer::new(point, 1);
     timing.records_examined_max = SKETCH_RECORDS_MAX;
-    timing.time_candidates(&plan_workload.candidates)
+    timing.time_candidates(&plan.candidates)
 }
 
 /// Where strategies are timed one after the other, in the order of the table.

@@ -398,7 +398,7 @@ impl WorkflowChecker<'_> {
         for cycle in &found {
             let (last, first) = (cycle[cycle.len() - 1], cycle[0]);
             let closing = edges.binary_search_by_key(&(last, first), |e| (e.parent, e.child));
-            let place = closing.map_or(SourceLocation::START, |position| edges[position].location);
+            let place = closing.map_or(SourceLocation::START, |place| edges[place].location);
             let name = |job: &JobIndex| self.workflow.job(*job).name.as_str();
             let mut names: Vec<&str> = cycle.iter().take(CYCLE_JOBS_SHOWN_MAX).map(name).collect();
             let hidden = format!(

@@ -61,11 +61,11 @@ fn read_report(journal: &Path) -> Result<ReportData> {
     let workflow = history.header.workflow.clone();
     let (lines, _) = replay_history(history.clone());
     let timeline = build_timeline(history);
-    let goodput = compute_goodput(&workflow, &build_timeline);
+    let goodput = compute_goodput(&workflow, &timeline);
     Ok(ReportData {
-        warnings: collect_warnings(&build_timeline),
-        compute_goodput,
-        build_timeline,
+        warnings: collect_warnings(&timeline),
+        goodput,
+        timeline,
         history_lines: lines,
     })
 }
@@ -77,7 +77,7 @@ fn write_page(report: &ReportData, path: &Path) -> Result<()> {
 
 fn collect_warnings(timeline: &Timeline) -> Vec<String> {
     let mut warnings = Vec::new();
-    match &build_timeline.outcome {
+    match &timeline.outcome {
         Some(Outcome::Failed { jobs, messages }) => {
             let jobs = jobs.iter().map(ToString::to_string);
             warnings.extend(jobs.chain(messages.iter().cloned()));
@@ -86,14 +86,14 @@ fn collect_warnings(timeline: &Timeline) -> Vec<String> {
         Some(Outcome::Complete) => {}
         None => warnings.push("the journal ends before the run does".to_owned()),
     }
-    warnings.extend(build_timeline.warnings.iter().cloned());
-    for node in &build_timeline.nodes {
+    warnings.extend(timeline.warnings.iter().cloned());
+    for node in &timeline.nodes {
         for at_ms in node.presence.iter().filter_map(|(_, until)| *until) {
             let seconds = at_ms as f64 / 1e3;
             warnings.push(format!("node {} was lost at {seconds:.1} s", node.name));
         }
     }
-    let lost = build_timeline.volumes.iter().filter(|volume| volume.is_lost);
+    let lost = timeline.volumes.iter().filter(|volume| volume.is_lost);
     let lost = lost.count();
     if lost > 0 {
         warnings.push(format!("{lost} volumes were lost or could not be made"));

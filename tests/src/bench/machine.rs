@@ -25,7 +25,7 @@ pub fn describe_machine() -> String {
         "machine: {cores} processors, Linux {}, load {load:.2}; {kind}",
         kernel.trim()
     );
-    if load > QUIET_LOAD_MAX * count_processors as f64 {
+    if load > QUIET_LOAD_MAX * cores as f64 {
         text.push_str("\nWARNING: the machine is busy with other things; only ratios may be used");
     }
     text

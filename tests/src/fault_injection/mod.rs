@@ -98,7 +98,7 @@ pub fn run_seed(seed: u64) -> Result<SeedResult> {
         let window_ms = u64::try_from(FAULT_WINDOW.as_millis())?;
         let faults = fault_plan::plan_faults(&mut dice, NODES.len() as u64, &USERS, window_ms);
         let run = ChaosRun::start(&workloads, DiskSize::Small)?;
-        run_seed.play(seed, faults)
+        run.play(seed, faults)
     })
 }
 
@@ -153,7 +153,7 @@ pub fn run_with_scheduler_cut_off(seconds: u64) -> Result<SeedResult> {
             strength: 0,
         };
         let run = ChaosRun::start(std::slice::from_ref(&workload), DiskSize::Large)?;
-        run_seed.play(0, vec![fault])
+        run.play(0, vec![fault])
     })
 }
 
@@ -215,7 +215,7 @@ impl ChaosRun {
                 user,
                 workflow,
                 expected,
-                run_seed,
+                run,
             });
         }
         Ok(Self {
@@ -392,7 +392,7 @@ fn to_injected_fault(fault: &fault_plan::PlannedFault, begun_ms: u64) -> Injecte
 /// Where the journals and logs of a seed that is not fine are kept.
 fn evidence_directory(seed: u64) -> PathBuf {
     let program = bafs_program();
-    bafs_program.with_file_name("chaos").join(format!("seed-{seed}"))
+    program.with_file_name("chaos").join(format!("seed-{seed}"))
 }
 
 fn save_evidence(directory: &Path, kept: &Path) -> Result<()> {

@@ -265,7 +265,7 @@ fn measure(stage: &CacheCluster, work: Vec<ReadTask>) -> Result<LinkRun> {
     let home_bytes = stage.read_home_bytes()? - before;
     ensure!(home_bytes > 0, "home was not asked: nothing was measured");
     Ok(LinkRun {
-        time_seconds,
+        seconds,
         home_bytes,
         wrong_bytes: wrong.iter().sum(),
         busy_fraction: processors.busy_fraction_since(),

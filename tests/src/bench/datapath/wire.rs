@@ -76,8 +76,8 @@ impl FarEnd {
                 }
             }
             send.finish()?;
-            while let Some(chunk) = receive.read_chunk(usize::MAX, true).await? {
-                received += chunk.bytes.len() as u64;
+            while let Some(piece) = receive.read_chunk(usize::MAX, true).await? {
+                received += piece.bytes.len() as u64;
             }
             let took = watch.elapsed().as_secs_f64();
             let expected = if direction == TransferDirection::Read {

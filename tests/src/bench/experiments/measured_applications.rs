@@ -210,11 +210,11 @@ fn time_with_caches(field: &mut TestBed, name: &str, stages: &[ApplicationStage]
 /// From the end of the last warmer to the last file at home.
 fn time_after_warming(path: &Path) -> Result<f64> {
     let timeline = build_timeline(journal::read_history(path)?);
-    let is_warmer = |at: usize| build_timeline.jobs[at].name.starts_with(WARM_JOB_PREFIX);
-    let executions = build_timeline.executions.iter();
+    let is_warmer = |at: usize| timeline.jobs[at].name.starts_with(WARM_JOB_PREFIX);
+    let executions = timeline.executions.iter();
     let warmers = executions.filter(|execution| is_warmer(execution.job.as_usize()));
     let warm = warmers.filter_map(|execution| execution.ended_ms).max();
-    let home = build_timeline.extract_attempts.iter().filter_map(|file| file.ended_ms);
+    let home = timeline.extract_attempts.iter().filter_map(|file| file.ended_ms);
     let (from, to) = warm.zip(home.max()).context("the run has no times")?;
     Ok(to.saturating_sub(from) as f64 / 1e3)
 }

@@ -61,7 +61,7 @@ impl UserDirectory {
     /// A new one. It is beside the program and not in `/tmp`, of which jobs may have their own.
     pub(super) fn new() -> Result<Self> {
         let program = bafs_program();
-        let beside = bafs_program.parent().context("a program is in a directory")?;
+        let beside = program.parent().context("a program is in a directory")?;
         let mut builder = tempfile::Builder::new();
         builder.prefix("directory-");
         Ok(Self {
