@@ -249,7 +249,7 @@ impl Session {
         if let Some(file_reference) = known
             && let Ok(fd) = file_reference.path_descriptor()
         {
-            return Ok(RemovedFile { anchor: anchor, fd });
+            return Ok(RemovedFile { anchor: file_reference, fd });
         }
         let anchor = Arc::new(FileReference::find(parent, name)?.0);
         let fd = anchor.path_descriptor()?;

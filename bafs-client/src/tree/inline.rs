@@ -240,7 +240,7 @@ impl LentTree {
         if !is_same.map_err(|error| transfer_error(&error))? {
             return Err(malformed_error("the server handed another directory over"));
         }
-        (held.lock, held.connection) = (state, Arc::clone(connection));
+        (held.lock, held.connection) = (lock, Arc::clone(connection));
         state.is_paused = false;
         drop(state);
         self.set_blocked(false);

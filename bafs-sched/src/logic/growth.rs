@@ -227,7 +227,7 @@ impl Scheduler {
         let heads = self.graph.job_indexes().map(|job| job.0);
         let alike: Vec<u32> = heads.filter(is_alike).collect();
         for pipeline in alike {
-            for &(place, place, _, after) in &places {
+            for &(position, place, _, after) in &places {
                 let job = self.graph.courses.of(pipeline)[place];
                 let volume = self.scratch_of(job)[place];
                 if self.may_grow(volume) && after.can_hold(self.size_of(volume)) {

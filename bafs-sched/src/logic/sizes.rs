@@ -110,7 +110,7 @@ impl Sizes {
             }
             let places = unknown
                 .iter()
-                .map(|(place, place, _)| (*place, *place));
+                .map(|(position, place, _)| (*position, *place));
             let places: Vec<(usize, usize)> = places.collect();
             let count = shapes.len();
             let shape = *shapes.entry((course.len(), places)).or_insert(count);
@@ -120,7 +120,7 @@ impl Sizes {
             sizes.unknown.entry(shape).or_default().insert(pipeline);
             let mut alike = BTreeMap::new();
             let mut counts: BTreeMap<SizeClass, u64> = BTreeMap::new();
-            for (place, place, volume) in unknown {
+            for (position, place, volume) in unknown {
                 let maker = course[place];
                 let likeness = Likeness::of(graph, &levels, maker, place, volume);
                 let kind = *alike.entry(likeness).or_insert((shape, place, place));

@@ -32,7 +32,7 @@ pub(super) fn check_overlaps(
             VolumeKind::Scratch { fill: Some(source) } => (source, false),
             VolumeKind::Scratch { fill: None } => continue,
         };
-        let is_own = |(_, (from, _)): &(&Url, LocatedTarget)| !is_cache && from.as_usize() == place;
+        let is_own = |(_, (from, _)): &(&Url, LocatedTarget)| !is_cache && from.as_usize() == position;
         let Some((target, (from, at))) = find_overlapping(&by_key, source, is_own) else {
             continue;
         };

@@ -130,7 +130,7 @@ impl ObjectStore {
         }
         // A listing may tell the fraction, but the answer to a read never does.
         let seconds = time.map_or(0, |time| time.into_inner().as_second());
-        let fraction = found.etag().map_or(0, fraction);
+        let fraction = found.etag().map_or(0, etag_fraction);
         Ok(SourceIdentity {
             size: found.content_length(),
             mtime_ns: seconds.saturating_mul(NANOSECONDS).saturating_add(fraction),

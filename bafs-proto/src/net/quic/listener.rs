@@ -171,7 +171,7 @@ async fn receive_hello(
     let (head, _) = read_frame(&mut receive).await?;
     let theirs = codec::decode::<Hello>(&head);
     let answer = reply_to_hello(ours, &theirs, server);
-    write_frame(&mut answer, (codec::encode(&answer)?.into(), Bytes::new())).await?;
+    write_frame(&mut send, (codec::encode(&answer)?.into(), Bytes::new())).await?;
     Ok(Peer {
         role: answer.and(theirs)?.role,
         address: connection.remote_address().to_string(),
