@@ -253,9 +253,9 @@ mod tests {
             }
             let file = OwnedFd::from(tempfile::tempfile().unwrap());
             let (number, answer) = (second.number, Ok(HandoffReply::Pinned));
-            send_message(&node, &HandoffMessage::Reply { number, result }, &[file]).await;
+            send_message(&node, &HandoffMessage::Reply { number, result: answer }, &[file]).await;
             let (number, answer) = (first.number, Ok(HandoffReply::Done));
-            send_message(&node, &HandoffMessage::Reply { number, result }, &[]).await;
+            send_message(&node, &HandoffMessage::Reply { number, result: answer }, &[]).await;
         };
         let (first, second, ()) = tokio::join!(
             connection.call(used(1)),

@@ -44,7 +44,7 @@ mod tests {
         let pages = |path: &str, files| {
             let path = path.to_owned();
             let (size, runs) = (1, vec![(0, 1), (5, 1)]);
-            vec![TouchedPages { path, size, page_runs }; files]
+            vec![TouchedPages { path, size, page_runs: runs }; files]
         };
         let used = |pages| VolumeUse {
             pages,

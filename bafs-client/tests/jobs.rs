@@ -25,7 +25,7 @@ use bafs_proto::ErrorCode;
 use bafs_proto::message::{JobCommand, JobOutcome, JobSpec, MountSpec, MountTarget};
 use bafs_proto::token::Token;
 use libtest_mimic::{Arguments, Trial};
-use serving::{ADDRESS, Fake, Fault, VOLUME};
+use serving::{ADDRESS, FakeServer, Fault, VOLUME};
 use tokio::sync::watch;
 
 const OP_DEADLINE_MS: u64 = 600;
@@ -57,7 +57,7 @@ fn run_all(privilege: Privilege) {
         let store = tempfile::tempdir().unwrap();
         fs::create_dir(store.path().join("in")).unwrap();
         fs::write(store.path().join("in/q"), [b'q'; 5_000]).unwrap();
-        let server = Fake::new(store.path());
+        let server = FakeServer::new(store.path());
         let pool = server.server(OP_DEADLINE_MS).pool;
         let world = JobFixture {
             server,
@@ -97,7 +97,7 @@ fn skip(reason: &str) {
 const LIFETIME_MS: u64 = 77_000;
 
 struct JobFixture {
-    server: Arc<Fake>,
+    server: Arc<FakeServer>,
     agent: Agent,
     sandbox: Sandbox,
 }
@@ -148,7 +148,7 @@ impl JobFixture {
         let (work, db) = (&end.report.volumes[0], &end.report.volumes[1]);
         assert_eq!((work.name.as_str(), work.written_bytes), ("work", 23));
         assert_eq!(db.pages[0].page_runs, [(0, 2)]);
-        let kept_ms = || self.server.kept_ms.swap(0, Ordering::Relaxed);
+        let kept_ms = || self.server.requested_lifetime_ms.swap(0, Ordering::Relaxed);
         assert_eq!(kept_ms(), LIFETIME_MS, "what succeeded leaves results");
         let end = self.run("sh", "exit 3", never.clone()).await;
         assert_eq!(end.report.outcome, JobOutcome::Exited(3));
@@ -161,9 +161,9 @@ impl JobFixture {
             "{end:?}"
         );
         assert_eq!(end.not_started, Some(NotStartedReason::ExecutableMissing));
-        self.server.set(Fault::Refuse(ErrorCode::VolumeLost));
+        self.server.set_fault(Fault::Refuse(ErrorCode::VolumeLost));
         let end = self.run("sh", "exit 0", never).await;
-        self.server.set(Fault::None);
+        self.server.set_fault(Fault::None);
         assert!(has_failed_with(&end, ErrorCode::VolumeLost));
         assert_eq!(end.lost_volume.as_deref(), Some("work"));
     }
@@ -173,13 +173,13 @@ impl JobFixture {
         let server = Arc::clone(&self.server);
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(500)).await;
-            server.set(Fault::Refuse(ErrorCode::Fenced));
+            server.set_fault(Fault::Refuse(ErrorCode::Fenced));
         });
         let start = Instant::now();
         // It ignores errors and signals, and has a child that does not look at the volume.
         let script = "trap '' TERM INT HUP; sleep 60 & while :; do echo x >>lost; sleep 0.1; done";
         let end = self.run("sh", script, never).await;
-        self.server.set(Fault::None);
+        self.server.set_fault(Fault::None);
         assert!(
             start.elapsed() < Duration::from_secs(4),
             "{:?}",

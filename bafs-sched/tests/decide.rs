@@ -111,7 +111,7 @@ fn need_is_simulated_although_branches_seem_too_large() {
     let mut candidates = plan.candidates.iter();
     let need = candidates.find(|it| it.allocation.strategy == Strategy::Need);
     let need = &need.expect("it is a candidate").allocation;
-    assert!(!need.is_possible() && !need.is_certain, "{need:?}");
+    assert!(!need.is_possible() && !need.is_exact, "{need:?}");
     let load = LoadModel::Declared { variability_ppm: 0 };
     let work = (workflow.jobs.len() as u64, || workflow);
     let doubts = decide_by_simulation(&mut plan, TrialScope::All, work, &environment, &load);
@@ -343,6 +343,6 @@ fn need_has_no_prediction_where_storage_is_short() {
     let mut candidates = plan.candidates.iter();
     let need = candidates.find(|c| c.allocation.strategy == Strategy::Need);
     let need = need.expect("it is a candidate");
-    assert!(need.allocation.is_possible() && !need.allocation.is_certain);
+    assert!(need.allocation.is_possible() && !need.allocation.is_exact);
     assert_eq!(need.predicted_s, None);
 }

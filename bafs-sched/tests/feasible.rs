@@ -91,8 +91,8 @@ fn unlike_volumes_are_placed_one_by_one() {
     assert_eq!(all(&[3_000, 2_900, 2_800], 500), no_place, "9.2 of 10 GB");
     assert_eq!(all(&[3_000, 2_900, 2_000], 2_100), None, "to the last byte");
     let missing_bytes = u128::from(100 * MB);
-    let all = Some(Shortage::Total { missing_bytes });
-    assert_eq!(all(&[3_000, 2_900, 2_000], 2_200), all);
+    let total = Some(Shortage::Total { missing_bytes });
+    assert_eq!(all(&[3_000, 2_900, 2_000], 2_200), total);
 }
 
 /// How All would run a workflow on nodes with room for so many files.

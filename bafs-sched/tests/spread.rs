@@ -103,14 +103,14 @@ fn run_random_workflows(jobs_max: u64, seeds: u64) {
         let (runs, count) = (progress.executions, progress.jobs_total);
         assert!(
             runs <= 2 * count,
-            "SEED={seed}: {runs} executions of {total} jobs"
+            "SEED={seed}: {runs} executions of {count} jobs"
         );
         match outcome {
             Outcome::Complete => {
                 complete += 1;
                 if runs > count {
                     again += 1;
-                    println!("SEED={seed}: nodes {sizes:?} again {runs} of {total}");
+                    println!("SEED={seed}: nodes {sizes:?} again {runs} of {count}");
                 }
             }
             Outcome::Failed { messages, .. } => {
@@ -118,7 +118,7 @@ fn run_random_workflows(jobs_max: u64, seeds: u64) {
                     refused += 1;
                 } else {
                     failed += 1;
-                    println!("SEED={seed}: nodes {sizes:?} FAILED {runs} of {total}: {messages:?}");
+                    println!("SEED={seed}: nodes {sizes:?} FAILED {runs} of {count}: {messages:?}");
                 }
             }
             Outcome::Cancelled => panic!("nobody cancelled it"),

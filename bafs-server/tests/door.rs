@@ -137,14 +137,14 @@ async fn receive_message(packets: &PacketSocket) -> (HandoffMessage, Vec<OwnedFd
 async fn a_ticket_works_once_and_disconnecting_frees_files() {
     let world = HandoffFixture::new().await;
     let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
-    let (packets, opening, mut files) = send_hello(&socket, ticket).await;
+    let (packets, opening, mut files) = send_hello(&socket, secret).await;
     assert_eq!(opening, Ok(HEADER));
     assert_eq!(read_text(files.remove(0)), "data");
     let (word, mut files) = send_request(&packets, 7).await;
     let answer = Ok(HandoffReply::Pinned);
-    assert_eq!(word, HandoffMessage::Reply { number: 7, result });
+    assert_eq!(word, HandoffMessage::Reply { number: 7, result: answer });
     assert_eq!(read_text(files.remove(0)), "data");
-    let (_, again, files) = send_hello(&socket, ticket).await;
+    let (_, again, files) = send_hello(&socket, secret).await;
     assert_eq!(
         again.expect_err("used up").code,
         ErrorCode::TokenInvalid,
@@ -160,11 +160,11 @@ async fn a_ticket_works_once_and_disconnecting_frees_files() {
 async fn a_recalled_client_still_gets_answers() {
     let world = HandoffFixture::new().await;
     let HandoffTicket { socket, secret } = world.door.issue_ticket(world.prepare_handoff()).expect("ticket");
-    let (packets, opening, _files) = send_hello(&socket, ticket).await;
+    let (packets, opening, _files) = send_hello(&socket, secret).await;
     opening.expect("opened");
     let why = Error::new(ErrorCode::Fenced, "another writer");
     world.recall.send_replace(Some(why.clone()));
-    assert_eq!(receive_message(&packets).await.0, HandoffMessage::Revoke { reason });
+    assert_eq!(receive_message(&packets).await.0, HandoffMessage::Revoke { reason: why });
     assert!(matches!(send_request(&packets, 1).await.0, HandoffMessage::Reply { .. }));
 }
 
@@ -186,7 +186,7 @@ async fn malformed_packets_and_guessed_tickets_are_refused() {
     // One that comes and goes, and one that says nothing, hold nobody up.
     drop(PacketSocket::connect(Path::new(&socket)).expect("connect"));
     let _silent = PacketSocket::connect(Path::new(&socket)).expect("connect");
-    let (packets, opening, _files) = send_hello(&socket, ticket).await;
+    let (packets, opening, _files) = send_hello(&socket, secret).await;
     opening.expect("opened");
     // Garbage later ends the connection.
     packets.send(&[1, 2, 3], &[]).await.expect("send");

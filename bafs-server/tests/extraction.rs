@@ -58,7 +58,7 @@ async fn a_file_is_sent_home_exactly_once() {
         .await
         .expect("create");
     // Pieces whose replies get lost: the upload resumes, and sends nothing twice.
-    home_server.lost_replies.store(3, Ordering::Relaxed);
+    home.lost_replies.store(3, Ordering::Relaxed);
     let world = Arc::new(world);
     let same: Vec<_> = (0..8)
         .map(|_| {
@@ -82,13 +82,13 @@ async fn a_file_is_sent_home_exactly_once() {
         home.files.lock().expect("lock")["out/big"],
         random_bytes(3_500_000, 7)
     );
-    home_server.lost_replies.store(2, Ordering::Relaxed);
+    home.lost_replies.store(2, Ordering::Relaxed);
     let empty = world
         .call(A, extract(9, 1, "empty", "out/empty", &world))
         .await
         .expect("empty");
     assert_eq!(empty.size, 0);
-    home_server.lost_replies.store(0, Ordering::Relaxed);
+    home.lost_replies.store(0, Ordering::Relaxed);
 
     let other = world
         .call(A, extract(1, 1, "empty", "out/big", &world))
@@ -132,12 +132,12 @@ async fn only_large_files_are_sent_in_parallel_chunks() {
     let _node = world.node(A, world.config(store.path())).await;
     let made = world.create(A, spec(1, from_home("in"))).await;
     made.expect("create");
-    home_server.chunks_awaited.store(3, Ordering::Relaxed);
+    home.chunks_awaited.store(3, Ordering::Relaxed);
     let large = extract(1, 1, "big", "out/big", &world);
     world.call(A, large).await.expect("large");
-    let sent = home_server.files.lock().expect("lock")["out/big"].clone();
+    let sent = home.files.lock().expect("lock")["out/big"].clone();
     assert_eq!(sent, random_bytes(3_500_000, 7));
-    let begun = home_server.begins.load(Ordering::Relaxed);
+    let begun = home.begins.load(Ordering::Relaxed);
     let small = extract(2, 1, "sub/small", "out/small", &world);
     let receipt = world.call(A, small).await.expect("small");
     assert_eq!(receipt.digest, Digest::of(b"hello"));
@@ -155,7 +155,7 @@ async fn many_small_files_go_home_in_packs() {
     let verifier = world.config(store.path()).identity.verifier;
     // A slow link: what comes while a pack is on it goes together.
     let home = home_server::HomeServer::open(root.path(), verifier, Some(100_000)).expect("home");
-    world.network.listen(HOME, home_server);
+    world.network.listen(HOME, home);
     let _node = world.node(A, world.config(store.path())).await;
     let many = VolumeSpec {
         size_files: 400,
@@ -206,7 +206,7 @@ async fn an_extraction_waits_for_an_unreachable_home() {
     let network = world.network.clone();
     tokio::spawn(async move {
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-        network.listen(HOME, home_server);
+        network.listen(HOME, home);
     });
     let receipt = world
         .call(A, extract(1, 1, "small", "t", &world))
@@ -222,10 +222,10 @@ async fn a_different_home_at_the_address_is_rejected() {
     let root = tempfile::tempdir().expect("root");
     let verifier = world.config(store.path()).identity.verifier;
     let home = home_server::HomeServer::open(root.path(), verifier, None).expect("home");
-    let id = Service::server(&*home_server);
+    let id = Service::server(&*home);
     std::fs::create_dir(root.path().join("in")).expect("directory");
     std::fs::write(root.path().join("in/f"), b"hello").expect("file");
-    world.network.listen(HOME, home_server);
+    world.network.listen(HOME, home);
     let _node = world.node(A, world.config(store.path())).await;
     let fill = |id| {
         Some(VolumeSource::Home {
@@ -248,7 +248,7 @@ async fn a_different_home_at_the_address_is_rejected() {
     for (number, path) in [(1, "f"), (3, "big")] {
         let call = |number, home_id, home: &str| ExtractFile {
             home_id,
-            home_address: home_server.to_owned(),
+            home_address: home.to_owned(),
             ..extract(number, 1, path, path, &world)
         };
         let lost = world.call_for(A, call(number, other, HOME), 1_000).await;
@@ -271,7 +271,7 @@ async fn a_full_home_is_reported_with_its_space() {
     let root = tempfile::tempdir().expect("root");
     let verifier = world.config(store.path()).identity.verifier;
     let home = home_server::HomeServer::open(root.path(), verifier, None).expect("home");
-    world.network.listen(HOME, home_server);
+    world.network.listen(HOME, home);
     let _node = world.node(A, world.config(store.path())).await;
     world.create(A, spec(1, None)).await.expect("create");
     let path = tree(store.path(), 1).join("big");
@@ -301,12 +301,12 @@ async fn a_missing_home_directory_is_no_missing_file() {
         .create(A, spec(1, from_home("in/sub")))
         .await
         .expect("create");
-    home_server.misplaced_uploads.store(u32::MAX, Ordering::Relaxed);
+    home.misplaced_uploads.store(u32::MAX, Ordering::Relaxed);
     let refused = world.call(A, extract(1, 1, "small", "t", &world)).await;
     let error = refused.expect_err("home has no place for it");
     assert_eq!(error.code, ErrorCode::WrongState, "{error}");
     assert!(error.detail.contains("no such directory"), "{error}");
-    home_server.misplaced_uploads.store(1, Ordering::Relaxed);
+    home.misplaced_uploads.store(1, Ordering::Relaxed);
     let receipt = world.call(A, extract(1, 1, "small", "t", &world)).await;
     assert_eq!(receipt.expect("it came back").digest, Digest::of(b"hello"));
 }

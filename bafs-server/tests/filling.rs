@@ -18,12 +18,12 @@ const C: &str = "c:1";
 async fn filling_a_volume_respects_its_reserved_size() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let home = Arc::new(FaultyHome::default());
-    home_server.add("in", SourceKind::Directory);
-    home_server.add("in/deep", SourceKind::Directory);
+    home.add("in", SourceKind::Directory);
+    home.add("in/deep", SourceKind::Directory);
     for number in 0..60 {
-        home_server.file(&format!("in/deep/{number:02}"), &[b'x'; 100], 0o644);
+        home.file(&format!("in/deep/{number:02}"), &[b'x'; 100], 0o644);
     }
-    world.network.listen(HOME, home_server);
+    world.network.listen(HOME, home);
     let node = world.node(A, world.config(store.path())).await;
     let bytes = |id, size_bytes| VolumeSpec {
         size_bytes,
@@ -60,12 +60,12 @@ async fn filling_a_volume_respects_its_reserved_size() {
 async fn an_undersized_file_limit_copies_nothing() {
     let (world, store) = (NodeCluster::new(), tempfile::tempdir().expect("store"));
     let home = Arc::new(FaultyHome::default());
-    home_server.add("in", SourceKind::Directory);
+    home.add("in", SourceKind::Directory);
     // Several pages of the listing.
     for number in 0..20 {
-        home_server.file(&format!("in/{number:02}"), b"x", 0o644);
+        home.file(&format!("in/{number:02}"), b"x", 0o644);
     }
-    world.network.listen(HOME, home_server.clone());
+    world.network.listen(HOME, home.clone());
     let node = world.node(A, world.config(store.path())).await;
     let files = |id, size_files| VolumeSpec {
         size_files,
@@ -157,7 +157,7 @@ async fn small_files_of_a_home_come_in_packs() {
     std::fs::write(root.path().join("in/large"), &large).expect("write");
     let verifier = world.config(store.path()).identity.verifier;
     let home = home_server::HomeServer::open(root.path(), verifier, None).expect("home");
-    world.network.listen(HOME, home_server);
+    world.network.listen(HOME, home);
     let _node = world.node(A, world.config(store.path())).await;
     let many = VolumeSpec {
         size_files: 400,

@@ -173,7 +173,7 @@ async fn a_handoff_needs_the_rights_of_its_session() {
             epoch,
         };
         let pool = &served.world.pool;
-        let refused = pool.call(A, &token, GetHandoffTicket { target }, deadline).await;
+        let refused = pool.call(A, &token, GetHandoffTicket { target: what }, deadline).await;
         assert_eq!(refused.expect_err("refused").code, ErrorCode::RightMissing);
     }
 }

@@ -220,7 +220,7 @@ async fn a_put_survives_restarts_and_happens_once() {
         "what comes before cannot be on its way"
     );
     let commit = CommitPut {
-        extraction,
+        extraction: extract,
         size: 100_000,
         digest: Digest::of(&data),
     };

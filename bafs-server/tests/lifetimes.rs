@@ -109,7 +109,7 @@ async fn results_extend_a_volumes_lifetime_across_restarts() {
         let close = CloseTree {
             tree,
             epoch,
-            lifetime_ms_min,
+            lifetime_ms_min: keep_ms,
         };
         world.call(A, close).await.expect("close");
     }

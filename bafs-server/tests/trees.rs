@@ -158,7 +158,7 @@ async fn sessions_do_not_resume_after_machine_restarts() {
         tree: VOLUME,
         agent: AgentId(1),
         writable: true,
-        resumed_incarnation,
+        resumed_incarnation: resumes,
     };
     let sessions = &bench.sessions;
     let first = sessions.open(bench.tree.clone(), open(None)).await;

@@ -80,7 +80,7 @@ impl Session {
         let mut grant = reserve_range(account, &file, offset, data.len() as u64)?;
         if grant.granted_bytes < data.len() as u64 && self.release_unlinked() {
             account.settle(&mut 0, 0, grant.reserved_bytes);
-            grant = self::reserve_range(account, &file, offset, data.len() as u64)?;
+            grant = reserve_range(account, &file, offset, data.len() as u64)?;
         }
         let fits = &data[..usize::try_from(grant.granted_bytes).unwrap_or(data.len())];
         let done = write_all(file.fd.as_fd(), fits, Some(offset));

@@ -113,17 +113,17 @@ fn client_numbers_apply_only_to_created_objects() {
     for op in [&make("d"), &lookup, &FileOp::Release { handle }] {
         assert_eq!(given(op, (None, open)), Err(libc::EINVAL), "{op:?}");
     }
-    assert_eq!(given(&create("f"), (file, open)), Err(libc::EEXIST));
+    assert_eq!(given(&make("f"), (file, open)), Err(libc::EEXIST));
     // Refused numbers leave nothing behind.
     for number in [0, 1, ino.0, 1 << 62] {
         let numbers = (Some(InodeNo(number)), None);
         assert_eq!(given(&make("d"), numbers), Err(libc::EINVAL), "{number}");
     }
     let numbers = (file, Some(handle));
-    assert_eq!(given(&create("g"), numbers), Err(libc::EINVAL));
+    assert_eq!(given(&make("g"), numbers), Err(libc::EINVAL));
     let names = fs::read_dir(fixture.path("")).expect("list").count();
     assert_eq!(names, 1, "refused operations made something");
-    assert!(given(&create("g"), (file, open)).is_ok());
+    assert!(given(&make("g"), (file, open)).is_ok());
     assert_eq!(given(&make("d"), (file, None)), Err(libc::EINVAL), "taken");
     assert!(given(&make("d"), (Some(InodeNo(GIVEN + 1)), None)).is_ok());
     let reopened = given(

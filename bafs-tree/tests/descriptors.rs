@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bafs_proto::file_op::{FileOp, FileReply};
 use bafs_proto::ids::{HandleId, InodeNo};
-use bench::{Bench, CALLER, ROOMY, ROOT};
+use bench::{TreeFixture, CALLER, ROOMY, ROOT};
 use nix::libc;
 use rustix::process::{Resource, Rlimit, geteuid, setrlimit};
 
@@ -18,7 +18,7 @@ fn name(number: u64) -> Vec<u8> {
     format!("file-{number}").into_bytes()
 }
 
-fn size(fixture: &Bench, ino: InodeNo) -> u64 {
+fn size(fixture: &TreeFixture, ino: InodeNo) -> u64 {
     match fixture.ok(FileOp::GetAttr { ino, handle: None }) {
         FileReply::Attr(attr) => attr.size,
         other => panic!("{other:?}"),
@@ -45,7 +45,7 @@ fn an_agent_may_use_more_files_than_descriptors() {
         return;
     }
     limit_descriptors();
-    let fixture = Bench::new(Some(ROOMY));
+    let fixture = TreeFixture::new(Some(ROOMY));
     let mut files = Vec::new();
     for number in 0..FILES {
         let (ino, handle) = fixture.create(ROOT, &format!("file-{number}"), 0o644);
@@ -99,7 +99,7 @@ fn synchronous_opens_leave_descriptors_for_early_opens() {
     let _alone = serialise_tests();
     limit_descriptors();
     let given = |number: u64| (None, Some(HandleId((1 << 61) + number)));
-    let mut fixture = Bench::new(Some(ROOMY));
+    let mut fixture = TreeFixture::new(Some(ROOMY));
     let (ino, first) = fixture.create(ROOT, "file", 0o644);
     let open = FileOp::Open {
         ino,
@@ -148,7 +148,7 @@ fn a_listing_without_descriptors_fails_without_omissions() {
     const LISTED: usize = 40;
     let _alone = serialise_tests();
     limit_descriptors();
-    let fixture = Bench::new(None);
+    let fixture = TreeFixture::new(None);
     for number in 0..LISTED {
         std::fs::write(fixture.path(&format!("file-{number}")), "").expect("write");
     }
@@ -193,7 +193,7 @@ fn a_listing_without_descriptors_fails_without_omissions() {
 fn failed_creation_without_descriptors_leaves_nothing() {
     let _alone = serialise_tests();
     limit_descriptors();
-    let fixture = Bench::new(Some(ROOMY));
+    let fixture = TreeFixture::new(Some(ROOMY));
     let (parent, name) = (ROOT, b"new".to_vec());
     let make = [
         FileOp::Create {

@@ -743,7 +743,7 @@ mod tests {
         }
         for below in command.get_subcommands().filter(|it| !it.is_hide_set()) {
             let called = format!("{called} {}", below.get_name());
-            untold.extend(self::undocumented_words(below, &called, documents));
+            untold.extend(undocumented_words(below, &called, documents));
         }
         untold
     }

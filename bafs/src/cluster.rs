@@ -89,9 +89,9 @@ impl Cluster {
         let export = path_text(&spec.export)?;
         let mut home = to_strings(&["home", "--export", &export, "--catalog", &catalog]);
         if let Some(limit) = &spec.home_rate {
-            home_server.extend(to_strings(&["--rate-limit", limit]));
+            home.extend(to_strings(&["--rate-limit", limit]));
         }
-        cluster.spawn_server("home", home_server)?;
+        cluster.spawn_server("home", home)?;
         let slots = spec.slots.to_string();
         let share = slot_temporary_space(spec, cluster.directory.path())?;
         let (tmp, memory) = (

@@ -43,7 +43,7 @@ impl LinkRates {
         };
         let path = history::find_journal(run)?;
         let past = past_runs::from_journal(journal::read_history(&path)?);
-        let site = past_runs.with_context(|| path.display().to_string())?.site;
+        let site = past.with_context(|| path.display().to_string())?.site;
         Ok(Self {
             home: self.home.or_else(|| site.as_ref()?.home_bytes_per_s),
             local: self.local.or_else(|| site.as_ref()?.local_bytes_per_s),

@@ -42,7 +42,7 @@ pub(crate) async fn run_plan(args: &PlanArgs, output: Printer) -> Result<()> {
         );
     }
     let mut plan = plan_workload(shape, &environment);
-    let untimed = match plan.shape.too_wide(&environment) {
+    let untimed = match plan.shape.why_too_wide(&environment) {
         None => "never",
         Some(why) => {
             remarks.push(format!("{why}: no times are predicted"));

@@ -10,7 +10,7 @@ use bafs_proto::error::{ErrorClass, ErrorCode};
 use clap::CommandFactory;
 
 use crate::args::Cli;
-use crate::metrics;
+use crate::metrics::{self, MetricKind};
 
 /// Environment variable that makes the tests write the pages.
 const WRITE: &str = "BAFS_WRITE_REFERENCE";
@@ -145,13 +145,14 @@ fn metrics_page() -> String {
          | Name | Kind | Served by | Meaning |\n|---|---|---|---|\n",
     );
     for metric in metrics::TABLE {
+        let (name, kind) = match metric.kind {
+            MetricKind::Counter => (format!("bafs_{}_total", metric.name), "counter"),
+            MetricKind::Gauge => (format!("bafs_{}", metric.name), "gauge"),
+        };
         let _ = writeln!(
             page,
             "| `{}` | {} | {} | {} |",
-            metric.exported_name(),
-            metric.kind(),
-            metric.served_by(),
-            metric.help
+            name, kind, metric.served_by, metric.help
         );
     }
     page

@@ -113,7 +113,7 @@ fn logs_hint(args: &RunArgs, report: &RunReport) -> String {
 
 fn build_settings(args: &RunArgs, workflow: &Workflow) -> Result<Settings> {
     let usual = Settings::default();
-    let patience_ms = args.resource_timeout.as_deref().map(patience_ms).transpose()?;
+    let patience_ms = args.resource_timeout.as_deref().map(parse_timeout_ms).transpose()?;
     Ok(Settings {
         io: match (args.remote_io, args.cache_only) {
             (true, _) => IoMode::Remote,

@@ -68,7 +68,7 @@ fn cluster_sends_logs_of_failed_jobs_home() -> Result<()> {
     let mended = "echo all is well >&2; echo 1 > /w/result";
     std::fs::write(directory.path().join("prog.sh"), mended)?;
     let output = run_workflow(directory.path(), &text(0), &[])?;
-    ensure!(output.status.success(), "{}", bafs_tests::printed_text(&output));
+    ensure!(output.status.success(), "{}", printed_text(&output));
     let log = std::fs::read_to_string(directory.path().join("logs/a.err"))?;
     ensure!(log == "all is well\n", "{log}");
     Ok(())

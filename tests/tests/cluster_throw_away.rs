@@ -30,8 +30,8 @@ fn cluster_leaves_another_homes_directory_untouched() -> Result<()> {
             BufReader::new(stdout).read_line(&mut line)?;
             ensure!(line.contains("listening"), "the other home says {line:?}");
         }
-        let TestCluster { world, home } = world;
-        drop(world);
+        let TestCluster { cluster, home } = world;
+        drop(cluster);
         if has_other {
             ensure!(id()? == before, "it is another server");
         } else {

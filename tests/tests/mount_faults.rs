@@ -6,7 +6,7 @@ use bafs_tests::bench::nohang::{FaultScenario, FaultResult, run_scenario};
 use bafs_tests::{mount_obstacle, report_skip};
 
 /// Has programs meet a fault; `None` when this machine cannot.
-fn run_scenario(name: &str, fault: FaultScenario) -> Result<Option<FaultResult>> {
+fn check_scenario(name: &str, fault: FaultScenario) -> Result<Option<FaultResult>> {
     if let Some(reason) = mount_obstacle() {
         report_skip(name, &reason);
         return Ok(None);
@@ -34,7 +34,7 @@ fn check_observation(verdict: &FaultResult, of: &str, what: &str) -> Result<()> 
 #[test]
 fn mount_ends_when_its_server_stops() -> Result<()> {
     let name = "mount_ends_when_its_server_stops";
-    match run_scenario(name, FaultScenario::ServerStop)? {
+    match check_scenario(name, FaultScenario::ServerStop)? {
         Some(verdict) => check_observation(&verdict, "far", "agent: exit 75"),
         None => Ok(()),
     }
@@ -43,7 +43,7 @@ fn mount_ends_when_its_server_stops() -> Result<()> {
 #[test]
 fn mount_ends_when_its_server_is_killed() -> Result<()> {
     let name = "mount_ends_when_its_server_is_killed";
-    match run_scenario(name, FaultScenario::ServerKill)? {
+    match check_scenario(name, FaultScenario::ServerKill)? {
         Some(verdict) => {
             check_observation(&verdict, "far", "agent: exit 75")?;
             check_observation(&verdict, "scratch", "agent: exit 75")
@@ -55,7 +55,7 @@ fn mount_ends_when_its_server_is_killed() -> Result<()> {
 #[test]
 fn mount_continues_when_its_server_restarts() -> Result<()> {
     let name = "mount_continues_when_its_server_restarts";
-    match run_scenario(name, FaultScenario::ServerRestart)? {
+    match check_scenario(name, FaultScenario::ServerRestart)? {
         Some(verdict) => check_observation(&verdict, "", "went on"),
         None => Ok(()),
     }
@@ -64,7 +64,7 @@ fn mount_continues_when_its_server_restarts() -> Result<()> {
 #[test]
 fn mount_ends_when_its_link_is_cut() -> Result<()> {
     let name = "mount_ends_when_its_link_is_cut";
-    match run_scenario(name, FaultScenario::LinkCut)? {
+    match check_scenario(name, FaultScenario::LinkCut)? {
         Some(verdict) => check_observation(&verdict, "far", "agent: exit 75"),
         None => Ok(()),
     }
@@ -73,7 +73,7 @@ fn mount_ends_when_its_link_is_cut() -> Result<()> {
 #[test]
 fn mount_reports_a_full_disk() -> Result<()> {
     let name = "mount_reports_a_full_disk";
-    match run_scenario(name, FaultScenario::DiskFull)? {
+    match check_scenario(name, FaultScenario::DiskFull)? {
         Some(verdict) => {
             check_observation(&verdict, "cache", "went on")?;
             let full = verdict.lines.iter().any(|line| line[1].contains("ENOSPC"));
@@ -87,7 +87,7 @@ fn mount_reports_a_full_disk() -> Result<()> {
 #[test]
 fn mount_ends_with_its_agent() -> Result<()> {
     let name = "mount_ends_with_its_agent";
-    match run_scenario(name, FaultScenario::AgentKill)? {
+    match check_scenario(name, FaultScenario::AgentKill)? {
         Some(verdict) => check_observation(&verdict, "", "agent: killed"),
         None => Ok(()),
     }
@@ -96,7 +96,7 @@ fn mount_ends_with_its_agent() -> Result<()> {
 #[test]
 fn mount_ends_when_its_agent_stops() -> Result<()> {
     let name = "mount_ends_when_its_agent_stops";
-    match run_scenario(name, FaultScenario::AgentStop)? {
+    match check_scenario(name, FaultScenario::AgentStop)? {
         Some(verdict) => check_observation(&verdict, "", "agent: killed"),
         None => Ok(()),
     }

@@ -38,7 +38,7 @@ pub(crate) const CASES: &[Case] = &[
         "the_agents_mount_points_are_hidden",
         the_agents_mount_points_are_hidden,
     ),
-    ("many_volumes_can_be_mounted", many_volumes),
+    ("many_volumes_can_be_mounted", many_volumes_can_be_mounted),
     (
         "one_location_under_two_names_is_refused",
         one_location_under_two_names_is_refused,

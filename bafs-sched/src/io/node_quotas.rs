@@ -398,7 +398,7 @@ mod tests {
         let told = shares.handle_grant(NODE, grant_request(&calls[0].1));
         assert!(told.len() == 1 && told[0].slots > 0, "{told:?}");
 
-        let mut shares = self::test_quotas();
+        let mut shares = test_quotas();
         shares.take_due_requests(moment(0), &scheduler);
         let never = Error::new(ErrorCode::RightMissing, "");
         assert_eq!(shares.handle_refusal(NODE, &never), (true, Vec::new()));

@@ -89,7 +89,7 @@ impl Scheduler {
             self.drop_copies(volume);
             self.sizes.grown.insert(volume);
             let name = &self.graph.workflow.volume(volume).name;
-            let job = &self.graph.workflow.job(job).name;
+            let job_name = &self.graph.workflow.job(job).name;
             let (before, after) = (describe(before), describe(after));
             let text = match self.sizes.is_undeclared(volume) {
                 true => format!(

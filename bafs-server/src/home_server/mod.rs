@@ -400,7 +400,7 @@ impl HomeServer {
             let hidden = home
                 .export
                 .is_root(&found.stat)
-                .then_some(export::OWN_DIRECTORY.as_bytes());
+                .then_some(OWN_DIRECTORY.as_bytes());
             Tree::open_at(found.fd, None, hidden).map_err(|error| {
                 let code = match error.kind() {
                     std::io::ErrorKind::NotADirectory => ErrorCode::WrongState,

@@ -362,7 +362,7 @@ mod tests {
             fs::metadata(data).map_or(0, |data| data.len())
         };
         let end_full = |number: u128, held_bytes: u64| {
-            refuse(&puts, number, held);
+            refuse(&puts, number, held_bytes);
             puts.give_way(ExtractionId(number));
         };
         for number in [1, 2] {

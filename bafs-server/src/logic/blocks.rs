@@ -359,7 +359,7 @@ impl BlockTable {
             let victim = self
                 .next_victim(class)
                 .expect("reachable bytes were counted");
-            self.used_bytes -= self::charged_bytes(victim.length);
+            self.used_bytes -= charged_bytes(victim.length);
             self.blocks_in_transit.insert(victim.key, 0);
             victims.push(victim);
         }

@@ -245,7 +245,7 @@ async fn an_unsuccessful_reader_is_named_to_later_readers() {
             file: FileIndex(0),
             first: BlockIndex(0),
             count: 1,
-            kind,
+            kind: reader,
             must_verify: false,
         };
         let deadline = Deadline::after_ms(30_000);

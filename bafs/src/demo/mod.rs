@@ -127,7 +127,7 @@ async fn run_demo_in(args: &DemoArgs, directory: &Path, output: Printer) -> Resu
                 output,
                 &format!("running {pipelines} pipelines with remote I/O"),
             )?;
-            let workflow = self::demo_workflow(directory, "results-remote-io", pipelines)?;
+            let workflow = demo_workflow(directory, "results-remote-io", pipelines)?;
             let measured = measure_run(args, &home, directory, &workflow, true, output).await?;
             let renamed = |path: &str| path.replacen("results/", "results-remote-io/", 1);
             let count = pipelines as usize;

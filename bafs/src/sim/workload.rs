@@ -107,20 +107,20 @@ impl Workload {
     }
 
     fn from_past_run(past: PastRun) -> Self {
-        let variability = variability(&past_runs.measured);
-        let (shape, _) = Shape::from_largest_levels(&past_runs.workflow, variability);
-        let shape = shape.with_times(&past_runs.workflow, |job| computing_s(&past_runs.measured, job));
+        let variability = variability(&past.measured);
+        let (shape, _) = Shape::from_largest_levels(&past.workflow, variability);
+        let shape = shape.with_times(&past.workflow, |job| computing_s(&past.measured, job));
         let before = MeasuredRun {
-            duration_s: past_runs.duration_s,
-            remarks: past_runs.remarks,
+            duration_s: past.duration_s,
+            remarks: past.remarks,
         };
         Self {
             shape,
-            load: LoadModel::Measured(past_runs.measured),
-            workflow: past_runs.workflow,
+            load: LoadModel::Measured(past.measured),
+            workflow: past.workflow,
             measured_run: Some(before),
-            site: past_runs.site,
-            job_lines: past_runs.job_lines,
+            site: past.site,
+            job_lines: past.job_lines,
             is_canonical: false,
         }
     }
@@ -242,7 +242,7 @@ fn read_past_run(args: &SimArgs) -> Result<PastRun> {
     if let Some(path) = &args.from_journal {
         let path = history::find_journal(path)?;
         let past = past_runs::from_journal(journal::read_history(&path)?);
-        return past_runs.with_context(|| path.display().to_string());
+        return past.with_context(|| path.display().to_string());
     }
     let (path, is_slurm) = match (&args.from_slurm, &args.from_csv) {
         (Some(path), _) => (path, true),
@@ -257,7 +257,7 @@ fn read_past_run(args: &SimArgs) -> Result<PastRun> {
         true => past_runs::from_slurm(&name, &text, to_permille(args.shared_fraction)),
         false => past_runs::from_csv(&name, &text),
     };
-    past_runs.with_context(|| Path::new(path).display().to_string())
+    past.with_context(|| Path::new(path).display().to_string())
 }
 
 fn read_trace(workflow: &Workflow, path: &Path) -> Result<MeasuredLoad> {

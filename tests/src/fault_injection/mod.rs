@@ -98,7 +98,7 @@ pub fn run_seed(seed: u64) -> Result<SeedResult> {
         let window_ms = u64::try_from(FAULT_WINDOW.as_millis())?;
         let faults = fault_plan::plan_faults(&mut dice, NODES.len() as u64, &USERS, window_ms);
         let run = ChaosRun::start(&workloads, DiskSize::Small)?;
-        run.play(seed, faults)
+        run.run_with_faults(seed, faults)
     })
 }
 
@@ -153,7 +153,7 @@ pub fn run_with_scheduler_cut_off(seconds: u64) -> Result<SeedResult> {
             strength: 0,
         };
         let run = ChaosRun::start(std::slice::from_ref(&workload), DiskSize::Large)?;
-        run.play(0, vec![fault])
+        run.run_with_faults(0, vec![fault])
     })
 }
 

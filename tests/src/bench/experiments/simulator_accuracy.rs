@@ -49,8 +49,8 @@ impl SimulationModel {
     /// The jobs that a journal tells of, on these machines.
     pub(super) fn from_journal(journal: &Path, site: &ExperimentSite) -> Result<Self> {
         let past = past_runs::from_journal(journal::read_history(journal)?)?;
-        let measured = past_runs.site.as_ref().and_then(|site| site.local_bytes_per_s);
-        let disks = past_runs.site.iter().flat_map(|site| &site.nodes);
+        let measured = past.site.as_ref().and_then(|site| site.local_bytes_per_s);
+        let disks = past.site.iter().flat_map(|site| &site.nodes);
         let disk_bytes_per_s = disks.filter_map(|class| class.disk_bytes_per_s).next();
         let environment = Environment {
             nodes: vec![NodeClass {
@@ -64,7 +64,7 @@ impl SimulationModel {
             mtbf_s: None,
             restart_s: 0,
         };
-        Ok(Self { past_runs, environment })
+        Ok(Self { past, environment })
     }
 
     /// When something happens in the simulation, in microseconds, that really happened at this
@@ -78,7 +78,7 @@ impl SimulationModel {
     /// more by them: where nodes keep caches whole, nothing but the first read crosses links.
     pub(super) fn with_measured_links(mut self, journal: &Path) -> Result<Self> {
         let past = past_runs::from_journal(journal::read_history(journal)?)?;
-        let measured = past_runs.site.and_then(|site| site.local_bytes_per_s);
+        let measured = past.site.and_then(|site| site.local_bytes_per_s);
         let known = self.environment.local_bytes_per_s;
         self.environment.local_bytes_per_s = measured.map_or(known, |rate| rate.min(known));
         Ok(self)
@@ -140,7 +140,7 @@ impl SimulationModel {
 /// file at home, in seconds.
 pub(super) fn duration_s(journal: &Path) -> Result<f64> {
     let past = past_runs::from_journal(journal::read_history(journal)?)?;
-    past_runs.duration_s.ok_or_else(|| anyhow!("the run has no times"))
+    past.duration_s.ok_or_else(|| anyhow!("the run has no times"))
 }
 
 /// What simulations of one run say.

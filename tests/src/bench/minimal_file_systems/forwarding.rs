@@ -139,7 +139,7 @@ macro_rules! reply_or_error {
     ($reply:ident, $result:expr, $done:expr) => {
         match $result {
             Ok(value) => $done(value),
-            Err(error) => $reply.error(errno(&error)),
+            Err(error) => $reply.error(to_errno(&error)),
         }
     };
 }
